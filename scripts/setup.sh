@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
+# else it prints the one line to run.
+#
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker
+#
+# Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/.." && pwd)
+declare -a packages=() reasons=()
+need_rust=no
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+want() { # package, reason: once each
+    local have
+    for have in ${packages[@]+"${packages[@]}"}; do [ "$have" = "$1" ] && return; done
+    packages+=("$1")
+    reasons+=("$2")
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+libclang() { # whether bindgen will find one
+    [ -n "${LIBCLANG_PATH:-}" ] && return 0
+    # The library alone is not enough: its own headers (stddef.h) come with the -dev package.
+    compgen -G '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' >/dev/null &&
+        compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
+}
+
+for part in "$@"; do
+    case $part in
+    rust)
+        "$here/cargo" --version >/dev/null 2>&1 || need_rust=yes
+        ;;
+    build)
+        has cc || want gcc 'links Rust programs'
+        [ -e /usr/include/stdio.h ] || want libc6-dev 'the C library, also for static linking'
+        has git || want git 'the version that the program reports'
+        [ -d /etc/ssl/certs ] || want ca-certificates 'cargo fetches crates over TLS'
+        ;;
+    dpdk)
+        has pkg-config || want pkg-config 'finds DPDK'
+        has pkg-config && pkg-config --exists libdpdk 2>/dev/null || want libdpdk-dev 'uplinks: network cards, AF_PACKET, AF_XDP, captures'
+        libclang || want libclang-dev 'reads the headers of DPDK (bindgen)'
+        has cc || want gcc "compiles DPDK's inline functions"
+        ;;
+    test)
+        has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the DPDK program that tests run as an instance and as a peer'
+        has ip || want iproute2 'network namespaces and veth pairs for tests'
+        ;;
+    lint)
+        # rustup's cargo brings both; the distribution's packages are asked for only where its Rust is the one in use.
+        if [ "$need_rust" = no ]; then
+            "$here/cargo" clippy --version >/dev/null 2>&1 || want rust-web-clippy 'cargo clippy'
+            "$here/cargo" fmt --version >/dev/null 2>&1 || want rustfmt-web 'cargo fmt'
+        fi
+        ;;
+    docker)
+        has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
+        ;;
+    *)
+        say "no part '$part'; there are: rust build dpdk lint test docker"
+        exit 2
+        ;;
+    esac
+done
+
+run_as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+can_be_root() { [ "$(id -u)" = 0 ] || { has sudo && sudo -n true 2>/dev/null; }; }
+
+updated=no
+update_lists() {
+    [ "$updated" = no ] || return 0
+    say 'apt-get update'
+    run_as_root apt-get update -qq >/dev/null || say 'apt-get update failed; going on with the lists that are here'
+    updated=yes
+}
+
+known_version() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ { print $2 }' | grep -v none; }
+
+# The distribution's own Rust that is new enough, if there is one.
+want_rust() {
+    local need version name
+    need=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$root/Cargo.toml")
+    for name in cargo-web cargo $(apt-cache search --names-only '^cargo-[0-9.]+$' 2>/dev/null | awk '{ print $1 }' | sort -rV); do
+        version=$(known_version "$name") || continue
+        # Versioned packages carry it in their name; the others in their version.
+        case $name in cargo-[0-9]*) version=${name#cargo-} ;; esac
+        version=${version%%[-+~]*}
+        if [ "$(printf '%s\n%s\n' "$need" "$version" | sort -V | head -n 1)" = "$need" ]; then
+            want "$name" "Rust $version, from the distribution's own packages ($need or newer is needed)"
+            want "${name/cargo/rustc}" 'its compiler'
+            case " $PARTS " in *' lint '*)
+                if [ "$name" = cargo-web ]; then
+                    want rust-web-clippy 'cargo clippy'
+                    want rustfmt-web 'cargo fmt'
+                elif [ "$name" = cargo ]; then
+                    want rust-clippy 'cargo clippy'
+                    want rustfmt 'cargo fmt'
+                fi
+                ;;
+            esac
+            return 0
+        fi
+    done
+    return 1
+}
+PARTS=$*
+
+rust_line="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
+if [ "$need_rust" = yes ]; then
+    if ! has apt-get; then
+        say "Rust is missing; run: $rust_line"
+        exit 1
+    fi
+    if can_be_root; then update_lists; fi
+    if ! want_rust; then
+        say "Rust is missing or too old, and this distribution has none that is new enough; run: $rust_line"
+        exit 1
+    fi
+fi
+
+if [ ${#packages[@]} -gt 0 ]; then
+    for i in "${!packages[@]}"; do say "missing: ${packages[$i]} (${reasons[$i]})"; done
+    line="apt-get install -y --no-install-recommends ${packages[*]}"
+    if ! has apt-get; then
+        say "no apt-get here: install the above with this system's package manager"
+    elif can_be_root; then
+        update_lists
+        say "$line"
+        log=$(mktemp)
+        # Services that a package brings are started by us, when they are needed.
+        if ! run_as_root env DEBIAN_FRONTEND=noninteractive $line >"$log" 2>&1 </dev/null; then
+            tail -n 20 "$log" >&2
+            say "the installation failed; its log: $log"
+            exit 1
+        fi
+        rm -f "$log"
+    else
+        say "run: sudo $line"
+    fi
+fi
+
+# What must be there, and what can be done without.
+failed=no
+for part in "$@"; do
+    case $part in
+    rust)
+        "$here/cargo" --version >/dev/null 2>&1 || {
+            say "Rust is missing; as root: make setup, or: $rust_line"
+            failed=yes
+        }
+        ;;
+    build) has cc || failed=yes ;;
+    dpdk)
+        pkg-config --exists libdpdk 2>/dev/null || say 'building without DPDK: uplinks are memif: and null only'
+        ;;
+    test) has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip' ;;
+    docker) has dockerd || has podman || say 'no container daemon: the docker engine will not work, oci does' ;;
+    esac
+done
+[ "$failed" = no ]
