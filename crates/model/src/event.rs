@@ -1,0 +1,99 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{InstanceId, InstanceState, Nanos};
+
+/// Something that happened, as the event log keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts from 1 for each run of inco; without gaps.
+    pub sequence: u64,
+    /// Monotonic time.
+    pub at: Nanos,
+    /// Wall-clock time, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// The service's name, where it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The instance, where it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// inco started; `adopted` containers were found running.
+    Started {
+        /// Containers taken over from an earlier run.
+        adopted: u32,
+    },
+    /// inco is stopping.
+    Stopping {
+        /// Whether the containers go on running.
+        keep: bool,
+    },
+    /// An instance changed its state.
+    State {
+        /// Before.
+        from: InstanceState,
+        /// After.
+        to: InstanceState,
+        /// Why, in a sentence.
+        reason: String,
+    },
+    /// The autoscaler decided.
+    Scaled {
+        /// Active instances before.
+        from: u32,
+        /// Active instances wanted.
+        to: u32,
+        /// The policy's name.
+        policy: String,
+        /// The rule that decided, and its figures.
+        reason: String,
+    },
+    /// A ring was full, or a quarter full twice in a row.
+    Hot {
+        /// Share of the ring occupied when it was noticed, 0 to 1.
+        occupancy: f64,
+    },
+    /// No instance fitted a new flow; the least loaded one was given it.
+    Overcommitted {
+        /// How many flows since the last such event.
+        flows: u64,
+    },
+    /// An uplink got a peer, or lost it.
+    Uplink {
+        /// Its name.
+        uplink: String,
+        /// Whether it has a peer now.
+        up: bool,
+        /// Who the peer is, or why it is gone.
+        detail: String,
+    },
+    /// Something outside failed; what was done about it is in `reason`.
+    Failure {
+        /// What failed: engine, port, uplink, instance.
+        what: String,
+        /// What happened and what is done about it.
+        reason: String,
+    },
+    /// What had failed works again.
+    Recovered {
+        /// What had failed.
+        what: String,
+        /// For how long it had, in milliseconds.
+        after_ms: u64,
+    },
+    /// Somebody asked for something over the API or the command line.
+    Action {
+        /// What was asked.
+        action: String,
+        /// What came of it.
+        result: String,
+    },
+}

@@ -1,0 +1,233 @@
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+
+/// IP protocol numbers that have a meaning here.
+pub mod protocol {
+    /// ICMP for IPv4.
+    pub const ICMP: u8 = 1;
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// ICMP for IPv6.
+    pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
+}
+
+/// Which of a flow's two directions a packet travels in. `Forward` is from the key's first endpoint to its second
+/// one; which of the two opened the flow is not in the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Direction {
+    /// From `a` to `b`.
+    Forward = 0,
+    /// From `b` to `a`.
+    Reverse = 1,
+}
+
+impl Direction {
+    /// 0 or 1.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The other one.
+    pub const fn flipped(self) -> Direction {
+        match self {
+            Direction::Forward => Direction::Reverse,
+            Direction::Reverse => Direction::Forward,
+        }
+    }
+}
+
+/// A packet's addresses as it carries them: source and destination not yet put in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tuple {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Source port; for ICMP echo the identifier, else 0.
+    pub src_port: u16,
+    /// Destination port; for ICMP echo the identifier again, else 0.
+    pub dst_port: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Outermost VLAN id, 0 where there is no tag.
+    pub vlan: u16,
+}
+
+/// The key of an IPv4 flow, the lower endpoint first, so that both directions have the same key. 16 bytes, none of
+/// them padding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct FlowKeyV4 {
+    /// The lower endpoint's address.
+    pub a: [u8; 4],
+    /// The higher endpoint's address.
+    pub b: [u8; 4],
+    /// The lower endpoint's port.
+    pub a_port: u16,
+    /// The higher endpoint's port.
+    pub b_port: u16,
+    /// Outermost VLAN id, 0 where there is none.
+    pub vlan: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Always 0.
+    pub zero: u8,
+}
+
+/// The key of an IPv6 flow, in the same order as [`FlowKeyV4`]. 40 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C)]
+pub struct FlowKeyV6 {
+    /// The lower endpoint's address.
+    pub a: [u8; 16],
+    /// The higher endpoint's address.
+    pub b: [u8; 16],
+    /// The lower endpoint's port.
+    pub a_port: u16,
+    /// The higher endpoint's port.
+    pub b_port: u16,
+    /// Outermost VLAN id, 0 where there is none.
+    pub vlan: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Always 0.
+    pub zero: u8,
+}
+
+const _: () = assert!(size_of::<FlowKeyV4>() == 16 && size_of::<FlowKeyV6>() == 40);
+
+/// What is pinned: an IPv4 or IPv6 5-tuple and its VLAN, the same for both directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FlowKey {
+    /// IPv4.
+    V4(FlowKeyV4),
+    /// IPv6.
+    V6(FlowKeyV6),
+}
+
+impl FlowKey {
+    /// The key of a packet with these addresses, and the direction in which that packet travels. Both addresses
+    /// must be of one family; where they are not, the IPv4 one is taken as IPv4-mapped.
+    pub fn new(tuple: &Tuple) -> (FlowKey, Direction) {
+        let swap = (tuple.src, tuple.src_port) > (tuple.dst, tuple.dst_port);
+        let (low, low_port, high, high_port) = if swap {
+            (tuple.dst, tuple.dst_port, tuple.src, tuple.src_port)
+        } else {
+            (tuple.src, tuple.src_port, tuple.dst, tuple.dst_port)
+        };
+        let key = match (low, high) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => FlowKey::V4(FlowKeyV4 {
+                a: a.octets(),
+                b: b.octets(),
+                a_port: low_port,
+                b_port: high_port,
+                vlan: tuple.vlan,
+                protocol: tuple.protocol,
+                zero: 0,
+            }),
+            (a, b) => FlowKey::V6(FlowKeyV6 {
+                a: v6(a).octets(),
+                b: v6(b).octets(),
+                a_port: low_port,
+                b_port: high_port,
+                vlan: tuple.vlan,
+                protocol: tuple.protocol,
+                zero: 0,
+            }),
+        };
+        (
+            key,
+            if swap {
+                Direction::Reverse
+            } else {
+                Direction::Forward
+            },
+        )
+    }
+
+    /// The addresses of a packet of this flow in that direction: the inverse of [`FlowKey::new`].
+    pub fn tuple(&self, direction: Direction) -> Tuple {
+        let (a, b, a_port, b_port, vlan, protocol) = match self {
+            FlowKey::V4(k) => (
+                IpAddr::V4(Ipv4Addr::from(k.a)),
+                IpAddr::V4(Ipv4Addr::from(k.b)),
+                k.a_port,
+                k.b_port,
+                k.vlan,
+                k.protocol,
+            ),
+            FlowKey::V6(k) => (
+                IpAddr::V6(Ipv6Addr::from(k.a)),
+                IpAddr::V6(Ipv6Addr::from(k.b)),
+                k.a_port,
+                k.b_port,
+                k.vlan,
+                k.protocol,
+            ),
+        };
+        match direction {
+            Direction::Forward => Tuple {
+                src: a,
+                dst: b,
+                src_port: a_port,
+                dst_port: b_port,
+                protocol,
+                vlan,
+            },
+            Direction::Reverse => Tuple {
+                src: b,
+                dst: a,
+                src_port: b_port,
+                dst_port: a_port,
+                protocol,
+                vlan,
+            },
+        }
+    }
+
+    /// The IP protocol number.
+    pub const fn protocol(&self) -> u8 {
+        match self {
+            FlowKey::V4(k) => k.protocol,
+            FlowKey::V6(k) => k.protocol,
+        }
+    }
+}
+
+fn v6(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+impl fmt::Display for Tuple {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.protocol {
+            protocol::ICMP => "icmp",
+            protocol::TCP => "tcp",
+            protocol::UDP => "udp",
+            protocol::ICMPV6 => "icmpv6",
+            protocol::SCTP => "sctp",
+            other => return write!(f, "ip-{other} {} > {}", self.src, self.dst),
+        };
+        match (self.src, self.dst) {
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                write!(f, "{name} [{src}]:{} > [{dst}]:{}", self.src_port, self.dst_port)?;
+            }
+            (src, dst) => write!(f, "{name} {src}:{} > {dst}:{}", self.src_port, self.dst_port)?,
+        }
+        if self.vlan != 0 {
+            write!(f, " vlan {}", self.vlan)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl $name {
+            /// The id as an index.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// A data plane worker, counted from 0.
+    WorkerId(u8), "worker-"
+);
+id!(
+    /// An uplink, in the order of the configuration.
+    UplinkId(u8), "uplink-"
+);
+id!(
+    /// A service, in the order of the configuration.
+    ServiceId(u16), "service-"
+);
+id!(
+    /// One container of a service. Never used twice while inco runs; goes on counting over a restart.
+    InstanceId(u32), ""
+);
+id!(
+    /// The data plane's place for an instance: a small index that is used again once nothing refers to it.
+    Slot(u16), "slot-"
+);
+id!(
+    /// The version of a published snapshot; each one published is one higher.
+    Generation(u64), "generation-"
+);
+
+impl Slot {
+    /// The value in a flow entry that is pinned to nothing.
+    pub const NONE: Slot = Slot(u16::MAX);
+    /// Slots that a switch has: the limit on instances that exist at once, draining ones included.
+    pub const LIMIT: usize = 1024;
+
+    /// Whether this names a place at all.
+    pub const fn is_some(self) -> bool {
+        self.0 != u16::MAX
+    }
+}

@@ -1,0 +1,166 @@
+//! What the flow table asks of a processor beyond arithmetic: fetching a cache line before it is needed, and comparing
+//! sixteen signatures at once. Each function is safe to call with any argument, has one meaning on every processor, and
+//! has a scalar twin in [`scalar`] that its tests compare it with.
+//!
+//! Only instructions that every processor of an architecture has are used (SSE2 on x86-64, NEON on AArch64), so that
+//! nothing is chosen at run time and every call is inlined; wider registers would gain nothing on a 16-byte vector.
+//! Other architectures get the scalar twin, and prefetching does nothing there.
+//!
+//! This crate knows nothing of flows; it must never touch memory other than what its arguments borrow.
+
+// UNSAFETY: the vector loads and the prefetch instruction take raw pointers; all of them come from references.
+#![expect(unsafe_code)]
+
+pub mod scalar;
+
+/// The positions in `bytes` that hold `needle`: bit `i` of the result is set where `bytes[i] == needle`.
+///
+/// ```
+/// let mut signatures = [0_u8; 16];
+/// signatures[3] = 7;
+/// signatures[15] = 7;
+/// assert_eq!(simd::match_bytes(&signatures, 7), 1 << 3 | 1 << 15);
+/// ```
+#[inline(always)]
+pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        x86_64::match_bytes(bytes, needle)
+    }
+    #[cfg(all(target_arch = "aarch64", target_feature = "neon"))]
+    {
+        aarch64::match_bytes(bytes, needle)
+    }
+    #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_feature = "neon"))))]
+    {
+        scalar::match_bytes(bytes, needle)
+    }
+}
+
+/// Asks for the cache line in which `place` begins, for reading or writing soon, and returns at once. A hint: it changes
+/// nothing but time.
+#[inline(always)]
+pub fn prefetch<T>(place: &T) {
+    #[cfg(target_arch = "x86_64")]
+    x86_64::prefetch(core::ptr::from_ref(place).cast());
+    #[cfg(target_arch = "aarch64")]
+    aarch64::prefetch(core::ptr::from_ref(place).cast());
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    scalar::prefetch(place);
+}
+
+/// Asks for the cache line in which `places[index]` begins, as [`prefetch`] does, without asking whether there is such a
+/// place: beyond the end it is a hint about memory that nobody reads.
+#[inline(always)]
+pub fn prefetch_at<T>(places: &[T], index: usize) {
+    let place = places.as_ptr().wrapping_add(index);
+    #[cfg(target_arch = "x86_64")]
+    x86_64::prefetch(place.cast());
+    #[cfg(target_arch = "aarch64")]
+    aarch64::prefetch(place.cast());
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64 {
+    use core::arch::x86_64::{
+        __m128i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch, _mm_set1_epi8,
+    };
+
+    #[inline(always)]
+    pub(crate) fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
+        // SAFETY: the load reads the 16 bytes that `bytes` borrows and needs no alignment; SSE2 belongs to every x86-64.
+        let mask = unsafe {
+            let vector = _mm_loadu_si128(bytes.as_ptr().cast::<__m128i>());
+            _mm_movemask_epi8(_mm_cmpeq_epi8(vector, _mm_set1_epi8(needle.cast_signed())))
+        };
+        // `movemask` fills the low 16 bits, one for each byte.
+        mask as u16
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch(place: *const i8) {
+        // SAFETY: a prefetch never faults and changes no memory, whatever the address; SSE belongs to every x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place) }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    #[cfg(target_feature = "neon")]
+    #[inline(always)]
+    pub(crate) fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
+        use core::arch::aarch64::{
+            vaddv_u8, vandq_u8, vceqq_u8, vdupq_n_u8, vget_high_u8, vget_low_u8, vld1q_u8,
+        };
+        const WEIGHTS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
+        // SAFETY: both loads read 16 bytes of a borrowed array and need no alignment; NEON is enabled (`cfg` above).
+        unsafe {
+            let equal = vceqq_u8(vld1q_u8(bytes.as_ptr()), vdupq_n_u8(needle));
+            let bits = vandq_u8(equal, vld1q_u8(WEIGHTS.as_ptr()));
+            u16::from(vaddv_u8(vget_low_u8(bits))) | u16::from(vaddv_u8(vget_high_u8(bits))) << 8
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch(place: *const i8) {
+        // SAFETY: a prefetch never faults and changes neither memory nor registers nor flags, whatever the address.
+        unsafe {
+            core::arch::asm!("prfm pldl1keep, [{place}]", place = in(reg) place, options(nostack, readonly, preserves_flags));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_position_has_its_bit() {
+        for position in 0..16 {
+            let mut bytes = [0x5a_u8; 16];
+            bytes[position] = 0xff;
+            assert_eq!(match_bytes(&bytes, 0xff), 1 << position);
+            assert_eq!(match_bytes(&bytes, 0x5a), !(1 << position));
+            assert_eq!(match_bytes(&bytes, 0), 0);
+        }
+    }
+
+    #[test]
+    fn prefetch_takes_any_place() {
+        prefetch(&0_u8);
+        let lines = vec![0_u64; 1 << 12];
+        for line in &lines {
+            prefetch(line);
+            scalar::prefetch(line);
+        }
+        for index in [0, 4095, 4096, 1 << 40, usize::MAX] {
+            prefetch_at(&lines, index);
+        }
+        prefetch_at::<u64>(&[], 0);
+    }
+
+    proptest! {
+        #[test]
+        fn matches_as_its_scalar_twin_does(bytes: [u8; 16], needle: u8) {
+            prop_assert_eq!(match_bytes(&bytes, needle), scalar::match_bytes(&bytes, needle));
+        }
+
+        /// Few different values, so that most vectors have several matches.
+        #[test]
+        fn matches_as_its_scalar_twin_does_with_many_equal(bytes in prop::array::uniform16(0_u8..3), needle in 0_u8..3) {
+            prop_assert_eq!(match_bytes(&bytes, needle), scalar::match_bytes(&bytes, needle));
+        }
+
+        /// Any alignment of the sixteen bytes.
+        #[test]
+        fn matches_at_every_alignment(bytes in prop::collection::vec(0_u8..4, 64), offset in 0_usize..48, needle in 0_u8..4) {
+            if let Some(window) = bytes[offset..].first_chunk::<16>() {
+                prop_assert_eq!(match_bytes(window, needle), scalar::match_bytes(window, needle));
+            }
+        }
+    }
+}
