@@ -1,0 +1,153 @@
+//! The internet checksum (RFC 1071), its update when a field changes (RFC 1624), and SCTP's CRC32c (RFC 9260).
+
+/// The 16-bit one's complement sum of the bytes, not complemented. An odd last byte counts as the high half of a word.
+pub fn sum(bytes: &[u8]) -> u16 {
+    let mut total: u64 = 0;
+    let mut words = bytes.chunks_exact(4);
+    for word in &mut words {
+        total += u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+    }
+    let mut last = [0; 4];
+    for (to, from) in last.iter_mut().zip(words.remainder()) {
+        *to = *from;
+    }
+    fold(total + u64::from(u32::from_be_bytes(last)))
+}
+
+/// The internet checksum of the bytes, as it stands in a header.
+pub fn internet(bytes: &[u8]) -> u16 {
+    !sum(bytes)
+}
+
+/// Adds two one's complement sums.
+pub const fn add(a: u16, b: u16) -> u16 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + carry as u16
+}
+
+/// The checksum after a 16-bit word that it covers changed from `old` to `new`: RFC 1624, equation 3.
+pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
+    !add(add(!checksum, !old), new)
+}
+
+/// The checksum after bytes that it covers changed from `old` to `new`. Both must be of the same length and stand at
+/// an even distance from the start of what the checksum covers; an odd last byte counts as the high half of a word.
+pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
+    debug_assert_eq!(old.len(), new.len());
+    !add(add(!checksum, !sum(old)), sum(new))
+}
+
+/// As [`update_bytes`], for the checksum of UDP: 0 means there is none and stays, and what comes out as 0 is written
+/// as 0xffff (RFC 768).
+pub fn update_bytes_udp(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
+    if checksum == 0 {
+        return 0;
+    }
+    match update_bytes(checksum, old, new) {
+        0 => 0xffff,
+        updated => updated,
+    }
+}
+
+/// The sum over the pseudo header of a transport over IPv4.
+pub fn pseudo_v4(src: [u8; 4], dst: [u8; 4], protocol: u8, len: usize) -> u16 {
+    add(
+        add(sum(&src), sum(&dst)),
+        add(u16::from(protocol), fold(len as u64)),
+    )
+}
+
+/// The sum over the pseudo header of a transport over IPv6.
+pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: usize) -> u16 {
+    add(
+        add(sum(&src), sum(&dst)),
+        add(u16::from(protocol), fold(len as u64)),
+    )
+}
+
+/// SCTP's CRC32c of a packet, given in parts, whose checksum field holds zeros. In the byte order in which the field is
+/// written.
+pub fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
+    let mut crc = !0u32;
+    for &byte in parts.iter().copied().flatten() {
+        crc = CRC32C[usize::from(crc as u8 ^ byte)] ^ (crc >> 8);
+    }
+    (!crc).to_le_bytes()
+}
+
+/// CRC of each byte value, for the reflected Castagnoli polynomial.
+const CRC32C: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut value = 0;
+    while value < 256 {
+        let mut crc = value as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 {
+                crc >> 1 ^ 0x82f6_3b78
+            } else {
+                crc >> 1
+            };
+            bit += 1;
+        }
+        table[value] = crc;
+        value += 1;
+    }
+    table
+};
+
+const fn fold(mut total: u64) -> u16 {
+    total = (total >> 32) + (total & 0xffff_ffff);
+    total = (total >> 16) + (total & 0xffff);
+    total = (total >> 16) + (total & 0xffff);
+    total = (total >> 16) + (total & 0xffff);
+    total as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_example_of_rfc_1071() {
+        assert_eq!(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
+    }
+
+    #[test]
+    fn the_corner_case_of_rfc_1624() {
+        // Section 4: the checksum of a header that sums to 0xffff; equation 2 of RFC 1141 gives 0xffff here.
+        assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
+    }
+
+    #[test]
+    fn crc32c_has_the_published_check_value() {
+        assert_eq!(u32::from_le_bytes(crc32c(&[b"12345", b"6789"])), 0xe306_9283);
+    }
+
+    proptest! {
+        #[test]
+        fn an_update_equals_a_sum_over_everything(
+            mut bytes in proptest::collection::vec(any::<u8>(), 12..64),
+            at in 0usize..4,
+            new in any::<[u8; 4]>(),
+        ) {
+            bytes[11] |= 1; // all zeros sum to +0 and not to -0: no header of IP does
+            let before = internet(&bytes);
+            let old = [bytes[2 * at], bytes[2 * at + 1], bytes[2 * at + 2], bytes[2 * at + 3]];
+            let word = update(before, u16::from_be_bytes([old[0], old[1]]), u16::from_be_bytes([new[0], new[1]]));
+            bytes[2 * at..2 * at + 4].copy_from_slice(&new);
+            prop_assert_eq!(update_bytes(before, &old, &new), internet(&bytes));
+            bytes[2 * at + 2..2 * at + 4].copy_from_slice(&old[2..]);
+            prop_assert_eq!(word, internet(&bytes));
+        }
+
+        #[test]
+        fn the_sum_equals_adding_word_by_word(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let slow = bytes.chunks(2).fold(0, |s, w| {
+                add(s, u16::from_be_bytes([w[0], w.get(1).copied().unwrap_or(0)]))
+            });
+            prop_assert_eq!(sum(&bytes), slow);
+        }
+    }
+}
