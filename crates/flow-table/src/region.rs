@@ -1,0 +1,834 @@
+//! The flows of one address family: index, entries, timers and free list, as places in the storage.
+
+use model::{Direction, FlowKey, Slot};
+
+use crate::bucket;
+use crate::entry::{KeyWords, PORTS_MASK, State, half, with_pin};
+use crate::{FlowHasher, Line};
+
+/// Flows that a region can hold: entry and timer numbers have 24 bits, one value says "none".
+pub(crate) const CAPACITY_LIMIT: usize = (1 << 24) - WHEEL_LIMIT - 1;
+
+/// Flows per bucket of 15 places when every entry is in use: so many that the index takes 5.3 bytes a flow, and so few that
+/// a place is found in bounded work even for the last one.
+const FLOWS_PER_BUCKET: usize = 12;
+/// Slots of the largest timer wheel: 137 s of ticks. A flow that waits longer is looked at once a turn.
+const WHEEL_LIMIT: usize = 1 << 16;
+/// Slots of the smallest one.
+const WHEEL_LEAST: usize = 1 << 8;
+/// Entries per slot of the wheel between these limits, which keeps its heads at an eighth of a byte per flow.
+const FLOWS_PER_WHEEL_SLOT: usize = 64;
+
+const LINK_BITS: u32 = 24;
+const LINK_MASK: u64 = (1 << LINK_BITS) - 1;
+const NONE: u32 = LINK_MASK as u32;
+
+/// The coarse time of an entry's last packet repeats after 2^26 ticks (39 h).
+const SEEN_BITS: u32 = 2 * half::SEEN_BITS;
+
+/// Entries looked at together, so that their cache misses overlap.
+pub(crate) const GROUP: usize = 16;
+
+/// Why a flow found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// Every entry is in use.
+    Entries,
+    /// Both buckets are full, and so are the other buckets of the 15 flows in the first one.
+    Index,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+/// Places (line numbers) and sizes are fixed when the table is made; the rest is rebuilt when it is attached.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    family: Family,
+    /// 1 where an entry is half a line (IPv4), 0 where it is a whole one.
+    halves: u32,
+    capacity: u32,
+    buckets: u32,
+    wheel_mask: u32,
+    index_at: usize,
+    flows_at: usize,
+    links_at: usize,
+    carry_at: usize,
+    carry_top_at: usize,
+    returns_at: Option<usize>,
+    end: usize,
+    /// Entries from here on were never used, and their bytes mean nothing.
+    high_water: u32,
+    free: u32,
+    flows: u32,
+    /// The next tick of the wheel to work on; all before it are done.
+    cursor: u64,
+}
+
+impl Region {
+    /// A region of `capacity` flows from line `start` on.
+    pub(crate) fn new(family: Family, capacity: usize, return_counters: bool, start: usize) -> Region {
+        let buckets = capacity.div_ceil(FLOWS_PER_BUCKET).max(1);
+        let wheel = 1_usize << (capacity / FLOWS_PER_WHEEL_SLOT).max(1).ilog2();
+        let wheel = wheel.clamp(WHEEL_LEAST, WHEEL_LIMIT);
+        let halves = u32::from(family == Family::V4);
+        let index_at = start;
+        let flows_at = index_at + buckets;
+        let links_at = flows_at + capacity.div_ceil(1 << halves);
+        let carry_at = links_at + (capacity + wheel).div_ceil(8);
+        let carry_top_at = carry_at + capacity.div_ceil(8);
+        let carry_end = carry_top_at + capacity.div_ceil(16);
+        let (returns_at, end) = if return_counters {
+            (Some(carry_end), carry_end + capacity.div_ceil(4))
+        } else {
+            (None, carry_end)
+        };
+        Region {
+            family,
+            halves,
+            capacity: capacity as u32,
+            buckets: buckets as u32,
+            wheel_mask: wheel as u32 - 1,
+            index_at,
+            flows_at,
+            links_at,
+            carry_at,
+            carry_top_at,
+            returns_at,
+            end,
+            high_water: 0,
+            free: NONE,
+            flows: 0,
+            cursor: 0,
+        }
+    }
+
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    pub(crate) fn flows(&self) -> u32 {
+        self.flows
+    }
+
+    pub(crate) fn high_water(&self) -> u32 {
+        self.high_water
+    }
+
+    /// Empties index, wheel and free list; entries from `high_water` on count as never used.
+    pub(crate) fn format(&mut self, lines: &mut [Line], high_water: u32, tick: u64) {
+        lines[self.index_at..self.flows_at].fill(Line::ZERO);
+        for slot in 0..=self.wheel_mask {
+            let sentinel = self.capacity + slot;
+            self.set_link(
+                lines,
+                sentinel,
+                u64::from(sentinel) | u64::from(sentinel) << LINK_BITS,
+            );
+        }
+        self.high_water = high_water;
+        self.free = NONE;
+        self.flows = 0;
+        self.cursor = tick;
+    }
+
+    // Entries.
+
+    #[inline(always)]
+    fn flow_line(&self, entry: u32) -> usize {
+        self.flows_at + (entry >> self.halves) as usize
+    }
+
+    /// The first four words of an entry: ports and state, the directions' words, the first word of the addresses.
+    #[inline(always)]
+    pub(crate) fn head<'a>(&self, lines: &'a [Line], entry: u32) -> &'a [u64; 4] {
+        lines[self.flow_line(entry)].half((entry & self.halves) as usize)
+    }
+
+    #[inline(always)]
+    pub(crate) fn head_mut<'a>(&self, lines: &'a mut [Line], entry: u32) -> &'a mut [u64; 4] {
+        lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch_flow(&self, lines: &[Line], entry: u32) {
+        simd::prefetch_at(lines, self.flow_line(entry));
+    }
+
+    pub(crate) fn key(&self, lines: &[Line], entry: u32) -> FlowKey {
+        match self.family {
+            Family::V4 => self.words_v4(lines, entry).key(),
+            Family::V6 => self.words_v6(lines, entry).key(),
+        }
+    }
+
+    #[inline(always)]
+    fn words_v4(&self, lines: &[Line], entry: u32) -> KeyWords<1> {
+        let [ports, _, _, addresses] = *self.head(lines, entry);
+        KeyWords {
+            ports: ports & PORTS_MASK,
+            addresses: [addresses],
+        }
+    }
+
+    #[inline(always)]
+    fn words_v6(&self, lines: &[Line], entry: u32) -> KeyWords<4> {
+        let [ports, _, _, a0, a1, b0, b1, _] = lines[self.flow_line(entry)].0;
+        KeyWords {
+            ports: ports & PORTS_MASK,
+            addresses: [a0, a1, b0, b1],
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn hash(&self, lines: &[Line], hasher: &FlowHasher, entry: u32) -> u64 {
+        match self.family {
+            Family::V4 => hasher.hash_words(self.words_v4(lines, entry)),
+            Family::V6 => hasher.hash_words(self.words_v6(lines, entry)),
+        }
+    }
+
+    /// Whether an entry has this key. A key of the other family is nobody's.
+    #[inline(always)]
+    pub(crate) fn has_key(&self, lines: &[Line], entry: u32, key: &FlowKey) -> bool {
+        match key {
+            FlowKey::V4(key) => self.words_v4(lines, entry) == KeyWords::v4(key),
+            FlowKey::V6(key) => self.words_v6(lines, entry) == KeyWords::v6(key),
+        }
+    }
+
+    /// An entry's place in the whole storage, in half lines; never 0, where the header lies.
+    #[inline(always)]
+    pub(crate) fn place_of(&self, entry: u32) -> u32 {
+        ((self.flows_at as u32) << 1) + (entry << (1 - self.halves))
+    }
+
+    /// The entry at a place that [`place_of`](Region::place_of) gave.
+    #[inline(always)]
+    pub(crate) fn entry_at(&self, place: u32) -> u32 {
+        (place.wrapping_sub((self.flows_at as u32) << 1)) >> (1 - self.halves)
+    }
+
+    // Time.
+
+    #[inline(always)]
+    pub(crate) fn see(head: &mut [u64; 4], tick: u64) {
+        let [high, low] = half::seen(tick);
+        head[1] = head[1] & half::BELOW_SEEN | high;
+        head[2] = head[2] & half::BELOW_SEEN | low;
+    }
+
+    /// Ticks since an entry's last packet: exact below 2^25 (19.5 h), 0 where that lies after `tick`.
+    #[inline(always)]
+    pub(crate) fn age(head: &[u64; 4], tick: u64) -> u64 {
+        let seen = (head[1] >> half::SEEN_SHIFT) << half::SEEN_BITS | head[2] >> half::SEEN_SHIFT;
+        let age = tick.wrapping_sub(seen) & ((1 << SEEN_BITS) - 1);
+        if age >> (SEEN_BITS - 1) == 0 { age } else { 0 }
+    }
+
+    // Counters.
+
+    /// The carry of a direction: packets from bit 16 on in its lower 24 bits, bytes from bit 24 on above.
+    fn carry(&self, lines: &[Line], entry: u32, direction: usize) -> u64 {
+        let i = entry as usize;
+        let low = lines[self.carry_at + i / 8].0[i % 8] >> (32 * direction) & 0xffff_ffff;
+        let top = lines[self.carry_top_at + i / 16].0[i / 2 % 8] >> (32 * (i % 2) + 16 * direction) & 0xffff;
+        low | top << 32
+    }
+
+    fn set_carry(&self, lines: &mut [Line], entry: u32, direction: usize, carry: u64) {
+        let i = entry as usize;
+        let low = &mut lines[self.carry_at + i / 8].0[i % 8];
+        *low = *low & !(0xffff_ffff << (32 * direction)) | (carry & 0xffff_ffff) << (32 * direction);
+        let shift = 32 * (i % 2) + 16 * direction;
+        let top = &mut lines[self.carry_top_at + i / 16].0[i / 2 % 8];
+        *top = *top & !(0xffff << shift) | (carry >> 32 & 0xffff) << shift;
+    }
+
+    /// Packets (modulo 2^40) and bytes (modulo 2^48) of a direction.
+    pub(crate) fn totals(&self, lines: &[Line], entry: u32, direction: Direction) -> (u64, u64) {
+        let direction = direction.index();
+        let head = self.head(lines, entry);
+        let word = head[1 + direction];
+        let carry = if State::of(head[0]).is_carried() {
+            self.carry(lines, entry, direction)
+        } else {
+            0
+        };
+        let packets = word & half::PACKETS_MASK | (carry & 0xff_ffff) << half::PACKETS_BITS;
+        let bytes = word >> half::PACKETS_BITS & half::BYTES_MASK | carry >> 24 << half::BYTES_BITS;
+        (packets, bytes)
+    }
+
+    /// Adds where the lower parts of the counters do not suffice.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn add_with_carry(
+        &self,
+        lines: &mut [Line],
+        entry: u32,
+        direction: Direction,
+        packets: u32,
+        bytes: u64,
+    ) {
+        let state = State::of(self.head(lines, entry)[0]);
+        if !state.is_carried() {
+            self.set_carry(lines, entry, 0, 0);
+            self.set_carry(lines, entry, 1, 0);
+        }
+        let (packets_before, bytes_before) = self.totals(lines, entry, direction);
+        let packets = packets_before.wrapping_add(u64::from(packets));
+        let bytes = bytes_before.wrapping_add(bytes);
+        let carry = packets >> half::PACKETS_BITS & 0xff_ffff | (bytes >> half::BYTES_BITS & 0xff_ffff) << 24;
+        self.set_carry(lines, entry, direction.index(), carry);
+        let head = self.head_mut(lines, entry);
+        head[0] = state.carried().put(head[0]);
+        let word = &mut head[1 + direction.index()];
+        *word = *word & !half::COUNTERS_MASK
+            | packets & half::PACKETS_MASK
+            | (bytes & half::BYTES_MASK) << half::PACKETS_BITS;
+    }
+
+    /// Returned and dropped packets of a flow, where the table counts them.
+    #[inline]
+    pub(crate) fn returns<'a>(&self, lines: &'a [Line], entry: u32) -> Option<&'a [u64]> {
+        let i = entry as usize;
+        lines[self.returns_at? + i / 4].0.get(i % 4 * 2..i % 4 * 2 + 2)
+    }
+
+    #[inline]
+    pub(crate) fn returns_mut<'a>(&self, lines: &'a mut [Line], entry: u32) -> Option<&'a mut [u64]> {
+        let i = entry as usize;
+        lines[self.returns_at? + i / 4]
+            .0
+            .get_mut(i % 4 * 2..i % 4 * 2 + 2)
+    }
+
+    // The index.
+
+    #[inline(always)]
+    fn signature(hash: u64) -> u8 {
+        (hash as u8).max(1)
+    }
+
+    #[inline(always)]
+    fn share_of(bits: u64, buckets: u64) -> usize {
+        (((bits >> 32) * buckets) >> 32) as usize
+    }
+
+    #[inline(always)]
+    fn share(&self, bits: u64) -> usize {
+        self.index_at + Region::share_of(bits, u64::from(self.buckets))
+    }
+
+    #[inline(always)]
+    fn second_bits(hash: u64) -> u64 {
+        // The upper half of a product depends on all lower bits of the hash, the first bucket only on its upper ones.
+        hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    #[inline(always)]
+    fn first_bucket(&self, hash: u64) -> usize {
+        self.share(hash)
+    }
+
+    #[inline(always)]
+    fn second_bucket(&self, hash: u64) -> usize {
+        self.share(Region::second_bits(hash))
+    }
+
+    #[inline(always)]
+    pub(crate) fn prefetch_bucket(&self, lines: &[Line], hash: u64) {
+        simd::prefetch_at(lines, self.first_bucket(hash));
+    }
+
+    /// The first entry in a flow's first bucket that may be its own, and asks for it; where there is none but the flow
+    /// may lie in its second bucket, or would have to be put there, asks for that.
+    #[inline(always)]
+    pub(crate) fn prefetch_candidate(&self, lines: &[Line], hash: u64) -> Option<u32> {
+        let line = &lines[self.first_bucket(hash)];
+        let candidates = bucket::candidates(line, Region::signature(hash));
+        if candidates != 0 {
+            let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
+            self.prefetch_flow(lines, entry);
+            return Some(entry);
+        }
+        if (bucket::overflow(line) != 0 || bucket::free_place(line).is_none())
+            && let Some(second) = lines.get(self.second_bucket(hash))
+        {
+            simd::prefetch(second);
+        }
+        None
+    }
+
+    /// Index and entries as slices of their own, for loops over many flows.
+    #[inline(always)]
+    pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [Line]) {
+        (
+            &lines[self.index_at..self.flows_at],
+            &lines[self.flows_at..self.links_at],
+        )
+    }
+
+    /// As [`prefetch_candidate`](Region::prefetch_candidate), for IPv4 and the slices of [`split`](Region::split);
+    /// `u32::MAX` where there is none.
+    #[inline(always)]
+    pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[Line], hash: u64) -> u32 {
+        let Some(line) = index.get(Region::share_of(hash, index.len() as u64)) else {
+            return u32::MAX;
+        };
+        let candidates = bucket::candidates(line, Region::signature(hash));
+        if candidates != 0 {
+            let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
+            simd::prefetch_at(flows, (entry >> 1) as usize);
+            return entry;
+        }
+        if bucket::overflow(line) != 0 || bucket::free_place(line).is_none() {
+            simd::prefetch_at(
+                index,
+                Region::share_of(Region::second_bits(hash), index.len() as u64),
+            );
+        }
+        u32::MAX
+    }
+
+    /// Asks for the first bucket of a flow in the index of [`split`](Region::split).
+    #[inline(always)]
+    pub(crate) fn prefetch_bucket_in(index: &[Line], hash: u64) {
+        simd::prefetch_at(index, Region::share_of(hash, index.len() as u64));
+    }
+
+    /// Whether an IPv4 entry, of the slices of [`split`](Region::split), has this key.
+    #[inline(always)]
+    pub(crate) fn has_key_v4(flows: &[Line], entry: u32, key: &KeyWords<1>) -> bool {
+        flows.get((entry >> 1) as usize).is_some_and(|line| {
+            let head = line.half((entry & 1) as usize);
+            (head[0] ^ key.ports) & PORTS_MASK | (head[3] ^ key.addresses[0]) == 0
+        })
+    }
+
+    #[inline(always)]
+    fn find_in(&self, lines: &[Line], at: usize, signature: u8, key: &FlowKey) -> Option<u32> {
+        let line = &lines[at];
+        let mut candidates = bucket::candidates(line, signature);
+        while candidates != 0 {
+            let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
+            if self.has_key(lines, entry, key) {
+                return Some(entry);
+            }
+            candidates &= candidates - 1;
+        }
+        None
+    }
+
+    #[inline(always)]
+    pub(crate) fn find(&self, lines: &[Line], key: &FlowKey, hash: u64) -> Option<u32> {
+        let signature = Region::signature(hash);
+        let first = self.first_bucket(hash);
+        match self.find_in(lines, first, signature, key) {
+            None if bucket::overflow(&lines[first]) != 0 => {
+                self.find_in(lines, self.second_bucket(hash), signature, key)
+            }
+            found => found,
+        }
+    }
+
+    /// Puts an entry into the index: first bucket, else second, else in the place of a flow of the first bucket that can
+    /// go to its own other bucket. At most 15 flows are considered and one is moved. Whether one was.
+    #[inline(always)]
+    fn index_entry(
+        &self,
+        lines: &mut [Line],
+        hasher: &FlowHasher,
+        hash: u64,
+        entry: u32,
+    ) -> Result<bool, NoRoom> {
+        let signature = Region::signature(hash);
+        let first = self.first_bucket(hash);
+        if let Some(place) = bucket::free_place(&lines[first]) {
+            bucket::put(&mut lines[first], place, signature, entry);
+            return Ok(false);
+        }
+        let second = self.second_bucket(hash);
+        if let Some(place) = bucket::free_place(&lines[second]) {
+            bucket::put(&mut lines[second], place, signature, entry);
+            bucket::overflow_up(&mut lines[first]);
+            return Ok(false);
+        }
+        let place = self.make_place(lines, hasher, first).ok_or(NoRoom::Index)?;
+        bucket::put(&mut lines[first], place, signature, entry);
+        Ok(true)
+    }
+
+    /// Moves one flow out of a full bucket into its other one.
+    #[cold]
+    #[inline(never)]
+    fn make_place(&self, lines: &mut [Line], hasher: &FlowHasher, full: usize) -> Option<usize> {
+        /// Flows considered together, so that their cache misses overlap; nearly always one of the first few can move.
+        const TOGETHER: usize = 5;
+        for from in (0..bucket::PLACES).step_by(TOGETHER) {
+            let mut others = [(full, full); TOGETHER];
+            for place in from..from + TOGETHER {
+                self.prefetch_flow(lines, bucket::entry(&lines[full], place));
+            }
+            for (place, others) in (from..).zip(&mut others) {
+                let hash = self.hash(lines, hasher, bucket::entry(&lines[full], place));
+                let first = self.first_bucket(hash);
+                let other = if first == full {
+                    self.second_bucket(hash)
+                } else {
+                    first
+                };
+                simd::prefetch(&lines[other]);
+                *others = (first, other);
+            }
+            for (place, &(first, other)) in (from..).zip(&others) {
+                if other == full {
+                    continue;
+                }
+                let Some(free) = bucket::free_place(&lines[other]) else {
+                    continue;
+                };
+                let entry = bucket::entry(&lines[full], place);
+                let signature = lines[full].bytes()[place];
+                bucket::put(&mut lines[other], free, signature, entry);
+                if first == full {
+                    bucket::overflow_up(&mut lines[full]);
+                } else {
+                    bucket::overflow_down(&mut lines[other]);
+                }
+                return Some(place);
+            }
+        }
+        None
+    }
+
+    fn unindex(&self, lines: &mut [Line], hash: u64, entry: u32) {
+        let signature = Region::signature(hash);
+        let first = self.first_bucket(hash);
+        if Region::clear_in(&mut lines[first], signature, entry) {
+            return;
+        }
+        let second = self.second_bucket(hash);
+        if Region::clear_in(&mut lines[second], signature, entry) {
+            bucket::overflow_down(&mut lines[first]);
+        }
+    }
+
+    #[inline(always)]
+    fn clear_in(line: &mut Line, signature: u8, entry: u32) -> bool {
+        let mut candidates = bucket::candidates(line, signature);
+        while candidates != 0 {
+            let place = candidates.trailing_zeros() as usize;
+            if bucket::entry(line, place) == entry {
+                bucket::clear(line, place);
+                return true;
+            }
+            candidates &= candidates - 1;
+        }
+        false
+    }
+
+    // Links: previous and next entry in a slot of the wheel, and the service, in one word. A free entry's next is the next
+    // free one. Numbers from `capacity` on are the wheel's own heads.
+
+    #[inline(always)]
+    fn link(&self, lines: &[Line], entry: u32) -> u64 {
+        let i = entry as usize;
+        lines[self.links_at + i / 8].0[i % 8]
+    }
+
+    #[inline(always)]
+    fn set_link(&self, lines: &mut [Line], entry: u32, link: u64) {
+        let i = entry as usize;
+        lines[self.links_at + i / 8].0[i % 8] = link;
+    }
+
+    #[inline(always)]
+    fn next_of(link: u64) -> u32 {
+        (link >> LINK_BITS & LINK_MASK) as u32
+    }
+
+    #[inline(always)]
+    fn set_next(&self, lines: &mut [Line], entry: u32, next: u32) {
+        let link = self.link(lines, entry);
+        self.set_link(
+            lines,
+            entry,
+            link & !(LINK_MASK << LINK_BITS) | u64::from(next) << LINK_BITS,
+        );
+    }
+
+    #[inline(always)]
+    fn set_previous(&self, lines: &mut [Line], entry: u32, previous: u32) {
+        let link = self.link(lines, entry);
+        self.set_link(lines, entry, link & !LINK_MASK | u64::from(previous));
+    }
+
+    #[inline(always)]
+    pub(crate) fn service(&self, lines: &[Line], entry: u32) -> u16 {
+        (self.link(lines, entry) >> (2 * LINK_BITS)) as u16
+    }
+
+    /// Hangs an entry that hangs nowhere into the wheel, for `due` or, where that lies beyond the wheel's turn, for its end.
+    #[inline(always)]
+    pub(crate) fn arm(&self, lines: &mut [Line], entry: u32, service: u16, due: u64) {
+        let due = due.max(self.cursor).min(self.cursor + u64::from(self.wheel_mask));
+        let sentinel = self.capacity + (due as u32 & self.wheel_mask);
+        let link = self.link(lines, sentinel);
+        let last = (link & LINK_MASK) as u32;
+        self.set_next(lines, last, entry);
+        self.set_previous(lines, sentinel, entry);
+        let link = u64::from(last) | u64::from(sentinel) << LINK_BITS | u64::from(service) << (2 * LINK_BITS);
+        self.set_link(lines, entry, link);
+    }
+
+    #[inline(always)]
+    fn disarm(&self, lines: &mut [Line], entry: u32) {
+        let link = self.link(lines, entry);
+        let (previous, next) = ((link & LINK_MASK) as u32, Region::next_of(link));
+        self.set_next(lines, previous, next);
+        self.set_previous(lines, next, previous);
+    }
+
+    pub(crate) fn rearm(&self, lines: &mut [Line], entry: u32, due: u64) {
+        let service = self.service(lines, entry);
+        self.disarm(lines, entry);
+        self.arm(lines, entry, service, due);
+    }
+
+    /// Sets out towards `tick`; a wheel that is more than a turn behind does one whole turn.
+    pub(crate) fn catch_up(&mut self, tick: u64) {
+        self.cursor = self.cursor.max(tick.saturating_sub(u64::from(self.wheel_mask)));
+    }
+
+    /// The first entries that hang in the wheel at or before `tick`, at most `group.len()`, their lines asked for; passes
+    /// at most `steps` empty slots. They stay where they hang.
+    pub(crate) fn due(&mut self, lines: &[Line], tick: u64, group: &mut [u32], steps: &mut usize) -> usize {
+        while self.cursor <= tick {
+            let sentinel = self.capacity + (self.cursor as u32 & self.wheel_mask);
+            let mut entry = Region::next_of(self.link(lines, sentinel));
+            let mut n = 0;
+            for place in group.iter_mut() {
+                if entry == sentinel {
+                    break;
+                }
+                *place = entry;
+                n += 1;
+                self.prefetch_flow(lines, entry);
+                entry = Region::next_of(self.link(lines, entry));
+            }
+            if n > 0 || *steps == 0 {
+                return n;
+            }
+            *steps -= 1;
+            self.cursor += 1;
+        }
+        0
+    }
+
+    pub(crate) fn is_behind(&self, tick: u64) -> bool {
+        self.cursor <= tick
+    }
+
+    // Life.
+
+    /// Writes a new flow into a free entry. The key must not be in the table. Gives the entry, and whether another flow
+    /// was moved within the index.
+    #[inline(always)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site, and every value is of the new entry"
+    )]
+    pub(crate) fn insert(
+        &mut self,
+        lines: &mut [Line],
+        hasher: &FlowHasher,
+        key: &FlowKey,
+        hash: u64,
+        opener: Direction,
+        pins: [Slot; 2],
+        service: u16,
+        tick: u64,
+        timeout: impl FnOnce(u64) -> u64,
+    ) -> Result<(u32, bool), NoRoom> {
+        let fresh = self.free == NONE;
+        let entry = if fresh { self.high_water } else { self.free };
+        if fresh && entry >= self.capacity {
+            return Err(NoRoom::Entries);
+        }
+        let moved = self.index_entry(lines, hasher, hash, entry)?;
+        if fresh {
+            self.high_water += 1;
+        } else {
+            self.free = Region::next_of(self.link(lines, entry));
+            if self.free != NONE {
+                self.prefetch_flow(lines, self.free);
+                simd::prefetch(&lines[self.links_at + self.free as usize / 8]);
+            }
+        }
+        let state = State::new(key.protocol(), opener);
+        let head = [with_pin(0, pins[0]), with_pin(0, pins[1])];
+        let ports = match key {
+            FlowKey::V4(key) => {
+                let words = KeyWords::v4(key);
+                let ports = state.put(words.ports);
+                *self.head_mut(lines, entry) = [ports, head[0], head[1], words.addresses[0]];
+                ports
+            }
+            FlowKey::V6(key) => {
+                let words = KeyWords::v6(key);
+                let ports = state.put(words.ports);
+                let [a0, a1, b0, b1] = words.addresses;
+                let line = self.flow_line(entry);
+                lines[line].0 = [ports, head[0], head[1], a0, a1, b0, b1, 0];
+                ports
+            }
+        };
+        Region::see(self.head_mut(lines, entry), tick);
+        if let Some(returns) = self.returns_mut(lines, entry) {
+            returns.fill(0);
+        }
+        self.arm(lines, entry, service, tick + timeout(ports));
+        self.flows += 1;
+        Ok((entry, moved))
+    }
+
+    /// Takes a flow out of index and wheel and puts its entry on the free list.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, lines: &mut [Line], hash: u64, entry: u32) {
+        self.unindex(lines, hash, entry);
+        self.disarm(lines, entry);
+        self.release(lines, entry);
+        self.flows -= 1;
+    }
+
+    /// Puts an entry that hangs nowhere on the free list.
+    pub(crate) fn release(&mut self, lines: &mut [Line], entry: u32) {
+        self.head_mut(lines, entry)[0] = 0;
+        self.set_link(lines, entry, u64::from(self.free) << LINK_BITS);
+        self.free = entry;
+    }
+
+    /// Takes up an entry found in storage, whose bytes were checked: into the index and the wheel.
+    pub(crate) fn adopt(
+        &mut self,
+        lines: &mut [Line],
+        hasher: &FlowHasher,
+        hash: u64,
+        entry: u32,
+        due: u64,
+    ) -> Result<bool, NoRoom> {
+        let moved = self.index_entry(lines, hasher, hash, entry)?;
+        let service = self.service(lines, entry);
+        self.arm(lines, entry, service, due);
+        self.flows += 1;
+        Ok(moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use model::{Tuple, protocol};
+
+    use super::*;
+
+    const HASHER: FlowHasher = FlowHasher::new([3, 1, 4, 1]);
+
+    fn key(i: u32) -> FlowKey {
+        FlowKey::new(&Tuple {
+            src: Ipv4Addr::from(i).into(),
+            dst: Ipv4Addr::LOCALHOST.into(),
+            src_port: 7,
+            dst_port: 8,
+            protocol: protocol::UDP,
+            vlan: 0,
+        })
+        .0
+    }
+
+    /// How many entries of each bucket should have it as their first choice and lie in another, by their hashes.
+    fn check_overflow(region: &Region, lines: &[Line]) {
+        let mut displaced = vec![0_u16; region.buckets as usize];
+        let mut entries = 0;
+        for at in region.index_at..region.flows_at {
+            for place in (0..bucket::PLACES).filter(|&place| lines[at].bytes()[place] != 0) {
+                let hash = region.hash(lines, &HASHER, bucket::entry(&lines[at], place));
+                assert_eq!(lines[at].bytes()[place], Region::signature(hash));
+                let first = region.first_bucket(hash);
+                assert!(at == first || at == region.second_bucket(hash));
+                displaced[first - region.index_at] += u16::from(at != first);
+                entries += 1;
+            }
+        }
+        assert_eq!(entries, region.flows);
+        for (line, &displaced) in lines[region.index_at..region.flows_at].iter().zip(&displaced) {
+            assert_eq!(bucket::overflow(line), displaced);
+        }
+    }
+
+    #[test]
+    fn buckets_know_how_many_of_their_flows_lie_elsewhere() {
+        const FLOWS: u32 = 6000;
+        let mut region = Region::new(Family::V4, FLOWS as usize, false, 2);
+        let mut lines = vec![Line::ZERO; region.end()];
+        region.format(&mut lines, 0, 0);
+        let mut moves = 0;
+        let mut state = 1_u64;
+        let mut held = Vec::new();
+        for i in 0..3 * FLOWS {
+            let key = key(i);
+            let hash = HASHER.hash(&key);
+            let pins = [Slot::NONE; 2];
+            if held.len() == FLOWS as usize {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                let (hash, entry) = held.swap_remove((state >> 33) as usize % held.len());
+                region.remove(&mut lines, hash, entry);
+            }
+            let inserted = region.insert(
+                &mut lines,
+                &HASHER,
+                &key,
+                hash,
+                Direction::Forward,
+                pins,
+                0,
+                0,
+                |_| 1000,
+            );
+            let (entry, moved) = inserted.unwrap();
+            moves += u32::from(moved);
+            held.push((hash, entry));
+            if i % 500 == 0 || i > 3 * FLOWS - 10 {
+                check_overflow(&region, &lines);
+            }
+        }
+        assert!(moves > 20, "{moves}");
+        for (hash, entry) in held {
+            region.remove(&mut lines, hash, entry);
+        }
+        check_overflow(&region, &lines);
+        for line in &lines[region.index_at..region.flows_at] {
+            assert_eq!(
+                (line.bytes()[..16].iter().max(), bucket::overflow(line)),
+                (Some(&0), 0)
+            );
+        }
+    }
+
+    #[test]
+    fn places_lead_back_to_entries() {
+        for family in [Family::V4, Family::V6] {
+            let region = Region::new(family, 1000, true, 17);
+            for entry in [0, 1, 2, 3, 998, 999] {
+                assert_eq!(region.entry_at(region.place_of(entry)), entry);
+                assert_eq!((region.place_of(entry) / 2) as usize, region.flow_line(entry));
+            }
+        }
+    }
+}

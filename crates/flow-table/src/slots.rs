@@ -1,0 +1,148 @@
+//! Live flows per slot, and which slots are being purged.
+
+use model::Slot;
+
+use crate::Counters;
+use crate::entry::raw_pin;
+
+/// What a slot is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    Open,
+    /// Pins to it count as none; entries may still name it.
+    Purging,
+    /// The same, because its instance failed.
+    Failing,
+}
+
+#[derive(Debug)]
+pub(crate) struct Slots {
+    live: [u32; Slot::LIMIT],
+    uses: [Use; Slot::LIMIT],
+    /// Where the sweep of a slot goes on: family and entry.
+    sweeps: [(u8, u32); Slot::LIMIT],
+    /// Slots that are not open; 0 nearly always, which keeps `uses` out of the packet path.
+    closed: u32,
+}
+
+impl Slots {
+    pub(crate) fn boxed() -> Box<Slots> {
+        Box::new(Slots {
+            live: [0; Slot::LIMIT],
+            uses: [Use::Open; Slot::LIMIT],
+            sweeps: [(0, 0); Slot::LIMIT],
+            closed: 0,
+        })
+    }
+
+    pub(crate) fn live(&self, slot: Slot) -> u32 {
+        self.live.get(slot.index()).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn live_all(&self) -> &[u32; Slot::LIMIT] {
+        &self.live
+    }
+
+    #[inline(always)]
+    fn use_of(&self, slot: Slot) -> Use {
+        self.uses.get(slot.index()).copied().unwrap_or(Use::Open)
+    }
+
+    /// The pin as it counts.
+    #[inline(always)]
+    pub(crate) fn effective(&self, pin: Slot) -> Slot {
+        if self.closed != 0 && self.use_of(pin) != Use::Open {
+            Slot::NONE
+        } else {
+            pin
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn effective_pins(&self, head: &[u64; 4]) -> [Slot; 2] {
+        [self.effective(raw_pin(head[1])), self.effective(raw_pin(head[2]))]
+    }
+
+    pub(crate) fn is_failing(&self, slot: Slot) -> bool {
+        self.closed != 0 && self.use_of(slot) == Use::Failing
+    }
+
+    /// The slot if a flow can be pinned to it, else none, counted.
+    #[inline(always)]
+    pub(crate) fn usable(&self, slot: Slot, counters: &mut Counters) -> Slot {
+        if !slot.is_some() {
+            return Slot::NONE;
+        }
+        if slot.index() >= Slot::LIMIT || self.effective(slot) != slot {
+            counters.refused_pins += 1;
+            return Slot::NONE;
+        }
+        slot
+    }
+
+    /// Counts a flow with these pins; one whose pins name one slot counts once.
+    #[inline(always)]
+    pub(crate) fn count(&mut self, pins: [Slot; 2]) {
+        if let Some(live) = self.live.get_mut(pins[0].index()) {
+            *live += 1;
+        }
+        if pins[1] != pins[0]
+            && let Some(live) = self.live.get_mut(pins[1].index())
+        {
+            *live += 1;
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn uncount(&mut self, pins: [Slot; 2]) {
+        if let Some(live) = self.live.get_mut(pins[0].index()) {
+            *live -= 1;
+        }
+        if pins[1] != pins[0]
+            && let Some(live) = self.live.get_mut(pins[1].index())
+        {
+            *live -= 1;
+        }
+    }
+
+    /// Closes a slot, where that is not done, and says where its sweep goes on.
+    pub(crate) fn begin_sweep(
+        &mut self,
+        slot: Slot,
+        why: Use,
+        counters: &mut Counters,
+    ) -> Option<(usize, u32)> {
+        let i = slot.index();
+        let current = self.uses.get_mut(i)?;
+        if *current == Use::Open {
+            let flows = u64::from(std::mem::take(&mut self.live[i]));
+            if why == Use::Failing {
+                counters.failed_pins += flows;
+            } else {
+                counters.purged_pins += flows;
+            }
+            *current = why;
+            self.closed += 1;
+            self.sweeps[i] = (0, 0);
+        } else if why == Use::Failing {
+            *current = why;
+        }
+        let (family, entry) = self.sweeps[i];
+        Some((usize::from(family), entry))
+    }
+
+    pub(crate) fn pause_sweep(&mut self, slot: Slot, family: usize, entry: u32) {
+        if let Some(sweep) = self.sweeps.get_mut(slot.index()) {
+            *sweep = (family as u8, entry);
+        }
+    }
+
+    pub(crate) fn end_sweep(&mut self, slot: Slot) {
+        if let Some(current) = self.uses.get_mut(slot.index())
+            && *current != Use::Open
+        {
+            *current = Use::Open;
+            self.closed -= 1;
+        }
+    }
+}

@@ -1,0 +1,937 @@
+use std::num::NonZeroU32;
+use std::ops::DerefMut;
+
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
+
+use crate::entry::{KeyWords, Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
+use crate::header;
+use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
+use crate::slots::{Slots, Use};
+use crate::timeout::{TICK_SHIFT, tick};
+use crate::{
+    Counters, DumpCursor, Expiry, FlowChange, FlowHasher, FlowRow, Full, Hit, Line, Progress, TableError,
+    TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+};
+
+/// How large a table is; decides the layout of its storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableConfig {
+    /// IPv4 flows that it can hold, at most [`TableConfig::LIMIT`].
+    pub ipv4_flows: usize,
+    /// IPv6 flows that it can hold, at most [`TableConfig::LIMIT`].
+    pub ipv6_flows: usize,
+    /// Whether it also counts, per flow, packets that came back and packets that were dropped (16 bytes each flow).
+    pub return_counters: bool,
+}
+
+impl TableConfig {
+    /// Flows of one family in one table: 2^24 less the timer wheel's own numbers, 16,711,679.
+    pub const LIMIT: usize = CAPACITY_LIMIT;
+
+    /// Lines of storage that a table of this size takes.
+    ///
+    /// # Errors
+    /// [`TableError::Capacity`] beyond the limit.
+    pub fn lines_needed(&self) -> Result<usize, TableError> {
+        let [_, v6] = self.regions()?;
+        Ok(v6.end())
+    }
+
+    fn regions(&self) -> Result<[Region; 2], TableError> {
+        for flows in [self.ipv4_flows, self.ipv6_flows] {
+            if flows > TableConfig::LIMIT {
+                return Err(TableError::Capacity {
+                    flows,
+                    limit: TableConfig::LIMIT,
+                });
+            }
+        }
+        let v4 = Region::new(Family::V4, self.ipv4_flows, self.return_counters, header::LINES);
+        let v6 = Region::new(Family::V6, self.ipv6_flows, self.return_counters, v4.end());
+        Ok([v4, v6])
+    }
+}
+
+/// A flow's place in its table, from [`lookup`](FlowTable::lookup) or [`insert`](FlowTable::insert). Good until the next
+/// call that ends flows ([`expire`](FlowTable::expire), [`purge`](FlowTable::purge)); inserting and looking up leave
+/// it as it is. After that it may name another flow, which is wrong but harms nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EntryIndex(NonZeroU32);
+
+const _: () = assert!(size_of::<Option<EntryIndex>>() == 4);
+
+impl EntryIndex {
+    /// The entry's line in the storage, and which half of it.
+    #[inline(always)]
+    fn line(self) -> (usize, usize) {
+        ((self.0.get() >> 1) as usize, (self.0.get() & 1) as usize)
+    }
+}
+
+#[inline(always)]
+fn family_of(key: &FlowKey) -> usize {
+    match key {
+        FlowKey::V4(_) => 0,
+        FlowKey::V6(_) => 1,
+    }
+}
+
+/// Keys that a batch look-up works on together; a longer batch is done in parts.
+const BATCH: usize = 32;
+
+/// The bounded flow table of one worker. See the [crate's page](crate) for its life, its layout and what it costs.
+///
+/// One thread owns it. No call allocates, and none but `new` and `attach` does work in proportion to the table's size.
+#[derive(Debug)]
+pub struct FlowTable<S> {
+    storage: S,
+    config: TableConfig,
+    hasher: FlowHasher,
+    timeouts: [u32; TimeoutClass::COUNT],
+    regions: [Region; 2],
+    slots: Box<Slots>,
+    /// Live flows per service, one counter for each number that a service can have.
+    services: Box<[u32]>,
+    counters: Counters,
+    /// Which family `expire` begins with, so that neither can starve the other.
+    turn: usize,
+    /// The latest tick that `expire` was given.
+    tick: u64,
+}
+
+impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
+    /// Lines of storage for a table of this size.
+    ///
+    /// # Errors
+    /// [`TableError::Capacity`] beyond the limit.
+    pub fn lines_needed(config: &TableConfig) -> Result<usize, TableError> {
+        config.lines_needed()
+    }
+
+    /// Formats storage, whatever it holds, as an empty table. Writes the index and the timer wheel (a tenth of the
+    /// storage); the rest is first touched when it is first used, so a caller who cannot afford page faults populates
+    /// the mapping.
+    ///
+    /// # Errors
+    /// [`TableError::Capacity`], [`TableError::Timeout`] or [`TableError::StorageTooSmall`].
+    pub fn new(
+        mut storage: S,
+        config: &TableConfig,
+        timeouts: &TimeoutPolicy,
+        hasher: FlowHasher,
+        now: Nanos,
+    ) -> Result<Self, TableError> {
+        let mut regions = config.regions()?;
+        let timeouts = timeouts.ticks()?;
+        let needed = config.lines_needed()?;
+        let lines = &mut *storage;
+        if lines.len() < needed {
+            return Err(TableError::StorageTooSmall {
+                needed,
+                given: lines.len(),
+            });
+        }
+        for region in &mut regions {
+            region.format(lines, 0, tick(now));
+        }
+        header::write(lines, config, needed, &hasher);
+        Ok(FlowTable::with(storage, *config, hasher, timeouts, regions, now))
+    }
+
+    fn with(
+        storage: S,
+        config: TableConfig,
+        hasher: FlowHasher,
+        timeouts: [u32; TimeoutClass::COUNT],
+        regions: [Region; 2],
+        now: Nanos,
+    ) -> Self {
+        FlowTable {
+            storage,
+            config,
+            hasher,
+            timeouts,
+            regions,
+            slots: Slots::boxed(),
+            services: vec![0; 1 << 16].into_boxed_slice(),
+            counters: Counters::default(),
+            turn: 0,
+            tick: tick(now),
+        }
+    }
+
+    /// Takes over a table that another process left in this storage: its flows with their pins, counters and times.
+    /// Index, timers and free list are built anew; an entry that cannot be a flow is dropped and counted
+    /// ([`Counters::attach_dropped`]). The time must be of the same clock.
+    ///
+    /// # Errors
+    /// Whatever makes the storage as a whole unusable: no table, another layout version, a damaged header, sizes that do
+    /// not fit. The storage is unchanged then.
+    pub fn attach(mut storage: S, timeouts: &TimeoutPolicy, now: Nanos) -> Result<Self, TableError> {
+        let timeouts = timeouts.ticks()?;
+        let found = header::read(&storage)?;
+        let mut regions = found.config.regions()?;
+        for (region, &high_water) in regions.iter_mut().zip(&found.high_water) {
+            region.format(&mut storage, high_water as u32, tick(now));
+        }
+        let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
+        for family in 0..table.regions.len() {
+            table.adopt(family, tick(now));
+        }
+        Ok(table)
+    }
+
+    fn adopt(&mut self, family: usize, now: u64) {
+        let high_water = self.regions[family].high_water();
+        let mut group = [(0_u32, 0_u64); GROUP];
+        let mut from = 0;
+        while from < high_water {
+            let until = high_water.min(from + GROUP as u32);
+            let region = &mut self.regions[family];
+            let lines = &mut *self.storage;
+            let mut n = 0;
+            for entry in from..until {
+                let head = region.head(lines, entry);
+                let state = State::of(head[0]);
+                if state.is_valid(protocol_of(head[0])) && is_pin_valid(head[1]) && is_pin_valid(head[2]) {
+                    let hash = region.hash(lines, &self.hasher, entry);
+                    region.prefetch_bucket(lines, hash);
+                    group[n] = (entry, hash);
+                    n += 1;
+                } else {
+                    self.counters.attach_dropped += u64::from(!state.is_free() || state.0 != 0);
+                    region.release(lines, entry);
+                }
+            }
+            for &(entry, hash) in &group[..n] {
+                let key = region.key(lines, entry);
+                let head = region.head(lines, entry);
+                let pins = [raw_pin(head[1]), raw_pin(head[2])];
+                let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
+                let due = now + timeout.saturating_sub(Region::age(head, now));
+                let service = region.service(lines, entry);
+                let adopted = region.find(lines, &key, hash).is_none()
+                    && region.adopt(lines, &self.hasher, hash, entry, due).is_ok();
+                if adopted {
+                    self.slots.count(pins);
+                    self.services[usize::from(service)] += 1;
+                    self.counters.attached += 1;
+                } else {
+                    self.counters.attach_dropped += 1;
+                    region.release(lines, entry);
+                }
+            }
+            from = until;
+        }
+    }
+
+    /// Gives the storage back, ready to be attached again.
+    pub fn into_storage(self) -> S {
+        self.storage
+    }
+
+    /// The sizes that the table was made with.
+    pub fn config(&self) -> &TableConfig {
+        &self.config
+    }
+
+    /// The hasher whose values the look-ups take.
+    pub fn hasher(&self) -> &FlowHasher {
+        &self.hasher
+    }
+
+    /// Changes the timeouts. A longer one holds at once; a shorter one from the next time that a flow is looked at, at
+    /// most one turn of the timer wheel (137 s) later.
+    ///
+    /// # Errors
+    /// [`TableError::Timeout`]; the old ones stay.
+    pub fn set_timeouts(&mut self, timeouts: &TimeoutPolicy) -> Result<(), TableError> {
+        self.timeouts = timeouts.ticks()?;
+        Ok(())
+    }
+
+    /// The counters since the table was made or attached.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Live flows, both families.
+    pub fn flows(&self) -> usize {
+        self.regions.iter().map(|region| region.flows() as usize).sum()
+    }
+
+    /// Live IPv4 flows.
+    pub fn ipv4_flows(&self) -> usize {
+        self.regions[0].flows() as usize
+    }
+
+    /// Live IPv6 flows.
+    pub fn ipv6_flows(&self) -> usize {
+        self.regions[1].flows() as usize
+    }
+
+    /// Live flows of an instance: those with at least one pin to its slot. Exact at all times; 0 from the moment that a
+    /// purge or failure of the slot begins.
+    pub fn live(&self, slot: Slot) -> u32 {
+        self.slots.live(slot)
+    }
+
+    /// Live flows of every slot, indexed by slot.
+    pub fn live_all(&self) -> &[u32; Slot::LIMIT] {
+        self.slots.live_all()
+    }
+
+    /// Live flows of a service, pinned or not.
+    pub fn live_of_service(&self, service: ServiceId) -> u32 {
+        self.services[service.index()]
+    }
+
+    // Looking up.
+
+    /// Asks for the line that a look-up of this flow reads first. Best done for a whole burst, before anything else.
+    #[inline(always)]
+    pub fn prefetch(&self, key: &FlowKey, hash: u64) {
+        self.regions[family_of(key)].prefetch_bucket(&self.storage, hash);
+    }
+
+    /// The entry of a flow. `hash` is the table's [`hasher`](FlowTable::hasher)'s value for the key.
+    #[inline]
+    pub fn lookup(&mut self, key: &FlowKey, hash: u64) -> Option<EntryIndex> {
+        let found = self.find(family_of(key), key, hash);
+        self.counters.hits += u64::from(found.is_some());
+        self.counters.misses += u64::from(found.is_none());
+        found
+    }
+
+    /// Looks up a batch, so that the cache misses of its flows overlap: all buckets are asked for, then all entries, then
+    /// keys are compared. `found[i]` becomes the entry of `keys[i]`; the shortest of the three slices counts.
+    ///
+    /// Two packets of one new flow in a batch are both not found: look the second one up again after inserting the first
+    /// ([`insert`](FlowTable::insert) does, and gives the entry that is there).
+    #[inline]
+    pub fn lookup_batch(&mut self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
+        let parts = keys
+            .chunks(BATCH)
+            .zip(hashes.chunks(BATCH))
+            .zip(found.chunks_mut(BATCH));
+        for ((keys, hashes), found) in parts {
+            let n = keys.len().min(hashes.len()).min(found.len());
+            let (keys, hashes, found) = (&keys[..n], &hashes[..n], &mut found[..n]);
+            if keys.iter().all(|key| matches!(key, FlowKey::V4(_))) {
+                self.lookup_v4(keys, hashes, found);
+            } else {
+                self.lookup_mixed(keys, hashes, found);
+            }
+            let hits = found.iter().flatten().count() as u64;
+            self.counters.hits += hits;
+            self.counters.misses += n as u64 - hits;
+        }
+    }
+
+    #[inline(always)]
+    fn lookup_v4(&self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
+        let region = &self.regions[0];
+        let (index, flows) = region.split(&self.storage);
+        for &hash in hashes {
+            Region::prefetch_bucket_in(index, hash);
+        }
+        let mut candidates = [u32::MAX; BATCH];
+        for (&hash, candidate) in hashes.iter().zip(&mut candidates) {
+            *candidate = Region::prefetch_candidate_v4(index, flows, hash);
+        }
+        let base = region.place_of(0);
+        for (((key, &hash), &candidate), found) in keys.iter().zip(hashes).zip(&candidates).zip(found) {
+            let right = match key {
+                FlowKey::V4(key) => Region::has_key_v4(flows, candidate, &KeyWords::v4(key)),
+                FlowKey::V6(_) => false,
+            };
+            *found = if right {
+                NonZeroU32::new(base + candidate).map(EntryIndex)
+            } else {
+                self.find(family_of(key), key, hash)
+            };
+        }
+    }
+
+    #[inline(never)]
+    fn lookup_mixed(&self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
+        let lines = &*self.storage;
+        for (key, &hash) in keys.iter().zip(hashes) {
+            self.regions[family_of(key)].prefetch_bucket(lines, hash);
+        }
+        for (key, &hash) in keys.iter().zip(hashes) {
+            self.regions[family_of(key)].prefetch_candidate(lines, hash);
+        }
+        for ((key, &hash), found) in keys.iter().zip(hashes).zip(found) {
+            *found = self.find(family_of(key), key, hash);
+        }
+    }
+
+    #[inline(never)]
+    fn find(&self, family: usize, key: &FlowKey, hash: u64) -> Option<EntryIndex> {
+        let entry = self.regions[family].find(&self.storage, key, hash)?;
+        self.entry_index(family, entry)
+    }
+
+    #[inline(always)]
+    fn entry_index(&self, family: usize, entry: u32) -> Option<EntryIndex> {
+        NonZeroU32::new(self.regions[family].place_of(entry)).map(EntryIndex)
+    }
+
+    /// The family and the number within it of an entry.
+    #[inline(always)]
+    fn parts(&self, entry: EntryIndex) -> (usize, u32) {
+        let place = entry.0.get();
+        let family = usize::from(place >= self.regions[1].place_of(0));
+        (family, self.regions[family].entry_at(place))
+    }
+
+    // What an entry says.
+
+    #[inline(always)]
+    fn head(&self, entry: EntryIndex) -> &[u64; 4] {
+        let (line, half) = entry.line();
+        self.storage[line].half(half)
+    }
+
+    /// Where the packets of a direction go; none where the flow was never pinned in it, or its instance is gone.
+    #[inline(always)]
+    pub fn pin(&self, entry: EntryIndex, direction: Direction) -> Slot {
+        self.slots
+            .effective(raw_pin(self.head(entry)[1 + direction.index()]))
+    }
+
+    /// Both directions' pins.
+    #[inline]
+    pub fn pins(&self, entry: EntryIndex) -> [Slot; 2] {
+        self.slots.effective_pins(self.head(entry))
+    }
+
+    /// The service that the flow belongs to.
+    pub fn service(&self, entry: EntryIndex) -> ServiceId {
+        let (family, entry) = self.parts(entry);
+        ServiceId(self.regions[family].service(&self.storage, entry))
+    }
+
+    /// The flow's key.
+    pub fn key(&self, entry: EntryIndex) -> FlowKey {
+        let (family, entry) = self.parts(entry);
+        self.regions[family].key(&self.storage, entry)
+    }
+
+    // The life of a flow.
+
+    /// Enters a new flow, whose first packet travels in `opener`; its packets are counted by [`hit`](FlowTable::hit), the
+    /// first one too. A flow that is in the table already stays as it is, and its entry is given
+    /// ([`Counters::already_present`]).
+    ///
+    /// Bounded work: two buckets, or the 15 flows of one and their other buckets, of which one moves. Never evicts.
+    ///
+    /// # Errors
+    /// [`Full`]: nothing changed, and the caller applies the service's policy.
+    #[inline]
+    pub fn insert(
+        &mut self,
+        key: &FlowKey,
+        hash: u64,
+        opener: Direction,
+        pins: [Slot; 2],
+        service: ServiceId,
+        now: Nanos,
+    ) -> Result<EntryIndex, Full> {
+        let family = family_of(key);
+        if let Some(entry) = self.find(family, key, hash) {
+            self.counters.already_present += 1;
+            return Ok(entry);
+        }
+        let region = &mut self.regions[family];
+        let lines = &mut *self.storage;
+        let pins = pins.map(|pin| self.slots.usable(pin, &mut self.counters));
+        let timeouts = &self.timeouts;
+        let timeout = |ports| u64::from(timeouts[TimeoutClass::of(ports).index()]);
+        let inserted = region.insert(
+            lines,
+            &self.hasher,
+            key,
+            hash,
+            opener,
+            pins,
+            service.0,
+            tick(now),
+            timeout,
+        );
+        match inserted {
+            Ok((entry, moved)) => {
+                header::set_high_water(lines, family, region.high_water());
+                self.counters.inserts += 1;
+                self.counters.relocations += u64::from(moved);
+                self.slots.count(pins);
+                self.services[service.index()] += 1;
+                self.entry_index(family, entry).ok_or(Full::Entries)
+            }
+            Err(NoRoom::Entries) => {
+                self.counters.full_entries += 1;
+                Err(Full::Entries)
+            }
+            Err(NoRoom::Index) => {
+                self.counters.full_index += 1;
+                Err(Full::Index)
+            }
+        }
+    }
+
+    /// Counts packets of a flow in one direction, notes when, and follows TCP by its flags (0 for other protocols; those of
+    /// several packets must not be joined). Counters are exact modulo 2^40 packets and 2^48 bytes.
+    ///
+    /// A SYN for a flow that has ended ([`FlowChange::Reopened`]) starts a new one in its place: counters begin anew with
+    /// these packets, and its pins are gone, so that the caller chooses as for any new flow.
+    #[inline(always)]
+    pub fn hit(
+        &mut self,
+        entry: EntryIndex,
+        direction: Direction,
+        packets: u32,
+        bytes: u64,
+        now: Nanos,
+        tcp_flags: u8,
+    ) -> Hit {
+        const CHANGING: u8 = tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST;
+        let (line, half_line) = entry.line();
+        let mut change = FlowChange::None;
+        if !State::of(self.storage[line].half(half_line)[0]).is_steady() || tcp_flags & CHANGING != 0 {
+            change = self.follow_tcp(entry, direction, now, tcp_flags);
+        }
+        let d = direction.index();
+        let head = self.storage[line].half_mut(half_line);
+        let (word, other) = (head[1 + d], head[2 - d]);
+        let pin = raw_pin(word);
+        let packets_low = (word & half::PACKETS_MASK) + u64::from(packets);
+        let bytes_low = (word >> half::PACKETS_BITS & half::BYTES_MASK).saturating_add(bytes);
+        let seen = half::seen(tick(now));
+        head[2 - d] = other & half::BELOW_SEEN | seen[1 - d];
+        if packets_low >> half::PACKETS_BITS | bytes_low >> half::BYTES_BITS == 0 {
+            let pin_bits = word & (half::PIN_MASK << half::PIN_SHIFT);
+            head[1 + d] = packets_low | bytes_low << half::PACKETS_BITS | pin_bits | seen[d];
+        } else {
+            head[1 + d] = word & half::BELOW_SEEN | seen[d];
+            let (family, number) = self.parts(entry);
+            self.regions[family].add_with_carry(&mut self.storage, number, direction, packets, bytes);
+        }
+        Hit {
+            pin: self.slots.effective(pin),
+            change,
+        }
+    }
+
+    #[inline(never)]
+    fn follow_tcp(&mut self, entry: EntryIndex, direction: Direction, now: Nanos, flags: u8) -> FlowChange {
+        let (family, number) = self.parts(entry);
+        let state = State::of(self.regions[family].head(&self.storage, number)[0]);
+        let before = state.phase();
+        if before == Phase::NOT_TCP {
+            return FlowChange::None;
+        }
+        let after = if flags & tcp_flag::RST != 0 {
+            Phase::CLOSED
+        } else if before == Phase::CLOSED {
+            if flags & (tcp_flag::SYN | tcp_flag::ACK) == tcp_flag::SYN {
+                return self.reopen(entry, direction, now);
+            }
+            Phase::CLOSED
+        } else if flags & tcp_flag::FIN != 0 {
+            if before == Phase::half_closed(direction.flipped()) {
+                Phase::CLOSED
+            } else {
+                Phase::half_closed(direction)
+            }
+        } else if before == Phase::HANDSHAKE && flags & (tcp_flag::SYN | tcp_flag::ACK) == tcp_flag::ACK {
+            Phase::ESTABLISHED
+        } else {
+            before
+        };
+        if after == before {
+            return FlowChange::None;
+        }
+        self.enter_phase(entry, state.with_phase(after), now);
+        match after {
+            Phase::CLOSED => FlowChange::Closed,
+            Phase::ESTABLISHED => FlowChange::Established,
+            _ => FlowChange::None,
+        }
+    }
+
+    /// Writes a flow's state, and wakes it earlier where its new timeout is shorter; a longer one is noticed when it wakes.
+    fn enter_phase(&mut self, entry: EntryIndex, state: State, now: Nanos) {
+        let (family, number) = self.parts(entry);
+        let region = &self.regions[family];
+        let lines = &mut *self.storage;
+        let head = region.head_mut(lines, number);
+        let before = self.timeouts[TimeoutClass::of(head[0]).index()];
+        head[0] = state.put(head[0]);
+        let after = self.timeouts[TimeoutClass::of(head[0]).index()];
+        if after < before {
+            region.rearm(lines, number, tick(now) + u64::from(after));
+        }
+    }
+
+    #[cold]
+    fn reopen(&mut self, entry: EntryIndex, opener: Direction, now: Nanos) -> FlowChange {
+        let (family, number) = self.parts(entry);
+        let region = &self.regions[family];
+        let lines = &mut *self.storage;
+        let head = region.head_mut(lines, number);
+        self.slots.uncount(self.slots.effective_pins(head));
+        head[1] = with_pin(0, Slot::NONE);
+        head[2] = with_pin(0, Slot::NONE);
+        if let Some(returns) = region.returns_mut(lines, number) {
+            returns.fill(0);
+        }
+        self.enter_phase(entry, State::new(protocol::TCP, opener), now);
+        self.counters.reopened += 1;
+        FlowChange::Reopened
+    }
+
+    /// Pins one direction; [`Slot::NONE`] takes its pin away. Whether this gave a flow a new place that had lost its own
+    /// with a failed instance ([`Counters::expected_moves`]). A slot that is being purged is refused: the direction has no
+    /// pin then ([`Counters::refused_pins`]).
+    #[inline]
+    pub fn set_pin(&mut self, entry: EntryIndex, direction: Direction, slot: Slot) -> bool {
+        let mut pins = self.pins(entry);
+        pins[direction.index()] = slot;
+        self.write_pins(
+            entry,
+            pins,
+            [direction == Direction::Forward, direction == Direction::Reverse],
+        )
+    }
+
+    /// Pins both directions, as [`set_pin`](FlowTable::set_pin) does; a move of both counts once.
+    #[inline]
+    pub fn set_pins(&mut self, entry: EntryIndex, pins: [Slot; 2]) -> bool {
+        self.write_pins(entry, pins, [true, true])
+    }
+
+    fn write_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], write: [bool; 2]) -> bool {
+        let (line, half_line) = entry.line();
+        let head = self.storage[line].half_mut(half_line);
+        let before = self.slots.effective_pins(head);
+        let mut after = before;
+        let mut moved = false;
+        for direction in 0..2 {
+            if !write[direction] {
+                continue;
+            }
+            let pin = self.slots.usable(pins[direction], &mut self.counters);
+            let state = State::of(head[0]);
+            let lost = state.is_moved(direction) || self.slots.is_failing(raw_pin(head[1 + direction]));
+            moved |= lost && pin.is_some();
+            // Without a new place the loss stays noted, until there is one.
+            head[0] = state.with_moved(direction, lost && !pin.is_some()).put(head[0]);
+            head[1 + direction] = with_pin(head[1 + direction], pin);
+            after[direction] = pin;
+        }
+        self.slots.uncount(before);
+        self.slots.count(after);
+        self.counters.expected_moves += u64::from(moved);
+        moved
+    }
+
+    /// Counts a packet of the flow that came back from its instance, where the table was made with return counters.
+    #[inline]
+    pub fn count_returned(&mut self, entry: EntryIndex, packets: u64) {
+        self.count_return(entry, 0, packets);
+    }
+
+    /// Counts packets of the flow that were dropped on the way to or from its instance, likewise.
+    #[inline]
+    pub fn count_dropped(&mut self, entry: EntryIndex, packets: u64) {
+        self.count_return(entry, 1, packets);
+    }
+
+    #[inline(always)]
+    fn count_return(&mut self, entry: EntryIndex, which: usize, packets: u64) {
+        let (family, number) = self.parts(entry);
+        if let Some(count) = self.regions[family]
+            .returns_mut(&mut self.storage, number)
+            .and_then(|returns| returns.get_mut(which))
+        {
+            *count = count.wrapping_add(packets);
+        }
+    }
+
+    // Ends.
+
+    /// Ends flows whose timeout has passed, looking at no more than `budget` flows, all of them due or waiting longer than
+    /// a turn of the wheel. Called in every round of the poll loop, also when idle: with a call at least every 5 ms that
+    /// reaches the end ([`Expiry::behind`] is false) a flow leaves within 10 ms of its timeout.
+    pub fn expire(&mut self, now: Nanos, budget: usize) -> Expiry {
+        self.tick = self.tick.max(tick(now));
+        let mut sum = Expiry::default();
+        self.turn ^= 1;
+        for family in [self.turn, self.turn ^ 1] {
+            self.expire_family(family, budget, &mut sum);
+        }
+        sum
+    }
+
+    #[inline]
+    fn expire_family(&mut self, family: usize, budget: usize, sum: &mut Expiry) {
+        /// Empty slots of the wheel to pass in one call: 2 s of it, a few microseconds.
+        const STEPS: usize = 1024;
+        let now = self.tick;
+        if !self.regions[family].is_behind(now) {
+            return;
+        }
+        self.regions[family].catch_up(now);
+        let mut steps = STEPS;
+        while (sum.visited as usize) < budget {
+            let mut group = [0_u32; GROUP];
+            let room = GROUP.min(budget - sum.visited as usize);
+            let n = self.regions[family].due(&self.storage, now, &mut group[..room], &mut steps);
+            if n == 0 {
+                break;
+            }
+            self.end_or_rearm(family, now, &group[..n], sum);
+        }
+        sum.behind |= self.regions[family].is_behind(now);
+    }
+
+    fn end_or_rearm(&mut self, family: usize, now: u64, group: &[u32], sum: &mut Expiry) {
+        let region = &mut self.regions[family];
+        let lines = &mut *self.storage;
+        let mut ends = [(0_u32, 0_u64, TimeoutClass::Other); GROUP];
+        let mut n = 0;
+        for &entry in group {
+            let head = region.head(lines, entry);
+            let class = TimeoutClass::of(head[0]);
+            let timeout = u64::from(self.timeouts[class.index()]);
+            let age = Region::age(head, now);
+            if age < timeout {
+                region.rearm(lines, entry, now + timeout - age);
+            } else if let Some(end) = ends.get_mut(n) {
+                let hash = region.hash(lines, &self.hasher, entry);
+                region.prefetch_bucket(lines, hash);
+                *end = (entry, hash, class);
+                n += 1;
+            }
+        }
+        for &(entry, hash, class) in &ends[..n] {
+            self.slots
+                .uncount(self.slots.effective_pins(region.head(lines, entry)));
+            let service = region.service(lines, entry);
+            self.services[usize::from(service)] -= 1;
+            region.remove(lines, hash, entry);
+            self.counters.expired[class.index()] += 1;
+        }
+        sum.visited += group.len() as u32;
+        sum.flows += n as u32;
+    }
+
+    /// Ends a flow now. Whether there was one.
+    pub fn purge(&mut self, key: &FlowKey, hash: u64) -> bool {
+        let family = family_of(key);
+        let region = &mut self.regions[family];
+        let lines = &mut *self.storage;
+        let Some(entry) = region.find(lines, key, hash) else {
+            return false;
+        };
+        self.slots
+            .uncount(self.slots.effective_pins(region.head(lines, entry)));
+        self.services[usize::from(region.service(lines, entry))] -= 1;
+        region.remove(lines, hash, entry);
+        self.counters.purged_flows += 1;
+        true
+    }
+
+    /// Takes away every pin to a slot. It holds from the first call on: the slot's live count is 0, and none of its flows
+    /// has that pin any more; each chooses anew at its next packet. What remains is to write that into the entries, `budget`
+    /// of them in a call, until [`Progress::Done`]. Until then no flow can be pinned to the slot.
+    pub fn purge_slot(&mut self, slot: Slot, budget: usize) -> Progress {
+        self.sweep(slot, Use::Purging, budget)
+    }
+
+    /// As [`purge_slot`](FlowTable::purge_slot), for an instance that failed: where its flows are pinned again, that counts
+    /// as an expected move.
+    pub fn fail_slot(&mut self, slot: Slot, budget: usize) -> Progress {
+        self.sweep(slot, Use::Failing, budget)
+    }
+
+    /// Whether flows can be pinned to a slot: it exists and is not being purged.
+    pub fn is_slot_usable(&self, slot: Slot) -> bool {
+        slot.index() < Slot::LIMIT && self.slots.effective(slot) == slot
+    }
+
+    fn sweep(&mut self, slot: Slot, why: Use, budget: usize) -> Progress {
+        let Some((first, mut at)) = self.slots.begin_sweep(slot, why, &mut self.counters) else {
+            return Progress::Done;
+        };
+        let failing = self.slots.is_failing(slot);
+        let mut left = budget;
+        for family in first..2 {
+            let region = &self.regions[family];
+            let lines = &mut *self.storage;
+            while at < region.high_water() {
+                if left == 0 {
+                    self.slots.pause_sweep(slot, family, at);
+                    return Progress::Pending;
+                }
+                left -= 1;
+                let head = region.head_mut(lines, at);
+                at += 1;
+                if State::of(head[0]).is_free() {
+                    continue;
+                }
+                for direction in 0..2 {
+                    if raw_pin(head[1 + direction]) == slot {
+                        head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
+                        if failing {
+                            head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
+                        }
+                    }
+                }
+            }
+            at = 0;
+        }
+        self.slots.end_sweep(slot);
+        Progress::Done
+    }
+
+    // Looking in.
+
+    /// All that the table knows of a flow, counting neither hit nor miss.
+    pub fn get(&self, key: &FlowKey, now: Nanos) -> Option<FlowRow> {
+        let family = family_of(key);
+        let entry = self.regions[family].find(&self.storage, key, self.hasher.hash(key))?;
+        Some(self.row(family, entry, tick(now)))
+    }
+
+    /// Shows flows to `visit`, looking at no more than `budget` entries from `cursor` on (`DumpCursor::default()` to begin).
+    /// Where to go on, or `None` at the end. A flow that lives through the whole dump is shown exactly once.
+    pub fn dump(
+        &self,
+        cursor: DumpCursor,
+        budget: usize,
+        now: Nanos,
+        mut visit: impl FnMut(FlowRow),
+    ) -> Option<DumpCursor> {
+        let DumpCursor {
+            family: first,
+            entry: mut at,
+        } = cursor;
+        let mut left = budget.max(1);
+        for family in usize::from(first)..2 {
+            let region = &self.regions[family];
+            while at < region.high_water() {
+                if left == 0 {
+                    return Some(DumpCursor {
+                        family: family as u8,
+                        entry: at,
+                    });
+                }
+                left -= 1;
+                if !State::of(region.head(&self.storage, at)[0]).is_free() {
+                    visit(self.row(family, at, tick(now)));
+                }
+                at += 1;
+            }
+            at = 0;
+        }
+        None
+    }
+
+    fn row(&self, family: usize, entry: u32, now: u64) -> FlowRow {
+        let region = &self.regions[family];
+        let lines = &*self.storage;
+        let head = region.head(lines, entry);
+        let state = State::of(head[0]);
+        let (forward, reverse) = (
+            region.totals(lines, entry, Direction::Forward),
+            region.totals(lines, entry, Direction::Reverse),
+        );
+        let returns = region.returns(lines, entry).and_then(<[u64]>::first_chunk::<2>);
+        let tcp: TcpState = state.phase().tcp();
+        FlowRow {
+            key: region.key(lines, entry),
+            opener: state.opener(),
+            service: ServiceId(region.service(lines, entry)),
+            pins: self.slots.effective_pins(head),
+            packets: [forward.0, reverse.0],
+            bytes: [forward.1, reverse.1],
+            idle: Nanos(Region::age(head, now) << TICK_SHIFT),
+            tcp,
+            returned: returns.map(|returns| returns[0]),
+            dropped: returns.map(|returns| returns[1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use model::Tuple;
+
+    use super::*;
+
+    /// One entry with a pin that cannot be, one in a state that its protocol does not have, one twice: each is dropped and
+    /// counted, and the others stay.
+    #[test]
+    fn entries_that_cannot_be_are_dropped_one_by_one() {
+        let config = TableConfig {
+            ipv4_flows: 100,
+            ipv6_flows: 0,
+            return_counters: false,
+        };
+        let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
+        let hasher = FlowHasher::new([1, 2, 3, 4]);
+        let mut table =
+            FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+        let entries: Vec<EntryIndex> = (0..10_u32)
+            .map(|i| {
+                let src = Ipv4Addr::from(i).into();
+                let dst = Ipv4Addr::BROADCAST.into();
+                let tuple = Tuple {
+                    src,
+                    dst,
+                    src_port: 1,
+                    dst_port: 2,
+                    protocol: protocol::UDP,
+                    vlan: 0,
+                };
+                let key = FlowKey::new(&tuple).0;
+                let hash = hasher.hash(&key);
+                let pins = [Slot(i as u16), Slot(20)];
+                table
+                    .insert(&key, hash, Direction::Forward, pins, ServiceId(1), Nanos::ZERO)
+                    .unwrap()
+            })
+            .collect();
+        let mut storage = table.into_storage();
+        let mut head = |i: usize, change: &dyn Fn(&mut [u64; 4])| {
+            let (line, half) = entries[i].line();
+            change(storage[line].half_mut(half));
+            *storage[line].half(half)
+        };
+        head(3, &|head| head[2] = 1500 << half::PIN_SHIFT);
+        head(5, &|head| {
+            head[0] = State::new(protocol::TCP, Direction::Forward).put(head[0])
+        });
+        let first = head(0, &|_| {});
+        head(7, &|head| *head = first);
+        let table = FlowTable::attach(storage, &TimeoutPolicy::default(), Nanos::ZERO).unwrap();
+        assert_eq!(
+            (
+                table.counters().attached,
+                table.counters().attach_dropped,
+                table.flows()
+            ),
+            (7, 3, 7)
+        );
+        let live: Vec<u32> = (0..10).map(|slot| table.live(Slot(slot))).collect();
+        assert_eq!(live, [1, 1, 1, 0, 1, 0, 1, 0, 1, 1]);
+        assert_eq!(
+            (table.live(Slot(20)), table.live_of_service(ServiceId(1))),
+            (7, 7)
+        );
+    }
+}

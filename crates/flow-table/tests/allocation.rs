@@ -1,0 +1,112 @@
+//! After a table is made, nothing that a worker asks of it allocates.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+// UNSAFETY: a global allocator that counts can only be written as an unsafe impl; it passes every call on.
+#![expect(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::net::Ipv4Addr;
+
+use flow_table::{DumpCursor, FlowHasher, FlowTable, Line, Progress, TableConfig, TimeoutPolicy, tcp_flag};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a constant-initialised thread-local
+// without a destructor, which itself never allocates.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps `alloc`'s contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps `dealloc`'s contract, and every block came from `System`.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+fn key(i: u32) -> FlowKey {
+    FlowKey::new(&Tuple {
+        src: Ipv4Addr::from(0x0a00_0000 + i).into(),
+        dst: Ipv4Addr::new(10, 128, 0, 1).into(),
+        src_port: i as u16,
+        dst_port: 80,
+        protocol: if i.is_multiple_of(2) {
+            protocol::TCP
+        } else {
+            protocol::UDP
+        },
+        vlan: 0,
+    })
+    .0
+}
+
+#[test]
+fn the_steady_state_allocates_nothing() {
+    let config = TableConfig {
+        ipv4_flows: 20_000,
+        ipv6_flows: 1000,
+        return_counters: true,
+    };
+    let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
+    let hasher = FlowHasher::new([1, 2, 3, 4]);
+    let before = allocations();
+    let mut table = FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+    assert!(allocations() > before, "the allocator is not counted");
+
+    let before = allocations();
+    let mut now = Nanos::ZERO;
+    let mut shown = 0_u32;
+    for round in 0..20_u32 {
+        // More new flows than the table holds, so that it is full, relocates and refuses, too.
+        for i in 0..25_000 {
+            let key = key(i + round % 3 * 10_000);
+            let hash = hasher.hash(&key);
+            let mut found = [None];
+            table.lookup_batch(&[key], &[hash], &mut found);
+            let entry = match found[0] {
+                Some(entry) => Some(entry),
+                None => {
+                    let pins = [Slot(i as u16 % 64); 2];
+                    table
+                        .insert(&key, hash, Direction::Forward, pins, ServiceId(0), now)
+                        .ok()
+                }
+            };
+            if let Some(entry) = entry {
+                let flags = if i % 11 == 0 { tcp_flag::RST } else { tcp_flag::ACK };
+                black_box(table.hit(entry, Direction::Forward, 40_000, 1 << 24, now, flags));
+                table.count_returned(entry, 1);
+            }
+            if i % 64 == 0 {
+                now = now + Nanos::from_micros(50);
+                table.expire(now, 64);
+            }
+        }
+        while table.purge_slot(Slot(round as u16), 500) == Progress::Pending {}
+        while table.fail_slot(Slot(round as u16 + 1), 500) == Progress::Pending {}
+        let mut cursor = Some(DumpCursor::default());
+        while let Some(from) = cursor {
+            cursor = table.dump(from, 1000, now, |_| shown += 1);
+        }
+        now = now + Nanos::from_secs(30);
+        while table.expire(now, 256).behind {}
+    }
+    assert_eq!(allocations(), before);
+    assert!(shown > 0 && table.counters().full() > 0 && table.counters().expired_flows() > 0);
+}
