@@ -1,0 +1,216 @@
+use std::collections::VecDeque;
+
+use model::{InstanceState, Nanos, Observation};
+use serde::Deserialize;
+
+use crate::{Decision, Policy, Reason, span, within_limits};
+
+/// Rounding errors of a product of rates must not ask for one more instance than the exact figure would.
+const ROUNDING: f64 = 1e-9;
+
+/// SmartINCO's autoscaler (§3.2): it keeps the instances at a target share of their capacity, by the equation of
+/// Kubernetes' HPA, `desired = ceil(current × utilisation / target)`, which does nothing within a tolerance of the
+/// target (§2.2.2, equation 2.1 and table 1).
+///
+/// - Utilisation is the service's offered rate over `window` divided by the capacity of all instances that are
+///   wanted, those that are not ready yet included. They count as idle (HPA's rule for unready pods), so a slow start
+///   does not make it ask again.
+/// - When a ring ran hot it does not wait for the window to fill: the fast rate counts where it is higher.
+/// - It goes down to the highest count that it would have wanted within `scale_down_window`, never below.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SmartInco {
+    /// The share of capacity that instances should be used to, above 0 and at most 1. The paper's default is 0.5.
+    #[serde(deserialize_with = "share")]
+    pub target: f64,
+    /// How far utilisation may be from the target, as a share of it, before anything is done. HPA's default is 0.1.
+    #[serde(deserialize_with = "share_or_nothing")]
+    pub tolerance: f64,
+    /// The span of the stable rate that decides. The paper states none.
+    #[serde(deserialize_with = "span::deserialize")]
+    pub window: Nanos,
+    /// For how long fewer instances must have been enough before there are fewer.
+    #[serde(deserialize_with = "span::deserialize")]
+    pub scale_down_window: Nanos,
+
+    /// What was wanted within the scale-down window: later ones are lower, so the first is the highest.
+    #[serde(skip)]
+    recent: VecDeque<(Nanos, u32)>,
+    /// The last capacity of an instance that was seen, for when there is none to look at.
+    #[serde(skip)]
+    capacity_pps: f64,
+}
+
+impl Default for SmartInco {
+    fn default() -> Self {
+        SmartInco {
+            target: 0.5,
+            tolerance: 0.1,
+            window: Nanos::from_secs(1),
+            // Ten windows: HPA has twenty of its periods (300 s of 15 s), but a drained instance here can be taken
+            // back at no cost.
+            scale_down_window: Nanos::from_secs(10),
+            recent: VecDeque::new(),
+            capacity_pps: 0.0,
+        }
+    }
+}
+
+impl SmartInco {
+    /// The HPA equation for one observation, without windows and limits.
+    fn proposal(&self, observation: &Observation, current: u32) -> (u32, Reason) {
+        let stable = finite(observation.offered_stable_pps);
+        let fast = finite(observation.offered_fast_pps);
+        let hot = observation.hot && fast > stable;
+        let load_pps = if hot { fast } else { stable };
+        let reason = Reason::new("at_target")
+            .with("load_pps", load_pps)
+            .with("capacity_pps", self.capacity_pps);
+        if self.capacity_pps <= 0.0 {
+            return (current, reason.named("capacity_unknown"));
+        }
+        let needed = load_pps / (self.capacity_pps * self.target);
+        let reason = reason
+            .with("target", self.target)
+            .with("current", f64::from(current));
+        // From none HPA has no ratio to take: ceil of what is needed.
+        let ratio = if current == 0 {
+            f64::INFINITY
+        } else {
+            needed / f64::from(current)
+        };
+        let reason = if current == 0 {
+            reason
+        } else {
+            reason.with("utilisation", ratio * self.target)
+        };
+        if (ratio - 1.0).abs() <= self.tolerance + ROUNDING {
+            return (current, reason.named("within_tolerance"));
+        }
+        // A rate that asks for more instances than a number can hold is cut here and by the limits after.
+        let proposal = (needed * (1.0 - ROUNDING)).ceil().clamp(0.0, f64::from(u32::MAX)) as u32;
+        let rule = match (proposal.cmp(&current), hot) {
+            (std::cmp::Ordering::Greater, true) => "above_target_hot",
+            (std::cmp::Ordering::Greater, false) => "above_target",
+            (std::cmp::Ordering::Less, _) => "below_target",
+            (std::cmp::Ordering::Equal, _) => "at_target",
+        };
+        (proposal, reason.named(rule))
+    }
+
+    /// Notes a proposal and gives the highest one within the window that ends now.
+    fn highest_recent(&mut self, proposal: u32, now: Nanos) -> u32 {
+        while self
+            .recent
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
+        {
+            self.recent.pop_front();
+        }
+        while self.recent.back().is_some_and(|(_, value)| *value <= proposal) {
+            self.recent.pop_back();
+        }
+        // Strictly falling, so it never holds more entries than there are counts within the limits.
+        self.recent.push_back((now, proposal));
+        self.recent.front().map_or(proposal, |(_, value)| *value)
+    }
+}
+
+impl Policy for SmartInco {
+    const NAME: &'static str = "smartinco";
+    const PARAMETERS: &'static [&'static str] = &["target", "tolerance", "window", "scale_down_window"];
+
+    fn stable_window(&self) -> Nanos {
+        self.window
+    }
+
+    fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
+        let mut sum = 0.0;
+        let mut count = 0u32;
+        for instance in &observation.instances {
+            let usable = !matches!(
+                instance.state,
+                InstanceState::Failed | InstanceState::Stopping | InstanceState::Gone
+            );
+            if usable && instance.capacity_pps.is_finite() && instance.capacity_pps > 0.0 {
+                sum += instance.capacity_pps;
+                count += 1;
+            }
+        }
+        if count > 0 {
+            self.capacity_pps = sum / f64::from(count);
+        }
+
+        let current = within_limits(observation.wanted, observation);
+        if self.recent.is_empty() {
+            // As after a restart: what there is was wanted by somebody, and stays for a whole window.
+            self.recent.push_back((now, current));
+        }
+        let (proposal, reason) = self.proposal(observation, current);
+        let proposal_within = within_limits(proposal, observation);
+        let highest = within_limits(self.highest_recent(proposal_within, now), observation);
+        let reason = reason.with("proposal", f64::from(proposal));
+        let (desired, reason) = if proposal_within > current {
+            let limited = proposal_within < proposal;
+            (
+                proposal_within,
+                if limited {
+                    reason.named("limited_to_max")
+                } else {
+                    reason
+                },
+            )
+        } else if proposal_within < current {
+            match highest.min(current) {
+                held if held == current => (current, reason.named("scale_down_held")),
+                held if held > proposal_within => (held, reason.named("scale_down_held_in_part")),
+                held if proposal < held => (held, reason.named("limited_to_min")),
+                held => (held, reason),
+            }
+        } else if proposal > current {
+            (current, reason.named("at_max"))
+        } else if proposal < current {
+            (current, reason.named("at_min"))
+        } else {
+            (current, reason)
+        };
+        Decision {
+            desired,
+            quotas: Vec::new(),
+            reason,
+        }
+    }
+
+    fn is_overloaded(&self, observation: &Observation) -> bool {
+        let fast = finite(observation.offered_fast_pps);
+        let enough = f64::from(observation.wanted) * self.capacity_pps * self.target * (1.0 + self.tolerance);
+        observation.hot || observation.unserved_fast_pps > 0.0 || (self.capacity_pps > 0.0 && fast > enough)
+    }
+}
+
+/// A rate that can be reckoned with: what is not a number or below 0 is 0.
+fn finite(rate: f64) -> f64 {
+    if rate.is_finite() { rate.max(0.0) } else { 0.0 }
+}
+
+fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value > 0.0 && value <= 1.0 {
+        Ok(value)
+    } else {
+        Err(serde::de::Error::custom(format_args!(
+            "{value} is not a share above 0 and at most 1"
+        )))
+    }
+}
+
+fn share_or_nothing<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if (0.0..=1.0).contains(&value) {
+        Ok(value)
+    } else {
+        Err(serde::de::Error::custom(format_args!(
+            "{value} is not a share from 0 to 1"
+        )))
+    }
+}
