@@ -1,0 +1,278 @@
+//! What must hold between the parts of a configuration.
+
+use std::ops::RangeInclusive;
+
+use model::{Slot, UplinkId};
+
+use crate::problem::Places;
+use crate::read::Reader;
+use crate::types::*;
+use crate::units::Wrong;
+
+pub(crate) fn check(reader: &mut Reader<'_>, configuration: &Configuration) {
+    check_uplinks(reader, configuration);
+    check_engine(reader, configuration);
+    check_limits(reader, configuration);
+    check_overlaps(reader, configuration);
+}
+
+fn line_of(places: &Places, key: &str) -> usize {
+    places.of(key).line
+}
+
+fn check_uplinks(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let uplinks = &configuration.uplinks;
+    for (index, uplink) in uplinks.iter().enumerate() {
+        for (earlier, other) in uplinks.iter().enumerate().take(index) {
+            if other.name == uplink.name {
+                let line = line_of(&reader.places, &format!("uplink[{earlier}].name"));
+                let what = format!("line {line} has an uplink {:?} already", uplink.name);
+                reader.wrong(
+                    &format!("uplink[{index}].name"),
+                    Wrong::new(what, "write another name"),
+                );
+            }
+            let same = match (&uplink.device, &other.device) {
+                // Two links on one socket would each take the other's peer.
+                (Device::Memif(a), Device::Memif(b)) => a == b,
+                // A capture can be read twice.
+                (Device::Pcap(_), Device::Pcap(_)) => false,
+                (Device::Dpdk(a), Device::Dpdk(b)) => {
+                    let address =
+                        |text: &str| text.split(',').next().unwrap_or_default().to_ascii_lowercase();
+                    !a.is_empty() && (a == b || address(a) == address(b) && !a.contains("representor"))
+                }
+                (a, b) => a == b,
+            };
+            if same {
+                let what = format!("uplink {:?} has this device already", other.name);
+                reader.wrong(
+                    &format!("uplink[{index}].device"),
+                    Wrong::new(what, "write another device"),
+                );
+            }
+        }
+    }
+}
+
+fn check_engine(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let engine = &configuration.engine;
+    if engine.is_local() {
+        return;
+    }
+    if engine.tls.is_none() {
+        let what =
+            "the engine is on another machine, and whoever can listen in between could run containers there";
+        reader.wrong(
+            "engine.host",
+            Wrong::new(
+                what,
+                "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem",
+            ),
+        );
+    }
+    for service in configuration
+        .services
+        .iter()
+        .filter(|service| service.port == PortKind::Memif)
+    {
+        let what = format!(
+            "a memif port shares memory, and the containers of {} are on another machine",
+            configuration.engine.host
+        );
+        let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\")";
+        reader.wrong(&format!("service.{}.port", service.name), Wrong::new(what, write));
+    }
+}
+
+fn check_limits(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let total: u64 = configuration
+        .services
+        .iter()
+        .map(|service| u64::from(service.instance_limit()))
+        .sum();
+    if total > Slot::LIMIT as u64 {
+        // The service that asks for most is where to begin.
+        let largest = configuration
+            .services
+            .iter()
+            .max_by_key(|service| service.instance_limit());
+        let key = largest.map_or_else(
+            || "service".to_owned(),
+            |service| format!("service.{}.instances", service.name),
+        );
+        let what = format!(
+            "with standby, the services may have {total} instances at once, more than the switch's {}",
+            Slot::LIMIT
+        );
+        reader.wrong(&key, Wrong::new(what, "write a smaller max or standby"));
+    }
+    for (index, uplink) in configuration.uplinks.iter().enumerate() {
+        let workers = configuration.switch.worker_count();
+        if usize::from(uplink.queues) > workers {
+            let what = format!(
+                "{} queues are more than there are workers ({workers})",
+                uplink.queues
+            );
+            let write = format!("write at most {workers}, or more CPUs in switch.workers");
+            reader.wrong(&format!("uplink[{index}].queues"), Wrong::new(what, write));
+        }
+    }
+    for service in &configuration.services {
+        let per_buffer = service.ring.buffer_bytes;
+        for uplink in service
+            .uplinks
+            .iter()
+            .filter_map(|id| configuration.uplinks.get(id.index()))
+        {
+            // A frame that needs more buffers than a ring has can never pass.
+            if u64::from(uplink.max_frame) > u64::from(per_buffer) * u64::from(service.ring.slots / 2) {
+                let what = format!("frames of uplink {} do not fit in half a ring", uplink.name);
+                let write = "write larger buffers or more slots";
+                reader.wrong(&format!("service.{}.ring", service.name), Wrong::new(what, write));
+            }
+        }
+    }
+}
+
+fn check_overlaps(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let services = &configuration.services;
+    for (index, service) in services.iter().enumerate() {
+        for other in services.iter().take(index) {
+            let here = narrower_or_same(service, other);
+            let there = narrower_or_same(other, service);
+            let same = here && there;
+            if !same && (here || there || !overlaps(service, other)) {
+                continue;
+            }
+            let key = format!("service.{}.match", service.name);
+            let line = line_of(&reader.places, &format!("service.{}.match", other.name));
+            let what = if same {
+                format!("service {} (line {line}) matches the same packets", other.name)
+            } else {
+                format!(
+                    "a packet can be of this service and of service {} (line {line}) alike",
+                    other.name
+                )
+            };
+            let write =
+                "write matches that have no packet in common, or one that lies wholly inside of the other";
+            reader.wrong(&key, Wrong::new(what, write));
+        }
+    }
+}
+
+/// The directions that a service takes: its match, and the opposite one where it is symmetric.
+fn directions(service: &Service) -> Vec<Match> {
+    let there = service.matches.clone();
+    if !service.symmetric {
+        return vec![there];
+    }
+    let back = Match {
+        src: there.dst,
+        dst: there.src,
+        src_port: there.dst_port.clone(),
+        dst_port: there.src_port.clone(),
+        ..there.clone()
+    };
+    if back == there {
+        vec![there]
+    } else {
+        vec![there, back]
+    }
+}
+
+/// Whether a packet can be of both services, each in the direction of its match. Where one's own direction meets the
+/// other's opposite one, both directions of a flow are still of the same service, the first in the order of matches, so
+/// that is no conflict: two services on ports 80 and 443 can stand side by side although a packet may go from port 80 to
+/// port 443.
+fn overlaps(a: &Service, b: &Service) -> bool {
+    let (a_match, b_match) = (&a.matches, &b.matches);
+    a.uplinks
+        .iter()
+        .any(|uplink: &UplinkId| b.uplinks.contains(uplink))
+        && meet(a_match.protocol, b_match.protocol, |a, b| a == b)
+        && meet(a_match.vlan, b_match.vlan, |a, b| a == b)
+        && meet(a_match.src, b_match.src, prefixes_meet)
+        && meet(a_match.dst, b_match.dst, prefixes_meet)
+        && families_meet(a_match, b_match)
+        && meet(a_match.src_port.as_ref(), b_match.src_port.as_ref(), ranges_meet)
+        && meet(a_match.dst_port.as_ref(), b_match.dst_port.as_ref(), ranges_meet)
+}
+
+/// Whether every packet of `a` is one of `b`, as far as the two matches tell by themselves.
+fn narrower_or_same(a: &Service, b: &Service) -> bool {
+    let inside = |a: &Match, b: &Match| {
+        within(a.protocol, b.protocol, |a, b| a == b)
+            && within(a.vlan, b.vlan, |a, b| a == b)
+            && within(a.src, b.src, prefix_within)
+            && within(a.dst, b.dst, prefix_within)
+            && within(a.src_port.as_ref(), b.src_port.as_ref(), range_within)
+            && within(a.dst_port.as_ref(), b.dst_port.as_ref(), range_within)
+    };
+    a.uplinks.iter().all(|uplink| b.uplinks.contains(uplink))
+        && directions(a)
+            .iter()
+            .all(|a| directions(b).iter().any(|b| inside(a, b)))
+}
+
+fn meet<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => both(a, b),
+        _ => true,
+    }
+}
+
+fn within<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
+    match (a, b) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(a), Some(b)) => both(a, b),
+    }
+}
+
+/// Whether a packet of one IP version can be of both: addresses of `a` may say IPv4 where those of `b` say IPv6.
+fn families_meet(a: &Match, b: &Match) -> bool {
+    let family = |m: &Match| m.src.or(m.dst).map(|prefix| prefix.address.is_ipv4());
+    meet(family(a), family(b), |a, b| a == b)
+}
+
+fn prefix_within(a: Prefix, b: Prefix) -> bool {
+    a.address.is_ipv4() == b.address.is_ipv4()
+        && a.bits >= b.bits
+        && crate::parse::first_address(a.address, b.bits) == b.address
+}
+
+fn prefixes_meet(a: Prefix, b: Prefix) -> bool {
+    prefix_within(a, b) || prefix_within(b, a)
+}
+
+fn range_within(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
+    b.contains(a.start()) && b.contains(a.end())
+}
+
+fn ranges_meet(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
+    a.start() <= b.end() && b.start() <= a.end()
+}
+
+impl Configuration {
+    /// Indices of the services in the order in which their matches must be tried: a narrower one before a wider one,
+    /// else as in the file.
+    pub fn match_order(&self) -> Vec<usize> {
+        let mut left: Vec<usize> = (0..self.services.len()).collect();
+        let mut order = Vec::with_capacity(left.len());
+        let strictly = |a: &Service, b: &Service| narrower_or_same(a, b) && !narrower_or_same(b, a);
+        while !left.is_empty() {
+            let narrowest = |candidate: &usize| {
+                let candidate = &self.services[*candidate];
+                !left
+                    .iter()
+                    .any(|other| strictly(&self.services[*other], candidate))
+            };
+            // Being strictly narrower is a partial order, so there always is one.
+            let place = left.iter().position(narrowest).unwrap_or_default();
+            order.push(left.remove(place));
+        }
+        order
+    }
+}

@@ -1,0 +1,134 @@
+//! What only the machine can tell.
+
+use std::path::Path;
+
+use crate::problem::Problem;
+use crate::types::*;
+use crate::units::Wrong;
+
+/// Why something that the configuration names cannot be used, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// What is the matter: `there is no image "inco/forward"`.
+    pub what: String,
+    /// What to do: `build it with: inco image build forward`.
+    pub write: String,
+}
+
+impl Unusable {
+    /// What is the matter, and what to do.
+    pub fn new(what: impl Into<String>, write: impl Into<String>) -> Unusable {
+        Unusable {
+            what: what.into(),
+            write: write.into(),
+        }
+    }
+}
+
+/// A machine, as far as a configuration depends on it. Each answer is `Ok` where the thing can be used.
+pub trait Facts {
+    /// A CPU that a worker or a container is to run on.
+    fn cpu(&self, cpu: u16) -> Result<(), Unusable>;
+    /// An uplink's device: it exists, and nothing else has it.
+    fn device(&self, device: &Device) -> Result<(), Unusable>;
+    /// The engine answers.
+    fn engine(&self, engine: &Engine) -> Result<(), Unusable>;
+    /// The engine has the image. Asked only where the engine answers.
+    fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable>;
+    /// The socket of the API can be listened on. `None` is the one in the run directory.
+    fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable>;
+    /// A file or directory that is read or mounted.
+    fn path(&self, path: &Path) -> Result<(), Unusable>;
+    /// Hugepages that workers and services ask for.
+    fn hugepages(&self) -> Result<(), Unusable>;
+}
+
+/// What the machine lacks for this configuration, in the order of the file.
+pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut ask = |key: String, answer: Result<(), Unusable>| {
+        if let Err(unusable) = answer {
+            let wrong = Wrong::new(unusable.what, unusable.write);
+            problems.push(configuration.problem(&key, wrong));
+        }
+    };
+    for (index, cpu) in configuration.switch.workers.iter().enumerate() {
+        ask(format!("switch.workers[{index}]"), facts.cpu(*cpu));
+    }
+    if configuration.switch.hugepages == Hugepages::On {
+        ask("switch.hugepages".to_owned(), facts.hugepages());
+    }
+    for (index, uplink) in configuration.uplinks.iter().enumerate() {
+        ask(format!("uplink[{index}].device"), facts.device(&uplink.device));
+    }
+    ask(
+        "api.socket".to_owned(),
+        facts.api_socket(configuration.api.socket.as_deref()),
+    );
+    let engine = &configuration.engine;
+    if let Some(tls) = &engine.tls {
+        ask("engine.tls".to_owned(), facts.path(tls));
+    }
+    let needs_engine = configuration
+        .services
+        .iter()
+        .any(|service| service.port == PortKind::Memif);
+    let mut engine_answers = needs_engine;
+    if needs_engine {
+        let answer = facts.engine(engine);
+        engine_answers = answer.is_ok();
+        let key = if engine.driver == EngineDriver::Docker {
+            "engine.host"
+        } else {
+            "engine.driver"
+        };
+        ask(key.to_owned(), answer);
+    }
+    for service in &configuration.services {
+        let key = |name: &str| format!("service.{}.{name}", service.name);
+        if let Some(image) = service
+            .image
+            .as_deref()
+            .filter(|_| engine_answers && service.port == PortKind::Memif)
+        {
+            ask(key("image"), facts.image(engine, image));
+        }
+        if engine.is_local() {
+            for (index, mount) in service.mounts.iter().enumerate() {
+                ask(format!("{}[{index}]", key("mounts")), facts.path(&mount.source));
+            }
+            let cpus = service
+                .cpuset
+                .as_deref()
+                .and_then(|set| crate::parse::cpus_of(set).ok())
+                .unwrap_or_default();
+            if let Some(answer) = cpus.into_iter().map(|cpu| facts.cpu(cpu)).find(Result::is_err) {
+                ask(key("cpuset"), answer);
+            }
+            if service.hugepages {
+                ask(key("hugepages"), facts.hugepages());
+            }
+        }
+    }
+    problems.sort_by_key(|problem| (problem.line, problem.column));
+    problems
+}
+
+impl Configuration {
+    /// A problem with a key of this file, found by somebody else: `service.firewall.image`.
+    pub fn problem_at(&self, key: &str, unusable: Unusable) -> Problem {
+        self.problem(key, Wrong::new(unusable.what, unusable.write))
+    }
+
+    fn problem(&self, key: &str, wrong: Wrong) -> Problem {
+        let place = self.places.of(key);
+        Problem {
+            file: self.file.clone(),
+            line: place.line,
+            column: place.column,
+            key: key.to_owned(),
+            what: wrong.what,
+            write: wrong.write,
+        }
+    }
+}

@@ -1,0 +1,706 @@
+//! The one table of keys: it refuses unknown ones, and the reference is generated from it.
+
+/// What holds where a key is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyDefault {
+    /// It must be written.
+    Required,
+    /// As if this TOML value had been written.
+    Value(&'static str),
+    /// Something that is no value, in words.
+    Words(&'static str),
+}
+
+/// A key of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its table: `switch`, `uplink[]`, `service.NAME`, `service.NAME.match`.
+    pub table: &'static str,
+    /// Its name in that table.
+    pub name: &'static str,
+    /// What may be written, in words.
+    pub kind: &'static str,
+    /// An example of it, as TOML.
+    pub example: &'static str,
+    /// What holds where it is not written.
+    pub default: KeyDefault,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+use KeyDefault::{Required, Value, Words};
+
+const fn key(
+    table: &'static str,
+    name: &'static str,
+    kind: &'static str,
+    example: &'static str,
+    default: KeyDefault,
+    meaning: &'static str,
+) -> Key {
+    Key {
+        table,
+        name,
+        kind,
+        example,
+        default,
+        meaning,
+    }
+}
+
+const TOP: &str = "";
+const SWITCH: &str = "switch";
+const TIMEOUTS: &str = "switch.timeouts";
+const UPLINK: &str = "uplink[]";
+const SERVICE: &str = "service.NAME";
+const MATCH: &str = "service.NAME.match";
+const MOUNT: &str = "service.NAME.mounts[]";
+const READY: &str = "service.NAME.ready";
+const INSTANCES: &str = "service.NAME.instances";
+const AUTOSCALER: &str = "service.NAME.autoscaler";
+const RING: &str = "service.NAME.ring";
+const ENGINE: &str = "engine";
+const API: &str = "api";
+
+/// Tables of the configuration, in the order of the reference, each with what it is.
+pub const TABLES: &[(&str, &str)] = &[
+    (SWITCH, "What forwards packets."),
+    (
+        TIMEOUTS,
+        "How long a flow may be idle before it ends, at most 18h each.",
+    ),
+    (
+        UPLINK,
+        "Ports towards the network, each under a heading `[[uplink]]` of its own; at least one, at most 8.",
+    ),
+    (
+        SERVICE,
+        "Network functions, each under a heading with its name, as `[service.firewall]`; at least one, at most 64.",
+    ),
+    (
+        MATCH,
+        "Which packets are the service's. All that is written must hold; without any, every IP packet of the \
+         service's uplinks is meant. A symmetric service also takes the packets of the opposite direction. Where a \
+         packet is of two services, the narrower match wins: one whose every packet is also of the other. Two \
+         matches that overlap without that are refused; where only opposite directions overlap, the first in the file \
+         wins.",
+    ),
+    (
+        MOUNT,
+        "Files and directories of this machine in a container, as tables or as text: `\"/etc/rules:/etc/rules:ro\"`.",
+    ),
+    (READY, "A command as the condition for being ready."),
+    (
+        INSTANCES,
+        "How many containers. A bare number is that many, always: `instances = 3`.",
+    ),
+    (
+        AUTOSCALER,
+        "The autoscaler and its parameters. A bare name is that policy with its defaults.",
+    ),
+    (
+        RING,
+        "The rings of shared memory between the switch and an instance, one in each direction for every queue.",
+    ),
+    (ENGINE, "What runs containers."),
+    (API, "How inco is asked."),
+];
+
+/// Every key.
+pub const KEYS: &[Key] = &[
+    key(
+        TOP,
+        "switch",
+        "table",
+        "",
+        Words("its keys' defaults"),
+        "See `[switch]`.",
+    ),
+    key(TOP, "uplink", "tables", "", Required, "See `[[uplink]]`."),
+    key(TOP, "service", "tables", "", Required, "See `[service.NAME]`."),
+    key(
+        TOP,
+        "engine",
+        "table",
+        "",
+        Words("its keys' defaults"),
+        "See `[engine]`.",
+    ),
+    key(
+        TOP,
+        "api",
+        "table",
+        "",
+        Words("its keys' defaults"),
+        "See `[api]`.",
+    ),
+    key(
+        SWITCH,
+        "driver",
+        "`\"soft\"`",
+        "\"soft\"",
+        Value("\"soft\""),
+        "What forwards: `soft` is inco's own switch.",
+    ),
+    key(
+        SWITCH,
+        "workers",
+        "list of CPU numbers",
+        "[2, 3]",
+        Words("one worker, on whichever CPU is free"),
+        "One worker on each of these CPUs. Best are CPUs that the kernel keeps free of other work (`isolcpus`).",
+    ),
+    key(
+        SWITCH,
+        "poll",
+        "`\"adaptive\"` or `\"busy\"`",
+        "\"busy\"",
+        Value("\"adaptive\""),
+        "What a worker does when no packet comes: sleep a little, or go on asking, which uses its whole CPU.",
+    ),
+    key(
+        SWITCH,
+        "flows",
+        "number of flows",
+        "\"4M\"",
+        Value("1048576"),
+        "IPv4 flows that each worker's table holds. What happens beyond is each service's `table_full`.",
+    ),
+    key(
+        SWITCH,
+        "flows_ipv6",
+        "number of flows",
+        "\"1M\"",
+        Words("a quarter of `flows`"),
+        "The same for IPv6, whose entries are larger.",
+    ),
+    key(
+        SWITCH,
+        "unmatched",
+        "`\"drop\"` or an uplink's name",
+        "\"wan\"",
+        Value("\"drop\""),
+        "IP packets that are of no service: drop them, or pass them to that uplink.",
+    ),
+    key(
+        SWITCH,
+        "other",
+        "`\"drop\"` or an uplink's name",
+        "\"wan\"",
+        Value("\"drop\""),
+        "Packets that are not IP (ARP, LLDP): drop them, or pass them to that uplink.",
+    ),
+    key(
+        SWITCH,
+        "hugepages",
+        "`\"auto\"`, `\"on\"` or `\"off\"`",
+        "\"on\"",
+        Value("\"auto\""),
+        "Memory of flow tables and DPDK buffers: from hugepages where enough are free, always, or never.",
+    ),
+    key(
+        SWITCH,
+        "dpdk_args",
+        "list of text",
+        "[\"--log-level=5\"]",
+        Value("[]"),
+        "Arguments for DPDK's environment layer, after inco's own.",
+    ),
+    key(
+        SWITCH,
+        "timeouts",
+        "table",
+        "{ udp = \"30s\" }",
+        Words("its keys' defaults"),
+        "See below.",
+    ),
+    key(
+        TIMEOUTS,
+        "tcp",
+        "span of time",
+        "\"300s\"",
+        Value("\"15m\""),
+        "A TCP flow in use.",
+    ),
+    key(
+        TIMEOUTS,
+        "tcp_handshake",
+        "span of time",
+        "\"5s\"",
+        Value("\"10s\""),
+        "A TCP flow whose handshake is not complete.",
+    ),
+    key(
+        TIMEOUTS,
+        "tcp_linger",
+        "span of time",
+        "\"500ms\"",
+        Value("\"2s\""),
+        "A TCP flow after its end by FIN or RST, for late packets.",
+    ),
+    key(
+        TIMEOUTS,
+        "udp",
+        "span of time",
+        "\"30s\"",
+        Value("\"2m\""),
+        "UDP.",
+    ),
+    key(
+        TIMEOUTS,
+        "sctp",
+        "span of time",
+        "\"300s\"",
+        Value("\"15m\""),
+        "SCTP.",
+    ),
+    key(
+        TIMEOUTS,
+        "icmp",
+        "span of time",
+        "\"10s\"",
+        Value("\"60s\""),
+        "ICMP queries (ping).",
+    ),
+    key(
+        TIMEOUTS,
+        "other",
+        "span of time",
+        "\"60s\"",
+        Value("\"2m\""),
+        "Every other protocol.",
+    ),
+    key(
+        UPLINK,
+        "name",
+        "name",
+        "\"wan\"",
+        Required,
+        "What services, counters and commands call it.",
+    ),
+    key(
+        UPLINK,
+        "device",
+        "device",
+        "\"0000:03:00.0\"",
+        Required,
+        "What it is attached to: a DPDK device (a PCI address or `net_...`), `memif:SOCKET` (a relative path is one in \
+         inco's run directory), `veth:INTERFACE` (a network interface of the kernel), or `pcap:FILE` (a capture, \
+         received once).",
+    ),
+    key(
+        UPLINK,
+        "queues",
+        "number, 1 to 64",
+        "2",
+        Value("1"),
+        "Queues in each direction. As many as workers are of use.",
+    ),
+    key(
+        UPLINK,
+        "max_frame",
+        "bytes, 60 to 16384",
+        "9022",
+        Value("1522"),
+        "The longest frame, from its first address to the end of its payload. Longer ones are dropped as `too_large`.",
+    ),
+    key(
+        SERVICE,
+        "match",
+        "table",
+        "{ proto = \"tcp\", dst = \"10.128.0.0/16\", dst_port = \"80-443\" }",
+        Words("every IP packet of its uplinks"),
+        "Which packets are its. See below.",
+    ),
+    key(
+        SERVICE,
+        "uplinks",
+        "list of one or two uplink names",
+        "[\"wan\", \"lan\"]",
+        Words("the first uplink"),
+        "Where its packets come in. What an instance sends on its k-th data port leaves by the k-th uplink.",
+    ),
+    key(
+        SERVICE,
+        "image",
+        "image name",
+        "\"inco/forward\"",
+        Words("none; required unless `port = \"null\"`"),
+        "What is in a container: an image that `inco image list` shows, or one that Docker has.",
+    ),
+    key(
+        SERVICE,
+        "port",
+        "`\"memif\"` or `\"null\"`",
+        "\"null\"",
+        Value("\"memif\""),
+        "How an instance is attached: rings of shared memory, or a sink without a container, for benches.",
+    ),
+    key(
+        SERVICE,
+        "command",
+        "list of text",
+        "[\"/inco-nf\", \"forward\"]",
+        Value("[]"),
+        "Program and arguments, instead of the image's own.",
+    ),
+    key(
+        SERVICE,
+        "args",
+        "list of text",
+        "[\"--cost-ns\", \"100\"]",
+        Value("[]"),
+        "Arguments after the command.",
+    ),
+    key(
+        SERVICE,
+        "env",
+        "table, or list of `\"NAME=value\"`",
+        "{ LEVEL = \"info\" }",
+        Value("{}"),
+        "Environment of the program.",
+    ),
+    key(
+        SERVICE,
+        "mounts",
+        "list of mounts",
+        "[\"/etc/rules:/etc/rules:ro\"]",
+        Value("[]"),
+        "What it sees of this machine. See below.",
+    ),
+    key(
+        SERVICE,
+        "memory",
+        "size, at least 6MiB",
+        "\"256MiB\"",
+        Value("\"512MiB\""),
+        "Memory of one container; beyond it the kernel ends its program. The rings are the switch's, not counted here.",
+    ),
+    key(
+        SERVICE,
+        "processes",
+        "number, 1 to 65536",
+        "16",
+        Value("64"),
+        "Processes and threads of one container.",
+    ),
+    key(
+        SERVICE,
+        "cpuset",
+        "CPUs, as `\"0-3,7\"`",
+        "\"4-7\"",
+        Words("every CPU"),
+        "CPUs that its containers may run on.",
+    ),
+    key(
+        SERVICE,
+        "hugepages",
+        "true or false",
+        "true",
+        Value("false"),
+        "Whether a container sees the machine's hugepages.",
+    ),
+    key(
+        SERVICE,
+        "ready",
+        "`\"connected\"`, `\"consumes\"` or a table",
+        "{ exec = [\"/bin/check\"] }",
+        Value("\"connected\""),
+        "When an instance counts as ready: its data ports are up, it took a probe packet, or a command in the \
+         container succeeds.",
+    ),
+    key(
+        SERVICE,
+        "ready_deadline",
+        "span of time",
+        "\"30s\"",
+        Value("\"10s\""),
+        "How long that may take from the program's start; then the instance has failed.",
+    ),
+    key(
+        SERVICE,
+        "instances",
+        "table, or a number",
+        "{ min = 3, max = 8, standby = 1, standby_mode = \"warm\" }",
+        Words("its keys' defaults"),
+        "How many. See below.",
+    ),
+    key(
+        SERVICE,
+        "cpus",
+        "number of CPUs, at least 0.001",
+        "0.5",
+        Words("no limit"),
+        "CPU time that one container may use: 0.5 is half a CPU.",
+    ),
+    key(
+        SERVICE,
+        "capacity",
+        "packet rate, or `\"learn\"`",
+        "\"10Mpps\"",
+        Value("\"learn\""),
+        "What one instance can process, for schedulers and autoscalers. `learn` measures it while it works.",
+    ),
+    key(
+        SERVICE,
+        "fit",
+        "share, above 0 and at most 1",
+        "0.8",
+        Value("0.9"),
+        "Share of the capacity that scheduling may use: an instance takes a new flow while its load is below.",
+    ),
+    key(
+        SERVICE,
+        "scheduler",
+        "scheduler",
+        "\"worst-fit\"",
+        Value("\"best-fit\""),
+        "Which instance a new flow is given to.",
+    ),
+    key(
+        SERVICE,
+        "autoscaler",
+        "table, or a policy's name",
+        "{ policy = \"smartinco\", target = 0.7 }",
+        Value("\"smartinco\""),
+        "How many instances are wanted. See below.",
+    ),
+    key(
+        SERVICE,
+        "affinity",
+        "`\"strict\"` or `\"relaxed\"`",
+        "\"relaxed\"",
+        Value("\"strict\""),
+        "Whether a flow may be moved while its instance is well: never, or where it helps (the function keeps no \
+         state per flow, or shares it).",
+    ),
+    key(
+        SERVICE,
+        "symmetric",
+        "true or false",
+        "false",
+        Value("true"),
+        "Whether both directions of a flow go to one instance. Otherwise each is pinned on its own.",
+    ),
+    key(
+        SERVICE,
+        "table_full",
+        "`\"hash\"` or `\"drop\"`",
+        "\"drop\"",
+        Value("\"hash\""),
+        "A new flow that finds the flow table full: sent by hash without a pin, or dropped. Both are counted.",
+    ),
+    key(
+        SERVICE,
+        "drain_deadline",
+        "span of time",
+        "\"5m\"",
+        Value("\"60s\""),
+        "How long a draining instance may keep flows; those left then are given to others.",
+    ),
+    key(
+        SERVICE,
+        "stop_grace",
+        "span of time",
+        "\"500ms\"",
+        Value("\"2s\""),
+        "How long a program may take to end by itself (SIGTERM) before it is killed.",
+    ),
+    key(
+        SERVICE,
+        "ring",
+        "table",
+        "{ slots = 2048 }",
+        Words("its keys' defaults"),
+        "See below.",
+    ),
+    key(
+        SERVICE,
+        "queues",
+        "number, 1 to the number of workers",
+        "1",
+        Value("1"),
+        "Queue pairs of each data port. With fewer than workers, an instance has home workers that serve them.",
+    ),
+    key(
+        SERVICE,
+        "flow_counters",
+        "true or false",
+        "true",
+        Value("false"),
+        "Whether returned packets are counted per flow, too: one more look into the flow table for each.",
+    ),
+    key(
+        MATCH,
+        "proto",
+        "`tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or a number",
+        "\"tcp\"",
+        Words("any"),
+        "The IP protocol.",
+    ),
+    key(
+        MATCH,
+        "src",
+        "address or prefix",
+        "\"192.0.2.0/24\"",
+        Words("any"),
+        "Source addresses, IPv4 or IPv6.",
+    ),
+    key(
+        MATCH,
+        "dst",
+        "address or prefix",
+        "\"2001:db8::/32\"",
+        Words("any"),
+        "Destination addresses, IPv4 or IPv6.",
+    ),
+    key(
+        MATCH,
+        "src_port",
+        "port, or range of ports",
+        "\"1024-65535\"",
+        Words("any"),
+        "Source ports; needs `proto`.",
+    ),
+    key(
+        MATCH,
+        "dst_port",
+        "port, or range of ports",
+        "\"80-443\"",
+        Words("any"),
+        "Destination ports; needs `proto`.",
+    ),
+    key(
+        MATCH,
+        "vlan",
+        "number, 0 to 4094",
+        "42",
+        Words("any"),
+        "The outermost VLAN id; 0 for packets without a tag.",
+    ),
+    key(
+        MOUNT,
+        "source",
+        "absolute path",
+        "\"/etc/rules\"",
+        Required,
+        "On this machine.",
+    ),
+    key(
+        MOUNT,
+        "target",
+        "absolute path",
+        "\"/etc/rules\"",
+        Required,
+        "In the container.",
+    ),
+    key(
+        MOUNT,
+        "read_only",
+        "true or false",
+        "true",
+        Value("false"),
+        "Whether the container may only read it.",
+    ),
+    key(
+        READY,
+        "exec",
+        "list of text",
+        "[\"/bin/check\"]",
+        Required,
+        "The command; ready when it exits with 0.",
+    ),
+    key(
+        INSTANCES,
+        "min",
+        "number, 1 to 1024",
+        "3",
+        Value("1"),
+        "Active instances at least.",
+    ),
+    key(
+        INSTANCES,
+        "max",
+        "number, at least `min`",
+        "8",
+        Words("8, or `min` where that is more"),
+        "Active instances at most.",
+    ),
+    key(
+        INSTANCES,
+        "standby",
+        "number, at most `max`",
+        "2",
+        Words("1; 0 where `instances` is a number"),
+        "Instances that are kept ready beside the active ones.",
+    ),
+    key(
+        INSTANCES,
+        "standby_mode",
+        "`\"warm\"` or `\"paused\"`",
+        "\"paused\"",
+        Value("\"warm\""),
+        "How they wait: running (activating one costs microseconds), or frozen (no CPU; it costs a resume).",
+    ),
+    key(
+        AUTOSCALER,
+        "policy",
+        "autoscaler",
+        "\"smartinco\"",
+        Value("\"smartinco\""),
+        "The policy.",
+    ),
+    key(
+        RING,
+        "slots",
+        "power of two, 64 to 16384",
+        "2048",
+        Value("1024"),
+        "Descriptors. Slots ÷ packet rate is the longest pause of the function that loses nothing.",
+    ),
+    key(
+        RING,
+        "buffer_bytes",
+        "bytes, 128 to 16384",
+        "4096",
+        Value("2048"),
+        "One buffer. Longer frames use several.",
+    ),
+    key(
+        ENGINE,
+        "driver",
+        "`\"oci\"` or `\"docker\"`",
+        "\"docker\"",
+        Value("\"oci\""),
+        "`oci` is embedded and needs no daemon; `docker` speaks to Docker or Podman.",
+    ),
+    key(
+        ENGINE,
+        "host",
+        "`unix:///...` or `tcp://HOST:PORT`",
+        "\"tcp://192.0.2.7:2376\"",
+        Value("\"unix:///run/docker.sock\""),
+        "Where Docker or Podman answers. Ports of shared memory need an engine on this machine.",
+    ),
+    key(
+        ENGINE,
+        "tls",
+        "directory",
+        "\"/etc/inco/tls\"",
+        Words("none"),
+        "For a remote engine: where `ca.pem`, `cert.pem` and `key.pem` are, as for Docker's own command.",
+    ),
+    key(
+        API,
+        "socket",
+        "path",
+        "\"/run/inco/api.sock\"",
+        Words("`api.sock` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"),
+        "The unix socket that `inco status` and the others ask.",
+    ),
+];
+
+/// The keys of a table.
+pub(crate) fn of_table(table: &str) -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(move |key| key.table == table)
+}

@@ -1,0 +1,45 @@
+//! The known word nearest to an unknown one.
+
+/// The known word that was probably meant: at most a third of its letters, and at least two, may differ.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = |candidate: &'a str| {
+        let distance = strsim::damerau_levenshtein(&word.to_lowercase(), candidate);
+        (distance <= (candidate.len() / 3).max(2) && distance < candidate.len())
+            .then_some((distance, candidate))
+    };
+    known
+        .into_iter()
+        .filter_map(near)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// "write X", where one was probably meant, else every known word.
+pub(crate) fn write_one_of<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    match nearest(word, known.clone()) {
+        Some(near) => format!("write {near:?}"),
+        None => format!("write one of {}", list(known)),
+    }
+}
+
+/// `"a", "b"`.
+pub(crate) fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted: Vec<String> = words.into_iter().map(|word| format!("{word:?}")).collect();
+    quoted.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_word_is_found_and_far_ones_are_not_offered() {
+        let known = ["instances", "image", "ring", "cpus"];
+        assert_eq!(nearest("instance", known), Some("instances"));
+        assert_eq!(nearest("Image", known), Some("image"));
+        assert_eq!(nearest("cpu", known), Some("cpus"));
+        assert_eq!(nearest("colour", known), None);
+        assert_eq!(nearest("", known), None);
+        assert_eq!(write_one_of("colour", ["a", "b"]), "write one of \"a\", \"b\"");
+    }
+}

@@ -1,0 +1,130 @@
+//! What is wrong with a configuration, and where.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use thiserror::Error;
+
+/// One thing that is wrong: where, what, and what to write instead. Shown as
+/// `inco.toml:12: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3`.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub struct Problem {
+    /// The file's name as it was given.
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The column in characters, counted from 1.
+    pub column: usize,
+    /// The key, from the top: `service.firewall.instances.min`. Empty where no key could be read.
+    pub key: String,
+    /// What is wrong.
+    pub what: String,
+    /// What to write, or what to do.
+    pub write: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: ", self.file, self.line)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        write!(f, "{}; {}", self.what, self.write)
+    }
+}
+
+/// A place in the file: line and column, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The column, in characters.
+    pub column: usize,
+}
+
+/// Where each key stands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Places(BTreeMap<String, Place>);
+
+impl Places {
+    pub(crate) fn note(&mut self, path: &str, place: Place) {
+        self.0.entry(path.to_owned()).or_insert(place);
+    }
+
+    /// The place of that key, or of the nearest table around it that the file has, or the file's start.
+    pub(crate) fn of(&self, path: &str) -> Place {
+        let mut path = path;
+        loop {
+            if let Some(place) = self.0.get(path) {
+                return *place;
+            }
+            match path.rfind(['.', '[']) {
+                Some(end) => path = path.get(..end).unwrap_or_default(),
+                None => return Place { line: 1, column: 1 },
+            }
+        }
+    }
+}
+
+/// Finds lines and columns of byte offsets.
+pub(crate) struct Lines<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    pub(crate) fn new(text: &'a str) -> Lines<'a> {
+        let starts = std::iter::once(0)
+            .chain(text.match_indices('\n').map(|(at, _)| at + 1))
+            .collect();
+        Lines { text, starts }
+    }
+
+    pub(crate) fn place(&self, offset: usize) -> Place {
+        let line = self.starts.partition_point(|start| *start <= offset).max(1);
+        let start = self.starts.get(line - 1).copied().unwrap_or_default();
+        let mut end = offset.min(self.text.len());
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let column = self
+            .text
+            .get(start..end)
+            .map_or(0, |before| before.chars().count())
+            + 1;
+        Place { line, column }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_lines_and_characters() {
+        let lines = Lines::new("a = 1\nü = 2\n\nc");
+        for (offset, line, column) in [
+            (0, 1, 1),
+            (4, 1, 5),
+            (6, 2, 1),
+            (8, 2, 2),
+            (9, 2, 3),
+            (13, 3, 1),
+            (14, 4, 1),
+        ] {
+            assert_eq!(lines.place(offset), Place { line, column }, "{offset}");
+        }
+        assert_eq!(lines.place(999).line, 4);
+        assert_eq!(Lines::new("").place(0), Place { line: 1, column: 1 });
+    }
+
+    #[test]
+    fn a_key_that_is_not_written_is_placed_at_its_table() {
+        let mut places = Places::default();
+        places.note("service.a", Place { line: 7, column: 1 });
+        places.note("service.a.instances", Place { line: 9, column: 1 });
+        assert_eq!(places.of("service.a.instances.min").line, 9);
+        assert_eq!(places.of("service.a.env[0]").line, 7);
+        assert_eq!(places.of("engine.host").line, 1);
+    }
+}

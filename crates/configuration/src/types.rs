@@ -1,0 +1,415 @@
+//! A configuration that was checked: what the rest of inco is given.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use autoscaling::Autoscaler;
+use model::{Nanos, ServiceId, UplinkId};
+use scheduling::Scheduler;
+
+use crate::problem::Places;
+
+/// The whole configuration, checked. Services and uplinks are in the order of the file, so that
+/// [`ServiceId`] and [`UplinkId`] are their indices.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// The file's name as it was given, for messages.
+    pub file: String,
+    /// What forwards.
+    pub switch: Switch,
+    /// Ports towards the network; at least one.
+    pub uplinks: Vec<Uplink>,
+    /// Network functions; at least one.
+    pub services: Vec<Service>,
+    /// What runs containers.
+    pub engine: Engine,
+    /// How inco is asked.
+    pub api: Api,
+    /// Where each key stands in the file.
+    pub(crate) places: Places,
+}
+
+/// What forwards packets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Switch {
+    /// Which implementation.
+    pub driver: SwitchDriver,
+    /// The CPU that each worker is pinned to. Empty: one worker that is not pinned.
+    pub workers: Vec<u16>,
+    /// What a worker does when no packet comes.
+    pub poll: Poll,
+    /// IPv4 flows that each worker's table holds.
+    pub flows: u64,
+    /// IPv6 flows that each worker's table holds.
+    pub flows_ipv6: u64,
+    /// When a flow ends without saying so.
+    pub timeouts: Timeouts,
+    /// IP packets that are of no service.
+    pub unmatched: Fallback,
+    /// Packets that are not IP.
+    pub other: Fallback,
+    /// Memory for flow tables and DPDK's buffers.
+    pub hugepages: Hugepages,
+    /// Arguments for DPDK's environment layer, after inco's own.
+    pub dpdk_args: Vec<String>,
+}
+
+impl Switch {
+    /// Workers that there are, pinned or not.
+    pub fn worker_count(&self) -> usize {
+        self.workers.len().max(1)
+    }
+}
+
+/// Which switch forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchDriver {
+    /// Ours.
+    Soft,
+}
+
+impl SwitchDriver {
+    /// The words for it.
+    pub const NAMES: &'static [&'static str] = &["soft"];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SwitchDriver::Soft => "soft",
+        }
+    }
+}
+
+/// What a worker does when no packet comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poll {
+    /// It sleeps, longer and longer, up to a bound.
+    Adaptive,
+    /// It goes on asking: lowest latency, one whole CPU each.
+    Busy,
+}
+
+/// Where memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hugepages {
+    /// From hugepages where enough are free, else from plain pages.
+    Auto,
+    /// From hugepages, or inco does not start.
+    On,
+    /// From plain pages.
+    Off,
+}
+
+/// What happens to packets that are no flow of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// They are dropped and counted.
+    Drop,
+    /// They leave by that uplink, unchanged.
+    Pass(UplinkId),
+}
+
+/// A port towards the network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Uplink {
+    /// Its name.
+    pub name: String,
+    /// What it is attached to.
+    pub device: Device,
+    /// Receive and transmit queues of the device, each.
+    pub queues: u8,
+    /// The longest frame that it carries, in bytes, from the destination address to the end of the payload.
+    pub max_frame: u16,
+}
+
+/// What an uplink is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Device {
+    /// A memif link: inco listens on this unix socket, and whoever connects is the network. A relative path is one in
+    /// the run directory.
+    Memif(PathBuf),
+    /// A network interface of this machine, by AF_XDP or AF_PACKET.
+    Veth(String),
+    /// Frames of a capture file, each received once.
+    Pcap(PathBuf),
+    /// A DPDK device string: a PCI address or `net_...`.
+    Dpdk(String),
+}
+
+/// A network function: a match on traffic, policies, and the containers that do the work.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Its name.
+    pub name: String,
+    /// Which packets are its.
+    pub matches: Match,
+    /// Data port k of an instance belongs to the k-th one. One or two.
+    pub uplinks: Vec<UplinkId>,
+    /// What is in a container. `None` only where `port` is [`PortKind::Null`].
+    pub image: Option<String>,
+    /// How an instance is attached.
+    pub port: PortKind,
+    /// Program and arguments, instead of the image's own. Empty: the image's own.
+    pub command: Vec<String>,
+    /// Arguments after those of `command`, or after the image's own entry point.
+    pub args: Vec<String>,
+    /// Environment, in the order of its names.
+    pub env: Vec<(String, String)>,
+    /// What a container sees of this machine.
+    pub mounts: Vec<Mount>,
+    /// Memory of one container, in bytes.
+    pub memory_bytes: u64,
+    /// Processes and threads of one container.
+    pub processes: u32,
+    /// CPUs that containers may run on, as `0-3,7`; `None` for all.
+    pub cpuset: Option<String>,
+    /// Whether a container sees the machine's hugepages.
+    pub hugepages: bool,
+    /// When an instance counts as ready.
+    pub ready: Ready,
+    /// How long an instance may take from its program's start until it is ready.
+    pub ready_deadline: Nanos,
+    /// How many.
+    pub instances: Instances,
+    /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.
+    pub cpus: Option<f64>,
+    /// What one instance can process.
+    pub capacity: Capacity,
+    /// Share of the capacity that scheduling may use, above 0 and at most 1.
+    pub fit: f64,
+    /// The scheduler in its first state: each worker starts with a copy of it.
+    pub scheduler: Scheduler,
+    /// The autoscaler in its first state, with the parameters that the file gives.
+    pub autoscaler: Autoscaler,
+    /// Whether a pinned flow may be moved while its instance is well.
+    pub affinity: Affinity,
+    /// Whether both directions of a flow go to one instance.
+    pub symmetric: bool,
+    /// What happens to a new flow that finds the flow table full.
+    pub table_full: TableFull,
+    /// How long a draining instance may keep flows.
+    pub drain_deadline: Nanos,
+    /// How long a program may take to end by itself before it is killed.
+    pub stop_grace: Nanos,
+    /// The rings towards and from an instance.
+    pub ring: Ring,
+    /// Queue pairs of each of an instance's data ports.
+    pub queues: u8,
+    /// Whether returned packets are counted per flow, too.
+    pub flow_counters: bool,
+}
+
+impl Service {
+    /// Containers of it that may exist at once, draining ones apart.
+    pub fn instance_limit(&self) -> u32 {
+        self.instances.max.saturating_add(self.instances.standby)
+    }
+}
+
+/// How an instance is attached to the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortKind {
+    /// Rings of shared memory; the instance listens on a socket.
+    Memif,
+    /// A sink without a container, for benches.
+    Null,
+}
+
+/// A directory or file of this machine in a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// On this machine; absolute.
+    pub source: PathBuf,
+    /// In the container; absolute.
+    pub target: PathBuf,
+    /// Whether the container may only read it.
+    pub read_only: bool,
+}
+
+/// When an instance counts as ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Its data ports are up.
+    Connected,
+    /// It took a probe packet out of its ring.
+    Consumes,
+    /// This command, run in the container, exits with 0.
+    Exec(Vec<String>),
+}
+
+/// How many instances there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instances {
+    /// Active ones at least.
+    pub min: u32,
+    /// Active ones at most.
+    pub max: u32,
+    /// Kept ready beside the active ones.
+    pub standby: u32,
+    /// How they are kept.
+    pub standby_mode: StandbyMode,
+}
+
+/// How a standby instance waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandbyMode {
+    /// Running: activating it costs microseconds.
+    Warm,
+    /// Frozen: it uses no CPU; activating it costs a resume.
+    Paused,
+}
+
+/// What one instance can process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Capacity {
+    /// Packets per second.
+    Pps(f64),
+    /// Measured while it works.
+    Learn,
+}
+
+/// Whether a pinned flow may be moved while its instance is well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Affinity {
+    /// Never.
+    Strict,
+    /// Where it helps: the function keeps no state per flow, or shares it.
+    Relaxed,
+}
+
+/// What happens to a new flow that finds the flow table full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableFull {
+    /// Its packets are sent by hash, without a pin.
+    Hash,
+    /// Its packets are dropped and counted.
+    Drop,
+}
+
+/// When a flow ends without saying so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// A TCP flow in use.
+    pub tcp: Nanos,
+    /// A TCP flow whose handshake is not complete.
+    pub tcp_handshake: Nanos,
+    /// How long a flow that ended by FIN or RST keeps its pin for late packets.
+    pub tcp_linger: Nanos,
+    /// UDP.
+    pub udp: Nanos,
+    /// SCTP.
+    pub sctp: Nanos,
+    /// ICMP queries.
+    pub icmp: Nanos,
+    /// Every other protocol.
+    pub other: Nanos,
+}
+
+/// The rings of a data port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// Descriptors in each direction; a power of two.
+    pub slots: u32,
+    /// Bytes of one buffer; longer frames use several.
+    pub buffer_bytes: u32,
+}
+
+impl Ring {
+    /// Shared memory of one port with that many queue pairs: both directions, in bytes.
+    pub fn port_bytes(&self, queues: u8) -> u64 {
+        // A memif descriptor is 16 bytes, a ring's header 128.
+        let ring = 128 + u64::from(self.slots) * (16 + u64::from(self.buffer_bytes));
+        2 * ring * u64::from(queues)
+    }
+}
+
+/// What runs containers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Engine {
+    /// Which one.
+    pub driver: EngineDriver,
+    /// Where Docker or Podman answers: `unix:///...` or `tcp://host:port`. Only for [`EngineDriver::Docker`].
+    pub host: String,
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem` for a remote engine.
+    pub tls: Option<PathBuf>,
+}
+
+impl Engine {
+    /// Whether its containers run on this machine, so that memory can be shared with them. A TCP address of this machine
+    /// may be the end of a tunnel, so only a unix socket counts.
+    pub fn is_local(&self) -> bool {
+        self.driver == EngineDriver::Oci || self.host.starts_with("unix:")
+    }
+}
+
+/// Which engine runs containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineDriver {
+    /// Embedded: containers without a daemon.
+    Oci,
+    /// Docker's or Podman's API.
+    Docker,
+}
+
+impl EngineDriver {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            EngineDriver::Oci => "oci",
+            EngineDriver::Docker => "docker",
+        }
+    }
+}
+
+/// How inco is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Api {
+    /// The unix socket; `None` for `api.sock` in inco's run directory.
+    pub socket: Option<PathBuf>,
+}
+
+/// Which packets are a service's. An empty match is all IP packets of its uplinks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// Source addresses.
+    pub src: Option<Prefix>,
+    /// Destination addresses.
+    pub dst: Option<Prefix>,
+    /// Source ports.
+    pub src_port: Option<RangeInclusive<u16>>,
+    /// Destination ports.
+    pub dst_port: Option<RangeInclusive<u16>>,
+    /// Outermost VLAN id; 0 for packets without a tag.
+    pub vlan: Option<u16>,
+}
+
+/// Addresses that share their first bits; the others of `address` are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The first address.
+    pub address: IpAddr,
+    /// How many leading bits count.
+    pub bits: u8,
+}
+
+impl Configuration {
+    /// The uplink of that name.
+    pub fn uplink(&self, name: &str) -> Option<UplinkId> {
+        let index = self.uplinks.iter().position(|uplink| uplink.name == name)?;
+        Some(UplinkId(u8::try_from(index).ok()?))
+    }
+
+    /// The service of that name.
+    pub fn service(&self, name: &str) -> Option<(ServiceId, &Service)> {
+        let index = self.services.iter().position(|service| service.name == name)?;
+        Some((ServiceId(u16::try_from(index).ok()?), &self.services[index]))
+    }
+
+    /// Services with their ids, in the order of the file.
+    pub fn services_with_ids(&self) -> impl Iterator<Item = (ServiceId, &Service)> {
+        (0u16..).map(ServiceId).zip(&self.services)
+    }
+}

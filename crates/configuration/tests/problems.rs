@@ -1,0 +1,744 @@
+//! What is read, and what is said where something is wrong.
+
+#![allow(clippy::panic, reason = "a test fails by it")]
+
+use configuration::{
+    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, Fallback, PortKind, Problem, Ready,
+    StandbyMode, Unusable, check_facts, parse,
+};
+use model::{Nanos, UplinkId};
+
+/// The example of the design, with a policy that exists.
+const EXAMPLE: &str = r#"[switch]
+driver = "soft"
+workers = [0]                       # CPUs
+
+[[uplink]]
+name = "wan"
+device = "0000:03:00.0"             # or "memif:/run/inco/wan.sock", "veth:eth1", "pcap:trace.pcap"
+
+[service.firewall]
+match = { proto = "tcp", dst = "10.128.0.0/16", dst_port = "80-443" }
+image = "inco/firewall:latest"
+port = "memif"
+command = ["inco-nf", "firewall", "--rules", "/etc/rules"]
+ready = "connected"
+instances = { min = 3, max = 8, standby = 1, standby_mode = "warm" }
+cpus = 1.0
+capacity = "10Mpps"
+scheduler = "best-fit"
+autoscaler = { policy = "smartinco", target = 0.7 }
+affinity = "strict"
+
+[engine]
+driver = "oci"
+"#;
+
+/// The shortest configuration.
+const SHORT: &str = r#"[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[service.a]
+image = "inco/forward"
+"#;
+
+fn good(text: &str) -> Configuration {
+    parse(text, "inco.toml").unwrap_or_else(|problems| panic!("{}", shown(&problems)))
+}
+
+fn shown(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("{problem}\n")).collect()
+}
+
+fn wrong(text: &str) -> Vec<String> {
+    match parse(text, "inco.toml") {
+        Ok(configuration) => panic!("accepted: {configuration:#?}"),
+        Err(problems) => problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// The short configuration with lines added to its service.
+fn service_with(lines: &str) -> String {
+    format!("{SHORT}{lines}\n")
+}
+
+#[test]
+fn the_example_of_the_design_is_read() {
+    let c = good(EXAMPLE);
+    assert_eq!(c.switch.workers, [0]);
+    assert_eq!(c.uplinks[0].device, Device::Dpdk("0000:03:00.0".to_owned()));
+    let (id, service) = c.service("firewall").unwrap();
+    assert_eq!(id.0, 0);
+    assert_eq!(service.matches.protocol, Some(6));
+    assert_eq!(service.matches.dst.unwrap().bits, 16);
+    assert_eq!(service.matches.dst_port, Some(80..=443));
+    assert_eq!(service.image.as_deref(), Some("inco/firewall:latest"));
+    assert_eq!(service.command.len(), 4);
+    assert_eq!(
+        (
+            service.instances.min,
+            service.instances.max,
+            service.instances.standby
+        ),
+        (3, 8, 1)
+    );
+    assert_eq!(service.instances.standby_mode, StandbyMode::Warm);
+    assert_eq!(service.cpus, Some(1.0));
+    assert_eq!(service.capacity, Capacity::Pps(10e6));
+    assert_eq!(service.scheduler.name(), "best-fit");
+    assert!(
+        format!("{:?}", service.autoscaler).contains("target: 0.7"),
+        "{:?}",
+        service.autoscaler
+    );
+    assert_eq!(service.affinity, Affinity::Strict);
+    assert_eq!(c.engine.driver, EngineDriver::Oci);
+}
+
+#[test]
+fn a_short_configuration_has_sensible_defaults() {
+    let c = good(SHORT);
+    assert_eq!(c.switch.worker_count(), 1);
+    assert!(c.switch.workers.is_empty());
+    assert_eq!(c.switch.unmatched, Fallback::Drop);
+    let service = &c.services[0];
+    assert_eq!(service.uplinks, [UplinkId(0)]);
+    assert_eq!(service.port, PortKind::Memif);
+    assert_eq!((service.instances.min, service.instances.max), (1, 8));
+    assert_eq!(service.capacity, Capacity::Learn);
+    assert_eq!(service.autoscaler.name(), "smartinco");
+    assert!(service.symmetric);
+    assert_eq!(c.switch.timeouts.udp, Nanos::from_secs(120));
+    assert_eq!(service.ring.port_bytes(1), 2 * (128 + 1024 * (16 + 2048)));
+    assert_eq!(c.uplinks[0].device, Device::Memif("wan.sock".into()));
+}
+
+#[test]
+fn every_way_of_writing_a_thing_is_read() {
+    let c = good(
+        r#"
+[switch]
+workers = [2, 3]
+flows = "64k"
+timeouts = { udp = "500ms" }
+unmatched = "lan"
+[[uplink]]
+name = "wan"
+device = "veth:eth1"
+[[uplink]]
+name = "lan"
+device = "net_pcap0,rx_pcap=a.pcap"
+[[uplink]]
+name = "third"
+device = "03:00.1,representor=[0-3]"
+queues = 2
+max_frame = "9kB"
+[service.web]
+uplinks = ["wan", "lan"]
+image = "a"
+command = ["/x"]
+args = ["-v"]
+env = { B = 1, A = "two" }
+mounts = ["/a:/b:ro", { source = "/c", target = "/d" }]
+ready = { exec = ["/bin/check"] }
+instances = 4
+capacity = 250000
+fit = "80%"
+autoscaler = "fixed"
+match = { proto = 50, src = "2001:db8::/32", vlan = 7 }
+[service.sink]
+port = "null"
+uplinks = ["third"]
+env = ["A=b=c"]
+cpuset = "0-3,7"
+[engine]
+driver = "docker"
+host = "unix:///run/podman.sock"
+"#,
+    );
+    assert_eq!(c.switch.flows, 64_000);
+    assert_eq!(c.switch.unmatched, Fallback::Pass(UplinkId(1)));
+    assert_eq!(c.uplinks[2].max_frame, 9000);
+    let web = &c.services[0];
+    assert_eq!(web.name, "web");
+    assert_eq!(web.uplinks, [UplinkId(0), UplinkId(1)]);
+    assert_eq!(
+        web.env,
+        [
+            ("A".to_owned(), "two".to_owned()),
+            ("B".to_owned(), "1".to_owned())
+        ]
+    );
+    assert_eq!(
+        web.mounts.iter().map(|m| m.read_only).collect::<Vec<_>>(),
+        [true, false]
+    );
+    assert_eq!(web.ready, Ready::Exec(vec!["/bin/check".to_owned()]));
+    assert_eq!(
+        (web.instances.min, web.instances.max, web.instances.standby),
+        (4, 4, 0)
+    );
+    assert_eq!(web.capacity, Capacity::Pps(250_000.0));
+    assert_eq!(web.fit, 0.8);
+    assert_eq!(c.switch.timeouts.udp, Nanos::from_millis(500));
+    assert_eq!(c.switch.timeouts.tcp, Nanos::from_secs(900));
+    assert_eq!(web.matches.vlan, Some(7));
+    assert_eq!(c.services[1].env, [("A".to_owned(), "b=c".to_owned())]);
+    assert!(c.services[1].image.is_none());
+    assert!(c.engine.is_local());
+}
+
+#[test]
+fn a_problem_names_file_line_key_and_what_to_write() {
+    let text = EXAMPLE.replace("min = 3, max = 8", "min = 5, max = 3");
+    assert_eq!(
+        wrong(&text),
+        ["inco.toml:15: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3"]
+    );
+}
+
+#[test]
+fn each_thing_that_is_wrong_is_told() {
+    // (a line of the service, what is said of it)
+    let cases = [
+        (
+            "instance = 3",
+            "service.a.instance: there is no such key; write \"instances\"",
+        ),
+        (
+            "colour = 3",
+            "service.a.colour: there is no such key; remove it, or write one of ",
+        ),
+        ("image2 = 'a'", "write \"image\""),
+        (
+            "instances = { min = 1, max = 2, standby = 3 }",
+            "standby: 3 is more than max (2); write a standby of at most 2",
+        ),
+        (
+            "instances = { min = 0 }",
+            "instances.min: 0 is less than 1; write a whole number from 1 to 1024",
+        ),
+        ("instances = 0", "service.a.instances: 0 is less than 1"),
+        (
+            "instances = { max = 1020, standby = 8 }",
+            "more than the switch's 1024; write a smaller max or standby",
+        ),
+        (
+            "scheduler = 'bestfit'",
+            "there is no scheduler \"bestfit\"; write \"best-fit\"",
+        ),
+        (
+            "scheduler = 'xyz'",
+            "write one of \"round-robin\", \"best-fit\", \"worst-fit\"",
+        ),
+        (
+            "autoscaler = 'smartinko'",
+            "there is no autoscaler \"smartinko\"; write \"smartinco\"",
+        ),
+        (
+            "autoscaler = { policy = 'x' }",
+            "service.a.autoscaler.policy: there is no autoscaler \"x\"",
+        ),
+        ("autoscaler = { target = 1.5 }", "service.a.autoscaler.target: "),
+        (
+            "autoscaler = { tarket = 0.5 }",
+            "service.a.autoscaler.tarket: there is no such key; write \"target\"",
+        ),
+        (
+            "autoscaler = { window = '5 parsecs' }",
+            "service.a.autoscaler.window: ",
+        ),
+        (
+            "capacity = '0Mpps'",
+            "service.a.capacity: 0 packets per second cannot be",
+        ),
+        (
+            "capacity = '10Mbps'",
+            "there is no unit \"Mbps\" for a packet rate; write a number and one of pps, kpps",
+        ),
+        ("capacity = 'lots'", "\"lots\" is not a packet rate"),
+        (
+            "fit = 0",
+            "service.a.fit: 0 is out of range; write a number above 0 and at most 1",
+        ),
+        ("fit = '120%'", "service.a.fit: 1.2 is out of range"),
+        ("fit = nan", "service.a.fit: NaN is out of range"),
+        (
+            "cpus = 0",
+            "service.a.cpus: 0 is out of range; write a number of CPUs of at least 0.001",
+        ),
+        ("cpus = 'two'", "the text \"two\" is not a number of CPUs"),
+        (
+            "cpuset = '3-1'",
+            "\"3-1\" is not a set of CPUs; write numbers and ranges, as \"0-3,7\"",
+        ),
+        (
+            "drain_deadline = 60",
+            "the number 60 is not a span of time; write text with a unit",
+        ),
+        (
+            "drain_deadline = '60'",
+            "service.a.drain_deadline: \"60\" has no unit",
+        ),
+        ("drain_deadline = '0s'", "service.a.drain_deadline: it is zero"),
+        (
+            "memory = '1MiB'",
+            "service.a.memory: 1048576 is less than 6291456",
+        ),
+        ("memory = '64 mebi'", "there is no unit \"mebi\" for a size"),
+        (
+            "port = 'mem'",
+            "service.a.port: there is no \"mem\" here; write \"memif\"",
+        ),
+        (
+            "symmetric = 'yes'",
+            "the text \"yes\" is not true or false; write true or false, without quotes",
+        ),
+        (
+            "uplinks = ['lan']",
+            "service.a.uplinks[0]: there is no uplink \"lan\"; write \"wan\"",
+        ),
+        ("uplinks = []", "there are 0 uplinks in the list"),
+        (
+            "uplinks = ['wan', 'wan']",
+            "service.a.uplinks[1]: this uplink is there twice",
+        ),
+        (
+            "ring = { slots = 1000 }",
+            "service.a.ring.slots: 1000 is not a power of two; write 512 or 1024",
+        ),
+        ("queues = 2", "service.a.queues: 2 is more than 1"),
+        (
+            "command = 'inco-nf forward'",
+            "is not a list of text; write a list of text",
+        ),
+        ("command = ['a', 1]", "the number 1 in the list is not text"),
+        (
+            "mounts = ['etc:/etc']",
+            "service.a.mounts[0]: \"etc\" is not an absolute path",
+        ),
+        (
+            "mounts = ['/a:/b:rx']",
+            "is not a mount; write \"/source:/target:ro\"",
+        ),
+        ("mounts = ['/a:/../b']", "is not an absolute path without \"..\""),
+        (
+            "mounts = [{ source = '/a' }]",
+            "service.a.mounts[0].target: this key is missing; write target =",
+        ),
+        ("env = ['A']", "service.a.env: \"A\" has no ="),
+        ("env = { A = [] }", "A is not text"),
+        (
+            "ready = { exe = [] }",
+            "service.a.ready.exe: there is no such key; write \"exec\"",
+        ),
+        (
+            "ready = { exec = [] }",
+            "service.a.ready.exec: it names no program",
+        ),
+        (
+            "match = { proto = 'tpc' }",
+            "there is no protocol \"tpc\" here; write \"tcp\", or a number",
+        ),
+        ("match = { proto = 300 }", "300 is more than 255"),
+        (
+            "match = { dst = '10.0.0.1/8' }",
+            "has bits beyond its length; write \"10.0.0.0/8\"",
+        ),
+        (
+            "match = { dst = '10.0.0.0/33' }",
+            "/33 is longer than the address; write at most /32",
+        ),
+        ("match = { dst = '10.0.0/8' }", "is not an address or prefix"),
+        ("match = { dst = '10.0.0.0/+8' }", "is not an address or prefix"),
+        (
+            "match = { src = '::/0', dst = '10.0.0.0/8' }",
+            "of different IP versions",
+        ),
+        (
+            "match = { proto = 'icmp', dst = '::/0' }",
+            "icmp is IPv4's; write \"icmpv6\"",
+        ),
+        (
+            "match = { dst_port = 80 }",
+            "match.dst_port: which protocol's ports is not said; write proto = ",
+        ),
+        (
+            "match = { proto = 'icmp', dst_port = 80 }",
+            "this protocol has no ports",
+        ),
+        (
+            "match = { proto = 'tcp', dst_port = '443-80' }",
+            "the range \"443-80\" is empty; write \"80-443\"",
+        ),
+        (
+            "match = { proto = 'tcp', dst_port = 70000 }",
+            "70000 is more than 65535",
+        ),
+        ("match = { vlan = 4095 }", "4095 is more than 4094"),
+        ("match = 'tcp'", "the text \"tcp\" is not a table"),
+    ];
+    for (line, said) in cases {
+        let problems = wrong(&service_with(line));
+        assert_eq!(problems.len(), 1, "{line}: {problems:#?}");
+        assert!(
+            problems[0].starts_with("inco.toml:6: "),
+            "{line}: {}",
+            problems[0]
+        );
+        assert!(
+            problems[0].contains(said),
+            "{line}:\n  {}\n  has no\n  {said}",
+            problems[0]
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_outside_of_services_is_told() {
+    let uplink = "[[uplink]]\nname = 'wan'\ndevice = 'memif:w'\n";
+    let service = "[service.a]\nimage = 'a'\n";
+    let with = |head: &str, tail: &str| format!("{head}{uplink}{tail}{service}");
+    let cases = [
+        (
+            with("[swich]\n", ""),
+            "inco.toml:1: swich: there is no such key; write \"switch\"",
+        ),
+        (
+            with("[switch]\nworkers = [0, 0]\n", ""),
+            "inco.toml:2: switch.workers[1]: CPU 0 is there twice",
+        ),
+        (
+            with("[switch]\nworkers = [99999]\n", ""),
+            "switch.workers[0]: 99999 is more than 8191",
+        ),
+        (
+            with("[switch]\nflows = 10\n", ""),
+            "switch.flows: 10 is less than 1024",
+        ),
+        (
+            with("[switch]\nunmatched = 'lan'\n", ""),
+            "there is no uplink \"lan\"; write \"wan\", or \"drop\"",
+        ),
+        (
+            with("[switch]\ndriver = 'openflow'\n", ""),
+            "switch.driver: there is no \"openflow\" here; write one of \"soft\"",
+        ),
+        (
+            with("[switch]\npoll = 1\n", ""),
+            "the number 1 is not text; write one of \"adaptive\", \"busy\"",
+        ),
+        (
+            service.to_owned(),
+            "inco.toml:1: uplink: there is no uplink; write [[uplink]]",
+        ),
+        (
+            uplink.to_owned(),
+            "service: there is no service; write [service.NAME]",
+        ),
+        (
+            with("", "queues = 2\n"),
+            "inco.toml:4: uplink[0].queues: 2 queues are more than there are workers (1)",
+        ),
+        (
+            with("", "max_frame = 20000\n"),
+            "uplink[0].max_frame: 20000 is more than 16384",
+        ),
+        (with("", "mtu = 1500\n"), "uplink[0].mtu: there is no such key"),
+        (
+            with("", uplink),
+            "inco.toml:5: uplink[1].name: line 2 has an uplink \"wan\" already; write another name",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'memif:w'\n"),
+            "inco.toml:6: uplink[1].device: uplink \"wan\" has this",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'memiv:w'\n"),
+            "is not a device; write \"memif:w\"",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'eth1'\n"),
+            "\"eth1\" is not a device; write a PCI address",
+        ),
+        (
+            with(
+                "",
+                "[[uplink]]\nname = 'b'\ndevice = 'veth:averyverylonginterface'\n",
+            ),
+            "cannot be a network interface",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\n"),
+            "inco.toml:4: uplink[1].device: this key is missing",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'B'\ndevice = 'net_null0'\n"),
+            "uplink[1].name: \"B\" is not a name; write 1 to 32 of",
+        ),
+        (
+            with("", "[service.A]\nimage = 'b'\nmatch = { vlan = 1 }\n"),
+            "service.A: \"A\" is not a name",
+        ),
+        (
+            with("", "[service.b]\n"),
+            "inco.toml:4: service.b.image: this key is missing; write image = \"inco/forward\"",
+        ),
+        (
+            with("[api]\nsocket = '/run/'\n", ""),
+            "api.socket: \"/run/\" is not a file",
+        ),
+        (
+            with("[engine]\ndriver = 'podman'\n", ""),
+            "engine.driver: there is no \"podman\" here; write one of \"oci\", \"docker\"",
+        ),
+        (
+            with("[engine]\nhost = 'unix:///a'\n", ""),
+            "engine.host: the oci engine is embedded and has no such key",
+        ),
+        (
+            with("[engine]\ndriver = 'docker'\nhost = 'localhost'\n", ""),
+            "\"localhost\" is not an engine's address",
+        ),
+        (
+            with("[engine]\ndriver = 'docker'\nhost = 'tcp://h'\n", ""),
+            "\"tcp://h\" has no host and port",
+        ),
+        ("a = [1,\n".to_owned(), "this is not TOML"),
+        (
+            "a = 1\na = 2\n".to_owned(),
+            "inco.toml:2: this is not TOML: duplicate key; remove one of the two",
+        ),
+    ];
+    for (text, said) in cases {
+        let problems = wrong(&text);
+        assert!(
+            problems.iter().any(|problem| problem.contains(said)),
+            "{text}\n{problems:#?}\nhave no\n{said}"
+        );
+        if !text.contains("[service.b]")
+            && !text.starts_with("a =")
+            && text.contains("[service.a]")
+            && text.contains("uplink")
+        {
+            assert!(problems.len() <= 2, "{text}\n{problems:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_remote_engine_is_refused_where_memory_is_shared() {
+    let text = format!("{SHORT}[engine]\ndriver = 'docker'\nhost = 'tcp://192.0.2.1:2376'\ntls = '/tls'\n");
+    assert_eq!(
+        wrong(&text),
+        [
+            "inco.toml:4: service.a.port: a memif port shares memory, and the containers of tcp://192.0.2.1:2376 are on \
+          another machine; write an engine on this machine ([engine] host = \"unix:///run/docker.sock\")"
+        ]
+    );
+    good(&text.replace("image = \"inco/forward\"", "port = \"null\""));
+    let bare = text.replace("image = \"inco/forward\"", "port = \"null\"");
+    let bare = bare.split("tls =").next().unwrap();
+    assert!(wrong(bare)[0].contains("a directory with ca.pem, cert.pem and key.pem"));
+}
+
+#[test]
+fn all_problems_come_at_once_in_the_order_of_the_file() {
+    let problems = parse(
+        "[switch]\npol = 1\n[[uplink]]\nname = 'W'\ndevice = 'memif:a'\n[service.a]\nimage = 'a'\ncapacity = '1Mbps'\nfit = 2\n",
+        "inco.toml",
+    )
+    .unwrap_err();
+    let lines: Vec<usize> = problems.iter().map(|problem| problem.line).collect();
+    assert_eq!(lines, [2, 4, 8, 9], "{}", shown(&problems));
+    assert!(problems.iter().all(|problem| problem.column == 1));
+}
+
+/// A configuration of services with these matches on one uplink.
+fn services(matches: &[(&str, &str)]) -> String {
+    let mut text = String::from(
+        "[[uplink]]\nname = 'wan'\ndevice = 'net_null0'\n[[uplink]]\nname = 'lan'\ndevice = 'net_null1'\n",
+    );
+    for (name, rest) in matches {
+        text.push_str(&format!("[service.{name}]\nimage = 'a'\n{rest}\n"));
+    }
+    text
+}
+
+#[test]
+fn overlapping_matches_are_refused_unless_one_is_narrower() {
+    let web = "match = { proto = 'tcp', dst_port = '80-443' }";
+    let cases = [
+        // (first, second, whether they may stand together)
+        (web, "match = { proto = 'udp' }", true),
+        (web, "", true),
+        ("", "", false),
+        (web, web, false),
+        (web, "match = { proto = 'tcp', dst_port = 443 }", true),
+        (web, "match = { proto = 'tcp', dst_port = '443-500' }", false),
+        (web, "match = { proto = 'tcp', dst_port = '444-500' }", true),
+        (web, "match = { dst = '10.0.0.0/8' }", false),
+        (web, "match = { dst = '10.0.0.0/8' }\nuplinks = ['lan']", true),
+        (
+            "match = { dst = '10.0.0.0/8' }",
+            "match = { dst = '10.1.0.0/16' }",
+            true,
+        ),
+        (
+            "match = { dst = '10.0.0.0/8' }",
+            "match = { dst = '2001:db8::/32' }",
+            true,
+        ),
+        (
+            "match = { src = '10.0.0.0/8' }",
+            "match = { dst = '2001:db8::/32' }",
+            true,
+        ),
+        // From the one network to the other: the first in the file.
+        (
+            "match = { dst = '10.0.0.0/8' }",
+            "match = { dst = '11.0.0.0/8' }",
+            true,
+        ),
+        (
+            "symmetric = false\nmatch = { dst = '10.0.0.0/8' }",
+            "symmetric = false\nmatch = { dst = '11.0.0.0/8' }",
+            true,
+        ),
+        // One takes packets from the network by symmetry, the other by its match.
+        (
+            "match = { dst = '10.0.0.0/8' }",
+            "match = { src = '10.0.0.0/8' }",
+            false,
+        ),
+        ("match = { vlan = 1 }", "match = { vlan = 2 }", true),
+        ("match = { vlan = 1 }", "match = { proto = 'udp' }", false),
+    ];
+    for (first, second, stands) in cases {
+        let text = services(&[("one", first), ("two", second)]);
+        match parse(&text, "inco.toml") {
+            Ok(_) => assert!(stands, "accepted: {first} | {second}"),
+            Err(problems) => {
+                assert!(!stands, "{first} | {second}: {}", shown(&problems));
+                assert_eq!(problems.len(), 1);
+                assert!(
+                    problems[0].key == "service.two.match" && problems[0].what.contains("service one (line ")
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn narrower_matches_are_tried_first() {
+    let c = good(&services(&[
+        ("all", ""),
+        ("net", "match = { dst = '10.0.0.0/8' }"),
+        (
+            "web",
+            "match = { proto = 'tcp', dst_port = '80-443', dst = '10.0.0.0/8' }",
+        ),
+        (
+            "one",
+            "match = { proto = 'tcp', dst_port = 443, dst = '10.1.0.0/16' }",
+        ),
+        ("other", "uplinks = ['lan']"),
+    ]));
+    let names: Vec<&str> = c
+        .match_order()
+        .iter()
+        .map(|index| c.services[*index].name.as_str())
+        .collect();
+    assert_eq!(names, ["one", "web", "net", "all", "other"]);
+}
+
+/// A machine that lacks what it is told to lack.
+struct Machine(&'static [&'static str]);
+
+impl Machine {
+    fn has(&self, what: &str) -> Result<(), Unusable> {
+        if self.0.contains(&what) {
+            return Err(Unusable::new(
+                format!("there is no {what}"),
+                format!("provide {what}"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Facts for Machine {
+    fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
+        self.has(&format!("cpu {cpu}"))
+    }
+    fn device(&self, device: &Device) -> Result<(), Unusable> {
+        self.has(match device {
+            Device::Memif(_) => "memif",
+            Device::Veth(_) => "veth",
+            Device::Pcap(_) => "pcap",
+            Device::Dpdk(_) => "dpdk",
+        })
+    }
+    fn engine(&self, _: &configuration::Engine) -> Result<(), Unusable> {
+        self.has("engine")
+    }
+    fn image(&self, _: &configuration::Engine, image: &str) -> Result<(), Unusable> {
+        self.has(image)
+    }
+    fn api_socket(&self, _: Option<&std::path::Path>) -> Result<(), Unusable> {
+        self.has("api")
+    }
+    fn path(&self, path: &std::path::Path) -> Result<(), Unusable> {
+        self.has(&path.display().to_string())
+    }
+    fn hugepages(&self) -> Result<(), Unusable> {
+        self.has("hugepages")
+    }
+}
+
+#[test]
+fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
+    let text = service_with("mounts = ['/rules:/rules']\ncpuset = '1-2'\nhugepages = true")
+        + "[switch]\nworkers = [3]\nhugepages = 'on'\n[engine]\ndriver = 'docker'\n";
+    let c = good(&text);
+    assert_eq!(check_facts(&c, &Machine(&[])), []);
+    let cases: [(&'static [&'static str], &str); 9] = [
+        (
+            &["cpu 3"],
+            "inco.toml:10: switch.workers[0]: there is no cpu 3; provide cpu 3",
+        ),
+        (
+            &["cpu 2"],
+            "inco.toml:7: service.a.cpuset: there is no cpu 2; provide cpu 2",
+        ),
+        (
+            &["memif"],
+            "inco.toml:3: uplink[0].device: there is no memif; provide memif",
+        ),
+        (
+            &["engine"],
+            "inco.toml:12: engine.host: there is no engine; provide engine",
+        ),
+        (
+            &["engine", "inco/forward"],
+            "inco.toml:12: engine.host: there is no engine; provide engine",
+        ),
+        (
+            &["inco/forward"],
+            "inco.toml:5: service.a.image: there is no inco/forward; provide inco/forward",
+        ),
+        (
+            &["/rules"],
+            "inco.toml:6: service.a.mounts[0]: there is no /rules; provide /rules",
+        ),
+        (&["api"], "inco.toml:1: api.socket: there is no api; provide api"),
+        (
+            &["hugepages"],
+            "inco.toml:8: service.a.hugepages: there is no hugepages; provide hugepages\n\
+                          inco.toml:11: switch.hugepages: there is no hugepages; provide hugepages",
+        ),
+    ];
+    for (lacks, said) in cases {
+        assert_eq!(shown(&check_facts(&c, &Machine(lacks))).trim_end(), said);
+    }
+}
