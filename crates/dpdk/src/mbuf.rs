@@ -1,0 +1,309 @@
+//! One packet: a handle of eight bytes that owns it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use dpdk_sys as sys;
+
+use crate::Error;
+
+/// A packet in DPDK's memory, with one owner; dropped, it goes back to its pool. Nearly always it is one piece
+/// ([`Mbuf::is_contiguous`]); a device may give a long frame as a chain of segments.
+#[repr(transparent)]
+pub struct Mbuf(NonNull<sys::rte_mbuf>);
+
+const _: () = assert!(size_of::<Mbuf>() == 8 && size_of::<Option<Mbuf>>() == 8);
+const _: () = assert!(size_of::<Mbuf>() == size_of::<*mut sys::rte_mbuf>());
+
+// SAFETY: a mbuf has one owner, and pools take mbufs back from any thread.
+unsafe impl Send for Mbuf {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for Mbuf {}
+
+impl Mbuf {
+    /// Takes over what DPDK gave; null is `None`.
+    ///
+    /// # Safety
+    /// The mbuf is the head of a well-formed chain and nobody else's.
+    pub(crate) unsafe fn from_raw(mbuf: *mut sys::rte_mbuf) -> Option<Mbuf> {
+        NonNull::new(mbuf).map(Mbuf)
+    }
+
+    fn head(&self) -> &sys::rte_mbuf {
+        // SAFETY: the mbuf is live while its owner is.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn head_mut(&mut self) -> &mut sys::rte_mbuf {
+        // SAFETY: as above, and `self` is borrowed alone. Other references of DPDK to it exist only while the device has
+        // it, and then there is no `Mbuf`.
+        unsafe { self.0.as_mut() }
+    }
+
+    /// The packet's length in bytes, over all segments.
+    pub fn len(&self) -> usize {
+        self.head().pkt_len as usize
+    }
+
+    /// Whether the packet has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the packet is one piece: [`Mbuf::data`] is then all of it.
+    pub fn is_contiguous(&self) -> bool {
+        self.head().nb_segs == 1
+    }
+
+    /// How many pieces the packet is in.
+    pub fn segment_count(&self) -> u16 {
+        self.head().nb_segs
+    }
+
+    /// The port that it was received on, as DPDK numbers it.
+    pub fn received_on(&self) -> u16 {
+        self.head().port
+    }
+
+    /// The bytes of the first segment.
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: the mbuf is live, its first `data_len` bytes from `data_off` on lie in its buffer (DPDK's word for what
+        // it gave, and kept by every change here); the memory was mapped zeroed, so none of it is uninitialised.
+        unsafe { segment(self.0.as_ptr()) }
+    }
+
+    /// The bytes of the first segment, to change.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        let head = self.head();
+        // SAFETY: as in `data`; the owner has it alone.
+        unsafe { std::slice::from_raw_parts_mut(data_start(head), usize::from(head.data_len)) }
+    }
+
+    /// All segments in order.
+    pub fn segments(&self) -> Segments<'_> {
+        Segments {
+            next: self.0.as_ptr(),
+            left: self.head().nb_segs,
+            _of: PhantomData,
+        }
+    }
+
+    /// Copies the packet, all segments, to the front of `to`, as much as fits; gives how many bytes.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let mut done = 0;
+        for segment in self.segments() {
+            let Some(room) = to.get_mut(done..) else { break };
+            let count = segment.len().min(room.len());
+            room[..count].copy_from_slice(&segment[..count]);
+            done += count;
+        }
+        done
+    }
+
+    /// Whether the bytes around the data are this mbuf's own to write to: not where it borrows a part of another's buffer,
+    /// as some cards' receive queues do.
+    fn owns_its_buffer(&self) -> bool {
+        let head = self.head();
+        head.ol_flags & sys::INCO_MBUF_SHARED_BUFFER == 0 && head.refcnt.load(Ordering::Relaxed) == 1
+    }
+
+    /// Bytes from the data's start to the end of the buffer, or of the data where the rest is not its own.
+    fn room_len(&self) -> usize {
+        let head = self.head();
+        if self.owns_its_buffer() {
+            usize::from(head.buf_len.saturating_sub(head.data_off))
+        } else {
+            usize::from(head.data_len)
+        }
+    }
+
+    /// The room for a packet in the first segment, its data included, to write a new frame into; [`Mbuf::set_len`] then
+    /// says how much of it counts.
+    pub fn room(&mut self) -> &mut [u8] {
+        let len = self.room_len();
+        // SAFETY: from `data_off` to `buf_len` is the mbuf's own buffer, mapped zeroed; the owner has it alone.
+        unsafe { std::slice::from_raw_parts_mut(data_start(self.head()), len) }
+    }
+
+    /// Makes the first `len` bytes of the room the packet. A `len` beyond the room is cut to it, a chain to its first
+    /// segment.
+    pub fn set_len(&mut self, len: usize) {
+        if !self.is_contiguous() {
+            self.drop_further_segments();
+        }
+        // The room is at most a u16.
+        let len = len.min(self.room_len()) as u16;
+        let head = self.head_mut();
+        head.data_len = len;
+        head.pkt_len = u32::from(len);
+    }
+
+    fn drop_further_segments(&mut self) {
+        // SAFETY: the head is live; a chain's second segment is the head of the rest once it is unlinked, and a null ends
+        // a chain of one. `mbuf_set_next` writes where `mbuf_next` reads.
+        unsafe {
+            let rest = sys::mbuf_next(self.0.as_ptr());
+            sys::mbuf_set_next(self.0.as_ptr(), std::ptr::null_mut());
+            sys::rte_pktmbuf_free(rest);
+        }
+        let head = self.head_mut();
+        head.nb_segs = 1;
+        head.pkt_len = u32::from(head.data_len);
+    }
+
+    /// Makes the packet `count` bytes longer and gives these, or `None` where the room ends before or the packet is a chain.
+    /// What they hold is whatever was there.
+    pub fn append(&mut self, count: usize) -> Option<&mut [u8]> {
+        let from = usize::from(self.head().data_len);
+        let to = from.checked_add(count).filter(|&to| to <= self.room_len())?;
+        if !self.is_contiguous() {
+            return None;
+        }
+        self.set_len(to);
+        self.room().get_mut(from..to)
+    }
+
+    /// Takes `count` bytes off the front of the first segment; false (and nothing done) where it has not as many.
+    pub fn remove_front(&mut self, count: usize) -> bool {
+        let head = self.head_mut();
+        let Ok(count) = u16::try_from(count) else {
+            return false;
+        };
+        let Some(left) = head.data_len.checked_sub(count) else {
+            return false;
+        };
+        head.data_len = left;
+        // The offset stays within the buffer: the data that it passes did.
+        head.data_off += count;
+        head.pkt_len = head.pkt_len.saturating_sub(u32::from(count));
+        true
+    }
+
+    /// Puts `count` bytes before the first segment and gives these, or `None` where the headroom is smaller or not this
+    /// mbuf's own. What they hold is whatever was there.
+    pub fn add_front(&mut self, count: usize) -> Option<&mut [u8]> {
+        if !self.owns_its_buffer() {
+            return None;
+        }
+        let head = self.head_mut();
+        let small = u16::try_from(count).ok()?;
+        let offset = head.data_off.checked_sub(small)?;
+        let longer = head.data_len.checked_add(small)?;
+        let packet = head.pkt_len.checked_add(u32::from(small))?;
+        head.data_off = offset;
+        head.data_len = longer;
+        head.pkt_len = packet;
+        self.data_mut().get_mut(..count)
+    }
+
+    /// Makes a chain one piece, in its first segment.
+    ///
+    /// # Errors
+    /// [`Error::FrameTooLarge`] where it does not fit there: the mbuf is then as before, and [`Mbuf::copy_to`] a buffer
+    /// that is large enough is what remains.
+    pub fn linearize(&mut self) -> Result<(), Error> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
+        let (frame_bytes, room_bytes) = (self.len(), self.room_len());
+        // SAFETY: a live, well-formed chain with one owner. The function moves only what fits, else it changes nothing.
+        if frame_bytes > room_bytes || unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } != 0 {
+            return Err(Error::FrameTooLarge {
+                frame_bytes,
+                room_bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// Puts `other` behind this packet as further segments. For tests and for devices that take chains.
+    ///
+    /// # Errors
+    /// Gives `other` back where the chain or the packet would be longer than DPDK can count.
+    pub fn chain(&mut self, other: Mbuf) -> Result<(), Mbuf> {
+        let segments = self.head().nb_segs.checked_add(other.head().nb_segs);
+        let bytes = self.head().pkt_len.checked_add(other.head().pkt_len);
+        let (Some(segments), Some(bytes)) = (segments, bytes) else {
+            return Err(other);
+        };
+        let mut last = self.0.as_ptr();
+        for _ in 1..self.head().nb_segs {
+            // SAFETY: a well-formed chain has `nb_segs` live segments.
+            last = unsafe { sys::mbuf_next(last) };
+        }
+        // SAFETY: `last` is live and the chain's last; `other` is given away below, so each segment still has one owner.
+        unsafe { sys::mbuf_set_next(last, other.into_raw()) };
+        let head = self.head_mut();
+        head.nb_segs = segments;
+        head.pkt_len = bytes;
+        Ok(())
+    }
+
+    /// Gives the mbuf away without freeing it.
+    pub(crate) fn into_raw(self) -> *mut sys::rte_mbuf {
+        let mbuf = self.0.as_ptr();
+        std::mem::forget(self);
+        mbuf
+    }
+}
+
+/// Where a segment's data starts.
+fn data_start(head: &sys::rte_mbuf) -> *mut u8 {
+    // The offset lies within the buffer; `wrapping_add` needs no proof for that, the reads that follow have theirs.
+    head.buf_addr
+        .cast::<u8>()
+        .wrapping_add(usize::from(head.data_off))
+}
+
+/// The bytes of one segment.
+///
+/// # Safety
+/// `mbuf` is live for `'a` and nobody changes it or its data meanwhile.
+unsafe fn segment<'a>(mbuf: *const sys::rte_mbuf) -> &'a [u8] {
+    // SAFETY: live (the caller's word).
+    let head = unsafe { &*mbuf };
+    // SAFETY: `data_len` bytes from `data_off` on lie in the segment's buffer: DPDK's word for what it gave.
+    unsafe { std::slice::from_raw_parts(data_start(head), usize::from(head.data_len)) }
+}
+
+impl Drop for Mbuf {
+    fn drop(&mut self) {
+        // SAFETY: the owner goes; nothing else points to it.
+        unsafe { sys::rte_pktmbuf_free(self.0.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for Mbuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mbuf")
+            .field("len", &self.len())
+            .field("segments", &self.head().nb_segs)
+            .finish()
+    }
+}
+
+/// The segments of a packet, as slices.
+#[derive(Debug)]
+pub struct Segments<'a> {
+    next: *const sys::rte_mbuf,
+    left: u16,
+    _of: PhantomData<&'a Mbuf>,
+}
+
+impl<'a> Iterator for Segments<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        if self.left == 0 || self.next.is_null() {
+            return None;
+        }
+        self.left -= 1;
+        // SAFETY: `next` is a segment of the packet that is borrowed for `'a`.
+        let bytes = unsafe { segment(self.next) };
+        // SAFETY: as above.
+        self.next = unsafe { sys::mbuf_next(self.next) };
+        Some(bytes)
+    }
+}

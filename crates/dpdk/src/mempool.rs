@@ -1,0 +1,214 @@
+//! Pools of mbufs.
+
+use std::ffi::CString;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use dpdk_sys as sys;
+
+use crate::batch::{BATCH_LIMIT, Batch};
+use crate::mbuf::Mbuf;
+use crate::{Eal, Error};
+
+/// Pools in one process: they are never freed, so their number is bounded.
+pub const POOL_LIMIT: usize = 64;
+
+/// Mbufs that one registered thread keeps at hand, unless told otherwise: four bursts.
+const CACHE_MBUFS: u32 = 256;
+
+/// The most that DPDK allows as a cache.
+const CACHE_MBUFS_MAX: u32 = 512;
+
+/// A pool of mbufs: a handle to copy freely. The pool lives as long as the process, so that no mbuf, wherever it is,
+/// outlives it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mempool {
+    pool: NonNull<sys::rte_mempool>,
+    mbufs: u32,
+    frame_bytes: u16,
+}
+
+// SAFETY: DPDK's pools are made for use from any thread at once (ring_mp_mc); the figures beside never change.
+unsafe impl Send for Mempool {}
+// SAFETY: as above.
+unsafe impl Sync for Mempool {}
+
+/// A pool's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MempoolConfig {
+    /// How many mbufs. Ports keep as many as their receive queues have descriptors.
+    pub mbufs: u32,
+    /// Room for a frame in one mbuf, in bytes, at most 65,407.
+    pub frame_bytes: u16,
+    /// Mbufs that a registered thread keeps at hand; at most 512 and two thirds of all.
+    pub cache: u32,
+}
+
+impl Default for MempoolConfig {
+    /// 8,191 mbufs for frames of 2 KiB.
+    fn default() -> MempoolConfig {
+        MempoolConfig {
+            mbufs: 8191,
+            frame_bytes: 2048,
+            cache: CACHE_MBUFS,
+        }
+    }
+}
+
+static POOLS: Mutex<usize> = Mutex::new(0);
+
+impl Mempool {
+    /// Makes a pool.
+    ///
+    /// # Errors
+    /// [`Error::TooManyPools`], [`Error::PoolConfig`], or [`Error::Refused`] where EAL has not that much memory.
+    pub fn create(_eal: &Eal, config: &MempoolConfig) -> Result<Mempool, Error> {
+        let wrong = |why| Error::PoolConfig {
+            mbufs: config.mbufs,
+            frame_bytes: config.frame_bytes,
+            why,
+        };
+        let data_room = config
+            .frame_bytes
+            .checked_add(sys::INCO_MBUF_HEADROOM as u16)
+            .ok_or_else(|| wrong("a frame and its headroom are at most 65,535 B"))?;
+        if config.mbufs == 0 || config.frame_bytes == 0 {
+            return Err(wrong("it would be empty"));
+        }
+        if config.cache > CACHE_MBUFS_MAX || u64::from(config.cache) * 3 > u64::from(config.mbufs) * 2 {
+            return Err(wrong(
+                "its cache is more than 512 mbufs or two thirds of the pool",
+            ));
+        }
+        let mut pools = POOLS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *pools == POOL_LIMIT {
+            return Err(Error::TooManyPools(POOL_LIMIT));
+        }
+        let name = CString::new(format!("inco-{pools}")).unwrap_or_default();
+        // SAFETY: EAL runs (`_eal`); the name is a zero-terminated text that DPDK copies.
+        let pool = unsafe {
+            sys::rte_pktmbuf_pool_create(
+                name.as_ptr(),
+                config.mbufs,
+                config.cache,
+                0,
+                data_room,
+                ANY_SOCKET,
+            )
+        };
+        let Some(pool) = NonNull::new(pool) else {
+            // SAFETY: reads a variable of the calling thread.
+            let errno = unsafe { sys::inco_errno() };
+            return Err(Error::refused(
+                "no memory for",
+                &format!("a pool of {} mbufs", config.mbufs),
+                errno,
+            ));
+        };
+        *pools += 1;
+        Ok(Mempool {
+            pool,
+            mbufs: config.mbufs,
+            frame_bytes: config.frame_bytes,
+        })
+    }
+
+    /// An empty mbuf, or `None` where all are in use.
+    pub fn alloc(&self) -> Option<Mbuf> {
+        // SAFETY: the pool lives for ever. The mbuf is nobody else's.
+        unsafe { Mbuf::from_raw(sys::rte_pktmbuf_alloc(self.pool.as_ptr())) }
+    }
+
+    /// Adds `count` empty mbufs to the batch: all of them, or none where the pool has not as many or the batch not that
+    /// much room.
+    pub fn alloc_batch(&self, batch: &mut Batch, count: usize) -> bool {
+        let spare = batch.spare();
+        if count > spare.len() {
+            return false;
+        }
+        // SAFETY: `spare` has room for `count` pointers, and `count` ≤ 64 fits. All or none are written.
+        let ret = unsafe {
+            sys::rte_pktmbuf_alloc_bulk(self.pool.as_ptr(), spare.as_mut_ptr().cast(), count as u32)
+        };
+        if ret != 0 {
+            return false;
+        }
+        // SAFETY: `count` mbufs that are nobody else's were written.
+        unsafe { batch.grow(count) };
+        true
+    }
+
+    /// Appends `count` empty mbufs, in bursts; stops where the pool is empty. Gives how many. Does not allocate where
+    /// the vector has the room.
+    pub fn alloc_into(&self, mbufs: &mut Vec<Mbuf>, count: usize) -> usize {
+        let mut done = 0;
+        mbufs.reserve(count);
+        while done < count {
+            let burst = (count - done).min(BATCH_LIMIT);
+            let spare = mbufs.spare_capacity_mut();
+            // SAFETY: the vector has room for `count - done` handles, each a pointer. All or none are written.
+            let ret = unsafe {
+                sys::rte_pktmbuf_alloc_bulk(self.pool.as_ptr(), spare.as_mut_ptr().cast(), burst as u32)
+            };
+            if ret == 0 {
+                // SAFETY: `burst` mbufs that are nobody else's were written.
+                unsafe { mbufs.set_len(mbufs.len() + burst) };
+                done += burst;
+                continue;
+            }
+            // Fewer than a burst are left.
+            let Some(mbuf) = self.alloc() else { break };
+            mbufs.push(mbuf);
+            done += 1;
+        }
+        done
+    }
+
+    /// A fresh mbuf with a copy of `frame`.
+    ///
+    /// # Errors
+    /// [`Error::FrameTooLarge`] or [`Error::NoMbuf`].
+    pub fn copy_from_slice(&self, frame: &[u8]) -> Result<Mbuf, Error> {
+        let room_bytes = usize::from(self.frame_bytes);
+        if frame.len() > room_bytes {
+            return Err(Error::FrameTooLarge {
+                frame_bytes: frame.len(),
+                room_bytes,
+            });
+        }
+        let mut mbuf = self.alloc().ok_or(Error::NoMbuf)?;
+        match mbuf.append(frame.len()) {
+            Some(room) => {
+                room.copy_from_slice(frame);
+                Ok(mbuf)
+            }
+            None => Err(Error::FrameTooLarge {
+                frame_bytes: frame.len(),
+                room_bytes: mbuf.room().len(),
+            }),
+        }
+    }
+
+    /// Mbufs that are free now, those in caches included. Walks the caches: not for every burst.
+    pub fn available(&self) -> u32 {
+        // SAFETY: the pool lives for ever; the function only reads.
+        unsafe { sys::rte_mempool_avail_count(self.pool.as_ptr()) }
+    }
+
+    /// How many mbufs it has.
+    pub fn mbufs(&self) -> u32 {
+        self.mbufs
+    }
+
+    /// Room for a frame in one mbuf, in bytes.
+    pub fn frame_bytes(&self) -> u16 {
+        self.frame_bytes
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::rte_mempool {
+        self.pool.as_ptr()
+    }
+}
+
+/// Memory from whichever NUMA node has it.
+const ANY_SOCKET: i32 = -1;

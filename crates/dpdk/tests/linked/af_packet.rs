@@ -1,0 +1,97 @@
+//! Kernel interfaces: `veth:`. Needs root (it makes a veth pair in a network namespace of its own).
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use dpdk::{Mbuf, Port, PortConfig, device};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use super::{alone, assert_full, eal, frame, pool};
+
+fn required(part: &str) -> bool {
+    std::env::var("INCO_REQUIRE")
+        .unwrap_or_default()
+        .split(',')
+        .any(|p| p == part)
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(
+        output.status.success(),
+        "ip {arguments}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn frames_cross_a_veth_pair() {
+    let _alone = alone();
+    // EAL's threads stay in the namespace of the process.
+    let eal = eal();
+    let done = std::thread::spawn(move || {
+        // SAFETY: a network namespace is the thread's own; no file descriptor is unshared.
+        if unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.is_err() {
+            return false;
+        }
+        // Nothing but ours on the wire.
+        let _no_ipv6 = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
+        ip("link add inco-a type veth peer name inco-b");
+        for name in ["inco-a", "inco-b"] {
+            ip(&format!("link set {name} mtu 9000 up"));
+        }
+        let frame_bytes = 9018;
+        let args = |name: &str| {
+            device::from_shorthand(&format!("veth:{name}"))
+                .unwrap()
+                .for_frames(frame_bytes)
+        };
+        let pool = pool(
+            2047,
+            u16::try_from(args("inco-a").frame_bytes(frame_bytes)).unwrap(),
+        );
+        let mut config = PortConfig::new(pool);
+        config.mtu = Some(9000);
+        let mut a = Port::attach(&eal, &args("inco-a")).unwrap();
+        let mut b = Port::attach(&eal, &args("inco-b")).unwrap();
+        assert_eq!(a.info().driver, "net_af_packet");
+        assert_ne!(a.info().mac, b.info().mac);
+        let mut at_a = a.start(&config).unwrap();
+        let mut at_b = b.start(&config).unwrap();
+        for there in [true, false] {
+            let (from, to) = if there {
+                (&mut at_a, &mut at_b)
+            } else {
+                (&mut at_b, &mut at_a)
+            };
+            // Up to 8,970 B: the kernel drops what is longer than its MTU and a header.
+            let frames: Vec<_> = (0..199).map(|n| frame(n, 60 + n * 45)).collect();
+            let mut waiting: Vec<Mbuf> = frames.iter().map(|f| pool.copy_from_slice(f).unwrap()).collect();
+            let mut received = Vec::new();
+            let mut burst = Vec::with_capacity(64);
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while received.len() < frames.len() && Instant::now() < deadline {
+                // In small bursts: the ring of the kernel must not overflow.
+                let mut next: Vec<Mbuf> = waiting.drain(..waiting.len().min(16)).collect();
+                from.tx[0].send_from(&mut next);
+                next.append(&mut waiting);
+                waiting = next;
+                to.rx[0].receive_into(&mut burst, 64);
+                received.extend(burst.drain(..).map(|mbuf| mbuf.data().to_vec()));
+            }
+            assert_eq!(received, frames);
+            assert_eq!(from.tx[0].refused(), 0);
+        }
+        drop((at_a, at_b));
+        a.close().unwrap();
+        b.close().unwrap();
+        assert_full(&pool);
+        true
+    })
+    .join()
+    .unwrap();
+    if !done {
+        assert!(!required("root"), "no network namespace could be made");
+        eprintln!("skipped: needs root, for a veth pair in a network namespace");
+    }
+}
