@@ -1,0 +1,122 @@
+//! Copying frames between shared and private memory, and asking for cache lines ahead.
+//!
+//! The other end of a ring may write to shared memory while it is read here. Rust has no word for a copy that tolerates
+//! that, so, like every program that shares memory with a stranger, this one rests on what compilers and processors do:
+//! no reference to shared frame memory ever exists, each copy is made by [`copy`] from a raw pointer and nothing is read
+//! a second time, so what races is only the value of bytes that the stranger could have chosen anyway. A compiler fence
+//! after the copy keeps later reads of the destination from being turned into reads of the source.
+
+// UNSAFETY: raw copies and prefetch instructions.
+#![expect(unsafe_code)]
+
+use core::ptr;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+/// Above this the C library's copy is faster than a loop of 64-byte blocks.
+const INLINE_BYTES: usize = 256;
+
+/// Copies `len` bytes.
+///
+/// Frames are short and their lengths vary: up to [`INLINE_BYTES`] two overlapping blocks of a fixed size, or a few
+/// 64-byte blocks, cost a third of a call with a variable length.
+///
+/// # Safety
+/// `source` is valid for reads and `target` for writes of `len` bytes, and they do not overlap. Another process may write
+/// to either meanwhile: then the bytes copied are any mixture of what was written.
+#[inline(always)]
+pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
+    /// Copies the first and the last `N` bytes, which may overlap.
+    #[inline(always)]
+    unsafe fn ends<const N: usize>(source: *const u8, target: *mut u8, len: usize) {
+        // SAFETY: the caller has N ≤ len; both blocks lie within `len` bytes. Arrays of bytes have no alignment.
+        unsafe {
+            let first = ptr::read(source.cast::<[u8; N]>());
+            let last = ptr::read(source.add(len - N).cast::<[u8; N]>());
+            ptr::write(target.cast::<[u8; N]>(), first);
+            ptr::write(target.add(len - N).cast::<[u8; N]>(), last);
+        }
+    }
+    // SAFETY: each branch copies within `len` bytes, as its condition says.
+    unsafe {
+        match len {
+            64..=INLINE_BYTES => {
+                let mut at = 0;
+                while at + 64 < len {
+                    let block = ptr::read(source.add(at).cast::<[u8; 64]>());
+                    ptr::write(target.add(at).cast::<[u8; 64]>(), block);
+                    at += 64;
+                }
+                let block = ptr::read(source.add(len - 64).cast::<[u8; 64]>());
+                ptr::write(target.add(len - 64).cast::<[u8; 64]>(), block);
+            }
+            32..64 => ends::<32>(source, target, len),
+            16..32 => ends::<16>(source, target, len),
+            8..16 => ends::<8>(source, target, len),
+            4..8 => ends::<4>(source, target, len),
+            2..4 => ends::<2>(source, target, len),
+            0 => {}
+            1 => *target = ptr::read(source),
+            _ => ptr::copy_nonoverlapping(source, target, len),
+        }
+    }
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Asks for the line of `place` for reading. Any address is allowed: a prefetch never faults.
+#[inline(always)]
+pub(crate) fn prefetch_read(place: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching changes no state and faults on no address.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!("prfm pldl1keep, [{0}]", in(reg) place, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
+}
+
+/// Asks for the line of `place` for writing. Any address is allowed: a prefetch never faults.
+#[inline(always)]
+pub(crate) fn prefetch_write(place: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch_read`; a processor without PREFETCHW takes it as a no-op.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(place.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!("prfm pstl1keep, [{0}]", in(reg) place, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_is_copied_exactly() {
+        let source: Vec<u8> = (0..600_u32).map(|i| (i * 7 + 1) as u8).collect();
+        for len in 0..=520 {
+            for offset in [0, 1, 7] {
+                let mut target = vec![0_u8; 600];
+                // SAFETY: offset + len ≤ 600 on both sides.
+                unsafe { copy(source.as_ptr().add(offset), target.as_mut_ptr().add(3), len) };
+                assert_eq!(target[3..3 + len], source[offset..offset + len], "length {len}");
+                assert!(
+                    target[..3]
+                        .iter()
+                        .chain(&target[3 + len..])
+                        .all(|byte| *byte == 0),
+                    "length {len}"
+                );
+            }
+        }
+    }
+}

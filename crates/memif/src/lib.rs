@@ -1,0 +1,67 @@
+//! The memif protocol (version 2.0) in Rust, both roles, without DPDK: packets between two processes through rings in
+//! shared memory, and a unix socket to agree on them. This crate moves frames and tells how full rings are; it never looks
+//! into a frame and never decides what to do with one.
+//!
+//! A **client** ([`Client`]) makes the memory (a sealed memfd) and connects; a **server** ([`Listener`]) listens, and maps
+//! what clients bring. Both get a [`Link`]: [`QueuePair`]s and a [`Control`]. Towards the containers of network functions
+//! the switch is the client, so that nobody can take the memory from under it.
+//!
+//! 1. The server binds a socket; the client connects and hears HELLO (versions and limits).
+//! 2. INIT (interface id, secret), ADD_REGION (the memory), ADD_RING for each ring: each is answered with ACK.
+//! 3. CONNECT, CONNECTED: both sides start from empty rings, and the client posts its buffers.
+//! 4. [`TxQueue::push`] and [`TxQueue::flush`] here, [`RxQueue::pop`] and [`RxQueue::release`] there. An idle consumer
+//!    sleeps in [`wait`].
+//! 5. DISCONNECT, or a closed socket, ends the link: [`Control::poll`] says so. The rings stay readable until dropped.
+//!
+//! **The peer is hostile.** It can write to the shared memory at any time. Each index and descriptor is read once, checked,
+//! and then used; a frame is copied out before anyone looks at it. A client never follows the offsets in shared
+//! descriptors: it knows where its buffers are. An index beyond the ring ends the use of that ring
+//! ([`RxQueue::is_violated`], [`TxQueue::is_violated`]), a bad descriptor costs the packet ([`RxQueue::counters`]).
+//!
+//! **Limits.** [`MAX_LOG2_SLOTS`], [`MAX_QUEUES`], [`MAX_BUFFER_BYTES`], [`MAX_PACKET_BYTES`], [`MAX_WAIT`]; a link of one
+//! queue pair takes three file descriptors, so 256 links fit in the usual 1024.
+//!
+//! `examples/round_trip.rs` measures how many packets a second another process sends back, beside DPDK's driver.
+//!
+//! ```
+//! use std::time::Duration;
+//! use memif::{Client, ClientConfig, Listener, ServerConfig};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("memif.sock");
+//! let mut listener = Listener::bind(&path, ServerConfig::new("function"))?;
+//! let switch = std::thread::spawn({
+//!     let path = path.clone();
+//!     move || Client::connect(&ClientConfig::new(path, 0), Duration::from_secs(1))
+//! });
+//! let mut function = listener.accept(Duration::from_secs(1))?.ok_or("nobody came")?;
+//! let mut switch = switch.join().map_err(|_| "panicked")??;
+//!
+//! switch.queues[0].tx.push(b"a frame")?;
+//! switch.queues[0].tx.flush();
+//! let mut buffer = [0; 2048];
+//! let length = function.queues[0].rx.pop(&mut buffer).ok_or("empty")??;
+//! assert_eq!(&buffer[..length], b"a frame");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod client;
+mod copy;
+mod error;
+mod index;
+mod interrupt;
+mod link;
+mod message;
+mod queue;
+mod region;
+mod ring;
+mod server;
+mod socket;
+
+pub use client::{
+    Client, ClientConfig, MAX_BUFFER_BYTES, MAX_LOG2_SLOTS, MAX_QUEUES, MIN_LOG2_SLOTS, RingConfig,
+};
+pub use error::{Error, ProtocolError, RxError, TxError};
+pub use link::{Control, ControlEvent, Link, PeerCredentials};
+pub use queue::{MAX_PACKET_BYTES, MAX_WAIT, QueuePair, RxCounters, RxQueue, TxQueue, wait};
+pub use server::{Listener, ServerConfig};

@@ -1,0 +1,774 @@
+//! The two ends of a ring as this process uses them: [`TxQueue`] fills, [`RxQueue`] empties.
+
+// UNSAFETY: frames are copied from and to shared memory by pointer, after checks that stand beside each copy.
+#![expect(unsafe_code)]
+
+use core::sync::atomic::{AtomicU16, Ordering, fence};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::copy::{copy, prefetch_read, prefetch_write};
+use crate::index::{Consumer, Producer};
+use crate::interrupt::Interrupt;
+use crate::region::Memory;
+use crate::ring::{Descriptor, MASK_INTERRUPTS, NEXT, Ring};
+use crate::{Error, RxError, TxError};
+
+/// The longest packet that [`RxQueue::forward_to`] carries through a chain of buffers, in bytes.
+pub const MAX_PACKET_BYTES: usize = 65_536;
+
+/// How many slots ahead the next buffers are fetched. A buffer that another core wrote last takes about 100 ns to come,
+/// in which ten packets are handled; more would fall out of the first-level cache again.
+const AHEAD: u16 = 8;
+
+/// Where the buffers of a ring are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Buffers {
+    /// We are the client: buffer of slot `s` begins at `first + s × stride`, whatever the shared descriptors say.
+    Own {
+        first: *mut u8,
+        stride: usize,
+        capacity: u32,
+    },
+    /// We are the server: the client's descriptors say, each checked before use.
+    Peer,
+}
+
+// SAFETY: the pointer is into a mapping that the queue keeps alive, and is used by one thread at a time (`&mut self`).
+unsafe impl Send for Buffers {}
+
+/// The filling end of a ring.
+///
+/// One thread uses it at a time. What is pushed is seen by the peer after [`TxQueue::flush`].
+#[derive(Debug)]
+pub struct TxQueue {
+    ring: Ring,
+    producer: Producer,
+    buffers: Buffers,
+    /// Per slot the length last written to its descriptor, so that it is not written again: a line that is not
+    /// written stays in both caches. 0 where the descriptor was part of a chain or never written.
+    written: Box<[u32]>,
+    /// Holds a frame that [`TxQueue::push_with`] makes.
+    scratch: Box<[u8]>,
+    interrupt: Interrupt,
+    /// The consumer's position when it was last woken: until it moves, it has that wake-up still to come.
+    woken_at: Option<u64>,
+    memory: Arc<Memory>,
+}
+
+/// The emptying end of a ring.
+///
+/// One thread uses it at a time. Slots go back to the peer with [`RxQueue::release`], and by themselves whenever all that
+/// was known to be there has been taken.
+#[derive(Debug)]
+pub struct RxQueue {
+    ring: Ring,
+    consumer: Consumer,
+    buffers: Buffers,
+    /// Holds a chained packet on its way through [`RxQueue::forward_to`].
+    scratch: Box<[u8]>,
+    counters: RxCounters,
+    interrupt: Interrupt,
+    memory: Arc<Memory>,
+}
+
+/// What an [`RxQueue`] did not deliver, since the link began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RxCounters {
+    /// Packets with a descriptor outside of the shared memory, longer than its buffer, or an endless chain.
+    pub bad_descriptors: u64,
+    /// Packets longer than the buffer that they were asked into (or, forwarded, than the other ring carries).
+    pub too_large: u64,
+}
+
+/// One ring in each direction, for one thread or two.
+#[derive(Debug)]
+pub struct QueuePair {
+    /// Towards the peer.
+    pub tx: TxQueue,
+    /// From the peer.
+    pub rx: RxQueue,
+}
+
+/// The index that this side writes, and the one that the peer writes.
+#[inline(always)]
+fn indices<'a>(ring: &'a Ring, buffers: &Buffers) -> (&'a AtomicU16, &'a AtomicU16) {
+    match buffers {
+        Buffers::Own { .. } => (ring.head(), ring.tail()),
+        Buffers::Peer => (ring.tail(), ring.head()),
+    }
+}
+
+/// The first byte of `length` bytes at the place that a peer's descriptor names, if they lie in a region.
+#[inline(always)]
+fn peer_place(memory: &Memory, descriptor: Descriptor) -> Option<*mut u8> {
+    let region = memory.regions.get(usize::from(descriptor.region))?;
+    let end = u64::from(descriptor.offset) + u64::from(descriptor.length);
+    if end > region.bytes() as u64 {
+        return None;
+    }
+    Some(region.address().as_ptr().wrapping_add(descriptor.offset as usize))
+}
+
+impl TxQueue {
+    pub(crate) fn new(
+        ring: Ring,
+        slots: u16,
+        buffers: Buffers,
+        interrupt: Interrupt,
+        memory: Arc<Memory>,
+    ) -> TxQueue {
+        let producer = match buffers {
+            Buffers::Own { .. } => Producer::of_emptied(slots),
+            Buffers::Peer => Producer::of_posted(slots),
+        };
+        let scratch = vec![0; MAX_PACKET_BYTES].into_boxed_slice();
+        TxQueue {
+            ring,
+            producer,
+            buffers,
+            written: vec![0; usize::from(slots)].into_boxed_slice(),
+            scratch,
+            interrupt,
+            woken_at: None,
+            memory,
+        }
+    }
+
+    /// Slots of the ring.
+    pub fn slots(&self) -> u32 {
+        self.written.len() as u32
+    }
+
+    /// Free slots now: looks at the consumer's position.
+    #[inline]
+    pub fn free(&mut self) -> u32 {
+        let (_, theirs) = indices(&self.ring, &self.buffers);
+        self.producer.refresh(theirs).into()
+    }
+
+    /// Puts a copy of `frame` into the ring; frames longer than a buffer take several slots. The peer sees it after
+    /// [`TxQueue::flush`]. The consumer's position is looked at only when the ring seems full. As server the ring is full at
+    /// first, until the client posts its buffers, which takes it a moment after the link stands.
+    ///
+    /// # Errors
+    /// [`TxError::Full`], [`TxError::TooLarge`] (also for an empty frame), or [`TxError::Violated`] when the peer broke
+    /// the rules of the ring; nothing was put in then.
+    #[inline]
+    pub fn push(&mut self, frame: &[u8]) -> Result<(), TxError> {
+        // SAFETY: a slice is readable in its whole length.
+        unsafe { self.push_from(frame.as_ptr(), frame.len()) }
+    }
+
+    /// Puts a frame of `len` bytes into the ring that `write` makes. It is given private memory (of unspecified contents)
+    /// that is copied into the ring afterwards: memory that the peer can write is never lent as a slice.
+    ///
+    /// # Errors
+    /// As [`TxQueue::push`]; `write` is not called when the ring is full or `len` above [`MAX_PACKET_BYTES`].
+    #[inline]
+    pub fn push_with(&mut self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<(), TxError> {
+        if self.producer.known_free() == 0 && self.free() == 0 {
+            return Err(self.why_full());
+        }
+        let Some(frame) = self.scratch.get_mut(..len) else {
+            return Err(TxError::TooLarge);
+        };
+        write(frame);
+        let frame = frame.as_ptr();
+        // SAFETY: `len` bytes of the scratch buffer, just checked. `push_from` does not touch that buffer.
+        unsafe { self.push_from(frame, len) }
+    }
+
+    /// Hands what was pushed to the peer, and wakes it if it sleeps.
+    ///
+    /// A consumer sleeps only after it has unmasked interrupts and found the ring empty once more. So it is woken if it has
+    /// unmasked them, once for each time that it has moved: a peer that leaves them unmasked costs a system call for each
+    /// batch that it takes, not for each that we send.
+    #[inline]
+    pub fn flush(&mut self) {
+        let (own, theirs) = indices(&self.ring, &self.buffers);
+        if !self.producer.publish(own) {
+            return;
+        }
+        // The index must be visible before the flags are read; the sleeper does the reverse.
+        fence(Ordering::SeqCst);
+        if self.ring.flags().load(Ordering::Relaxed) & MASK_INTERRUPTS == 0 {
+            self.producer.refresh(theirs);
+            let consumed = self.producer.consumed();
+            if self.woken_at != Some(consumed) {
+                self.woken_at = Some(consumed);
+                self.interrupt.raise();
+            }
+        }
+    }
+
+    /// Slots that hold frames which the peer has not taken, those not flushed yet included.
+    #[inline]
+    pub fn occupancy(&mut self) -> u32 {
+        let consumed = self.consumed();
+        // A client that has not posted its buffers yet has taken nothing.
+        self.producer.pushed().saturating_sub(consumed) as u32
+    }
+
+    /// Slots that the peer has emptied since the link began: its position. It grows as long as the peer works.
+    #[inline]
+    pub fn consumed(&mut self) -> u64 {
+        self.free();
+        self.producer.consumed()
+    }
+
+    /// Slots filled since the link began, in the unit of [`TxQueue::consumed`].
+    #[inline]
+    pub fn pushed(&self) -> u64 {
+        self.producer.pushed()
+    }
+
+    /// Whether the peer broke the rules of the ring: moved its index outside of it or gave a buffer outside of its memory.
+    /// The link is of no use any more.
+    pub fn is_violated(&self) -> bool {
+        self.producer.is_dead()
+    }
+
+    /// Slots that a frame of `len` bytes takes, at most all: a guess where the peer decides on its buffers.
+    #[cold]
+    fn slots_for(&self, len: usize) -> u32 {
+        let capacity = match self.buffers {
+            Buffers::Own { capacity, .. } => capacity,
+            Buffers::Peer => self.ring.flags_and_length(self.producer.next()).1,
+        };
+        len.div_ceil(capacity.max(1) as usize).min(self.written.len()) as u32
+    }
+
+    #[cold]
+    fn why_full(&self) -> TxError {
+        if self.producer.is_dead() {
+            TxError::Violated
+        } else {
+            TxError::Full
+        }
+    }
+
+    /// # Safety
+    /// `frame` is readable for `len` bytes. (They may change meanwhile, see [`crate::copy`].)
+    #[inline(always)]
+    unsafe fn push_from(&mut self, frame: *const u8, len: usize) -> Result<(), TxError> {
+        if self.producer.known_free() == 0 && self.free() == 0 {
+            return Err(self.why_full());
+        }
+        let next = self.producer.next();
+        let slot = self.ring.slot(next);
+        match self.buffers {
+            Buffers::Own {
+                first,
+                stride,
+                capacity,
+            } if len.wrapping_sub(1) < capacity as usize => {
+                if self.producer.known_free() > AHEAD {
+                    let ahead = self.ring.slot(next.wrapping_add(AHEAD));
+                    prefetch_write(first.wrapping_add(ahead * stride));
+                }
+                // SAFETY: the client made `slots` buffers of `stride ≥ capacity` bytes from `first` on; slot < slots and
+                // len ≤ capacity. The caller vouches for `frame`.
+                unsafe { copy(frame, first.add(slot * stride), len) };
+                if self.written[slot] != len as u32 {
+                    self.written[slot] = len as u32;
+                    self.ring.set_first_word(next, 0, 0, len as u32);
+                }
+                self.producer.fill(1);
+                Ok(())
+            }
+            Buffers::Peer => {
+                let descriptor = self.ring.descriptor(next);
+                if len.wrapping_sub(1) >= descriptor.length as usize {
+                    // SAFETY: as the caller says.
+                    return unsafe { self.push_chain(frame, len) };
+                }
+                let Some(target) = peer_place(&self.memory, descriptor) else {
+                    self.producer.kill();
+                    return Err(TxError::Violated);
+                };
+                if self.producer.known_free() > AHEAD {
+                    let ahead = self.ring.descriptor(next.wrapping_add(AHEAD));
+                    if let Some(place) = peer_place(&self.memory, ahead) {
+                        prefetch_write(place);
+                    }
+                }
+                // SAFETY: `descriptor.length` bytes from `target` lie in a region; len is not more. The caller vouches for
+                // `frame`.
+                unsafe { copy(frame, target, len) };
+                self.ring.set_first_word(next, 0, descriptor.region, len as u32);
+                self.producer.fill(1);
+                Ok(())
+            }
+            // SAFETY: as the caller says.
+            Buffers::Own { .. } => unsafe { self.push_chain(frame, len) },
+        }
+    }
+
+    /// Puts a frame into as many buffers as it takes, or none.
+    ///
+    /// # Safety
+    /// As [`TxQueue::push_from`].
+    #[cold]
+    unsafe fn push_chain(&mut self, frame: *const u8, len: usize) -> Result<(), TxError> {
+        if len == 0 {
+            return Err(TxError::TooLarge);
+        }
+        let free = self.free() as u16;
+        let first_slot = self.producer.next();
+        let mut done = 0;
+        let mut used = 0;
+        while done < len {
+            if used == free {
+                let fits = match self.buffers {
+                    Buffers::Own { capacity, .. } => len.div_ceil(capacity as usize) <= self.written.len(),
+                    // The whole ring was free and not enough.
+                    Buffers::Peer => usize::from(used) < self.written.len(),
+                };
+                return Err(if self.producer.is_dead() {
+                    TxError::Violated
+                } else if fits {
+                    TxError::Full
+                } else {
+                    TxError::TooLarge
+                });
+            }
+            let index = first_slot.wrapping_add(used);
+            let slot = self.ring.slot(index);
+            let (target, capacity, region) = match self.buffers {
+                Buffers::Own {
+                    first,
+                    stride,
+                    capacity,
+                } => (first.wrapping_add(slot * stride), capacity as usize, 0),
+                Buffers::Peer => {
+                    let descriptor = self.ring.descriptor(index);
+                    match peer_place(&self.memory, descriptor) {
+                        Some(place) if descriptor.length > 0 => {
+                            (place, descriptor.length as usize, descriptor.region)
+                        }
+                        _ => {
+                            self.producer.kill();
+                            return Err(TxError::Violated);
+                        }
+                    }
+                }
+            };
+            let part = capacity.min(len - done);
+            // SAFETY: `capacity` bytes from `target` are in our buffers or, checked, in a region of the peer; part is not
+            // more. done + part ≤ len bytes of the frame are readable, says the caller.
+            unsafe { copy(frame.add(done), target, part) };
+            done += part;
+            used += 1;
+            let flags = if done < len { NEXT } else { 0 };
+            self.written[slot] = 0;
+            self.ring.set_first_word(index, flags, region, part as u32);
+        }
+        self.producer.fill(used);
+        Ok(())
+    }
+}
+
+/// A packet found at the head of a ring, not taken yet.
+enum Found {
+    /// It lies in one buffer: its first byte and its length, both checked.
+    Whole(*const u8, usize),
+    /// It goes on in further slots.
+    Chain,
+    /// Its descriptor is of no use.
+    Bad,
+}
+
+impl RxQueue {
+    pub(crate) fn new(
+        ring: Ring,
+        slots: u16,
+        buffers: Buffers,
+        interrupt: Interrupt,
+        memory: Arc<Memory>,
+    ) -> RxQueue {
+        let consumer = match buffers {
+            Buffers::Own { .. } => Consumer::posting_buffers(slots),
+            Buffers::Peer => Consumer::reporting_emptied(slots),
+        };
+        let scratch = vec![0; MAX_PACKET_BYTES].into_boxed_slice();
+        let queue = RxQueue {
+            ring,
+            consumer,
+            buffers,
+            scratch,
+            counters: RxCounters::default(),
+            interrupt,
+            memory,
+        };
+        queue.ring.flags().store(MASK_INTERRUPTS, Ordering::Relaxed);
+        queue
+    }
+
+    /// Posts the buffers of a client's ring, when the server has said CONNECTED.
+    pub(crate) fn post_buffers(&self) {
+        self.consumer.post_all(indices(&self.ring, &self.buffers).0);
+    }
+
+    /// Filled slots now: looks at the producer's position. Gives emptied slots back first when none was known.
+    #[inline]
+    pub fn available(&mut self) -> u32 {
+        if self.consumer.known_filled() == 0 {
+            self.release();
+        }
+        let (_, theirs) = indices(&self.ring, &self.buffers);
+        self.consumer.refresh(theirs).into()
+    }
+
+    /// Takes one packet, copying it into `buffer`: `Ok(length)` or why it cannot be delivered (it is gone then, and
+    /// counted). `None` when the ring is empty.
+    #[inline]
+    pub fn pop(&mut self, buffer: &mut [u8]) -> Option<Result<usize, RxError>> {
+        if self.consumer.known_filled() == 0 && self.available() == 0 {
+            return None;
+        }
+        Some(match self.find() {
+            Found::Whole(source, len) if len <= buffer.len() => {
+                // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping; the caller's buffer holds
+                // them.
+                unsafe { copy(source, buffer.as_mut_ptr(), len) };
+                self.take_one();
+                Ok(len)
+            }
+            Found::Whole(_, len) => {
+                self.take_one();
+                self.counters.too_large += 1;
+                Err(RxError::TooLarge { len })
+            }
+            Found::Chain => self.pop_chain(buffer),
+            Found::Bad => {
+                self.take_one();
+                Err(self.bad_descriptor())
+            }
+        })
+    }
+
+    /// Moves up to `most` packets straight into `tx` and gives their slots back; returns how many arrived there. Stops
+    /// when `tx` is full. The caller flushes `tx`. Packets that cannot be carried are counted in [`RxQueue::counters`].
+    ///
+    /// The bytes are not looked at: for a function that sends back what it gets.
+    pub fn forward_to(&mut self, tx: &mut TxQueue, most: usize) -> usize {
+        let mut moved = 0;
+        while moved < most {
+            if self.consumer.known_filled() == 0 && self.available() == 0 {
+                break;
+            }
+            match self.find() {
+                Found::Whole(source, len) => {
+                    // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping. The rings may share
+                    // it, but no buffer: if a hostile client says so, bytes of that client's packets get mixed.
+                    match unsafe { tx.push_from(source, len) } {
+                        Ok(()) => moved += 1,
+                        Err(TxError::TooLarge) => self.counters.too_large += 1,
+                        Err(TxError::Full | TxError::Violated) => break,
+                    }
+                    self.take_one();
+                }
+                Found::Chain => {
+                    if tx.free() < tx.slots_for(self.chain_bytes()) {
+                        break;
+                    }
+                    let mut scratch = std::mem::take(&mut self.scratch);
+                    if let Ok(len) = self.pop_chain(&mut scratch) {
+                        match tx.push(&scratch[..len]) {
+                            Ok(()) => moved += 1,
+                            Err(_) => self.counters.too_large += 1,
+                        }
+                    }
+                    self.scratch = scratch;
+                }
+                Found::Bad => {
+                    self.take_one();
+                    self.bad_descriptor();
+                }
+            }
+        }
+        self.release();
+        moved
+    }
+
+    /// Gives all emptied slots back to the peer.
+    #[inline]
+    pub fn release(&mut self) {
+        let (own, _) = indices(&self.ring, &self.buffers);
+        self.consumer.release(own);
+    }
+
+    /// Slots that the peer has filled and this side has not emptied.
+    #[inline]
+    pub fn occupancy(&mut self) -> u32 {
+        let (_, theirs) = indices(&self.ring, &self.buffers);
+        self.consumer.refresh(theirs).into()
+    }
+
+    /// Slots emptied since the link began.
+    #[inline]
+    pub fn consumed(&self) -> u64 {
+        self.consumer.popped()
+    }
+
+    /// What was not delivered.
+    pub fn counters(&self) -> RxCounters {
+        self.counters
+    }
+
+    /// Whether the peer moved its index outside of the ring. The link is of no use any more.
+    pub fn is_violated(&self) -> bool {
+        self.consumer.is_dead()
+    }
+
+    /// Asks the peer to raise an interrupt when it fills slots, or not to (as at the beginning). After switching it on,
+    /// look at [`RxQueue::available`] once more before sleeping; [`wait`] does it all.
+    pub fn set_interrupts(&mut self, on: bool) {
+        self.ring
+            .flags()
+            .store(if on { 0 } else { MASK_INTERRUPTS }, Ordering::Relaxed);
+        if on {
+            // The flags must be visible before the producer's index is read again; the producer does the reverse.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Becomes readable when the peer raises an interrupt.
+    pub fn interrupt_fd(&self) -> BorrowedFd<'_> {
+        self.interrupt.as_fd()
+    }
+
+    /// Takes the interrupts raised so far. The ring must be looked at afterwards.
+    pub fn clear_interrupt(&self) {
+        self.interrupt.clear();
+    }
+
+    /// Looks at the first filled slot: the caller knows that there is one.
+    #[inline(always)]
+    fn find(&self) -> Found {
+        let next = self.consumer.next();
+        let far = self.consumer.known_filled() > AHEAD;
+        match self.buffers {
+            Buffers::Own {
+                first,
+                stride,
+                capacity,
+            } => {
+                if far {
+                    let ahead = self.ring.slot(next.wrapping_add(AHEAD));
+                    prefetch_read(first.wrapping_add(ahead * stride));
+                }
+                let (flags, length) = self.ring.flags_and_length(next);
+                if flags & NEXT != 0 {
+                    Found::Chain
+                } else if length == 0 || length > capacity {
+                    Found::Bad
+                } else {
+                    Found::Whole(first.wrapping_add(self.ring.slot(next) * stride), length as usize)
+                }
+            }
+            Buffers::Peer => {
+                if far {
+                    let ahead = self.ring.descriptor(next.wrapping_add(AHEAD));
+                    if let Some(place) = peer_place(&self.memory, ahead) {
+                        prefetch_read(place);
+                    }
+                }
+                let descriptor = self.ring.descriptor(next);
+                if descriptor.flags & NEXT != 0 {
+                    return Found::Chain;
+                }
+                match peer_place(&self.memory, descriptor) {
+                    Some(place) if descriptor.length > 0 => Found::Whole(place, descriptor.length as usize),
+                    _ => Found::Bad,
+                }
+            }
+        }
+    }
+
+    /// Bytes of the chain at the head of the ring as its descriptors say now: a hint, they are read again when it is taken.
+    #[cold]
+    fn chain_bytes(&self) -> usize {
+        let mut bytes = 0_usize;
+        for ahead in 0..self.consumer.known_filled() {
+            let (flags, length) = self
+                .ring
+                .flags_and_length(self.consumer.next().wrapping_add(ahead));
+            bytes = bytes.saturating_add(length as usize);
+            if flags & NEXT == 0 {
+                break;
+            }
+        }
+        bytes
+    }
+
+    /// Takes the first slot and, in a client's ring, makes its buffer whole again for the next round.
+    #[inline(always)]
+    fn take_one(&mut self) {
+        if let Buffers::Own { capacity, .. } = self.buffers {
+            self.ring.set_first_word(self.consumer.next(), 0, 0, capacity);
+        }
+        self.consumer.empty(1);
+    }
+
+    #[cold]
+    fn bad_descriptor(&mut self) -> RxError {
+        self.counters.bad_descriptors += 1;
+        RxError::BadDescriptor
+    }
+
+    /// Takes a packet of several buffers. It is followed to its end also when it is of no use.
+    #[cold]
+    fn pop_chain(&mut self, buffer: &mut [u8]) -> Result<usize, RxError> {
+        let (_, theirs) = indices(&self.ring, &self.buffers);
+        let available = self.consumer.refresh(theirs);
+        let mut len = 0_usize;
+        let mut bad = false;
+        let mut complete = false;
+        for _ in 0..available {
+            let index = self.consumer.next();
+            let descriptor = self.ring.descriptor(index);
+            let place = match self.buffers {
+                Buffers::Own {
+                    first,
+                    stride,
+                    capacity,
+                } => (descriptor.length <= capacity)
+                    .then(|| first.wrapping_add(self.ring.slot(index) * stride).cast_const()),
+                Buffers::Peer => peer_place(&self.memory, descriptor).map(<*mut u8>::cast_const),
+            };
+            let part = descriptor.length as usize;
+            match place {
+                Some(place) if !bad => {
+                    if part <= buffer.len().saturating_sub(len) {
+                        // SAFETY: `part` bytes from `place` are in our mapping, just checked; len + part ≤ buffer.len().
+                        unsafe { copy(place, buffer.as_mut_ptr().add(len), part) };
+                    }
+                    len += part;
+                }
+                _ => bad = true,
+            }
+            let goes_on = descriptor.flags & NEXT != 0;
+            if goes_on && matches!(self.buffers, Buffers::Peer) {
+                // Releases of DPDK from 23 on set this flag as client and never clear it, so that the next packet in this slot
+                // would seem chained.
+                self.ring
+                    .set_first_word(index, 0, descriptor.region, descriptor.length);
+            }
+            self.take_one();
+            if !goes_on {
+                complete = true;
+                break;
+            }
+        }
+        if bad || !complete || len == 0 {
+            return Err(self.bad_descriptor());
+        }
+        if len > buffer.len() {
+            self.counters.too_large += 1;
+            return Err(RxError::TooLarge { len });
+        }
+        Ok(len)
+    }
+}
+
+/// Sleeps until one of `queues` holds a packet, one of `others` is readable, or `timeout` is over; returns whether a queue
+/// holds a packet.
+///
+/// The order matters and no wake-up gets lost with a producer of this crate: interrupts are unmasked, then each ring is
+/// looked at once more, and only if all are empty does the thread sleep; afterwards interrupts are masked again, so that a
+/// producer of a busy ring makes no system calls. Other producers (DPDK's, for one) read the flag without a barrier after
+/// writing their index and may miss a consumer that falls asleep in the same nanoseconds; with those, choose a `timeout`
+/// of a few milliseconds at most.
+///
+/// # Errors
+/// [`Error::System`] when the kernel refuses to wait, [`Error::Configuration`] with more than [`MAX_WAIT`] descriptors.
+pub fn wait(
+    queues: &mut [&mut RxQueue],
+    others: &[BorrowedFd<'_>],
+    timeout: Duration,
+) -> Result<bool, Error> {
+    if queues.len() + others.len() > MAX_WAIT {
+        return Err(Error::Configuration(
+            "more descriptors to wait for than memif::MAX_WAIT",
+        ));
+    }
+    let mut ready = false;
+    for queue in queues.iter_mut() {
+        if queue.available() > 0 {
+            return Ok(true);
+        }
+    }
+    for queue in queues.iter_mut() {
+        queue.set_interrupts(true);
+    }
+    for queue in queues.iter_mut() {
+        ready |= queue.available() > 0;
+    }
+    let mut outcome = Ok(false);
+    if !ready {
+        let count = queues.len() + others.len();
+        let mut sources = queues
+            .iter()
+            .map(|queue| queue.interrupt_fd())
+            .chain(others.iter().copied())
+            .map(Some);
+        let mut fds = [const { None }; MAX_WAIT];
+        fds.fill_with(|| sources.next().flatten());
+        let Some(any) = fds[0] else {
+            return crate::socket::wait_readable(&mut [], Some(timeout));
+        };
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd.unwrap_or(any), PollFlags::IN));
+        outcome = crate::socket::wait_readable(&mut fds[..count], Some(timeout));
+    }
+    for queue in queues.iter_mut() {
+        queue.set_interrupts(false);
+        queue.clear_interrupt();
+    }
+    outcome?;
+    for queue in queues.iter_mut() {
+        ready |= queue.available() > 0;
+    }
+    Ok(ready)
+}
+
+/// Descriptors that [`wait`] takes: queues and others together.
+pub const MAX_WAIT: usize = 64;
+
+const fn is_send<T: Send>() {}
+const _: () = is_send::<QueuePair>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What a peer's descriptor names is used only if all of it is in a region, wherever the numbers come from.
+        #[test]
+        fn a_place_is_always_within_its_region(
+            regions in proptest::collection::vec(1..4_usize, 1..4),
+            region in prop_oneof![0..5_u16, any::<u16>()],
+            offset in prop_oneof![0..20_000_u32, any::<u32>()],
+            length in prop_oneof![0..20_000_u32, any::<u32>()],
+        ) {
+            let regions: Vec<_> =
+                regions.into_iter().filter_map(|pages| crate::region::create(4096 * pages, false).ok()).collect();
+            let memory = Memory { regions: regions.into_iter().map(|(_, mapping)| mapping).collect() };
+            let place = peer_place(&memory, Descriptor { flags: 0, region, length, offset });
+            let fits = memory
+                .regions
+                .get(usize::from(region))
+                .is_some_and(|mapping| offset as usize + length as usize <= mapping.bytes());
+            prop_assert_eq!(place.is_some(), fits);
+            if let Some(place) = place {
+                let first = memory.regions[usize::from(region)].address().as_ptr();
+                prop_assert_eq!(place.addr() - first.addr(), offset as usize);
+            }
+        }
+    }
+}

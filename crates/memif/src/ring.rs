@@ -1,0 +1,173 @@
+//! The layout of a ring in shared memory, and the only access to it: atomics, each field read once.
+//!
+//! ```text
+//!   byte 0   cookie (u32)  flags (u16)  head (u16)      written by the client, flags by the consumer
+//!   byte 64  tail (u16)                                 written by the server
+//!   byte 128 slots descriptors of 16 bytes:
+//!            flags (u16) region (u16) length (u32) | offset (u32) metadata (u32)
+//! ```
+//!
+//! The layout is that of 64-byte cache lines, as on x86-64 and in every published memif implementation built for it. (DPDK
+//! built for a machine of 128-byte lines spreads the header wider, and speaks to nobody else.)
+
+// UNSAFETY: atomics at addresses in shared memory.
+#![expect(unsafe_code)]
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("descriptors are read as 64-bit words: byte order little-endian is assumed");
+
+/// What a ring begins with.
+const COOKIE: u32 = 0x03E3_1F20;
+/// Ring flag: the consumer wants no interrupts.
+pub(crate) const MASK_INTERRUPTS: u16 = 1;
+/// Descriptor flag: the packet goes on in the next slot.
+pub(crate) const NEXT: u16 = 1;
+const FLAGS_AT: usize = 4;
+const HEAD_AT: usize = 6;
+const TAIL_AT: usize = 64;
+const DESCRIPTORS_AT: usize = 128;
+const DESCRIPTOR_BYTES: usize = 16;
+/// What the ring's first byte is aligned to.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// Bytes of a ring of `slots` slots.
+pub(crate) const fn ring_bytes(slots: usize) -> usize {
+    DESCRIPTORS_AT + DESCRIPTOR_BYTES * slots
+}
+
+/// A descriptor, read once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    pub(crate) flags: u16,
+    pub(crate) region: u16,
+    pub(crate) length: u32,
+    pub(crate) offset: u32,
+}
+
+/// A ring in shared memory. Copies of it are views of the same ring.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ring {
+    base: NonNull<u8>,
+    mask: u16,
+}
+
+// SAFETY: a ring is accessed by atomics only.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A view of the ring of `slots` slots (a power of two, at most 2^15) that begins at `base`.
+    ///
+    /// # Safety
+    /// `base` is aligned to 8 bytes, and [`ring_bytes`] from there are mapped for reading and writing as long as this or
+    /// any copy of it lives.
+    pub(crate) unsafe fn new(base: NonNull<u8>, slots: u16) -> Ring {
+        debug_assert!(slots.is_power_of_two() && base.as_ptr().addr().is_multiple_of(8));
+        Ring {
+            base,
+            mask: slots - 1,
+        }
+    }
+
+    /// Zeroes the indices and writes the cookie; interrupts masked.
+    pub(crate) fn initialise(&self) {
+        // SAFETY: within the ring by `new`'s contract, aligned to 4.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }.store(COOKIE, Ordering::Relaxed);
+        self.flags().store(MASK_INTERRUPTS, Ordering::Relaxed);
+        self.reset();
+    }
+
+    /// Zeroes the indices.
+    pub(crate) fn reset(&self) {
+        self.head().store(0, Ordering::Relaxed);
+        self.tail().store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the ring begins with the cookie.
+    pub(crate) fn has_cookie(&self) -> bool {
+        // SAFETY: as in `initialise`.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }.load(Ordering::Relaxed) == COOKIE
+    }
+
+    #[inline(always)]
+    fn index_at(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: `offset` is one of the header's, within the ring and aligned to 2; the ring is mapped by `new`'s contract.
+        unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// The consumer's wish about interrupts.
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> &AtomicU16 {
+        self.index_at(FLAGS_AT)
+    }
+
+    /// The client's index.
+    #[inline(always)]
+    pub(crate) fn head(&self) -> &AtomicU16 {
+        self.index_at(HEAD_AT)
+    }
+
+    /// The server's index.
+    #[inline(always)]
+    pub(crate) fn tail(&self) -> &AtomicU16 {
+        self.index_at(TAIL_AT)
+    }
+
+    /// The slot of a free-running index.
+    #[inline(always)]
+    pub(crate) fn slot(&self, index: u16) -> usize {
+        usize::from(index & self.mask)
+    }
+
+    /// The two words of the descriptor of an index.
+    #[inline(always)]
+    fn words(&self, index: u16) -> (&AtomicU64, &AtomicU64) {
+        // SAFETY: the masked slot is within the ring, and descriptors are aligned to 8 bytes as the ring is.
+        unsafe {
+            let word = self
+                .base
+                .as_ptr()
+                .add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index));
+            (
+                AtomicU64::from_ptr(word.cast()),
+                AtomicU64::from_ptr(word.add(8).cast()),
+            )
+        }
+    }
+
+    /// Reads a descriptor, each word once.
+    #[inline(always)]
+    pub(crate) fn descriptor(&self, index: u16) -> Descriptor {
+        let (first, second) = self.words(index);
+        let first = first.load(Ordering::Relaxed);
+        Descriptor {
+            flags: first as u16,
+            region: (first >> 16) as u16,
+            length: (first >> 32) as u32,
+            offset: second.load(Ordering::Relaxed) as u32,
+        }
+    }
+
+    /// Reads flags and length only.
+    #[inline(always)]
+    pub(crate) fn flags_and_length(&self, index: u16) -> (u16, u32) {
+        let first = self.words(index).0.load(Ordering::Relaxed);
+        (first as u16, (first >> 32) as u32)
+    }
+
+    /// Writes flags, region and length.
+    #[inline(always)]
+    pub(crate) fn set_first_word(&self, index: u16, flags: u16, region: u16, length: u32) {
+        let word = u64::from(flags) | u64::from(region) << 16 | u64::from(length) << 32;
+        self.words(index).0.store(word, Ordering::Relaxed);
+    }
+
+    /// Writes the offset (and a zero as metadata).
+    pub(crate) fn set_offset(&self, index: u16, offset: u32) {
+        self.words(index).1.store(u64::from(offset), Ordering::Relaxed);
+    }
+}
+
+const _: () = assert!(ring_bytes(64).is_multiple_of(ALIGNMENT));

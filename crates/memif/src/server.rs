@@ -1,0 +1,614 @@
+//! The server's side of the handshake: it listens, and maps what clients bring, after a check.
+
+// UNSAFETY: rings are laid out in memory that a client has made.
+#![expect(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::client::{MAX_LOG2_SLOTS, MAX_QUEUES};
+use crate::interrupt::Interrupt;
+use crate::link::{Control, Link};
+use crate::message::{Message, NAME_BYTES, VERSION};
+use crate::queue::{Buffers, QueuePair, RxQueue, TxQueue};
+use crate::region::{self, Mapping, Memory};
+use crate::ring::{self, Ring};
+use crate::socket::{Received, Socket, one};
+use crate::{Error, ProtocolError};
+
+/// Regions that a client may add. DPDK's, without zero-copy, has one; VPP's two or three.
+const MAX_REGIONS: u16 = 16;
+/// Handshakes that may be under way at once; more clients wait in the socket's queue.
+const MAX_HANDSHAKES: usize = 32;
+/// Connections that may wait in the socket's queue.
+const BACKLOG: i32 = 64;
+/// What an epoll event of the listening socket carries.
+const LISTENER: u64 = u64::MAX;
+
+/// What a server takes.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// What this program calls itself, up to 31 bytes.
+    pub name: String,
+    /// What clients must know, zero-padded.
+    pub secret: Option<[u8; 24]>,
+    /// The interfaces that there are; `None`: any id a client asks for.
+    pub interface_ids: Option<BTreeSet<u32>>,
+    /// The largest ring taken, as a power of two.
+    pub max_log2_slots: u8,
+    /// The most queue pairs of a link.
+    pub max_queues: u16,
+    /// The most bytes of one region.
+    pub max_region_bytes: u64,
+    /// How long a client may take from connecting to CONNECT.
+    pub handshake_timeout: Duration,
+    /// Access rights of the socket (as for `chmod`); `None`: those that the umask leaves.
+    pub mode: Option<u32>,
+}
+
+impl ServerConfig {
+    /// The defaults: any interface id, no secret, rings up to 2^14 slots, regions up to 4 GiB, one second.
+    pub fn new(name: impl Into<String>) -> ServerConfig {
+        ServerConfig {
+            name: name.into(),
+            secret: None,
+            interface_ids: None,
+            max_log2_slots: MAX_LOG2_SLOTS,
+            max_queues: MAX_QUEUES,
+            max_region_bytes: 4 << 30,
+            handshake_timeout: Duration::from_secs(1),
+            mode: None,
+        }
+    }
+}
+
+/// The server role: a listening socket, for any number of interfaces.
+///
+/// Handshakes of several clients go on side by side, so that one that stalls does not hold up the others.
+#[derive(Debug)]
+pub struct Listener {
+    config: ServerConfig,
+    path: PathBuf,
+    /// The listening socket and the handshakes under way.
+    epoll: OwnedFd,
+    socket: OwnedFd,
+    /// Slots for handshakes; the position is what their epoll events carry.
+    handshakes: Vec<Option<Handshake>>,
+    /// Interfaces with a link, and the sockets of those.
+    links: Vec<(u32, Weak<Socket>)>,
+    refused: u64,
+    last_refusal: Option<Error>,
+}
+
+/// A client between HELLO and CONNECT.
+#[derive(Debug)]
+struct Handshake {
+    socket: Arc<Socket>,
+    deadline: Instant,
+    client: Option<(u32, String)>,
+    regions: Vec<(OwnedFd, u64)>,
+    to_server: Vec<Announced>,
+    to_client: Vec<Announced>,
+}
+
+/// A ring as ADD_RING announced it.
+#[derive(Debug)]
+struct Announced {
+    region: u16,
+    offset: u32,
+    log2_slots: u8,
+    interrupt: Interrupt,
+}
+
+impl Listener {
+    /// Listens on `path`. A socket file that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// [`Error::AddressInUse`] when somebody listens there; [`Error::Configuration`] for impossible limits.
+    pub fn bind(path: impl AsRef<Path>, config: ServerConfig) -> Result<Listener, Error> {
+        let path = path.as_ref().to_owned();
+        if config.name.len() >= NAME_BYTES {
+            return Err(Error::Configuration("name must be 31 bytes at most"));
+        }
+        if !(1..=MAX_QUEUES).contains(&config.max_queues)
+            || !(1..=MAX_LOG2_SLOTS).contains(&config.max_log2_slots)
+        {
+            return Err(Error::Configuration(
+                "max_queues must be 1 to 256 and max_log2_slots 1 to 14",
+            ));
+        }
+        let address = SocketAddrUnix::new(&path)
+            .map_err(|_| Error::Configuration("the socket's path is longer than 107 bytes"))?;
+        let new_socket = || {
+            rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                None,
+            )
+            .map_err(|errno| Error::system("cannot make a socket", errno))
+        };
+        let socket = new_socket()?;
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                match rustix::net::connect(new_socket()?, &address) {
+                    Err(Errno::CONNREFUSED) => {}
+                    _ => return Err(Error::AddressInUse { path }),
+                }
+                rustix::fs::unlink(&path)
+                    .map_err(|errno| Error::system("cannot remove the stale memif socket", errno))?;
+                rustix::net::bind(&socket, &address)
+            }
+            outcome => outcome,
+        }
+        .map_err(|errno| Error::system("cannot bind the memif socket", errno))?;
+        if let Some(mode) = config.mode {
+            rustix::fs::chmod(&path, Mode::from_raw_mode(mode))
+                .map_err(|errno| Error::system("cannot set the rights of the memif socket", errno))?;
+        }
+        rustix::net::listen(&socket, BACKLOG)
+            .map_err(|errno| Error::system("cannot listen on the memif socket", errno))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| Error::system("cannot make an epoll instance", errno))?;
+        epoll::add(
+            &epoll,
+            &socket,
+            epoll::EventData::new_u64(LISTENER),
+            epoll::EventFlags::IN,
+        )
+        .map_err(|errno| Error::system("cannot watch the memif socket", errno))?;
+        Ok(Listener {
+            config,
+            path,
+            epoll,
+            socket,
+            handshakes: Vec::new(),
+            links: Vec::new(),
+            refused: 0,
+            last_refusal: None,
+        })
+    }
+
+    /// The next link that a client completes, or `None` after `timeout` (zero: only what is ready now).
+    ///
+    /// Clients that are refused are counted ([`Listener::refused`]) and told why; they are no reason to stop listening, so
+    /// they are no error here.
+    ///
+    /// # Errors
+    /// When the system lets this process wait or accept no more.
+    pub fn accept(&mut self, timeout: Duration) -> Result<Option<Link>, Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let now = Instant::now();
+            self.expire(now);
+            let until = self.next_expiry().map_or(deadline, |expiry| expiry.min(deadline));
+            let left = until.saturating_duration_since(now);
+            let left = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let mut events = [epoll::Event {
+                flags: epoll::EventFlags::empty(),
+                data: epoll::EventData::new_u64(0),
+            }; 16];
+            let ready = match epoll::wait(&self.epoll, &mut events[..], Some(&left)) {
+                Ok(ready) => ready,
+                Err(Errno::INTR) => 0,
+                Err(errno) => return Err(Error::system("cannot wait for memif clients", errno)),
+            };
+            for event in &events[..ready] {
+                let data = event.data;
+                if data.u64() == LISTENER {
+                    self.welcome()?;
+                } else if let Some(link) = self.advance(data.u64() as usize) {
+                    // Other events are level-triggered and come again.
+                    return Ok(Some(link));
+                }
+            }
+            if ready == 0 && Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Clients that were refused or gave up since the beginning.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Why the last one was, once.
+    pub fn take_refusal(&mut self) -> Option<Error> {
+        self.last_refusal.take()
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the clients that wait, as many as there is room for.
+    fn welcome(&mut self) -> Result<(), Error> {
+        loop {
+            let free = self.handshakes.iter().position(Option::is_none).or_else(|| {
+                (self.handshakes.len() < MAX_HANDSHAKES).then(|| {
+                    self.handshakes.push(None);
+                    self.handshakes.len() - 1
+                })
+            });
+            let Some(place) = free else {
+                // Room comes when a handshake ends, at the latest after its deadline.
+                self.watch_listener(false)?;
+                return Ok(());
+            };
+            let fd =
+                match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                    Ok(fd) => fd,
+                    Err(Errno::AGAIN) => return Ok(()),
+                    Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                    Err(errno) => return Err(Error::system("cannot accept a memif client", errno)),
+                };
+            let socket = Arc::new(Socket::new(fd));
+            let hello = Message::Hello {
+                name: self.config.name.clone(),
+                min_version: VERSION,
+                max_version: VERSION,
+                max_region: MAX_REGIONS - 1,
+                max_s2c_ring: self.config.max_queues - 1,
+                max_c2s_ring: self.config.max_queues - 1,
+                max_log2_slots: self.config.max_log2_slots,
+            };
+            let watched = epoll::add(
+                &self.epoll,
+                &*socket,
+                epoll::EventData::new_u64(place as u64),
+                epoll::EventFlags::IN,
+            )
+            .map_err(|errno| Error::system("cannot watch a memif client", errno));
+            if let Err(error) = watched.and_then(|()| socket.send(&hello, None)) {
+                self.refuse(error);
+                continue;
+            }
+            self.handshakes[place] = Some(Handshake {
+                socket,
+                deadline: Instant::now() + self.config.handshake_timeout,
+                client: None,
+                regions: Vec::new(),
+                to_server: Vec::new(),
+                to_client: Vec::new(),
+            });
+        }
+    }
+
+    /// Takes the messages of one handshake; gives the link when it is complete.
+    fn advance(&mut self, place: usize) -> Option<Link> {
+        loop {
+            let mut handshake = self.handshakes.get_mut(place)?.take()?;
+            match self.step(&mut handshake) {
+                Ok(Step::Wait) => {
+                    self.handshakes[place] = Some(handshake);
+                    return None;
+                }
+                Ok(Step::Next) => self.handshakes[place] = Some(handshake),
+                Ok(Step::Complete(link)) => {
+                    // The control socket belongs to the link from here on.
+                    let _ = epoll::delete(&self.epoll, &*handshake.socket);
+                    let _ = self.watch_listener(true);
+                    self.links.retain(|(_, socket)| socket.strong_count() > 0);
+                    self.links
+                        .push((link.interface_id, Arc::downgrade(&link.control.socket)));
+                    return Some(*link);
+                }
+                Err(error) => {
+                    match &error {
+                        Error::Protocol(error) => handshake.socket.say_goodbye(&error.to_string()),
+                        // It has left, or said itself that it leaves.
+                        Error::Closed { .. } | Error::Disconnected { .. } => {}
+                        error => handshake.socket.say_goodbye(&error.to_string()),
+                    }
+                    self.refuse(error);
+                    let _ = self.watch_listener(true);
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn step(&self, handshake: &mut Handshake) -> Result<Step, Error> {
+        let (message, descriptors) = match handshake.socket.receive()? {
+            Received::Message(message, descriptors) => (message, descriptors),
+            Received::Nothing => return Ok(Step::Wait),
+            Received::Closed => {
+                return Err(Error::Closed {
+                    during: if handshake.client.is_some() {
+                        "CONNECT"
+                    } else {
+                        "INIT"
+                    },
+                });
+            }
+        };
+        let name = message.name();
+        match (message, &handshake.client) {
+            (
+                Message::Init {
+                    version,
+                    interface_id,
+                    mode,
+                    secret,
+                    name,
+                },
+                None,
+            ) => {
+                if version != VERSION {
+                    return Err(ProtocolError::Version {
+                        min: version,
+                        max: version,
+                    }
+                    .into());
+                }
+                if !Message::is_ethernet(mode) {
+                    return Err(ProtocolError::Mode { mode }.into());
+                }
+                if self
+                    .config
+                    .interface_ids
+                    .as_ref()
+                    .is_some_and(|ids| !ids.contains(&interface_id))
+                {
+                    return Err(ProtocolError::UnknownInterface { interface_id }.into());
+                }
+                if self
+                    .config
+                    .secret
+                    .is_some_and(|ours| !same_secret(&ours, &secret))
+                {
+                    return Err(ProtocolError::Secret.into());
+                }
+                if self.is_connected(interface_id) {
+                    return Err(ProtocolError::AlreadyConnected.into());
+                }
+                handshake.client = Some((interface_id, name));
+            }
+            (Message::AddRegion { index, bytes }, Some(_)) => {
+                if usize::from(index) != handshake.regions.len() || index >= MAX_REGIONS {
+                    return Err(ProtocolError::Index {
+                        what: "region",
+                        index,
+                        limit: MAX_REGIONS,
+                    }
+                    .into());
+                }
+                handshake.regions.push((one(name, descriptors)?, bytes));
+            }
+            (
+                Message::AddRing {
+                    client_to_server,
+                    index,
+                    region,
+                    offset,
+                    log2_slots,
+                    private_header_bytes: _,
+                },
+                Some(_),
+            ) => {
+                let rings = if client_to_server {
+                    &mut handshake.to_server
+                } else {
+                    &mut handshake.to_client
+                };
+                let limit = self.config.max_queues;
+                if usize::from(index) != rings.len() || index >= limit {
+                    return Err(ProtocolError::Index {
+                        what: "ring",
+                        index,
+                        limit,
+                    }
+                    .into());
+                }
+                if log2_slots == 0 || log2_slots > self.config.max_log2_slots {
+                    return Err(ProtocolError::RingPlace {
+                        index,
+                        region,
+                        offset,
+                        log2_slots,
+                    }
+                    .into());
+                }
+                let interrupt = Interrupt::accept(one(name, descriptors)?, index)?;
+                rings.push(Announced {
+                    region,
+                    offset,
+                    log2_slots,
+                    interrupt,
+                });
+            }
+            (Message::Connect { interface_name }, Some(_)) => {
+                let link = self.complete(handshake, interface_name)?;
+                return Ok(Step::Complete(Box::new(link)));
+            }
+            (Message::Disconnect { reason, .. }, _) => return Err(Error::Disconnected { reason }),
+            _ => return Err(ProtocolError::Unexpected { received: name }.into()),
+        }
+        handshake.socket.send(&Message::Ack, None)?;
+        Ok(Step::Next)
+    }
+
+    /// Maps the regions, checks the rings, and says CONNECTED.
+    fn complete(&self, handshake: &mut Handshake, peer_interface: String) -> Result<Link, Error> {
+        let (interface_id, peer_name) = handshake.client.take().unwrap_or_default();
+        let count = handshake.to_server.len();
+        if count == 0 || count != handshake.to_client.len() {
+            return Err(ProtocolError::RingCount {
+                client_to_server: count,
+                server_to_client: handshake.to_client.len(),
+            }
+            .into());
+        }
+        let regions = std::mem::take(&mut handshake.regions)
+            .into_iter()
+            .enumerate()
+            .map(|(index, (fd, bytes))| {
+                region::accept(&fd, index as u16, bytes, self.config.max_region_bytes)
+            })
+            .collect::<Result<Vec<Mapping>, Error>>()?;
+        let memory = Arc::new(Memory { regions });
+        let place = |(index, announced): (usize, Announced)| -> Result<(Ring, u16, Interrupt), Error> {
+            let ring = ring_of(&memory, index as u16, &announced)?;
+            ring.reset();
+            Ok((ring, 1 << announced.log2_slots, announced.interrupt))
+        };
+        let to_server: Vec<_> = handshake
+            .to_server
+            .drain(..)
+            .enumerate()
+            .map(place)
+            .collect::<Result<_, _>>()?;
+        let to_client: Vec<_> = handshake
+            .to_client
+            .drain(..)
+            .enumerate()
+            .map(place)
+            .collect::<Result<_, _>>()?;
+        let queues = to_server
+            .into_iter()
+            .zip(to_client)
+            .map(
+                |((rx, rx_slots, rx_interrupt), (tx, tx_slots, tx_interrupt))| QueuePair {
+                    tx: TxQueue::new(tx, tx_slots, Buffers::Peer, tx_interrupt, Arc::clone(&memory)),
+                    rx: RxQueue::new(rx, rx_slots, Buffers::Peer, rx_interrupt, Arc::clone(&memory)),
+                },
+            )
+            .collect();
+        let interface_name = format!("memif{interface_id}");
+        handshake
+            .socket
+            .send(&Message::Connected { interface_name }, None)?;
+        let control = Control {
+            socket: Arc::clone(&handshake.socket),
+        };
+        Ok(Link {
+            interface_id,
+            peer_name,
+            peer_interface,
+            queues,
+            control,
+        })
+    }
+
+    /// Whether the interface has a link whose client is still there.
+    fn is_connected(&self, interface_id: u32) -> bool {
+        self.links.iter().any(|(id, socket)| {
+            *id == interface_id && socket.upgrade().is_some_and(|socket| !socket.is_hung_up())
+        })
+    }
+
+    /// Ends handshakes that take too long.
+    fn expire(&mut self, now: Instant) {
+        for place in 0..self.handshakes.len() {
+            if let Some(handshake) = self.handshakes[place].take_if(|handshake| handshake.deadline <= now) {
+                handshake.socket.say_goodbye("handshake timed out");
+                self.refuse(Error::Timeout { expected: "CONNECT" });
+                let _ = self.watch_listener(true);
+            }
+        }
+    }
+
+    fn next_expiry(&self) -> Option<Instant> {
+        self.handshakes
+            .iter()
+            .flatten()
+            .map(|handshake| handshake.deadline)
+            .min()
+    }
+
+    fn watch_listener(&self, on: bool) -> Result<(), Error> {
+        let flags = if on {
+            epoll::EventFlags::IN
+        } else {
+            epoll::EventFlags::empty()
+        };
+        epoll::modify(
+            &self.epoll,
+            &self.socket,
+            epoll::EventData::new_u64(LISTENER),
+            flags,
+        )
+        .map_err(|errno| Error::system("cannot watch the memif socket", errno))
+    }
+
+    fn refuse(&mut self, error: Error) {
+        self.refused += 1;
+        self.last_refusal = Some(error);
+    }
+}
+
+impl AsFd for Listener {
+    /// Becomes readable when [`Listener::accept`] has something to do, the next step of a handshake included.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // A file left behind is found stale by the next `bind`.
+        let _ = rustix::fs::unlink(&self.path);
+    }
+}
+
+/// What a message did.
+enum Step {
+    /// No message there.
+    Wait,
+    /// It was answered.
+    Next,
+    /// It was the last.
+    Complete(Box<Link>),
+}
+
+/// The ring that a client announced, if it lies where it says.
+fn ring_of(memory: &Memory, index: u16, announced: &Announced) -> Result<Ring, Error> {
+    let Announced {
+        region,
+        offset,
+        log2_slots,
+        ..
+    } = *announced;
+    let slots = 1_usize << log2_slots;
+    let wrong = ProtocolError::RingPlace {
+        index,
+        region,
+        offset,
+        log2_slots,
+    };
+    let Some(mapping) = memory.regions.get(usize::from(region)) else {
+        return Err(wrong.into());
+    };
+    let end = u64::from(offset) + ring::ring_bytes(slots) as u64;
+    if !(offset as usize).is_multiple_of(ring::ALIGNMENT) || end > mapping.bytes() as u64 {
+        return Err(wrong.into());
+    }
+    // SAFETY: aligned and within the mapping, as just checked; slots ≤ 2^14. The queues that get the ring hold the memory.
+    let ring = unsafe { Ring::new(mapping.address().add(offset as usize), slots as u16) };
+    if ring.has_cookie() {
+        Ok(ring)
+    } else {
+        Err(ProtocolError::Cookie { index }.into())
+    }
+}
+
+/// Compares without telling by its duration where the difference is.
+fn same_secret(ours: &[u8; 24], theirs: &[u8; 24]) -> bool {
+    ours.iter()
+        .zip(theirs)
+        .fold(0, |difference, (a, b)| difference | (a ^ b))
+        == 0
+}

@@ -1,0 +1,67 @@
+//! Moving packets allocates nothing: the worker of a switch must not.
+
+// UNSAFETY: an allocator that counts.
+#![expect(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use memif::{Client, ClientConfig, Listener, ServerConfig};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: passes everything on.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn packets_move_without_allocation() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("memif.sock");
+    let mut listener = Listener::bind(&path, ServerConfig::new("server")).unwrap();
+    let client =
+        thread::spawn(move || Client::connect(&ClientConfig::new(path, 0), Duration::from_secs(5)).unwrap());
+    let mut server = listener.accept(Duration::from_secs(5)).unwrap().unwrap();
+    let mut client = client.join().unwrap();
+    let (near, far) = (&mut client.queues[0], &mut server.queues[0]);
+    let long = vec![1; 9000];
+    let mut buffer = vec![0; 9216];
+
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let mut returned = 0_u32;
+    for round in 0..2000 {
+        let length = [60, 2000, 9000][round % 3];
+        near.tx.push(&long[..length]).unwrap();
+        near.tx.push_with(60, |frame| frame.fill(3)).unwrap();
+        near.tx.flush();
+        far.rx.forward_to(&mut far.tx, 10);
+        far.tx.flush();
+        while let Some(outcome) = near.rx.pop(&mut buffer) {
+            outcome.unwrap();
+            returned += 1;
+        }
+        near.rx.release();
+        near.tx.occupancy();
+    }
+    assert_eq!(returned, 4000);
+    assert!(!memif::wait(&mut [&mut near.rx], &[], Duration::ZERO).unwrap());
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
+}
