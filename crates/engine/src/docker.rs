@@ -1,0 +1,1353 @@
+//! The engine that Docker or Podman is: containers over their API, on this machine or, over TLS, on another one.
+//!
+//! Where the containers run on this machine, what the API does slowly is done directly: the end of a program is told by its pidfd,
+//! a CPU quota is written to the control group. For containers to run on while `dockerd` is stopped it needs `live-restore`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::errors::Error;
+use bollard::models::{
+    ContainerCreateBody, ContainerState as DockerState, ContainerSummaryStateEnum, ContainerUpdateBody,
+    HostConfig, HostConfigLogConfig, Mount as DockerMount, MountBindOptions, MountBindOptionsPropagationEnum,
+    MountType, ResourcesUlimits,
+};
+use bollard::query_parameters::{
+    CreateContainerOptions, CreateImageOptions, InspectContainerOptions, KillContainerOptions,
+    ListContainersOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
+};
+use futures_util::StreamExt;
+use model::Nanos;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, watch};
+use tokio::task::LocalSet;
+use tokio::time::{sleep, timeout};
+
+use crate::cgroup::{self, Cgroup, Hierarchy};
+use crate::image::{Image, Store};
+use crate::{
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, ImageRef,
+    Label, MAX_OUTPUT_BYTES, MAX_REQUESTS, Request, Ticket, Usage, seccomp,
+};
+
+/// How a [`DockerEngine`] works.
+#[derive(Clone, Debug)]
+pub struct DockerConfig {
+    /// `unix:///run/docker.sock`, or `tcp://host:2376` with certificates.
+    pub host: String,
+    /// Where `cert.pem`, `key.pem` and `ca.pem` are; needed for `tcp:`.
+    pub certificates: Option<PathBuf>,
+    /// Images that Docker does not have are taken from here.
+    pub images: Option<Store>,
+    /// Where control groups are mounted.
+    pub cgroup_root: PathBuf,
+    /// After this a create has failed.
+    pub create_timeout: Nanos,
+    /// How long Docker's word on an exit status is waited for once the kernel says that a program has ended: 80 ms, since the end
+    /// itself must be told within 100 ms. Later the status stays unknown.
+    pub status_limit: Nanos,
+}
+
+/// Where Docker listens unless something else is said.
+pub const DEFAULT_HOST: &str = "unix:///run/docker.sock";
+
+impl DockerConfig {
+    /// The engine at this host, and everything else as usual.
+    pub fn at(host: impl Into<String>) -> DockerConfig {
+        DockerConfig {
+            host: host.into(),
+            certificates: None,
+            images: Some(Store::at(Store::default_dir())),
+            cgroup_root: PathBuf::from(cgroup::ROOT),
+            create_timeout: Nanos::from_secs(30),
+            status_limit: Nanos::from_millis(80),
+        }
+    }
+}
+
+/// How long the engine may take for anything but a create.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long it may take to say that it is there.
+const PING_LIMIT: Duration = Duration::from_secs(2);
+/// How often it is asked.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// How long its word on an exit status is waited for where the end was asked for, so that nobody waits to act on it.
+const STOPPED_STATUS_LIMIT: Duration = Duration::from_secs(2);
+/// How long a killed program may take to be gone.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// How long [`Engine::list`] waits at most.
+const LIST_LIMIT: Duration = Duration::from_secs(5);
+/// On images that were imported from our store: which build of it they are.
+const CREATED_LABEL: &str = "inco.created-unix-ms";
+/// What Docker keeps of a container's output.
+const LOG_SIZE: &str = "64k";
+
+enum Command {
+    Request {
+        ticket: Ticket,
+        request: Request,
+        since: Nanos,
+    },
+    List {
+        label: Label,
+        answer: std::sync::mpsc::Sender<Result<Vec<Container>, EngineError>>,
+    },
+    Quit,
+}
+
+type Groups = Arc<Mutex<HashMap<String, Cgroup>>>;
+
+/// Docker or Podman. See the [module](self).
+#[derive(Debug)]
+pub struct DockerEngine {
+    commands: mpsc::UnboundedSender<Command>,
+    events: std::sync::mpsc::Receiver<EngineEvent>,
+    groups: Groups,
+    is_local: bool,
+    in_hand: usize,
+    refused: Vec<EngineEvent>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DockerEngine {
+    /// Connects, and starts the engine's thread. Blocks for up to 2 s.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] where nothing answers there; [`EngineError::BadSpec`] for a host that cannot be.
+    pub fn start(config: DockerConfig) -> Result<DockerEngine, EngineError> {
+        let is_local = config.host.starts_with("unix://");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
+        let (docker, is_podman) = runtime.block_on(connect(&config))?;
+        let hierarchy = if is_local {
+            Some(Hierarchy::at(&config.cgroup_root)?)
+        } else {
+            None
+        };
+        let (commands, mut received) = mpsc::unbounded_channel();
+        let (told, events) = std::sync::mpsc::channel();
+        let groups = Groups::default();
+        let shared = Arc::clone(&groups);
+        let run = move || {
+            let service = Rc::new(Service {
+                config,
+                docker,
+                is_podman,
+                hierarchy,
+                events: told,
+                groups: shared,
+                entries: RefCell::default(),
+                imported: RefCell::default(),
+                tellers: RefCell::default(),
+                queues: RefCell::default(),
+                down_since: RefCell::new(None),
+            });
+            let tasks = LocalSet::new();
+            tasks.spawn_local(Rc::clone(&service).keep_asking());
+            tasks.block_on(&runtime, async move {
+                while let Some(command) = received.recv().await {
+                    match command {
+                        Command::Request {
+                            ticket,
+                            request,
+                            since,
+                        } => service.take(ticket, request, since),
+                        Command::List { label, answer } => {
+                            let service = Rc::clone(&service);
+                            tokio::task::spawn_local(async move {
+                                let listed = service.list(&label).await;
+                                let _ = answer.send(listed);
+                            });
+                        }
+                        Command::Quit => return,
+                    }
+                }
+            });
+        };
+        let thread = std::thread::Builder::new()
+            .name("inco-engine".to_owned())
+            .spawn(run)
+            .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
+        let refused = Vec::new();
+        Ok(DockerEngine {
+            commands,
+            events,
+            groups,
+            is_local,
+            in_hand: 0,
+            refused,
+            thread: Some(thread),
+        })
+    }
+
+    fn gone() -> EngineError {
+        EngineError::Unavailable {
+            reason: "its thread has ended".to_owned(),
+        }
+    }
+}
+
+/// Gives an image of ours to Docker. Blocks for as long as that takes.
+///
+/// # Errors
+/// [`EngineError::ImageMissing`] where the store has no such image; [`EngineError::Unavailable`].
+pub fn import_into_docker(config: &DockerConfig, store: &Store, name: &ImageRef) -> Result<(), EngineError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| EngineError::io("start", Path::new("a runtime"), &error))?;
+    runtime.block_on(async {
+        let (docker, _) = connect(config).await?;
+        import(&docker, store, name).await
+    })
+}
+
+/// A connection, and whether it leads to Podman.
+async fn connect(config: &DockerConfig) -> Result<(Docker, bool), EngineError> {
+    let seconds = ANSWER.as_secs().max(config.create_timeout.0 / 1_000_000_000);
+    let version = bollard::API_DEFAULT_VERSION;
+    let host = config.host.as_str();
+    let bad = |reason: String| EngineError::BadSpec {
+        what: "this engine host",
+        reason,
+    };
+    let docker = if let Some(path) = host.strip_prefix("unix://") {
+        if !Path::new(path).exists() {
+            let reason = format!("there is no {path}: start Docker, or take engine \"oci\"");
+            return Err(EngineError::Unavailable { reason });
+        }
+        Docker::connect_with_unix(path, seconds, version).map_err(|e| unavailable(&e))?
+    } else if host.starts_with("tcp://") {
+        let Some(dir) = &config.certificates else {
+            let reason = "a connection to another machine needs certificates (cert.pem, key.pem, ca.pem)";
+            return Err(bad(format!("{host}: {reason}")));
+        };
+        connect_tls(host, dir, seconds)?
+    } else {
+        return Err(bad(format!("{host}: it begins with unix:// or tcp://")));
+    };
+    let asked = timeout(PING_LIMIT, docker.negotiate_version()).await;
+    let docker = asked
+        .map_err(|_| silent(PING_LIMIT))?
+        .map_err(|e| unavailable(&e))?;
+    let version = timeout(PING_LIMIT, docker.version()).await;
+    let version = version
+        .map_err(|_| silent(PING_LIMIT))?
+        .map_err(|e| unavailable(&e))?;
+    let is_podman = version
+        .components
+        .iter()
+        .flatten()
+        .any(|component| component.name.contains("Podman"));
+    Ok((docker, is_podman))
+}
+
+#[cfg(feature = "tls")]
+fn connect_tls(host: &str, dir: &Path, seconds: u64) -> Result<Docker, EngineError> {
+    let [key, certificate, authority] = ["key.pem", "cert.pem", "ca.pem"].map(|file| dir.join(file));
+    Docker::connect_with_ssl(
+        host,
+        &key,
+        &certificate,
+        &authority,
+        seconds,
+        bollard::API_DEFAULT_VERSION,
+    )
+    .map_err(|error| EngineError::BadSpec {
+        what: "this engine host",
+        reason: error.to_string(),
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+fn connect_tls(host: &str, _dir: &Path, _seconds: u64) -> Result<Docker, EngineError> {
+    let reason = format!("{host}: this inco was built without the feature \"tls\"");
+    Err(EngineError::BadSpec {
+        what: "this engine host",
+        reason,
+    })
+}
+
+fn silent(after: Duration) -> EngineError {
+    EngineError::Unavailable {
+        reason: format!("it did not answer within {} s", after.as_secs()),
+    }
+}
+
+fn unavailable(error: &Error) -> EngineError {
+    EngineError::Unavailable {
+        reason: error.to_string(),
+    }
+}
+
+/// Whether the engine itself is what failed, and not what it was asked.
+fn is_connection(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::DockerResponseServerError { .. }
+            | Error::JsonDataError { .. }
+            | Error::JsonSerdeError { .. }
+            | Error::DockerStreamError { .. }
+            | Error::DockerContainerWaitError { .. }
+    )
+}
+
+async fn import(docker: &Docker, store: &Store, name: &ImageRef) -> Result<(), EngineError> {
+    let mut archive = Vec::new();
+    let image = store.write_tar(name, &mut archive)?;
+    let full = name.with_tag();
+    let (repository, tag) = full.rsplit_once(':').unwrap_or((&full, "latest"));
+    let options = CreateImageOptions {
+        from_src: Some("-".to_owned()),
+        repo: Some(repository.to_owned()),
+        tag: Some(tag.to_owned()),
+        changes: changes(&image),
+        ..CreateImageOptions::default()
+    };
+    let body = bollard::body_full(archive.into());
+    let mut progress = std::pin::pin!(docker.create_image(Some(options), Some(body), None));
+    while let Some(step) = progress.next().await {
+        step.map_err(|error| refused("import image", &full, error))?;
+    }
+    Ok(())
+}
+
+/// What Docker is to note down with an image, as lines of a Dockerfile.
+fn changes(image: &Image) -> Vec<String> {
+    // By it a later build is told from this one.
+    let mut changes = vec![format!("LABEL {CREATED_LABEL}={}", image.created_unix_ms)];
+    if !image.entrypoint.is_empty() {
+        let words = serde_json::to_string(&image.entrypoint).unwrap_or_default();
+        // Not ENTRYPOINT: a container's command would be appended to it.
+        changes.push(format!("CMD {words}"));
+    }
+    let quoted = |value: &str| {
+        value
+            .replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace('$', "\\$")
+    };
+    changes.extend(
+        image
+            .env
+            .iter()
+            .map(|(key, value)| format!("ENV {key}=\"{}\"", quoted(value))),
+    );
+    changes
+}
+
+/// The engine's answer as an error of ours.
+fn refused(verb: &'static str, name: &str, error: Error) -> EngineError {
+    let name = name.to_owned();
+    match error {
+        Error::DockerResponseServerError {
+            status_code: 404,
+            message,
+        } if message.contains("o such image") => EngineError::ImageMissing {
+            image: message.rsplit(": ").next().unwrap_or_default().to_owned(),
+        },
+        Error::DockerResponseServerError { status_code: 404, .. } => EngineError::NotFound { name },
+        Error::DockerResponseServerError {
+            status_code: 409,
+            message,
+        } if message.contains("already in use") => EngineError::NameTaken { name },
+        Error::DockerResponseServerError {
+            status_code: 409,
+            message,
+        } if message.contains("is not running") => EngineError::NotRunning { name },
+        Error::DockerResponseServerError { message, .. } | Error::DockerStreamError { error: message } => {
+            EngineError::Refused {
+                verb,
+                name,
+                reason: message,
+            }
+        }
+        error if is_connection(&error) => unavailable(&error),
+        error => EngineError::Refused {
+            verb,
+            name,
+            reason: error.to_string(),
+        },
+    }
+}
+
+impl Engine for DockerEngine {
+    fn driver(&self) -> &'static str {
+        "docker"
+    }
+
+    fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    fn submit(&mut self, ticket: Ticket, request: Request) {
+        let since = now();
+        let failed = |error| EngineEvent::Failed {
+            ticket,
+            error,
+            at: since,
+        };
+        if self.in_hand >= MAX_REQUESTS {
+            self.refused
+                .push(failed(EngineError::Busy { limit: MAX_REQUESTS }));
+        } else if self
+            .commands
+            .send(Command::Request {
+                ticket,
+                request,
+                since,
+            })
+            .is_ok()
+        {
+            self.in_hand += 1;
+        } else {
+            self.refused.push(failed(Self::gone()));
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<EngineEvent>) {
+        events.append(&mut self.refused);
+        while let Ok(event) = self.events.try_recv() {
+            if matches!(
+                event,
+                EngineEvent::Created { .. } | EngineEvent::Done { .. } | EngineEvent::Failed { .. }
+            ) {
+                self.in_hand = self.in_hand.saturating_sub(1);
+            }
+            events.push(event);
+        }
+    }
+
+    fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
+        let (answer, listed) = std::sync::mpsc::channel();
+        self.commands
+            .send(Command::List {
+                label: label.clone(),
+                answer,
+            })
+            .map_err(|_| Self::gone())?;
+        listed
+            .recv_timeout(LIST_LIMIT)
+            .map_err(|_| EngineError::Timeout {
+                verb: "list",
+                name: "the containers".to_owned(),
+                after: Nanos(LIST_LIMIT.as_nanos() as u64),
+            })?
+    }
+
+    fn usage(&self, name: &str) -> Result<Usage, EngineError> {
+        let missing = || EngineError::NotFound {
+            name: name.to_owned(),
+        };
+        let group = self
+            .groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned();
+        group.ok_or_else(missing)?.usage().map_err(|error| match error {
+            EngineError::Io {
+                errno: rustix::io::Errno::NOENT,
+                ..
+            } => missing(),
+            other => other,
+        })
+    }
+}
+
+impl Drop for DockerEngine {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Quit);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn now() -> Nanos {
+    let time = clock_gettime(ClockId::Monotonic);
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+fn unix_ms() -> u64 {
+    let time = clock_gettime(ClockId::Realtime);
+    time.tv_sec as u64 * 1_000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// A container whose program was started.
+#[derive(Clone)]
+struct Entry {
+    /// 0 where it runs on another machine.
+    pid: u32,
+    pidfd: Option<Rc<OwnedFd>>,
+    group: Option<Cgroup>,
+    started_unix_ms: u64,
+    /// Whether its end has been told.
+    ended: watch::Receiver<bool>,
+    /// Whether it was killed from here, so that nobody needs to be asked how it ended.
+    killed: Rc<Cell<bool>>,
+    /// Whether it was asked to end.
+    stopping: Rc<Cell<bool>>,
+}
+
+/// Where requests for one container wait for each other.
+type Queue = mpsc::UnboundedSender<(Ticket, Request, Nanos)>;
+
+struct Service {
+    config: DockerConfig,
+    docker: Docker,
+    is_podman: bool,
+    /// Where the containers run on this machine.
+    hierarchy: Option<Hierarchy>,
+    events: std::sync::mpsc::Sender<EngineEvent>,
+    groups: Groups,
+    entries: RefCell<BTreeMap<String, Entry>>,
+    /// Images that Docker has as our store has them, with the build.
+    imported: RefCell<HashMap<String, u64>>,
+    /// Who tells the end of those that nobody watches yet.
+    tellers: RefCell<HashMap<String, watch::Sender<bool>>>,
+    queues: RefCell<HashMap<String, (Queue, usize)>>,
+    down_since: RefCell<Option<Nanos>>,
+}
+
+impl Service {
+    fn tell(&self, event: EngineEvent) {
+        let _ = self.events.send(event);
+    }
+
+    /// Requests for one container one after the other, those for several at once.
+    fn take(self: &Rc<Self>, ticket: Ticket, request: Request, since: Nanos) {
+        let name = request.name().to_owned();
+        let mut queues = self.queues.borrow_mut();
+        let (queue, waiting) = queues.entry(name.clone()).or_insert_with(|| {
+            let (queue, mut requests) = mpsc::unbounded_channel();
+            let service = Rc::clone(self);
+            let name = name.clone();
+            tokio::task::spawn_local(async move {
+                while let Some((ticket, request, since)) = requests.recv().await {
+                    service.serve(ticket, request, since).await;
+                    let mut queues = service.queues.borrow_mut();
+                    if let Some((_, waiting)) = queues.get_mut(&name) {
+                        *waiting -= 1;
+                        if *waiting == 0 {
+                            queues.remove(&name);
+                        }
+                    }
+                }
+            });
+            (queue, 0)
+        });
+        *waiting += 1;
+        let _ = queue.send((ticket, request, since));
+    }
+
+    async fn serve(self: &Rc<Self>, ticket: Ticket, request: Request, since: Nanos) {
+        let served = match request {
+            Request::Create(spec) => {
+                let name = spec.name.clone();
+                match self.create(*spec).await {
+                    Ok((pid, at)) => {
+                        let took = at.since(since);
+                        self.tell(EngineEvent::Created {
+                            ticket,
+                            name: name.clone(),
+                            pid,
+                            at,
+                            took,
+                        });
+                        // Only now: its end must not be told before.
+                        self.watch(&name);
+                        return;
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Request::Pause { name } => self.pause(&name, true).await,
+            Request::Resume { name } => self.pause(&name, false).await,
+            Request::SetQuota { name, quota } => self.set_quota(&name, quota).await,
+            Request::Stop { name, grace } => self.stop(&name, grace).await,
+            Request::Remove { name } => self.remove(&name).await,
+        };
+        let at = now();
+        self.tell(match served {
+            Ok(()) => EngineEvent::Done {
+                ticket,
+                at,
+                took: at.since(since),
+            },
+            Err(error) => EngineEvent::Failed { ticket, error, at },
+        });
+    }
+
+    /// Asks the engine, within a time. One that fails to answer counts as down from then on.
+    async fn ask<T>(
+        &self,
+        verb: &'static str,
+        name: &str,
+        limit: Duration,
+        asked: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, EngineError> {
+        if self.down_since.borrow().is_some() {
+            return Err(EngineError::Unavailable {
+                reason: "it has not answered since".to_owned(),
+            });
+        }
+        match timeout(limit, asked).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                if is_connection(&error) {
+                    self.down(&error.to_string());
+                }
+                Err(refused(verb, name, error))
+            }
+            Err(_) => {
+                let after = Nanos(limit.as_nanos() as u64);
+                Err(EngineError::Timeout {
+                    verb,
+                    name: name.to_owned(),
+                    after,
+                })
+            }
+        }
+    }
+
+    fn down(&self, reason: &str) {
+        let mut since = self.down_since.borrow_mut();
+        if since.is_none() {
+            let at = now();
+            *since = Some(at);
+            self.tell(EngineEvent::EngineDown {
+                reason: reason.to_owned(),
+                at,
+            });
+        }
+    }
+
+    async fn keep_asking(self: Rc<Self>) {
+        loop {
+            sleep(PING_EVERY).await;
+            match timeout(PING_LIMIT, self.docker.ping()).await {
+                Ok(Ok(_)) => {
+                    if let Some(since) = self.down_since.take() {
+                        let at = now();
+                        self.tell(EngineEvent::EngineUp {
+                            at,
+                            after: at.since(since),
+                        });
+                    }
+                }
+                Ok(Err(error)) => self.down(&error.to_string()),
+                Err(_) => self.down(&format!("it did not answer within {} s", PING_LIMIT.as_secs())),
+            }
+        }
+    }
+
+    fn running(&self, name: &str) -> Result<Entry, EngineError> {
+        match self.entries.borrow().get(name) {
+            Some(entry) if !*entry.ended.borrow() => Ok(entry.clone()),
+            Some(_) => Err(EngineError::NotRunning {
+                name: name.to_owned(),
+            }),
+            None => Err(EngineError::NotFound {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    // ---- Requests.
+
+    async fn create(self: &Rc<Self>, spec: ContainerSpec) -> Result<(u32, Nanos), EngineError> {
+        spec.check()?;
+        for mount in &spec.mounts {
+            if self.hierarchy.is_some() {
+                std::fs::metadata(&mount.source)
+                    .map_err(|error| EngineError::io("mount", &mount.source, &error))?;
+            }
+        }
+        let limit = Duration::from_nanos(self.config.create_timeout.0);
+        let name = spec.name.clone();
+        self.ensure_image(&spec.image, limit).await?;
+        self.make(&spec, limit).await?;
+        match self.start(&spec, limit).await {
+            Ok(started) => Ok(started),
+            Err(error) => {
+                self.discard(&name).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives Docker the image from our store, where it does not have it or has an earlier build of it. An image of that name that did not come
+    /// from our store is left as it is.
+    async fn ensure_image(&self, name: &ImageRef, limit: Duration) -> Result<(), EngineError> {
+        let Some(store) = &self.config.images else {
+            return Ok(());
+        };
+        let Ok((_, image)) = store.resolve(name) else {
+            return Ok(());
+        };
+        if self.imported.borrow().get(&image.name) == Some(&image.created_unix_ms) {
+            return Ok(());
+        }
+        let asked = self.docker.inspect_image(&image.name);
+        let current = match self.ask("inspect image", &image.name, ANSWER, asked).await {
+            Ok(theirs) => {
+                let labels = theirs.config.and_then(|config| config.labels).unwrap_or_default();
+                let build = labels.get(CREATED_LABEL);
+                build.is_none_or(|build| *build == image.created_unix_ms.to_string())
+            }
+            Err(EngineError::NotFound { .. } | EngineError::ImageMissing { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        if !current {
+            timeout(limit, import(&self.docker, store, name))
+                .await
+                .map_err(|_| silent(limit))??;
+        }
+        self.imported
+            .borrow_mut()
+            .insert(image.name, image.created_unix_ms);
+        Ok(())
+    }
+
+    async fn make(&self, spec: &ContainerSpec, limit: Duration) -> Result<(), EngineError> {
+        let options = CreateContainerOptions {
+            name: Some(spec.name.clone()),
+            ..CreateContainerOptions::default()
+        };
+        let asked = self
+            .docker
+            .create_container(Some(options), body(spec, self.is_podman));
+        match self.ask("create", &spec.name, limit, asked).await {
+            Ok(_) => Ok(()),
+            Err(EngineError::ImageMissing { .. }) => Err(EngineError::ImageMissing {
+                image: spec.image.with_tag(),
+            }),
+            Err(error @ EngineError::Timeout { .. }) => {
+                self.discard(&spec.name).await;
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn start(&self, spec: &ContainerSpec, limit: Duration) -> Result<(u32, Nanos), EngineError> {
+        let name = &spec.name;
+        let asked = self.docker.start_container(name, None::<StartContainerOptions>);
+        self.ask("start", name, limit, asked)
+            .await
+            .map_err(|error| match error {
+                EngineError::Refused { name, reason, .. } => EngineError::Start { name, reason },
+                other => other,
+            })?;
+        let at = now();
+        let asked = self
+            .docker
+            .inspect_container(name, None::<InspectContainerOptions>);
+        let state = self
+            .ask("inspect", name, ANSWER, asked)
+            .await?
+            .state
+            .unwrap_or_default();
+        let (entry, told) = self.entry(&state);
+        if let Some(quota) = spec.cpu {
+            match &entry.group {
+                // One that has ended already has none.
+                Some(group) => match group.set_quota(Some(quota)) {
+                    Err(error) if group.exists() => return Err(error),
+                    _ => {}
+                },
+                None => self.ask_for_quota(name, Some(quota)).await?,
+            }
+        }
+        let pid = entry.pid;
+        self.insert(name, entry, told);
+        Ok((pid, at))
+    }
+
+    /// What is known of a container that was started.
+    fn entry(&self, state: &DockerState) -> (Entry, watch::Sender<bool>) {
+        let (told, ended) = watch::channel(false);
+        let pid = state
+            .pid
+            .and_then(|pid| i32::try_from(pid).ok())
+            .and_then(Pid::from_raw);
+        let local = self.hierarchy.as_ref().zip(pid);
+        let pidfd = local
+            .and_then(|(_, pid)| pidfd_open(pid, PidfdFlags::empty()).ok())
+            .map(Rc::new);
+        let group = local.and_then(|(hierarchy, pid)| {
+            let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).ok()?;
+            hierarchy.group_of(&text)
+        });
+        let pid = local.map_or(0, |(_, pid)| pid.as_raw_nonzero().get() as u32);
+        (
+            Entry {
+                pid,
+                pidfd,
+                group,
+                started_unix_ms: unix_ms(),
+                ended,
+                killed: Rc::default(),
+                stopping: Rc::default(),
+            },
+            told,
+        )
+    }
+
+    fn insert(&self, name: &str, entry: Entry, told: watch::Sender<bool>) {
+        if let Some(group) = &entry.group {
+            let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.insert(name.to_owned(), group.clone());
+        }
+        self.entries.borrow_mut().insert(name.to_owned(), entry);
+        self.tellers.borrow_mut().insert(name.to_owned(), told);
+    }
+
+    /// Removes what a failed create left, as far as the engine answers.
+    async fn discard(&self, name: &str) {
+        let options = RemoveContainerOptions {
+            force: true,
+            v: true,
+            ..RemoveContainerOptions::default()
+        };
+        let _ = timeout(ANSWER, self.docker.remove_container(name, Some(options))).await;
+    }
+
+    async fn pause(&self, name: &str, frozen: bool) -> Result<(), EngineError> {
+        let entry = self.running(name)?;
+        // A process that its quota stops cannot freeze before its next period.
+        let group = entry.group.as_ref().filter(|_| frozen);
+        let quota = group.and_then(|group| group.quota().ok().flatten());
+        if let Some(group) = group.filter(|_| quota.is_some()) {
+            group.set_quota(None)?;
+        }
+        let asked = if frozen {
+            self.ask("pause", name, ANSWER, self.docker.pause_container(name))
+                .await
+        } else {
+            self.ask("resume", name, ANSWER, self.docker.unpause_container(name))
+                .await
+        };
+        if let Some((group, quota)) = group.zip(quota) {
+            group.set_quota(Some(quota))?;
+        }
+        match asked {
+            // So it is already what it is to be.
+            Err(EngineError::Refused { reason, .. })
+                if reason.contains("already paused") || reason.contains("is not paused") =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn set_quota(&self, name: &str, quota: Option<CpuQuota>) -> Result<(), EngineError> {
+        quota.map_or(Ok(()), |quota| quota.check())?;
+        match self.running(name)?.group {
+            Some(group) => group.set_quota(quota),
+            None => self.ask_for_quota(name, quota).await,
+        }
+    }
+
+    async fn ask_for_quota(&self, name: &str, quota: Option<CpuQuota>) -> Result<(), EngineError> {
+        let change = ContainerUpdateBody {
+            cpu_quota: Some(quota.map_or(-1, |quota| i64::from(quota.quota_us))),
+            cpu_period: quota.map(|quota| i64::from(quota.period_us)),
+            ..ContainerUpdateBody::default()
+        };
+        self.ask(
+            "set the CPU quota of",
+            name,
+            ANSWER,
+            self.docker.update_container(name, change),
+        )
+        .await
+    }
+
+    async fn signal(&self, name: &str, entry: &Entry, signal: Signal) -> Result<(), EngineError> {
+        if let Some(pidfd) = &entry.pidfd {
+            // One that has ended meanwhile is what was wanted.
+            let _ = pidfd_send_signal(&**pidfd, signal);
+            return Ok(());
+        }
+        let word = if signal == Signal::KILL {
+            "SIGKILL"
+        } else {
+            "SIGTERM"
+        };
+        let options = KillContainerOptions {
+            signal: word.to_owned(),
+        };
+        match self
+            .ask(
+                "stop",
+                name,
+                ANSWER,
+                self.docker.kill_container(name, Some(options)),
+            )
+            .await
+        {
+            Err(EngineError::NotRunning { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    async fn stop(&self, name: &str, grace: Nanos) -> Result<(), EngineError> {
+        let entry = match self.running(name) {
+            Err(EngineError::NotRunning { .. }) => return Ok(()),
+            other => other?,
+        };
+        let mut ended = entry.ended.clone();
+        if grace > Nanos::ZERO {
+            if let Some(group) = &entry.group {
+                group.freeze(false)?;
+            } else {
+                self.pause(name, false).await?;
+            }
+            entry.stopping.set(true);
+            self.signal(name, &entry, Signal::TERM).await?;
+            if timeout(Duration::from_nanos(grace.0), ended.wait_for(|&ended| ended))
+                .await
+                .is_ok()
+            {
+                return Ok(());
+            }
+        }
+        self.kill(name, &entry).await
+    }
+
+    /// Kills what runs, and waits until its end has been told.
+    async fn kill(&self, name: &str, entry: &Entry) -> Result<(), EngineError> {
+        entry.killed.set(true);
+        match &entry.group {
+            Some(group) => {
+                group.kill()?;
+            }
+            None => self.signal(name, entry, Signal::KILL).await?,
+        }
+        let mut ended = entry.ended.clone();
+        match timeout(KILL_LIMIT, ended.wait_for(|&ended| ended)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(EngineError::Timeout {
+                verb: "stop",
+                name: name.to_owned(),
+                after: Nanos(KILL_LIMIT.as_nanos() as u64),
+            }),
+        }
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), EngineError> {
+        if let Ok(entry) = self.running(name) {
+            self.kill(name, &entry).await?;
+        }
+        let options = RemoveContainerOptions {
+            force: true,
+            v: true,
+            ..RemoveContainerOptions::default()
+        };
+        let deadline = now() + Nanos(KILL_LIMIT.as_nanos() as u64);
+        loop {
+            let asked = self.docker.remove_container(name, Some(options.clone()));
+            match self.ask("remove", name, ANSWER, asked).await {
+                Ok(()) | Err(EngineError::NotFound { .. }) => break,
+                // Docker has not noticed the end yet, or is at it already.
+                Err(EngineError::Refused { .. }) if now() < deadline => sleep(Duration::from_millis(5)).await,
+                Err(error) => return Err(error),
+            }
+        }
+        self.entries.borrow_mut().remove(name);
+        self.groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(name);
+        Ok(())
+    }
+
+    async fn list(self: &Rc<Self>, label: &Label) -> Result<Vec<Container>, EngineError> {
+        let filter = match &label.value {
+            Some(value) => format!("{}={value}", label.key),
+            None => label.key.clone(),
+        };
+        let options = ListContainersOptions {
+            all: true,
+            filters: Some(HashMap::from([("label".to_owned(), vec![filter])])),
+            ..ListContainersOptions::default()
+        };
+        let listed = self.ask(
+            "list",
+            "the containers",
+            LIST_LIMIT,
+            self.docker.list_containers(Some(options)),
+        );
+        let mut containers = Vec::new();
+        for summary in listed.await? {
+            let names = summary.names.unwrap_or_default();
+            let Some(name) = names.first().map(|name| name.trim_start_matches('/').to_owned()) else {
+                continue;
+            };
+            let labels: BTreeMap<String, String> = summary.labels.unwrap_or_default().into_iter().collect();
+            let state = match summary.state {
+                Some(ContainerSummaryStateEnum::RUNNING) => ContainerState::Running,
+                Some(ContainerSummaryStateEnum::PAUSED) => ContainerState::Paused,
+                _ => ContainerState::Exited,
+            };
+            let created_ms = summary.created.unwrap_or_default().max(0) as u64 * 1_000;
+            let known = self.entries.borrow().get(&name).cloned();
+            let entry = match known {
+                Some(entry) => Some(entry),
+                None if state == ContainerState::Exited => None,
+                None => self.adopt(&name, created_ms).await?,
+            };
+            // Docker may be late; the kernel is not.
+            let ended = entry.as_ref().is_none_or(|entry| *entry.ended.borrow());
+            containers.push(Container {
+                pid: entry.as_ref().filter(|_| !ended).map_or(0, |entry| entry.pid),
+                started_unix_ms: entry.as_ref().map_or(created_ms, |entry| entry.started_unix_ms),
+                state: if ended { ContainerState::Exited } else { state },
+                name,
+                labels,
+            });
+        }
+        containers.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(containers)
+    }
+
+    /// A container of an earlier run: its end is told from now on.
+    async fn adopt(self: &Rc<Self>, name: &str, created_ms: u64) -> Result<Option<Entry>, EngineError> {
+        let asked = self
+            .docker
+            .inspect_container(name, None::<InspectContainerOptions>);
+        let state = match self.ask("inspect", name, ANSWER, asked).await {
+            Ok(inspected) => inspected.state.unwrap_or_default(),
+            Err(EngineError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if state.running != Some(true) {
+            return Ok(None);
+        }
+        let (mut entry, told) = self.entry(&state);
+        entry.started_unix_ms = created_ms;
+        self.insert(name, entry.clone(), told);
+        self.watch(name);
+        Ok(Some(entry))
+    }
+
+    // ---- Ends of programs.
+
+    /// Tells the end of a container's program when it comes.
+    fn watch(self: &Rc<Self>, name: &str) {
+        let Some(entry) = self.entries.borrow().get(name).cloned() else {
+            return;
+        };
+        let Some(told) = self.tellers.borrow_mut().remove(name) else {
+            return;
+        };
+        let service = Rc::clone(self);
+        let name = name.to_owned();
+        tokio::task::spawn_local(async move {
+            match &entry.pidfd {
+                Some(pidfd) => {
+                    // SAFETY: the descriptor is one and the same for as long as the `Rc` lives, which the AsyncFd holds.
+                    #[expect(unsafe_code)]
+                    let readable =
+                        unsafe { AsyncFd::register_with_interest(Rc::clone(pidfd), Interest::READABLE) };
+                    if let Ok(readable) = readable {
+                        let _ = readable.readable().await;
+                    }
+                }
+                // It had ended before it could be looked at, on this machine.
+                None if service.hierarchy.is_some() => {}
+                None => service.wait_for_end(&name).await,
+            }
+            let at = now();
+            let out_of_memory = entry
+                .group
+                .as_ref()
+                .is_some_and(|group| group.out_of_memory_kills() > 0);
+            let by_us = Exit {
+                signal: entry.killed.get().then_some(9),
+                ..Exit::default()
+            };
+            let limit = Duration::from_nanos(service.config.status_limit.0);
+            let limit = if entry.stopping.get() {
+                limit.max(STOPPED_STATUS_LIMIT)
+            } else {
+                limit
+            };
+            let known = timeout(limit, service.last_words(&name)).await.ok().flatten();
+            let (exit, output) = known.unwrap_or((by_us, String::new()));
+            let exit = Exit {
+                out_of_memory: exit.out_of_memory || out_of_memory,
+                ..exit
+            };
+            service.tell(EngineEvent::Exited {
+                name,
+                exit,
+                output,
+                at,
+            });
+            let _ = told.send(true);
+        });
+    }
+
+    /// The end of a program on another machine, through whatever happens to the connection.
+    async fn wait_for_end(&self, name: &str) {
+        loop {
+            {
+                let options = WaitContainerOptions {
+                    condition: "not-running".to_owned(),
+                };
+                let mut waited = std::pin::pin!(self.docker.wait_container(name, Some(options)));
+                while waited.next().await.is_some_and(|step| step.is_ok()) {}
+            }
+            let inspected = self
+                .docker
+                .inspect_container(name, None::<InspectContainerOptions>)
+                .await;
+            match inspected {
+                Ok(container)
+                    if container
+                        .state
+                        .as_ref()
+                        .is_some_and(|state| state.running == Some(true)) => {}
+                Ok(_) => return,
+                Err(Error::DockerResponseServerError { status_code: 404, .. }) => return,
+                Err(_) => {}
+            }
+            sleep(PING_EVERY).await;
+        }
+    }
+
+    /// How it ended and what it wrote, once Docker knows.
+    async fn last_words(&self, name: &str) -> Option<(Exit, String)> {
+        let state = loop {
+            match self
+                .docker
+                .inspect_container(name, None::<InspectContainerOptions>)
+                .await
+            {
+                Ok(container) => {
+                    let state = container.state.unwrap_or_default();
+                    if state.running != Some(true) {
+                        break state;
+                    }
+                }
+                Err(_) => return None,
+            }
+            sleep(Duration::from_millis(3)).await;
+        };
+        let exit = exit_of(
+            state.exit_code.unwrap_or_default(),
+            state.oom_killed == Some(true),
+        );
+        let options = LogsOptions {
+            stdout: true,
+            stderr: true,
+            tail: "20".to_owned(),
+            ..LogsOptions::default()
+        };
+        let mut logs = std::pin::pin!(self.docker.logs(name, Some(options)));
+        let mut output = String::new();
+        while let Some(Ok(part)) = logs.next().await {
+            output.push_str(&part.to_string());
+        }
+        let cut = output.len().saturating_sub(MAX_OUTPUT_BYTES);
+        let cut = (cut..=output.len())
+            .find(|&at| output.is_char_boundary(at))
+            .unwrap_or(cut);
+        Some((exit, output.get(cut..).unwrap_or_default().trim_end().to_owned()))
+    }
+}
+
+/// Docker says 128 and the signal where a signal ended it; so may a program that exits with that status by itself.
+fn exit_of(code: i64, out_of_memory: bool) -> Exit {
+    let code = code as i32;
+    match code {
+        129..=192 => Exit {
+            status: None,
+            signal: Some(code - 128),
+            out_of_memory,
+        },
+        _ => Exit {
+            status: Some(code),
+            signal: None,
+            out_of_memory,
+        },
+    }
+}
+
+/// What Docker is asked for: the same as the `oci` engine makes.
+fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
+    let mounts = spec.mounts.iter().map(|mount| DockerMount {
+        target: Some(mount.target.display().to_string()),
+        source: Some(mount.source.display().to_string()),
+        typ: Some(MountType::BIND),
+        read_only: Some(mount.read_only),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+            ..MountBindOptions::default()
+        }),
+        ..DockerMount::default()
+    });
+    let hugepages = spec.hugepages.then(|| DockerMount {
+        target: Some("/dev/hugepages".to_owned()),
+        source: Some("/dev/hugepages".to_owned()),
+        typ: Some(MountType::BIND),
+        ..DockerMount::default()
+    });
+    let mut security = vec!["no-new-privileges:true".to_owned()];
+    if !is_podman {
+        // Podman takes the path of a file here; its own profile is close.
+        security.push(format!("seccomp={}", seccomp::docker_profile()));
+    }
+    let memory = spec.memory_bytes.and_then(|bytes| i64::try_from(bytes).ok());
+    let host = HostConfig {
+        network_mode: Some("none".to_owned()),
+        readonly_rootfs: Some(true),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        security_opt: Some(security),
+        pids_limit: Some(i64::from(spec.pids_limit)),
+        memory,
+        memory_swap: memory,
+        cpuset_cpus: spec.cpuset.clone(),
+        ipc_mode: Some("private".to_owned()),
+        shm_size: Some(64 << 20),
+        tmpfs: Some(HashMap::from([
+            ("/tmp".to_owned(), "size=16m,mode=1777".to_owned()),
+            ("/run".to_owned(), "size=64m,mode=755".to_owned()),
+        ])),
+        ulimits: Some(vec![ResourcesUlimits {
+            name: Some("nofile".to_owned()),
+            soft: Some(4_096),
+            hard: Some(4_096),
+        }]),
+        mounts: Some(mounts.chain(hugepages).collect()),
+        log_config: Some(HostConfigLogConfig {
+            typ: Some("json-file".to_owned()),
+            config: Some(HashMap::from([
+                ("max-size".to_owned(), LOG_SIZE.to_owned()),
+                ("max-file".to_owned(), "1".to_owned()),
+            ])),
+        }),
+        ..HostConfig::default()
+    };
+    ContainerCreateBody {
+        image: Some(spec.image.with_tag()),
+        // As the other engine takes it: the command is the whole of it.
+        entrypoint: (!spec.command.is_empty()).then(|| spec.command.clone()),
+        env: Some(
+            spec.env
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect(),
+        ),
+        labels: Some(spec.labels.clone().into_iter().collect()),
+        user: Some("0:0".to_owned()),
+        working_dir: Some("/".to_owned()),
+        host_config: Some(host),
+        ..ContainerCreateBody::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_above_128_is_a_signal() {
+        assert_eq!(
+            exit_of(3, false),
+            Exit {
+                status: Some(3),
+                signal: None,
+                out_of_memory: false
+            }
+        );
+        assert_eq!(
+            exit_of(137, true),
+            Exit {
+                status: None,
+                signal: Some(9),
+                out_of_memory: true
+            }
+        );
+        assert_eq!(exit_of(255, false).status, Some(255));
+    }
+
+    #[test]
+    fn docker_is_asked_for_the_same_confinement() {
+        let host = body(&ContainerSpec::new("inco-a-1", "a"), false)
+            .host_config
+            .unwrap();
+        assert_eq!(host.network_mode.as_deref(), Some("none"));
+        assert_eq!(host.readonly_rootfs, Some(true));
+        assert_eq!(host.cap_drop, Some(vec!["ALL".to_owned()]));
+        assert_eq!(
+            (host.cpu_quota, host.nano_cpus),
+            (None, None),
+            "a quota in it would slow the create"
+        );
+        let security = host.security_opt.unwrap();
+        assert_eq!(
+            security.first().map(String::as_str),
+            Some("no-new-privileges:true")
+        );
+        let profile = security.last().unwrap().strip_prefix("seccomp=").unwrap();
+        let profile: serde_json::Value = serde_json::from_str(profile).unwrap();
+        assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+        let named = |call: &str| {
+            profile["syscalls"][0]["names"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|name| name == call)
+        };
+        assert!(named("get_mempolicy") && named("openat") && !named("mount") && !named("clone3"));
+    }
+
+    #[test]
+    fn values_of_the_environment_are_quoted_for_docker() {
+        let image = Image {
+            name: "a:1".into(),
+            entrypoint: vec!["/a".into(), "b \"c\"".into()],
+            env: vec![("X".into(), "a \"b\" $c \\".into())],
+            created_unix_ms: 7,
+            bytes: 0,
+        };
+        let expected = [
+            "LABEL inco.created-unix-ms=7",
+            r#"CMD ["/a","b \"c\""]"#,
+            r#"ENV X="a \"b\" \$c \\""#,
+        ];
+        assert_eq!(changes(&image), expected);
+    }
+
+    #[test]
+    fn hosts_that_cannot_be_are_refused_with_what_to_write() {
+        for (host, word) in [
+            ("unix:///nowhere.sock", "/nowhere.sock"),
+            ("tcp://10.0.0.1:2376", "certificates"),
+            ("http://x", "unix://"),
+        ] {
+            let error = DockerEngine::start(DockerConfig::at(host))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(word), "{host}: {error}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+use std::path::{Path, PathBuf};
+
+use model::Nanos;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why an engine did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum EngineError {
+    /// No container of that name.
+    #[error("there is no container {name}")]
+    NotFound {
+        /// The name asked for.
+        name: String,
+    },
+    /// A container of that name exists.
+    #[error("a container {name} exists already")]
+    NameTaken {
+        /// The name asked for.
+        name: String,
+    },
+    /// The name is no name for a container.
+    #[error(
+        "{name:?} cannot name a container: it takes up to 128 of a-z, A-Z, 0-9, '.', '_' and '-', and starts with \"inco-\""
+    )]
+    BadName {
+        /// The name asked for.
+        name: String,
+    },
+    /// No image of that name.
+    #[error("there is no image {image}: make it by `inco image build` or `inco image import`")]
+    ImageMissing {
+        /// The image asked for.
+        image: String,
+    },
+    /// The specification asks for what cannot be.
+    #[error("the container cannot have {what}: {reason}")]
+    BadSpec {
+        /// Which part of the specification.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The container has ended, so that it cannot be paused, resumed or limited.
+    #[error("container {name} has ended")]
+    NotRunning {
+        /// The container.
+        name: String,
+    },
+    /// The container was made but its program did not start.
+    #[error("container {name} did not start: {reason}")]
+    Start {
+        /// The container.
+        name: String,
+        /// The runtime's words.
+        reason: String,
+    },
+    /// The engine does not answer.
+    #[error("the container engine does not answer: {reason}")]
+    Unavailable {
+        /// What was seen.
+        reason: String,
+    },
+    /// The engine answered with an error that has no variant of its own.
+    #[error("the container engine could not {verb} {name}: {reason}")]
+    Refused {
+        /// What it was asked.
+        verb: &'static str,
+        /// The container.
+        name: String,
+        /// The engine's words.
+        reason: String,
+    },
+    /// It took too long.
+    #[error("could not {verb} {name} within {} ms", after.as_millis())]
+    Timeout {
+        /// What was asked.
+        verb: &'static str,
+        /// The container.
+        name: String,
+        /// The limit.
+        after: Nanos,
+    },
+    /// More requests in hand than the limit.
+    #[error("the engine has {limit} requests in hand and takes no more")]
+    Busy {
+        /// [`MAX_REQUESTS`](crate::MAX_REQUESTS).
+        limit: usize,
+    },
+    /// Something that only root may do.
+    #[error("{what} takes root: run inco as root")]
+    NeedsRoot {
+        /// What was to be done.
+        what: &'static str,
+    },
+    /// A system call failed.
+    #[error("cannot {action} {}: {errno}", path.display())]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+}
+
+impl EngineError {
+    /// Whether the same request may work later without anybody changing anything.
+    pub const fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            EngineError::Unavailable { .. } | EngineError::Timeout { .. } | EngineError::Busy { .. }
+        )
+    }
+
+    /// An error of the standard library, made one of ours at the edge.
+    pub fn io(action: &'static str, path: &Path, error: &std::io::Error) -> EngineError {
+        let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+        EngineError::Io {
+            action,
+            path: path.to_path_buf(),
+            errno,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_where_and_why() {
+        let error = EngineError::io(
+            "read",
+            Path::new("/nowhere"),
+            &std::fs::read("/nowhere-at-all").unwrap_err(),
+        );
+        assert_eq!(
+            error.to_string(),
+            "cannot read /nowhere: No such file or directory (os error 2)"
+        );
+        let timeout = EngineError::Timeout {
+            verb: "pause",
+            name: "inco-a-1".into(),
+            after: Nanos::from_millis(2_000),
+        };
+        assert_eq!(timeout.to_string(), "could not pause inco-a-1 within 2000 ms");
+        assert!(timeout.is_transient());
+        assert!(!error.is_transient());
+    }
+}

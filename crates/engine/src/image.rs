@@ -1,0 +1,665 @@
+//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There are no layers and no registry:
+//! an image is one static binary, or what was imported.
+//!
+//! Containers share the root file system of their image, read-only; replacing or removing an image while they run is safe for what they
+//! have open, and new ones get the new one.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{EngineError, ImageRef};
+
+/// The longest name of an image, in bytes.
+pub const MAX_IMAGE_NAME_BYTES: usize = 200;
+
+/// Directories that every root file system has, for what is mounted over them.
+const MOUNT_POINTS: [&str; 6] = ["dev", "etc", "proc", "run", "sys", "tmp"];
+
+/// What an image is, beside its files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// With its tag.
+    pub name: String,
+    /// Program and arguments where a container gives none.
+    pub entrypoint: Vec<String>,
+    /// Environment, before a container's own.
+    pub env: Vec<(String, String)>,
+    /// When it was made, in milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// The size of its files, in bytes.
+    pub bytes: u64,
+}
+
+/// A file to put into an image.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ImageFile {
+    /// On this machine.
+    pub source: PathBuf,
+    /// In the image; absolute.
+    pub target: PathBuf,
+    /// Permissions, as 0o755.
+    pub mode: u32,
+}
+
+impl ImageFile {
+    /// A program.
+    pub fn program(source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> ImageFile {
+        ImageFile {
+            source: source.into(),
+            target: target.into(),
+            mode: 0o755,
+        }
+    }
+}
+
+/// The images of this machine.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+impl Store {
+    /// The images in this directory, which need not exist yet.
+    pub fn at(dir: impl Into<PathBuf>) -> Store {
+        Store { dir: dir.into() }
+    }
+
+    /// Where images are unless something else is said: `images` in `$INCO_STATE_DIR`, or in `/var/lib/inco`.
+    pub fn default_dir() -> PathBuf {
+        let state =
+            std::env::var_os("INCO_STATE_DIR").map_or_else(|| PathBuf::from("/var/lib/inco"), PathBuf::from);
+        state.join("images")
+    }
+
+    /// Makes an image of these files and nothing else. One of that name is replaced.
+    ///
+    /// # Errors
+    /// [`EngineError::BadSpec`] for a name or path that cannot be; [`EngineError::Io`].
+    pub fn build_scratch(
+        &self,
+        name: &ImageRef,
+        files: &[ImageFile],
+        entrypoint: &[String],
+        env: &[(String, String)],
+    ) -> Result<Image, EngineError> {
+        self.build(name, entrypoint, env, |rootfs| {
+            // Names of one file here are names of one file there: a library that is found by two names must be loaded once.
+            let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
+            for file in files {
+                let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
+                let target = rootfs.join(below_root(&file.target)?);
+                if let Some(parent) = target.parent() {
+                    make_dir(parent)?;
+                }
+                let real = fs::canonicalize(&file.source).map_err(|e| read(&e))?;
+                if let Some(first) = placed.get(&real) {
+                    std::os::unix::fs::symlink(first, &target)
+                        .map_err(|e| EngineError::io("write", &target, &e))?;
+                    continue;
+                }
+                fs::copy(&real, &target).map_err(|e| read(&e))?;
+                set_mode(&target, file.mode)?;
+                placed.insert(real, &file.target);
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes an image of a root file system: a directory, or a tar archive as `docker export` writes it. One of
+    /// that name is replaced.
+    ///
+    /// # Errors
+    /// [`EngineError::BadSpec`] for a name that cannot be or an archive that is none; [`EngineError::Io`].
+    pub fn import(
+        &self,
+        name: &ImageRef,
+        source: &Path,
+        entrypoint: &[String],
+        env: &[(String, String)],
+    ) -> Result<Image, EngineError> {
+        let read = |error: &std::io::Error| EngineError::io("read", source, error);
+        let kind = fs::metadata(source).map_err(|e| read(&e))?;
+        self.build(name, entrypoint, env, |rootfs| {
+            if kind.is_dir() {
+                return copy_dir(source, rootfs);
+            }
+            let mut file = File::open(source).map_err(|e| read(&e))?;
+            let mut head = [0; 265];
+            let got = file.read(&mut head).map_err(|e| read(&e))?;
+            if head.get(257..262) != Some(b"ustar") || got < head.len() {
+                let reason = if head.starts_with(&[0x1f, 0x8b]) {
+                    format!("{} is compressed: run gunzip first", source.display())
+                } else {
+                    format!("{} is no tar archive", source.display())
+                };
+                return Err(EngineError::BadSpec {
+                    what: "this image",
+                    reason,
+                });
+            }
+            let file = File::open(source).map_err(|e| read(&e))?;
+            let mut archive = tar::Archive::new(file);
+            archive.set_preserve_permissions(true);
+            archive.set_overwrite(true);
+            // Refuses paths that lead out of the directory.
+            archive
+                .unpack(rootfs)
+                .map_err(|e| EngineError::io("unpack", source, &e))
+        })
+    }
+
+    /// Makes an image of a program of this machine and the shared libraries that it is linked to, for DPDK programs the
+    /// drivers that an instance needs, too. The program is at the same path as here. One of that name is replaced.
+    ///
+    /// # Errors
+    /// [`EngineError::BadSpec`] where a library is not found; [`EngineError::Io`].
+    pub fn from_host_program(
+        &self,
+        name: &ImageRef,
+        program: &Path,
+        arguments: &[String],
+    ) -> Result<Image, EngineError> {
+        let mut libraries = shared_libraries(program)?;
+        let mut files = BTreeSet::from([ImageFile::program(program, program)]);
+        let eal = libraries
+            .iter()
+            .find(|path| file_name(path).starts_with("librte_eal.so"));
+        for driver in eal.map(|eal| dpdk_drivers(eal)).unwrap_or_default() {
+            libraries.extend(shared_libraries(&driver)?);
+            files.insert(ImageFile::program(&driver, &driver));
+        }
+        let elsewhere: BTreeSet<String> = libraries
+            .iter()
+            .filter_map(|path| path.parent())
+            .map(|dir| dir.display().to_string())
+            .filter(|dir| !["/lib", "/usr/lib"].iter().any(|usual| dir.starts_with(usual)))
+            .collect();
+        files.extend(libraries.iter().map(|path| ImageFile::program(path, path)));
+        let mut env = Vec::new();
+        if !elsewhere.is_empty() {
+            let dirs: Vec<String> = elsewhere.into_iter().collect();
+            env.push(("LD_LIBRARY_PATH".to_owned(), dirs.join(":")));
+        }
+        let mut entrypoint = vec![program.display().to_string()];
+        entrypoint.extend_from_slice(arguments);
+        let files: Vec<ImageFile> = files.into_iter().collect();
+        self.build_scratch(name, &files, &entrypoint, &env)
+    }
+
+    /// Every image, by name.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where the directory exists but cannot be read.
+    pub fn list(&self) -> Result<Vec<Image>, EngineError> {
+        let entries = match fs::read_dir(&self.dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(EngineError::io("read", &self.dir, &error)),
+        };
+        let mut images: Vec<Image> = entries
+            .flatten()
+            .filter(|entry| !entry.file_name().to_string_lossy().starts_with('.'))
+            .filter_map(|entry| fs::read(entry.path().join("image.json")).ok())
+            .filter_map(|text| serde_json::from_slice(&text).ok())
+            .collect();
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    /// Removes an image.
+    ///
+    /// # Errors
+    /// [`EngineError::ImageMissing`] and [`EngineError::Io`].
+    pub fn remove(&self, name: &ImageRef) -> Result<(), EngineError> {
+        let dir = self.dir_of(name)?;
+        let missing = || EngineError::ImageMissing {
+            image: name.with_tag(),
+        };
+        let aside = self.temporary("old");
+        fs::rename(&dir, &aside).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => missing(),
+            _ => EngineError::io("remove", &dir, &error),
+        })?;
+        fs::remove_dir_all(&aside).map_err(|error| EngineError::io("remove", &aside, &error))
+    }
+
+    /// The root file system of an image, and what it is.
+    ///
+    /// # Errors
+    /// [`EngineError::ImageMissing`].
+    pub fn resolve(&self, name: &ImageRef) -> Result<(PathBuf, Image), EngineError> {
+        let dir = self.dir_of(name)?;
+        let missing = || EngineError::ImageMissing {
+            image: name.with_tag(),
+        };
+        let text = fs::read(dir.join("image.json")).map_err(|_| missing())?;
+        let image: Image = serde_json::from_slice(&text).map_err(|_| missing())?;
+        Ok((dir.join("rootfs"), image))
+    }
+
+    /// Writes the root file system of an image as a tar archive.
+    ///
+    /// # Errors
+    /// [`EngineError::ImageMissing`] and [`EngineError::Io`].
+    pub fn write_tar(&self, name: &ImageRef, to: impl Write) -> Result<Image, EngineError> {
+        let (rootfs, image) = self.resolve(name)?;
+        let pack = |error: &std::io::Error| EngineError::io("pack", &rootfs, error);
+        let mut archive = tar::Builder::new(to);
+        archive.follow_symlinks(false);
+        archive.append_dir_all(".", &rootfs).map_err(|e| pack(&e))?;
+        archive.finish().map_err(|e| pack(&e))?;
+        Ok(image)
+    }
+
+    fn build(
+        &self,
+        name: &ImageRef,
+        entrypoint: &[String],
+        env: &[(String, String)],
+        fill: impl FnOnce(&Path) -> Result<(), EngineError>,
+    ) -> Result<Image, EngineError> {
+        let dir = self.dir_of(name)?;
+        let work = self.temporary("new");
+        let built = self
+            .build_in(&work, name, entrypoint, env, fill)
+            .and_then(|image| {
+                // A directory cannot be exchanged for another in one step without a gap; a reader in the gap sees no image.
+                let aside = self.temporary("old");
+                match fs::rename(&dir, &aside) {
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(EngineError::io("replace", &dir, &error));
+                    }
+                    _ => {}
+                }
+                fs::rename(&work, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
+                // What of the old one cannot be removed is in nobody's way.
+                let _ = fs::remove_dir_all(&aside);
+                Ok(image)
+            });
+        if built.is_err() {
+            let _ = fs::remove_dir_all(&work);
+        }
+        built
+    }
+
+    fn build_in(
+        &self,
+        work: &Path,
+        name: &ImageRef,
+        entrypoint: &[String],
+        env: &[(String, String)],
+        fill: impl FnOnce(&Path) -> Result<(), EngineError>,
+    ) -> Result<Image, EngineError> {
+        let rootfs = work.join("rootfs");
+        for point in MOUNT_POINTS {
+            make_dir(&rootfs.join(point))?;
+        }
+        set_mode(&rootfs, 0o755)?;
+        fill(&rootfs)?;
+        // Older programs, DPDK's among them, write here what belongs into /run.
+        let var_run = rootfs.join("var/run");
+        if fs::symlink_metadata(&var_run).is_err() {
+            make_dir(&rootfs.join("var"))?;
+            std::os::unix::fs::symlink("/run", &var_run)
+                .map_err(|e| EngineError::io("write", &var_run, &e))?;
+        }
+        let image = Image {
+            name: name.with_tag(),
+            entrypoint: entrypoint.to_vec(),
+            env: env.to_vec(),
+            created_unix_ms: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis() as u64),
+            bytes: size_of_dir(&rootfs),
+        };
+        let path = work.join("image.json");
+        let text = serde_json::to_vec_pretty(&image).unwrap_or_default();
+        fs::write(&path, text).map_err(|error| EngineError::io("write", &path, &error))?;
+        Ok(image)
+    }
+
+    fn temporary(&self, what: &str) -> PathBuf {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.dir.join(format!(".{what}-{}-{number}", std::process::id()))
+    }
+
+    fn dir_of(&self, name: &ImageRef) -> Result<PathBuf, EngineError> {
+        let name = name.with_tag();
+        let allowed =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b'/' | b':');
+        let first = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);
+        if !first || name.len() > MAX_IMAGE_NAME_BYTES || !name.bytes().all(allowed) {
+            let reason = "it takes up to 200 of a-z, A-Z, 0-9, '.', '_', '-', '/', ':' and starts with a letter or digit";
+            return Err(EngineError::BadSpec {
+                what: "this image name",
+                reason: format!("{name:?}: {reason}"),
+            });
+        }
+        Ok(self.dir.join(name.replace('/', "%2F")))
+    }
+}
+
+/// A path in an image as one relative to its root.
+fn below_root(path: &Path) -> Result<PathBuf, EngineError> {
+    let mut below = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::RootDir | Component::CurDir => {}
+            Component::Normal(name) => below.push(name),
+            Component::ParentDir | Component::Prefix(_) => {
+                let reason = format!("{} contains \"..\"", path.display());
+                return Err(EngineError::BadSpec {
+                    what: "this path in the image",
+                    reason,
+                });
+            }
+        }
+    }
+    Ok(below)
+}
+
+fn make_dir(path: &Path) -> Result<(), EngineError> {
+    fs::create_dir_all(path).map_err(|error| EngineError::io("make directory", path, &error))
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), EngineError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(|error| EngineError::io("set the permissions of", path, &error))
+}
+
+fn copy_dir(from: &Path, to: &Path) -> Result<(), EngineError> {
+    let read = |error: &std::io::Error| EngineError::io("read", from, error);
+    make_dir(to)?;
+    for entry in fs::read_dir(from).map_err(|e| read(&e))? {
+        let entry = entry.map_err(|e| read(&e))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type().map_err(|e| read(&e))?;
+        if kind.is_dir() {
+            copy_dir(&source, &target)?;
+        } else if kind.is_symlink() {
+            let link = fs::read_link(&source).map_err(|e| EngineError::io("read", &source, &e))?;
+            std::os::unix::fs::symlink(link, &target).map_err(|e| EngineError::io("write", &target, &e))?;
+        } else if kind.is_file() {
+            fs::copy(&source, &target).map_err(|e| EngineError::io("copy", &source, &e))?;
+        }
+        // Devices, sockets and pipes are no part of an image.
+    }
+    let mode = fs::metadata(from).map_err(|e| read(&e))?.permissions().mode();
+    set_mode(to, mode & 0o7777)
+}
+
+fn size_of_dir(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(data) if data.is_dir() => size_of_dir(&entry.path()),
+            Ok(data) if data.is_file() => data.len(),
+            _ => 0,
+        })
+        .sum()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+/// What the dynamic loader of this machine would load for a program or library; nothing for a static one.
+fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>, EngineError> {
+    fs::metadata(program).map_err(|error| EngineError::io("read", program, &error))?;
+    let ldd = Path::new("ldd");
+    let output = Command::new(ldd)
+        .arg(program)
+        .env("LC_ALL", "C")
+        .output()
+        .map_err(|error| EngineError::io("run", ldd, &error))?;
+    libraries_in(&String::from_utf8_lossy(&output.stdout)).map_err(|missing| EngineError::BadSpec {
+        what: "this program",
+        reason: format!(
+            "{} needs {missing}, which is not on this machine",
+            program.display()
+        ),
+    })
+}
+
+/// The libraries in what `ldd` says; or the name of the one that it did not find.
+fn libraries_in(text: &str) -> Result<BTreeSet<PathBuf>, String> {
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        let line = line.trim();
+        let path = match line.split_once(" => ") {
+            Some((name, "not found")) => return Err(name.to_owned()),
+            Some((_, path)) => path,
+            None => line,
+        };
+        let path = path.split(" (").next().unwrap_or_default();
+        if path.starts_with('/') {
+            found.insert(PathBuf::from(path));
+        }
+    }
+    Ok(found)
+}
+
+/// The drivers that DPDK loads by itself from its plug-in directory, as far as an instance needs them: buffers, virtual devices and
+/// memif. All of them would be 50 MB.
+fn dpdk_drivers(eal: &Path) -> Vec<PathBuf> {
+    const NEEDED: [&str; 7] = [
+        "librte_bus_vdev.so",
+        "librte_mempool_ring.so",
+        "librte_mempool_stack.so",
+        "librte_net_memif.so",
+        "librte_net_null.so",
+        "librte_net_ring.so",
+        "librte_net_af_packet.so",
+    ];
+    let beside: Vec<PathBuf> = [
+        eal.parent(),
+        fs::canonicalize(eal).ok().as_deref().and_then(Path::parent),
+    ]
+    .into_iter()
+    .flatten()
+    .map(|dir| dir.join("dpdk"))
+    .collect();
+    let mut plugin_dirs: BTreeSet<PathBuf> = beside
+        .iter()
+        .filter_map(|dir| fs::read_dir(dir).ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| file_name(path).starts_with("pmds-"))
+        .collect();
+    // The loader of DPDK knows it by its full path, which begins with /usr where /lib is a link.
+    plugin_dirs = plugin_dirs
+        .iter()
+        .filter_map(|dir| fs::canonicalize(dir).ok())
+        .collect();
+    plugin_dirs
+        .iter()
+        .filter_map(|dir| fs::read_dir(dir).ok())
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| NEEDED.iter().any(|needed| file_name(path).starts_with(needed)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path().join("images"));
+        (dir, store)
+    }
+
+    fn image(name: &str) -> ImageRef {
+        ImageRef::from(name)
+    }
+
+    #[test]
+    fn what_is_built_can_be_listed_resolved_packed_imported_and_removed() {
+        let (dir, store) = store();
+        assert_eq!(store.list().unwrap(), vec![]);
+        let source = dir.path().join("program");
+        fs::write(&source, "#!/bin/true\n").unwrap();
+        let files = [ImageFile::program(&source, "/bin/program")];
+        let env = [("A".to_owned(), "b".to_owned())];
+        let built = store
+            .build_scratch(&image("inco/forward"), &files, &["/bin/program".to_owned()], &env)
+            .unwrap();
+        assert_eq!((built.name.as_str(), built.bytes), ("inco/forward:latest", 12));
+        assert_eq!(store.list().unwrap(), vec![built.clone()]);
+
+        let (rootfs, resolved) = store.resolve(&image("inco/forward:latest")).unwrap();
+        assert_eq!(resolved, built);
+        let mode = fs::metadata(rootfs.join("bin/program"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o755);
+        assert!(rootfs.join("proc").is_dir());
+        assert_eq!(fs::read_link(rootfs.join("var/run")).unwrap(), Path::new("/run"));
+
+        let tar_path = dir.path().join("forward.tar");
+        store
+            .write_tar(&image("inco/forward"), File::create(&tar_path).unwrap())
+            .unwrap();
+        let imported = store
+            .import(&image("copy:1"), &tar_path, &built.entrypoint, &env)
+            .unwrap();
+        assert_eq!(
+            (imported.bytes, imported.entrypoint),
+            (built.bytes, built.entrypoint)
+        );
+        let again = store.import(&image("copy:2"), &rootfs, &[], &[]).unwrap();
+        assert_eq!(again.bytes, built.bytes);
+
+        store.remove(&image("inco/forward")).unwrap();
+        let missing = store.resolve(&image("inco/forward")).unwrap_err();
+        assert_eq!(
+            missing,
+            EngineError::ImageMissing {
+                image: "inco/forward:latest".into()
+            }
+        );
+        assert_eq!(store.remove(&image("inco/forward")).unwrap_err(), missing);
+        let names: Vec<String> = store
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|image| image.name)
+            .collect();
+        assert_eq!(names, ["copy:1", "copy:2"]);
+    }
+
+    #[test]
+    fn a_build_that_fails_leaves_the_old_image_and_nothing_else() {
+        let (dir, store) = store();
+        let source = dir.path().join("program");
+        fs::write(&source, "1").unwrap();
+        let good = [ImageFile::program(&source, "/program")];
+        store.build_scratch(&image("a"), &good, &[], &[]).unwrap();
+        let bad = [ImageFile::program(dir.path().join("missing"), "/program")];
+        let error = store.build_scratch(&image("a"), &bad, &[], &[]).unwrap_err();
+        assert!(error.to_string().contains("missing"), "{error}");
+        let climbs = [ImageFile::program(&source, "/../program")];
+        assert!(store.build_scratch(&image("a"), &climbs, &[], &[]).is_err());
+        assert_eq!(fs::read_dir(&store.dir).unwrap().count(), 1);
+        assert!(store.resolve(&image("a")).is_ok());
+    }
+
+    #[test]
+    fn two_names_of_one_file_stay_one_file() {
+        let (dir, store) = store();
+        fs::write(dir.path().join("lib.so.1"), "library").unwrap();
+        std::os::unix::fs::symlink("lib.so.1", dir.path().join("lib.so")).unwrap();
+        let files = ["lib.so", "lib.so.1"]
+            .map(|name| ImageFile::program(dir.path().join(name), Path::new("/lib").join(name)));
+        store.build_scratch(&image("a"), &files, &[], &[]).unwrap();
+        let (rootfs, built) = store.resolve(&image("a")).unwrap();
+        assert_eq!(
+            fs::read_link(rootfs.join("lib/lib.so.1")).unwrap(),
+            Path::new("/lib/lib.so")
+        );
+        assert_eq!(built.bytes, 7);
+    }
+
+    #[test]
+    fn names_cannot_leave_the_store() {
+        let (_dir, store) = store();
+        for bad in ["", "../a", "/a", ".a", "a b", "a\0"] {
+            assert!(
+                matches!(store.resolve(&image(bad)), Err(EngineError::BadSpec { .. })),
+                "{bad:?}"
+            );
+        }
+        assert!(matches!(
+            store.resolve(&image("a/../b")),
+            Err(EngineError::ImageMissing { .. })
+        ));
+    }
+
+    #[test]
+    fn what_is_no_archive_is_said_to_be_none() {
+        let (dir, store) = store();
+        let path = dir.path().join("x.tar");
+        for (bytes, word) in [
+            (&b"\x1f\x8b..."[..], "gunzip"),
+            (b"nonsense", "no tar archive"),
+            (b"", "no tar archive"),
+        ] {
+            fs::write(&path, bytes).unwrap();
+            let error = store
+                .import(&image("a"), &path, &[], &[])
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        assert_eq!(store.list().unwrap(), vec![]);
+    }
+
+    #[test]
+    fn libraries_are_read_from_what_the_loader_says() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let libraries = libraries_in(text).unwrap();
+        let expected = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(libraries, expected.iter().map(PathBuf::from).collect());
+        assert_eq!(libraries_in("\tstatically linked\n").unwrap(), BTreeSet::new());
+        assert_eq!(
+            libraries_in("\tlibx.so.1 => not found\n").unwrap_err(),
+            "libx.so.1"
+        );
+    }
+
+    #[test]
+    fn a_dynamic_program_of_this_machine_runs_from_its_image() {
+        let (_dir, store) = store();
+        // Every Linux has it; it is linked to the C library.
+        let program = Path::new("/bin/true");
+        store.from_host_program(&image("true"), program, &[]).unwrap();
+        let (rootfs, image) = store.resolve(&image("true")).unwrap();
+        assert_eq!(image.entrypoint, ["/bin/true"]);
+        if !rustix::process::geteuid().is_root() {
+            return; // changing the root takes it
+        }
+        let status = Command::new("chroot")
+            .arg(&rootfs)
+            .arg("/bin/true")
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+}

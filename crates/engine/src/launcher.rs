@@ -1,0 +1,849 @@
+//! The launcher: a small process with one thread that makes containers for the engine. Making a container forks, and forking a process
+//! with threads and gigabytes of memory is unsafe and stalls it; so this one is started before either is there.
+//!
+//! 1. The program calls [`Launcher::start`] first of all; that runs the program again with the arguments of its [`LauncherCommand`], and that run
+//!    calls [`main`].
+//! 2. For each container the launcher forks once more, so that several are made at once and none disturbs another.
+//! 3. Containers are its descendants: it reaps them, and tells how they ended.
+//! 4. It keeps files (a flow table's memory) for the program. When the program dies, the launcher dies, too, unless it keeps any: then it
+//!    waits up to [`MAX_ORPHAN`] for the next run. Containers run on either way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libcontainer::container::builder::ContainerBuilder;
+use libcontainer::oci_spec::runtime::Spec;
+use libcontainer::syscall::syscall::SyscallType;
+use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+    socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, wait};
+use seccompiler::BpfProgram;
+
+use crate::wire::{Channel, Notice, Order, Received, VERSION};
+use crate::{EngineError, seccomp};
+
+/// For how long a launcher that keeps files waits for the next run of its program.
+pub const MAX_ORPHAN: Duration = Duration::from_secs(60);
+/// Files that it keeps at most.
+pub const MAX_HELD: usize = 64;
+/// How much of a container's output is kept: the first part of it, in bytes. More is refused, so that no container can fill memory or a disk with it.
+pub const OUTPUT_BYTES: u64 = 64 * 1024;
+/// How long the launcher may take to answer what it answers at once.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long creates may still take once the program is gone: less than what the next run waits.
+const FINISH: Duration = Duration::from_secs(1);
+/// The longest reason for a failure that is passed on, in bytes: a message has room for it.
+const MAX_REASON: usize = 4096;
+/// What is said of a launcher that has left.
+const ENDED: &str = "the launcher has ended";
+/// Its socket in the run directory, over which the next run finds it.
+const SOCKET: &str = "launcher.sock";
+
+/// How to run the launcher: a program that calls [`main`] when it has these arguments.
+#[derive(Clone, Debug)]
+pub struct LauncherCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// What makes it the launcher.
+    pub arguments: Vec<OsString>,
+}
+
+impl LauncherCommand {
+    /// The running program itself, with these arguments.
+    pub fn this_program<I: Into<OsString>>(arguments: impl IntoIterator<Item = I>) -> LauncherCommand {
+        LauncherCommand {
+            // Not its name: that may be another file by now.
+            program: PathBuf::from("/proc/self/exe"),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// The program's end of a launcher.
+#[derive(Debug)]
+pub struct Launcher {
+    channel: Channel,
+    command: LauncherCommand,
+    run_dir: PathBuf,
+    pid: u32,
+    /// Where it was started by this run.
+    child: Option<Child>,
+    held: BTreeSet<String>,
+}
+
+impl Launcher {
+    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left waiting. To be called before the
+    /// program has threads or much memory.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where it cannot be started, [`EngineError::Unavailable`] where it does not answer: another
+    /// program with the same run directory may be using it.
+    pub fn start(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
+        fs::create_dir_all(run_dir).map_err(|e| EngineError::io("make directory", run_dir, &e))?;
+        if let Some((channel, pid)) = adopt(run_dir)? {
+            let (run_dir, held) = (run_dir.to_path_buf(), BTreeSet::new());
+            return Ok(Launcher {
+                channel,
+                command,
+                run_dir,
+                pid,
+                child: None,
+                held,
+            });
+        }
+        let at = |errno| EngineError::Io {
+            action: "start",
+            path: command.program.clone(),
+            errno,
+        };
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(at)?;
+        let child = Command::new(&command.program)
+            .args(&command.arguments)
+            .env("INCO_LAUNCHER_RUN_DIR", run_dir)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            // Ctrl-C is for the program, which then still needs its launcher to clean up.
+            .process_group(0)
+            .spawn()
+            .map_err(|e| EngineError::io("start", &command.program, &e))?;
+        let channel = Channel(ours);
+        let pid = hello(&channel)?;
+        Ok(Launcher {
+            channel,
+            command,
+            run_dir: run_dir.to_path_buf(),
+            pid,
+            child: Some(child),
+            held: BTreeSet::new(),
+        })
+    }
+
+    /// Its process id.
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Gives it a file to keep under this name; one that it has under that name is replaced.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] where it does not answer or keeps [`MAX_HELD`] already.
+    pub fn hold(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), EngineError> {
+        self.ask(
+            &Order::Hold {
+                name: name.to_owned(),
+            },
+            &[file],
+        )?;
+        self.held.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// Asks for a file that it keeps. It goes on keeping it.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] where it does not answer.
+    pub fn fetch(&mut self, name: &str) -> Result<Option<OwnedFd>, EngineError> {
+        let (known, mut files) = self.ask(
+            &Order::Fetch {
+                name: name.to_owned(),
+            },
+            &[],
+        )?;
+        if known {
+            self.held.insert(name.to_owned());
+        }
+        Ok(files.pop())
+    }
+
+    /// Lets it forget a file. True where it had one of that name.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] where it does not answer.
+    pub fn release(&mut self, name: &str) -> Result<bool, EngineError> {
+        self.held.remove(name);
+        self.ask(
+            &Order::Release {
+                name: name.to_owned(),
+            },
+            &[],
+        )
+        .map(|(known, _)| known)
+    }
+
+    /// Another one in its place, as it was started.
+    pub(crate) fn again(&self) -> Result<Launcher, EngineError> {
+        Launcher::start(self.command.clone(), &self.run_dir)
+    }
+
+    pub(crate) const fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    fn ask(&mut self, order: &Order, files: &[BorrowedFd<'_>]) -> Result<(bool, Vec<OwnedFd>), EngineError> {
+        let lost = |errno: Errno| EngineError::Unavailable {
+            reason: format!("the launcher: {errno}"),
+        };
+        self.channel.send(order, files, false).map_err(lost)?;
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            // What else it tells is not for now: no container is being made yet.
+            if let (Notice::Held { known, .. }, files) = wait_for(&self.channel, deadline)? {
+                return Ok((known, files));
+            }
+        }
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // Its socket closes after this; it leaves by itself then.
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        let (one, two) = match socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        ) {
+            Ok(pair) => pair,
+            Err(_) => return,
+        };
+        drop(two);
+        drop(std::mem::replace(&mut self.channel, Channel(one)));
+        if !self.held.is_empty() {
+            return;
+        }
+        let deadline = Instant::now() + ANSWER;
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The next message, within a time.
+fn wait_for(channel: &Channel, deadline: Instant) -> Result<(Notice, Vec<OwnedFd>), EngineError> {
+    let lost = |reason: &str| EngineError::Unavailable {
+        reason: format!("the launcher {reason}"),
+    };
+    loop {
+        match channel.receive() {
+            Ok(Received::Message(notice, files)) => return Ok((notice, files)),
+            Ok(Received::Nothing) => {}
+            Ok(Received::Closed) => {
+                return Err(EngineError::Unavailable {
+                    reason: ENDED.to_owned(),
+                });
+            }
+            Err(errno) => return Err(lost(&format!("said nonsense: {errno}"))),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(lost(
+                "does not answer: does another inco use the same run directory?",
+            ));
+        }
+        let mut fds = [PollFd::new(channel, PollFlags::IN)];
+        let timeout = left.try_into().ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(lost(&errno.to_string())),
+        }
+    }
+}
+
+fn hello(channel: &Channel) -> Result<u32, EngineError> {
+    match wait_for(channel, Instant::now() + ANSWER)? {
+        (
+            Notice::Hello {
+                version: VERSION,
+                pid,
+            },
+            _,
+        ) => Ok(pid),
+        (other, _) => {
+            let reason =
+                format!("the launcher is of another version of inco ({other:?}): end it and start again");
+            Err(EngineError::Unavailable { reason })
+        }
+    }
+}
+
+/// The launcher that an earlier run left waiting.
+fn adopt(run_dir: &Path) -> Result<Option<(Channel, u32)>, EngineError> {
+    let path = run_dir.join(SOCKET);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let at = |errno| EngineError::Io {
+        action: "connect to",
+        path: path.clone(),
+        errno,
+    };
+    let address = SocketAddrUnix::new(&path).map_err(at)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(at)?;
+    match connect(&socket, &address) {
+        Ok(()) => {}
+        // It was killed.
+        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(at(errno)),
+    }
+    let channel = Channel(socket);
+    match hello(&channel) {
+        Ok(pid) => Ok(Some((channel, pid))),
+        // It was just leaving, since it keeps nothing.
+        Err(EngineError::Unavailable { reason }) if reason == ENDED => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs the program of a container: the last step, in the container.
+#[derive(Clone)]
+struct Exec {
+    filter: Rc<BpfProgram>,
+    /// Closed by a successful exec; otherwise the reason is written to it.
+    failure: Arc<OwnedFd>,
+}
+
+impl Executor for Exec {
+    fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
+        let arguments = spec
+            .process()
+            .as_ref()
+            .and_then(|process| process.args().as_ref());
+        let Some((program, rest)) = arguments.and_then(|arguments| arguments.split_first()) else {
+            return Err(ExecutorError::InvalidArg);
+        };
+        let reason = match seccompiler::apply_filter(&self.filter) {
+            Ok(()) => {
+                let error = Command::new(program).args(rest).exec();
+                format!("cannot run {program}: {error}")
+            }
+            Err(error) => format!("cannot limit its system calls: {error}"),
+        };
+        // Nobody to tell where this fails, too.
+        let _ = rustix::io::write(&*self.failure, reason.as_bytes());
+        Err(ExecutorError::Other(reason))
+    }
+
+    fn validate(&self, _spec: &Spec) -> Result<(), ExecutorValidationError> {
+        // The kernel says it better, in `exec`.
+        Ok(())
+    }
+}
+
+/// A create in hand: the forked process that does it, and the socket on which it tells how it went.
+struct Making {
+    name: String,
+    maker: Pid,
+    report: Channel,
+}
+
+/// The socket for the next run. The file is removed at the end only if it is still this one: the next run may have made its own.
+struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    inode: Option<u64>,
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    fs::symlink_metadata(path).ok().map(|data| data.ino())
+}
+
+struct Service {
+    filter: Rc<BpfProgram>,
+    listener: Option<Listener>,
+    parent: Option<Channel>,
+    making: BTreeMap<u64, Making>,
+    /// Programs of containers that were started here and have not ended.
+    running: BTreeMap<i32, OwnedFd>,
+    /// Descendants that ended before anybody said that they were a container's program.
+    early: BTreeMap<i32, (Option<i32>, Option<i32>)>,
+    held: BTreeMap<String, OwnedFd>,
+}
+
+/// The launcher itself: serves the program at the other end of the socket that is its standard input, until that closes. Never
+/// to be called in a process that has threads.
+///
+/// # Errors
+/// [`EngineError::Unavailable`] where standard input is no such socket; [`EngineError::Io`].
+pub fn main() -> Result<(), EngineError> {
+    let own = |errno| EngineError::Io {
+        action: "set up",
+        path: PathBuf::from("launcher"),
+        errno,
+    };
+    let parent = Channel(rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(own)?);
+    let null = File::open("/dev/null").map_err(|e| EngineError::io("open", Path::new("/dev/null"), &e))?;
+    rustix::stdio::dup2_stdin(&null).map_err(own)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(own)?;
+    let filter = seccomp::filter().map_err(|error| EngineError::BadSpec {
+        what: "its filter of system calls",
+        reason: error.to_string(),
+    })?;
+    let mut service = Service {
+        filter: Rc::new(filter),
+        listener: listen_in(std::env::var_os("INCO_LAUNCHER_RUN_DIR")),
+        parent: None,
+        making: BTreeMap::new(),
+        running: BTreeMap::new(),
+        early: BTreeMap::new(),
+        held: BTreeMap::new(),
+    };
+    service.greet(parent)?;
+    let served = service.serve();
+    if let Some(listener) = &service.listener
+        && inode(&listener.path) == listener.inode
+    {
+        let _ = fs::remove_file(&listener.path);
+    }
+    served
+}
+
+/// Without this socket the launcher works, but no later run finds it.
+fn listen_in(run_dir: Option<OsString>) -> Option<Listener> {
+    let path = PathBuf::from(run_dir?).join(SOCKET);
+    let address = SocketAddrUnix::new(&path).ok()?;
+    let _ = fs::remove_file(&path);
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .ok()?;
+    bind(&socket, &address).ok()?;
+    listen(&socket, 4).ok()?;
+    let inode = inode(&path);
+    Some(Listener { socket, path, inode })
+}
+
+impl Service {
+    fn greet(&mut self, parent: Channel) -> Result<(), EngineError> {
+        let hello = Notice::Hello {
+            version: VERSION,
+            pid: std::process::id(),
+        };
+        parent.send(&hello, &[], true).map_err(|errno| {
+            let reason = format!("the launcher is run by inco, not by hand ({errno})");
+            EngineError::Unavailable { reason }
+        })?;
+        self.parent = Some(parent);
+        Ok(())
+    }
+
+    fn serve(&mut self) -> Result<(), EngineError> {
+        loop {
+            let open = self.take_orders();
+            if !open {
+                self.parent = None;
+                self.finish_making()?;
+                if self.held.is_empty() || !self.wait_for_parent()? {
+                    return Ok(());
+                }
+                continue;
+            }
+            self.take_reports();
+            self.reap();
+            self.wait_for_anything()?;
+        }
+    }
+
+    /// The program is gone in the middle of creates: what comes of them has no record, so it is ended. The next run waits for
+    /// this one to leave, so that nothing appears behind its back.
+    fn finish_making(&mut self) -> Result<(), EngineError> {
+        let deadline = Instant::now() + FINISH;
+        while !self.making.is_empty() {
+            if Instant::now() > deadline {
+                for making in self.making.values() {
+                    let _ = rustix::process::kill_process(making.maker, Signal::KILL);
+                }
+            }
+            self.take_reports();
+            self.reap();
+            if !self.making.is_empty() {
+                self.wait_for_anything()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until there is an order, a report or an end. Ends of what is no container's program (a maker that was killed) are not worth a
+    /// wake-up; they are found within a second.
+    fn wait_for_anything(&self) -> Result<(), EngineError> {
+        let mut fds = Vec::with_capacity(1 + self.making.len() + self.running.len());
+        fds.extend(
+            self.parent
+                .iter()
+                .map(|parent| PollFd::new(parent, PollFlags::IN)),
+        );
+        fds.extend(
+            self.making
+                .values()
+                .map(|making| PollFd::new(&making.report, PollFlags::IN)),
+        );
+        fds.extend(
+            self.running
+                .values()
+                .map(|pidfd| PollFd::new(pidfd, PollFlags::IN)),
+        );
+        let second = rustix::time::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        match poll(&mut fds, Some(&second)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(EngineError::Io {
+                action: "wait in",
+                path: PathBuf::from("launcher"),
+                errno,
+            }),
+        }
+    }
+
+    /// False once the program is gone.
+    fn take_orders(&mut self) -> bool {
+        loop {
+            let received = match &self.parent {
+                Some(parent) => parent.receive(),
+                None => return false,
+            };
+            match received {
+                Ok(Received::Message(order, files)) => self.obey(order, files),
+                Ok(Received::Nothing) => return true,
+                Ok(Received::Closed) => return false,
+                Err(Errno::BADMSG | Errno::MSGSIZE) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order, mut files: Vec<OwnedFd>) {
+        match order {
+            Order::Create {
+                id,
+                name,
+                bundle,
+                state,
+            } => self.create(id, name, &bundle, &state),
+            Order::Abort { id } => {
+                if let Some(making) = self.making.get(&id) {
+                    let _ = rustix::process::kill_process(making.maker, Signal::KILL);
+                }
+            }
+            Order::Ping { number } => self.tell(&Notice::Pong { number }, &[]),
+            Order::Hold { name } => {
+                let fits = self.held.len() < MAX_HELD || self.held.contains_key(&name);
+                let known = match files.pop() {
+                    Some(file) if fits => self.held.insert(name.clone(), file).is_some(),
+                    _ => false,
+                };
+                self.tell(&Notice::Held { name, known }, &[]);
+            }
+            Order::Fetch { name } => {
+                let file = self.held.get(&name).map(AsFd::as_fd);
+                let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+                self.tell(
+                    &Notice::Held {
+                        name: name.clone(),
+                        known: !files.is_empty(),
+                    },
+                    &files,
+                );
+            }
+            Order::Release { name } => {
+                let known = self.held.remove(&name).is_some();
+                self.tell(&Notice::Held { name, known }, &[]);
+            }
+        }
+    }
+
+    fn tell(&self, notice: &Notice, files: &[BorrowedFd<'_>]) {
+        if let Some(parent) = &self.parent {
+            // A program that is gone is noticed by the next receive.
+            let _ = parent.send(notice, files, true);
+        }
+    }
+
+    fn create(&mut self, id: u64, name: String, bundle: &str, state: &str) {
+        let failed = |errno: Errno| Notice::Failed {
+            id,
+            name: name.clone(),
+            reason: errno.to_string(),
+        };
+        let pair = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let (ours, theirs) = match pair {
+            Ok((ours, theirs)) => (Channel(ours), Channel(theirs)),
+            Err(errno) => return self.tell(&failed(errno), &[]),
+        };
+        // SAFETY: this process has one thread, so that the child's copy of memory is whole; the child never
+        // returns from this branch.
+        #[expect(unsafe_code)]
+        let forked = unsafe { libc::fork() };
+        match forked {
+            0 => {
+                drop(ours);
+                let (notice, files) = make(id, &name, bundle, state, &self.filter);
+                let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+                let told = theirs.send(&notice, &files, true);
+                std::process::exit(i32::from(told.is_err()));
+            }
+            pid => match Pid::from_raw(pid).filter(|_| pid > 0) {
+                Some(maker) => {
+                    self.making.insert(
+                        id,
+                        Making {
+                            name,
+                            maker,
+                            report: ours,
+                        },
+                    );
+                }
+                None => {
+                    let errno = std::io::Error::last_os_error()
+                        .raw_os_error()
+                        .unwrap_or(libc::EIO);
+                    self.tell(&failed(Errno::from_raw_os_error(errno)), &[]);
+                }
+            },
+        }
+    }
+
+    fn take_reports(&mut self) {
+        let ids: Vec<u64> = self.making.keys().copied().collect();
+        for id in ids {
+            let Some(making) = self.making.get(&id) else {
+                continue;
+            };
+            match making.report.receive::<Notice>() {
+                Ok(Received::Nothing) => continue,
+                Ok(Received::Message(notice, files)) => self.pass_on(&notice, files),
+                Ok(Received::Closed) | Err(_) => {
+                    let reason = "the process that made it died".to_owned();
+                    self.tell(
+                        &Notice::Failed {
+                            id,
+                            name: making.name.clone(),
+                            reason,
+                        },
+                        &[],
+                    );
+                }
+            }
+            self.making.remove(&id);
+        }
+    }
+
+    fn pass_on(&mut self, notice: &Notice, files: Vec<OwnedFd>) {
+        let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+        self.tell(notice, &borrowed);
+        if let Notice::Created { pid, .. } = notice {
+            if self.parent.is_none()
+                && let Some(pidfd) = files.first()
+            {
+                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+            }
+            let pid = *pid as i32;
+            match self.early.remove(&pid) {
+                Some((status, signal)) => self.tell(
+                    &Notice::Ended {
+                        pid: pid as u32,
+                        status,
+                        signal,
+                    },
+                    &[],
+                ),
+                None => {
+                    if let Some(pidfd) = files.into_iter().next() {
+                        self.running.insert(pid, pidfd);
+                    }
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let pid = pid.as_raw_nonzero().get();
+            let (status, signal) = (status.exit_status(), status.terminating_signal());
+            if self.running.remove(&pid).is_some() {
+                self.tell(
+                    &Notice::Ended {
+                        pid: pid as u32,
+                        status,
+                        signal,
+                    },
+                    &[],
+                );
+            } else {
+                self.early.insert(pid, (status, signal));
+            }
+        }
+        if self.making.is_empty() {
+            self.early.clear();
+        }
+    }
+
+    /// True once another run has taken this launcher over.
+    fn wait_for_parent(&mut self) -> Result<bool, EngineError> {
+        let deadline = Instant::now() + MAX_ORPHAN;
+        loop {
+            self.take_reports();
+            self.reap();
+            let Some(Listener { socket: listener, .. }) = &self.listener else {
+                return Ok(false);
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            fds.extend(
+                self.running
+                    .values()
+                    .map(|pidfd| PollFd::new(pidfd, PollFlags::IN)),
+            );
+            let timeout = left.min(Duration::from_secs(1)).try_into().ok();
+            let ready = poll(&mut fds, timeout.as_ref()).is_ok()
+                && fds.first().is_some_and(|fd| fd.revents().contains(PollFlags::IN));
+            if ready && let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC) {
+                // One that has hung up already is no parent.
+                if self.greet(Channel(socket)).is_ok() {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+}
+
+/// Makes one container, in a process of its own, and tells how it went; with its pidfd and its output where it runs.
+fn make(id: u64, name: &str, bundle: &str, state: &str, filter: &Rc<BpfProgram>) -> (Notice, Vec<OwnedFd>) {
+    match try_make(name, bundle, state, filter) {
+        Ok((pid, at_ns, files)) => (
+            Notice::Created {
+                id,
+                name: name.to_owned(),
+                pid,
+                at_ns,
+            },
+            files,
+        ),
+        Err(mut reason) => {
+            if reason.len() > MAX_REASON {
+                reason = reason.chars().take(MAX_REASON / 4).collect();
+            }
+            (
+                Notice::Failed {
+                    id,
+                    name: name.to_owned(),
+                    reason,
+                },
+                Vec::new(),
+            )
+        }
+    }
+}
+
+fn try_make(
+    name: &str,
+    bundle: &str,
+    state: &str,
+    filter: &Rc<BpfProgram>,
+) -> Result<(u32, u64, Vec<OwnedFd>), String> {
+    let words = |what: &'static str| move |errno: Errno| format!("{what}: {errno}");
+    let (failure, failed) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
+    let output = output_file().map_err(words("output file"))?;
+    let stdin = File::open("/dev/null").map_err(|error| format!("/dev/null: {error}"))?;
+    let copy = || rustix::io::fcntl_dupfd_cloexec(&output, 3).map_err(words("output file"));
+    let executor = Exec {
+        filter: Rc::clone(filter),
+        failure: Arc::new(failed),
+    };
+    let mut container = ContainerBuilder::new(name.to_owned(), SyscallType::default())
+        .with_executor(executor)
+        .with_root_path(state)
+        .map_err(in_full)?
+        .with_stdin(stdin)
+        .with_stdout(copy()?)
+        .with_stderr(copy()?)
+        .validate_id()
+        .map_err(in_full)?
+        .as_init(bundle)
+        .with_systemd(false)
+        .with_detach(true)
+        .build()
+        .map_err(in_full)?;
+    let pid = container.pid().map(|pid| pid.as_raw()).unwrap_or_default();
+    let pidfd = Pid::from_raw(pid)
+        .ok_or(Errno::SRCH)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
+        .map_err(words("pidfd"))?;
+    let kill = |reason: String| {
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        reason
+    };
+    container.start().map_err(in_full).map_err(kill)?;
+    // Ends when the program runs: the other end is closed by its exec.
+    let mut reason = String::new();
+    File::from(failure)
+        .read_to_string(&mut reason)
+        .map_err(|error| kill(error.to_string()))?;
+    if !reason.is_empty() {
+        return Err(kill(reason));
+    }
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    Ok((pid as u32, at_ns, vec![pidfd, output]))
+}
+
+/// A file in memory that cannot grow: what is beyond it is refused to the program that writes.
+fn output_file() -> Result<OwnedFd, Errno> {
+    let file = memfd_create("output", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, OUTPUT_BYTES)?;
+    fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// An error with its causes, each once.
+fn in_full(error: impl std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,213 @@
+//! Runs containers: creates, pauses, limits, stops, removes and lists them, and says when one has ended. It knows
+//! nothing of services, flows or policies, and never decides anything: the controller does.
+//!
+//! Key types: [`Engine`] (what the controller talks to), [`ContainerSpec`] (what is to run), [`Request`] and
+//! [`EngineEvent`] (what is asked and what came of it), [`EngineError`]. Implementations: [`OciEngine`] (embedded, by
+//! way of a [`Launcher`]), [`DockerEngine`] (Docker or Podman) and [`FakeEngine`] (deterministic, for the simulation).
+//!
+//! The life of a container:
+//! 1. [`Request::Create`] makes it and starts its program; [`EngineEvent::Created`] says that the program runs. A
+//!    create that failed leaves nothing behind.
+//! 2. It may be paused, resumed and given another CPU quota, any number of times.
+//! 3. [`Request::Stop`] ends its program, or the program ends by itself: [`EngineEvent::Exited`], once.
+//! 4. [`Request::Remove`] ends it where it still runs, and leaves nothing of it: no process, cgroup, mount or file.
+//!
+//! Dropping an engine leaves its containers running; the next one finds them by [`Engine::list`].
+
+// UNSAFETY: the launcher forks, which std has no safe form of; tokio takes a pidfd only by an unsafe call. Each is allowed where it stands.
+
+mod bundle;
+pub mod cgroup;
+mod container;
+mod docker;
+mod error;
+mod fake;
+pub mod image;
+pub mod launcher;
+mod oci;
+mod seccomp;
+mod wire;
+
+pub use container::{
+    Container, ContainerSpec, ContainerState, CpuQuota, Exit, ImageRef, Label, MAX_NAME_BYTES, Mount,
+    PIDS_LIMIT, Usage,
+};
+pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
+pub use error::EngineError;
+pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
+pub use launcher::{Launcher, LauncherCommand};
+pub use oci::{OciConfig, OciEngine};
+
+use model::Nanos;
+
+/// The caller's number for a request; its answer carries the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Requests that an engine may have in hand at once; one more fails with [`EngineError::Busy`].
+pub const MAX_REQUESTS: usize = 1024;
+
+/// How much of a program's output goes with [`EngineEvent::Exited`], in bytes.
+pub const MAX_OUTPUT_BYTES: usize = 2048;
+
+/// Something to do with one container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Request {
+    /// Make the container and start its program. Answered by [`EngineEvent::Created`].
+    Create(Box<ContainerSpec>),
+    /// Freeze every process of the container.
+    Pause {
+        /// The container.
+        name: String,
+    },
+    /// Let a paused container go on.
+    Resume {
+        /// The container.
+        name: String,
+    },
+    /// Give it another CPU quota, or none.
+    SetQuota {
+        /// The container.
+        name: String,
+        /// The quota; `None` lifts it.
+        quota: Option<CpuQuota>,
+    },
+    /// Ask the program to end (SIGTERM), and kill it after `grace`. Done when it has ended; done at once where it
+    /// already had. A paused container is resumed for it.
+    Stop {
+        /// The container.
+        name: String,
+        /// How long the program may take to end by itself; zero kills at once.
+        grace: Nanos,
+    },
+    /// Kill what still runs in it and leave nothing of it. Done at once where there is no such container.
+    Remove {
+        /// The container.
+        name: String,
+    },
+}
+
+impl Request {
+    /// The container that it is about.
+    pub fn name(&self) -> &str {
+        match self {
+            Request::Create(spec) => &spec.name,
+            Request::Pause { name }
+            | Request::Resume { name }
+            | Request::SetQuota { name, .. }
+            | Request::Stop { name, .. }
+            | Request::Remove { name } => name,
+        }
+    }
+
+    /// The word for it in errors and logs.
+    pub const fn verb(&self) -> &'static str {
+        match self {
+            Request::Create(_) => "create",
+            Request::Pause { .. } => "pause",
+            Request::Resume { .. } => "resume",
+            Request::SetQuota { .. } => "set the CPU quota of",
+            Request::Stop { .. } => "stop",
+            Request::Remove { .. } => "remove",
+        }
+    }
+}
+
+/// What came of a request, or what happened by itself. Every request has exactly one answer: `Created`, `Done` or
+/// `Failed`. Times are those of `CLOCK_MONOTONIC` (the fake's: those given to it).
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineEvent {
+    /// The container's program runs.
+    Created {
+        /// The request's.
+        ticket: Ticket,
+        /// The container.
+        name: String,
+        /// Process id of its program, as this machine sees it; 0 where the engine is on another machine.
+        pid: u32,
+        /// When the program ran.
+        at: Nanos,
+        /// Time from the request to `at`.
+        took: Nanos,
+    },
+    /// Any other request was carried out.
+    Done {
+        /// The request's.
+        ticket: Ticket,
+        /// When.
+        at: Nanos,
+        /// Time from the request to `at`.
+        took: Nanos,
+    },
+    /// A request was not carried out.
+    Failed {
+        /// The request's.
+        ticket: Ticket,
+        /// Why.
+        error: EngineError,
+        /// When.
+        at: Nanos,
+    },
+    /// A container's program has ended: by itself, killed, or by a stop or removal. Once for each container, and before the
+    /// `Done` of the stop or removal that ended it.
+    Exited {
+        /// The container.
+        name: String,
+        /// How it ended, as far as is known.
+        exit: Exit,
+        /// The end of what the program wrote to its standard output and error, up to [`MAX_OUTPUT_BYTES`]; empty where it is
+        /// not known.
+        output: String,
+        /// When that was noticed.
+        at: Nanos,
+    },
+    /// The engine does not answer: until [`EngineEvent::EngineUp`] creates fail at once with [`EngineError::Unavailable`], and so does
+    /// whatever else needs it. Running containers run on, and their ends are still noticed where the engine is on this
+    /// machine.
+    EngineDown {
+        /// What was seen.
+        reason: String,
+        /// When.
+        at: Nanos,
+    },
+    /// The engine answers again. Containers may have ended meanwhile: [`Engine::list`] says which run.
+    EngineUp {
+        /// When.
+        at: Nanos,
+        /// For how long it had been down.
+        after: Nanos,
+    },
+}
+
+/// Runs containers. [`submit`](Engine::submit) and [`poll`](Engine::poll) never block, so that a loop of 1 ms can
+/// call them; the work is done on threads of the engine, several creates at once. Requests for one container are
+/// carried out in the order in which they were submitted.
+pub trait Engine: Send {
+    /// The word for it in tables and labels: `oci`, `docker`, `fake`.
+    fn driver(&self) -> &'static str;
+
+    /// Whether its containers run on this machine, so that memif sockets can be shared with them.
+    fn is_local(&self) -> bool;
+
+    /// Takes a request. What came of it is told by [`poll`](Engine::poll).
+    fn submit(&mut self, ticket: Ticket, request: Request);
+
+    /// Appends what happened since the last call, oldest first.
+    fn poll(&mut self, events: &mut Vec<EngineEvent>);
+
+    /// The containers that carry this label, by name, those of an earlier run among them: from this call on their
+    /// ends are told, too. May block for up to 5 s: for starting up and for recovery.
+    ///
+    /// A run that was killed may have left a container without its quota (in the middle of a pause): set the quotas of those
+    /// that are adopted again. One that is [`ContainerState::Exited`] is only left to be removed.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] and [`EngineError::Timeout`].
+    fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError>;
+
+    /// What a running container has used so far. Reads a few small files: microseconds.
+    ///
+    /// # Errors
+    /// [`EngineError::NotFound`], also for a container on another machine.
+    fn usage(&self, name: &str) -> Result<Usage, EngineError>;
+}

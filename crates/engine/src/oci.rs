@@ -1,0 +1,1429 @@
+//! The embedded engine: containers without a daemon, made by the [launcher](crate::launcher), driven by direct writes to their control groups.
+//!
+//! One thread does everything: it waits in epoll for requests, for the launcher and for the ends of programs (pidfds). What takes
+//! time (a create, a program's end, a freeze) is a [`Job`] of its container and blocks nothing else.
+//!
+//! Truth about what exists is the control groups and the processes in them, not a file: what a crash left behind is found by its
+//! control group, and either adopted (its record names a live process) or removed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use model::Nanos;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::{Cgroup, Hierarchy};
+use crate::container::check_name;
+use crate::image::Store;
+use crate::launcher::{Launcher, OUTPUT_BYTES};
+use crate::wire::{Notice, Order, Received};
+use crate::{
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Label,
+    MAX_OUTPUT_BYTES, MAX_REQUESTS, Request, Ticket, Usage, bundle, cgroup,
+};
+
+/// How an [`OciEngine`] works.
+#[derive(Clone, Debug)]
+pub struct OciConfig {
+    /// Where it keeps its state, as `/run/inco`. One engine at a time for each.
+    pub run_dir: PathBuf,
+    /// The images.
+    pub images: Store,
+    /// Where control groups are mounted.
+    pub cgroup_root: PathBuf,
+    /// After this a create has failed.
+    pub create_timeout: Nanos,
+}
+
+impl OciConfig {
+    /// With state in this directory, and everything else as usual.
+    pub fn at(run_dir: impl Into<PathBuf>) -> OciConfig {
+        OciConfig {
+            run_dir: run_dir.into(),
+            images: Store::at(Store::default_dir()),
+            cgroup_root: PathBuf::from(cgroup::ROOT),
+            create_timeout: Nanos::from_secs(10),
+        }
+    }
+
+    /// Where state is unless something else is said: `$INCO_RUN_DIR`, or `/run/inco`.
+    pub fn default_run_dir() -> PathBuf {
+        std::env::var_os("INCO_RUN_DIR").map_or_else(|| PathBuf::from("/run/inco"), PathBuf::from)
+    }
+
+    /// The control group above those of its containers: `/inco`, with a suffix for another run directory than the usual one, so that two
+    /// incos do not take each other's for their own.
+    fn cgroup_parent(&self) -> String {
+        if self.run_dir == Path::new("/run/inco") {
+            return "/inco".to_owned();
+        }
+        // FNV-1a: the same for every build, which std's hasher does not promise.
+        let text = self.run_dir.as_os_str().as_encoded_bytes();
+        let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        format!("/inco-{hash:016x}")
+    }
+}
+
+/// How long an answer of the launcher may take before the engine counts as down. Twice what it takes on a machine that is
+/// so busy that control threads wait a second.
+const LAUNCHER_SILENCE: Nanos = Nanos::from_secs(2);
+/// How often the launcher is asked whether it is there.
+const PING_EVERY: Nanos = Nanos::from_secs(1);
+/// How often a launcher that has ended is started again.
+const RESTART_EVERY: Nanos = Nanos::from_millis(500);
+/// How long a freeze may take: a throttled process freezes when its next period begins, at most 1 s later.
+const FREEZE_LIMIT: Nanos = Nanos::from_secs(2);
+/// How long a killed program may take to be gone. A process in the middle of a system call that cannot be interrupted takes that long.
+const REMOVE_LIMIT: Nanos = Nanos::from_secs(10);
+/// How long the launcher's word on an exit status is waited for once the kernel says that the program has ended.
+const STATUS_LIMIT: Nanos = Nanos::from_millis(20);
+/// How often a freeze or a removal is looked at while it is under way.
+const LOOK_EVERY: Nanos = Nanos::from_micros(200);
+/// How long [`Engine::list`] waits at most.
+const LIST_LIMIT: Duration = Duration::from_secs(5);
+
+/// What is written about each container, so that a later run knows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
+    name: String,
+    labels: BTreeMap<String, String>,
+    image: String,
+    /// 0 until the program runs.
+    pid: u32,
+    /// The kernel's start time of that process, in clock ticks since boot: process ids are used again.
+    start_ticks: u64,
+    started_unix_ms: u64,
+}
+
+enum Command {
+    Request {
+        ticket: Ticket,
+        request: Request,
+        since: Nanos,
+    },
+    List {
+        label: Label,
+        answer: Sender<Vec<Container>>,
+    },
+    Quit,
+}
+
+/// The embedded engine. See the [module](self).
+#[derive(Debug)]
+pub struct OciEngine {
+    commands: Sender<Command>,
+    events: Receiver<EngineEvent>,
+    wake: Arc<OwnedFd>,
+    hierarchy: Hierarchy,
+    parent: String,
+    in_hand: usize,
+    refused: Vec<EngineEvent>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl OciEngine {
+    /// Takes over what an earlier run left (containers that run are adopted, everything else is removed) and starts the engine's thread.
+    /// Blocks for that: milliseconds, a few seconds where there is much to remove.
+    ///
+    /// # Errors
+    /// [`EngineError::NeedsRoot`]; [`EngineError::Unavailable`] where another inco uses the run directory;
+    /// [`EngineError::Io`].
+    pub fn start(config: OciConfig, launcher: Launcher) -> Result<OciEngine, EngineError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(EngineError::NeedsRoot {
+                what: "making containers (engine \"oci\")",
+            });
+        }
+        let hierarchy = Hierarchy::at(&config.cgroup_root)?;
+        let parent = config.cgroup_parent();
+        let (commands, received) = channel();
+        let (told, events) = channel();
+        let own = |errno| EngineError::Io {
+            action: "set up",
+            path: PathBuf::from("engine thread"),
+            errno,
+        };
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(own)?);
+        let mut worker = Worker::new(
+            config,
+            hierarchy.clone(),
+            parent.clone(),
+            launcher,
+            received,
+            told,
+            Arc::clone(&wake),
+        )?;
+        worker.recover()?;
+        let thread = std::thread::Builder::new()
+            .name("inco-engine".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
+        let refused = Vec::new();
+        Ok(OciEngine {
+            commands,
+            events,
+            wake,
+            hierarchy,
+            parent,
+            in_hand: 0,
+            refused,
+            thread: Some(thread),
+        })
+    }
+
+    fn command(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        // A counter that is full wakes as well.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        sent
+    }
+
+    fn gone() -> EngineError {
+        EngineError::Unavailable {
+            reason: "its thread has ended".to_owned(),
+        }
+    }
+}
+
+impl Engine for OciEngine {
+    fn driver(&self) -> &'static str {
+        "oci"
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn submit(&mut self, ticket: Ticket, request: Request) {
+        let since = now();
+        let failed = |error| EngineEvent::Failed {
+            ticket,
+            error,
+            at: since,
+        };
+        if self.in_hand >= MAX_REQUESTS {
+            self.refused
+                .push(failed(EngineError::Busy { limit: MAX_REQUESTS }));
+        } else if self.command(Command::Request {
+            ticket,
+            request,
+            since,
+        }) {
+            self.in_hand += 1;
+        } else {
+            self.refused.push(failed(Self::gone()));
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<EngineEvent>) {
+        events.append(&mut self.refused);
+        while let Ok(event) = self.events.try_recv() {
+            if matches!(
+                event,
+                EngineEvent::Created { .. } | EngineEvent::Done { .. } | EngineEvent::Failed { .. }
+            ) {
+                self.in_hand = self.in_hand.saturating_sub(1);
+            }
+            events.push(event);
+        }
+    }
+
+    fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
+        let (answer, listed) = channel();
+        if !self.command(Command::List {
+            label: label.clone(),
+            answer,
+        }) {
+            return Err(Self::gone());
+        }
+        listed.recv_timeout(LIST_LIMIT).map_err(|_| EngineError::Timeout {
+            verb: "list",
+            name: "the containers".to_owned(),
+            after: Nanos(LIST_LIMIT.as_nanos() as u64),
+        })
+    }
+
+    fn usage(&self, name: &str) -> Result<Usage, EngineError> {
+        check_name(name)?;
+        let group = self.hierarchy.group(&format!("{}/{name}", self.parent));
+        group.usage().map_err(|error| match error {
+            EngineError::Io {
+                errno: Errno::NOENT, ..
+            } => EngineError::NotFound {
+                name: name.to_owned(),
+            },
+            other => other,
+        })
+    }
+}
+
+impl Drop for OciEngine {
+    fn drop(&mut self) {
+        self.command(Command::Quit);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a container's program does, as far as the engine knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Being made.
+    Making,
+    Running,
+    Paused,
+    Exited,
+}
+
+/// What is under way for a container.
+#[derive(Debug)]
+enum Job {
+    Create {
+        ticket: Ticket,
+        since: Nanos,
+        id: u64,
+        deadline: Nanos,
+        quota: Option<CpuQuota>,
+    },
+    Pause {
+        ticket: Ticket,
+        since: Nanos,
+        deadline: Nanos,
+        quota: Option<CpuQuota>,
+    },
+    Stop {
+        ticket: Ticket,
+        since: Nanos,
+        kill_at: Nanos,
+        deadline: Nanos,
+    },
+    Remove {
+        ticket: Ticket,
+        since: Nanos,
+        deadline: Nanos,
+        outcome: Result<(), EngineError>,
+    },
+}
+
+#[derive(Debug)]
+struct Managed {
+    record: Record,
+    group: Cgroup,
+    phase: Phase,
+    pidfd: Option<OwnedFd>,
+    output: Option<File>,
+    /// Whether the launcher is its parent, so that it can tell its exit status.
+    told_by_launcher: bool,
+    /// The kernel says that it has ended; the launcher has not yet said how.
+    ended_at: Option<Nanos>,
+    job: Option<Job>,
+    waiting: VecDeque<(Ticket, Request, Nanos)>,
+}
+
+struct Worker {
+    config: OciConfig,
+    hierarchy: Hierarchy,
+    parent: String,
+    commands: Receiver<Command>,
+    events: Sender<EngineEvent>,
+    wake: Arc<OwnedFd>,
+    epoll: OwnedFd,
+    launcher: Launcher,
+    connected: bool,
+    /// Held for as long as this engine lives.
+    _lock: File,
+    containers: BTreeMap<String, Managed>,
+    /// Creates that the launcher has in hand, and those that were given up and may still come.
+    making: HashMap<u64, String>,
+    next_id: u64,
+    down_since: Option<Nanos>,
+    restart_at: Nanos,
+    pinged_at: Nanos,
+    /// When the launcher last said something.
+    heard_at: Nanos,
+    quit: bool,
+}
+
+/// Epoll's words for what is ready. A pidfd has its process id, which is never this high.
+const WAKE: u64 = u64::MAX;
+const LAUNCHER: u64 = u64::MAX - 1;
+
+fn now() -> Nanos {
+    let time = clock_gettime(ClockId::Monotonic);
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+fn unix_ms() -> u64 {
+    let time = clock_gettime(ClockId::Realtime);
+    time.tv_sec as u64 * 1_000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// Field 22 of `/proc/<pid>/stat`. The name of the program before it may hold anything, so fields count from its end.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+impl Worker {
+    fn new(
+        config: OciConfig,
+        hierarchy: Hierarchy,
+        parent: String,
+        launcher: Launcher,
+        commands: Receiver<Command>,
+        events: Sender<EngineEvent>,
+        wake: Arc<OwnedFd>,
+    ) -> Result<Worker, EngineError> {
+        let oci = config.run_dir.join("oci");
+        for dir in ["containers", "state"] {
+            let dir = oci.join(dir);
+            fs::create_dir_all(&dir).map_err(|error| EngineError::io("make directory", &dir, &error))?;
+        }
+        let path = oci.join("lock");
+        let lock = File::create(&path).map_err(|error| EngineError::io("open", &path, &error))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| EngineError::Unavailable {
+            reason: format!(
+                "another inco runs with {} as its run directory",
+                config.run_dir.display()
+            ),
+        })?;
+        let own = |errno| EngineError::Io {
+            action: "set up",
+            path: PathBuf::from("engine thread"),
+            errno,
+        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(own)?;
+        epoll::add(
+            &epoll,
+            &*wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN,
+        )
+        .map_err(own)?;
+        epoll::add(
+            &epoll,
+            launcher.channel(),
+            epoll::EventData::new_u64(LAUNCHER),
+            epoll::EventFlags::IN,
+        )
+        .map_err(own)?;
+        let at = now();
+        Ok(Worker {
+            config,
+            hierarchy,
+            parent,
+            commands,
+            events,
+            wake,
+            epoll,
+            launcher,
+            connected: true,
+            _lock: lock,
+            containers: BTreeMap::new(),
+            making: HashMap::new(),
+            next_id: 1,
+            down_since: None,
+            restart_at: at,
+            pinged_at: at,
+            heard_at: at,
+            quit: false,
+        })
+    }
+
+    fn bundle_dir(&self, name: &str) -> PathBuf {
+        self.config.run_dir.join("oci/containers").join(name)
+    }
+
+    fn state_dir(&self, name: &str) -> PathBuf {
+        self.config.run_dir.join("oci/state").join(name)
+    }
+
+    fn group(&self, name: &str) -> Cgroup {
+        self.hierarchy.group(&format!("{}/{name}", self.parent))
+    }
+
+    // ---- What an earlier run left.
+
+    fn recover(&mut self) -> Result<(), EngineError> {
+        let mut names: BTreeSet<String> = self.hierarchy.children(&self.parent).into_iter().collect();
+        for dir in ["oci/containers", "oci/state"] {
+            let entries = fs::read_dir(self.config.run_dir.join(dir))
+                .into_iter()
+                .flatten()
+                .flatten();
+            names.extend(entries.filter_map(|entry| entry.file_name().into_string().ok()));
+        }
+        names.retain(|name| check_name(name).is_ok());
+        for name in names {
+            match self.adoptable(&name) {
+                Some(managed) => {
+                    if let Some(pidfd) = &managed.pidfd {
+                        self.watch(managed.record.pid, pidfd)?;
+                    }
+                    self.containers.insert(name, managed);
+                }
+                None => self.remove_leftover(&name)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn adoptable(&self, name: &str) -> Option<Managed> {
+        let text = fs::read(self.bundle_dir(name).join("record.json")).ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let group = self.group(name);
+        // The id might be another process's by now: this one must have been started then, and be in the container's group.
+        let same =
+            start_ticks(record.pid) == Some(record.start_ticks) && group.processes().contains(&record.pid);
+        if record.name != name || !same {
+            return None;
+        }
+        // A run that died in the middle of a pause leaves it half frozen.
+        let phase = if group.is_frozen().ok()? {
+            Phase::Paused
+        } else {
+            Phase::Running
+        };
+        if phase == Phase::Running {
+            group.freeze(false).ok()?;
+        }
+        let output = File::open(format!("/proc/{}/fd/1", record.pid))
+            .ok()
+            .filter(|file| file.metadata().is_ok_and(|data| data.len() == OUTPUT_BYTES));
+        Some(Managed {
+            record,
+            group,
+            phase,
+            pidfd: Some(pidfd),
+            output,
+            told_by_launcher: false,
+            ended_at: None,
+            job: None,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    fn remove_leftover(&self, name: &str) -> Result<(), EngineError> {
+        let group = self.group(name);
+        let deadline = now() + REMOVE_LIMIT;
+        while !(group.kill()? && group.remove()?) {
+            if now() > deadline {
+                return Err(EngineError::Timeout {
+                    verb: "remove",
+                    name: name.to_owned(),
+                    after: REMOVE_LIMIT,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.remove_dirs(name)
+    }
+
+    fn remove_dirs(&self, name: &str) -> Result<(), EngineError> {
+        for dir in [self.state_dir(name), self.bundle_dir(name)] {
+            match fs::remove_dir_all(&dir) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(EngineError::io("remove", &dir, &error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    // ---- The loop.
+
+    fn run(mut self) {
+        while !self.quit {
+            let timeout = self.sleep_for();
+            let timeout = Timespec {
+                tv_sec: (timeout.0 / 1_000_000_000) as i64,
+                tv_nsec: (timeout.0 % 1_000_000_000) as i64,
+            };
+            let mut ready = Vec::with_capacity(64);
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut ready),
+                Some(&timeout),
+            ) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let reason = format!("its thread cannot wait: {errno}");
+                    self.tell(EngineEvent::EngineDown { reason, at: now() });
+                    return;
+                }
+            }
+            for event in ready {
+                match event.data.u64() {
+                    WAKE => self.take_commands(),
+                    LAUNCHER => self.take_notices(),
+                    pid => self.program_ended(pid as u32),
+                }
+            }
+            self.look();
+        }
+        self.leave();
+    }
+
+    /// Until when there is nothing to do unless something happens.
+    fn sleep_for(&self) -> Nanos {
+        let at = now();
+        let mut until = if self.connected {
+            self.pinged_at + PING_EVERY
+        } else {
+            self.restart_at
+        };
+        for container in self.containers.values() {
+            let next = match &container.job {
+                Some(Job::Pause { .. } | Job::Remove { .. }) => at + LOOK_EVERY,
+                Some(Job::Create { deadline, .. }) => *deadline,
+                Some(Job::Stop {
+                    kill_at, deadline, ..
+                }) => {
+                    if *kill_at > at {
+                        *kill_at
+                    } else {
+                        (at + Nanos::from_millis(1)).min(*deadline)
+                    }
+                }
+                None => until,
+            };
+            until = until
+                .min(next)
+                .min(container.ended_at.map_or(until, |ended| ended + STATUS_LIMIT));
+        }
+        // A wait that is over already still looks at what is ready.
+        until.since(at).max(Nanos::from_micros(20))
+    }
+
+    fn tell(&self, event: EngineEvent) {
+        // Nobody listens any more only when the engine is being dropped.
+        let _ = self.events.send(event);
+    }
+
+    fn watch(&self, pid: u32, pidfd: &OwnedFd) -> Result<(), EngineError> {
+        let data = epoll::EventData::new_u64(u64::from(pid));
+        epoll::add(&self.epoll, pidfd, data, epoll::EventFlags::IN).map_err(|errno| EngineError::Io {
+            action: "watch",
+            path: PathBuf::from(format!("/proc/{pid}")),
+            errno,
+        })
+    }
+
+    fn take_commands(&mut self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.wake, &mut count);
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Request {
+                    ticket,
+                    request,
+                    since,
+                } => {
+                    let name = request.name().to_owned();
+                    match self
+                        .containers
+                        .get_mut(&name)
+                        .filter(|container| container.job.is_some())
+                    {
+                        Some(container) => container.waiting.push_back((ticket, request, since)),
+                        None => self.begin(ticket, request, since),
+                    }
+                }
+                Command::List { label, answer } => {
+                    let listed = self
+                        .containers
+                        .values()
+                        .filter(|container| {
+                            container.phase != Phase::Making && label.is_on(&container.record.labels)
+                        })
+                        .map(Managed::public)
+                        .collect();
+                    let _ = answer.send(listed);
+                }
+                Command::Quit => self.quit = true,
+            }
+        }
+    }
+
+    fn leave(self) {
+        if self.containers.is_empty() {
+            for file in ["oci/lock", "oci/containers", "oci/state", "oci"] {
+                let path = self.config.run_dir.join(file);
+                let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
+            }
+            let _ = self.hierarchy.group(&self.parent).remove();
+        }
+    }
+
+    // ---- Requests.
+
+    /// Begins a request for a container that has none under way.
+    fn begin(&mut self, ticket: Ticket, request: Request, since: Nanos) {
+        let name = request.name().to_owned();
+        let begun = match request {
+            Request::Create(spec) => self.begin_create(ticket, *spec, since),
+            Request::Pause { .. } => self.begin_pause(ticket, &name, since),
+            Request::Resume { .. } => self.resume(&name).map(|()| self.done(ticket, since)),
+            Request::SetQuota { quota, .. } => self
+                .running(&name)
+                .and_then(|container| container.group.set_quota(quota))
+                .map(|()| self.done(ticket, since)),
+            Request::Stop { grace, .. } => self.begin_stop(ticket, &name, grace, since),
+            Request::Remove { .. } => {
+                self.begin_remove(ticket, &name, since, Ok(()));
+                Ok(())
+            }
+        };
+        if let Err(error) = begun {
+            self.tell(EngineEvent::Failed {
+                ticket,
+                error,
+                at: now(),
+            });
+        }
+    }
+
+    /// Begins what waits for this container, until something takes time.
+    fn go_on(&mut self, name: &str) {
+        loop {
+            let Some(container) = self.containers.get_mut(name) else {
+                return;
+            };
+            if container.job.is_some() {
+                return;
+            }
+            let Some((ticket, request, since)) = container.waiting.pop_front() else {
+                return;
+            };
+            self.begin(ticket, request, since);
+        }
+    }
+
+    fn done(&self, ticket: Ticket, since: Nanos) {
+        let at = now();
+        self.tell(EngineEvent::Done {
+            ticket,
+            at,
+            took: at.since(since),
+        });
+    }
+
+    fn running(&mut self, name: &str) -> Result<&mut Managed, EngineError> {
+        match self.containers.get_mut(name) {
+            Some(container) if matches!(container.phase, Phase::Running | Phase::Paused) => Ok(container),
+            Some(_) => Err(EngineError::NotRunning {
+                name: name.to_owned(),
+            }),
+            None => Err(EngineError::NotFound {
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    fn begin_create(&mut self, ticket: Ticket, spec: ContainerSpec, since: Nanos) -> Result<(), EngineError> {
+        spec.check()?;
+        let name = spec.name.clone();
+        if self.containers.contains_key(&name) {
+            return Err(EngineError::NameTaken { name });
+        }
+        if self.down_since.is_some() {
+            return Err(EngineError::Unavailable {
+                reason: "the launcher does not answer".to_owned(),
+            });
+        }
+        let (rootfs, image) = self.config.images.resolve(&spec.image)?;
+        if spec.command.is_empty() && image.entrypoint.is_empty() {
+            let reason = format!("image {} has no entrypoint, and no command is given", image.name);
+            return Err(EngineError::BadSpec {
+                what: "no program",
+                reason,
+            });
+        }
+        for mount in &spec.mounts {
+            fs::metadata(&mount.source).map_err(|error| EngineError::io("mount", &mount.source, &error))?;
+        }
+        let group = self.group(&name);
+        let record = Record {
+            name: name.clone(),
+            labels: spec.labels.clone(),
+            image: image.name.clone(),
+            pid: 0,
+            start_ticks: 0,
+            started_unix_ms: 0,
+        };
+        let dir = self.bundle_dir(&name);
+        let id = self.next_id;
+        self.next_id += 1;
+        let made = fs::create_dir_all(&dir)
+            .map_err(|error| EngineError::io("make directory", &dir, &error))
+            .and_then(|()| {
+                let config = bundle::config(&spec, &rootfs, &image, &format!("{}/{name}", self.parent));
+                write_json(&dir.join("config.json"), &config)
+            })
+            .and_then(|()| write_json(&dir.join("record.json"), &record))
+            .and_then(|()| {
+                let order = Order::Create {
+                    id,
+                    name: name.clone(),
+                    bundle: dir.display().to_string(),
+                    state: self.config.run_dir.join("oci/state").display().to_string(),
+                };
+                self.launcher
+                    .channel()
+                    .send(&order, &[], false)
+                    .map_err(|errno| EngineError::Unavailable {
+                        reason: format!("the launcher takes no order: {errno}"),
+                    })
+            });
+        if let Err(error) = made {
+            let _ = self.remove_dirs(&name);
+            return Err(error);
+        }
+        self.making.insert(id, name.clone());
+        let deadline = now() + self.config.create_timeout;
+        let container = Managed {
+            record,
+            group,
+            phase: Phase::Making,
+            pidfd: None,
+            output: None,
+            told_by_launcher: true,
+            ended_at: None,
+            job: Some(Job::Create {
+                ticket,
+                since,
+                id,
+                deadline,
+                quota: spec.cpu,
+            }),
+            waiting: VecDeque::new(),
+        };
+        self.containers.insert(name, container);
+        Ok(())
+    }
+
+    fn begin_pause(&mut self, ticket: Ticket, name: &str, since: Nanos) -> Result<(), EngineError> {
+        let container = self.running(name)?;
+        if container.phase == Phase::Paused {
+            self.done(ticket, since);
+            return Ok(());
+        }
+        // A process that its quota stops cannot freeze before its next period.
+        let quota = container.group.quota()?;
+        if quota.is_some() {
+            container.group.set_quota(None)?;
+        }
+        if let Err(error) = container.group.freeze(true) {
+            let _ = container.group.set_quota(quota);
+            return Err(error);
+        }
+        container.job = Some(Job::Pause {
+            ticket,
+            since,
+            deadline: now() + FREEZE_LIMIT,
+            quota,
+        });
+        self.look_at(name);
+        Ok(())
+    }
+
+    fn resume(&mut self, name: &str) -> Result<(), EngineError> {
+        let container = self.running(name)?;
+        container.group.freeze(false)?;
+        container.phase = Phase::Running;
+        Ok(())
+    }
+
+    fn begin_stop(
+        &mut self,
+        ticket: Ticket,
+        name: &str,
+        grace: Nanos,
+        since: Nanos,
+    ) -> Result<(), EngineError> {
+        match self.running(name) {
+            Err(EngineError::NotRunning { .. }) => {
+                self.done(ticket, since);
+                return Ok(());
+            }
+            other => other?,
+        };
+        self.resume(name)?;
+        let container = self.running(name)?;
+        if grace > Nanos::ZERO
+            && let Some(pidfd) = &container.pidfd
+        {
+            // One that has ended meanwhile is what was wanted.
+            let _ = pidfd_send_signal(pidfd, Signal::TERM);
+        }
+        let kill_at = now() + grace;
+        container.job = Some(Job::Stop {
+            ticket,
+            since,
+            kill_at,
+            deadline: kill_at + REMOVE_LIMIT,
+        });
+        self.look_at(name);
+        Ok(())
+    }
+
+    /// Begins to remove; what is answered once it is gone is `outcome`.
+    fn begin_remove(&mut self, ticket: Ticket, name: &str, since: Nanos, outcome: Result<(), EngineError>) {
+        match self.containers.get_mut(name) {
+            Some(container) => {
+                container.job = Some(Job::Remove {
+                    ticket,
+                    since,
+                    deadline: now() + REMOVE_LIMIT,
+                    outcome,
+                });
+                self.look_at(name);
+            }
+            None => self.done(ticket, since),
+        }
+    }
+
+    // ---- What takes time.
+
+    fn look(&mut self) {
+        let busy: Vec<String> = self
+            .containers
+            .iter()
+            .filter(|(_, container)| container.job.is_some() || container.ended_at.is_some())
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in busy {
+            let at = now();
+            let late =
+                |container: &&mut Managed| container.ended_at.is_some_and(|ended| ended + STATUS_LIMIT <= at);
+            if self.containers.get_mut(&name).as_ref().is_some_and(late) {
+                self.exited(&name, Exit::default());
+            }
+            self.look_at(&name);
+        }
+        self.look_at_launcher();
+    }
+
+    /// Goes on with a container's job, as far as it goes at the moment.
+    fn look_at(&mut self, name: &str) {
+        let at = now();
+        let Some(container) = self.containers.get_mut(name) else {
+            return;
+        };
+        let Some(job) = container.job.take() else { return };
+        match job {
+            Job::Create {
+                ticket,
+                since,
+                id,
+                deadline,
+                quota,
+            } => {
+                if at < deadline {
+                    container.job = Some(Job::Create {
+                        ticket,
+                        since,
+                        id,
+                        deadline,
+                        quota,
+                    });
+                    return;
+                }
+                let _ = self.launcher.channel().send(&Order::Abort { id }, &[], false);
+                let after = self.config.create_timeout;
+                let error = EngineError::Timeout {
+                    verb: "create",
+                    name: name.to_owned(),
+                    after,
+                };
+                self.begin_remove(ticket, name, since, Err(error));
+                return;
+            }
+            Job::Pause {
+                ticket,
+                since,
+                deadline,
+                quota,
+            } => {
+                let frozen = container.group.is_frozen();
+                if container.phase == Phase::Exited {
+                    let error = EngineError::NotRunning {
+                        name: name.to_owned(),
+                    };
+                    self.tell(EngineEvent::Failed { ticket, error, at });
+                } else if matches!(frozen, Ok(false)) && at < deadline {
+                    container.job = Some(Job::Pause {
+                        ticket,
+                        since,
+                        deadline,
+                        quota,
+                    });
+                    return;
+                } else {
+                    let frozen = frozen.and_then(|frozen| {
+                        let late = EngineError::Timeout {
+                            verb: "pause",
+                            name: name.to_owned(),
+                            after: FREEZE_LIMIT,
+                        };
+                        if frozen { Ok(()) } else { Err(late) }
+                    });
+                    let restored = quota.map_or(Ok(()), |quota| container.group.set_quota(Some(quota)));
+                    match frozen.and(restored) {
+                        Ok(()) => {
+                            container.phase = Phase::Paused;
+                            self.done(ticket, since);
+                        }
+                        Err(error) => {
+                            let _ = container.group.freeze(false);
+                            self.tell(EngineEvent::Failed { ticket, error, at });
+                        }
+                    }
+                }
+            }
+            Job::Stop {
+                ticket,
+                since,
+                kill_at,
+                deadline,
+            } => {
+                if container.phase == Phase::Exited {
+                    self.done(ticket, since);
+                } else if at >= deadline {
+                    let error = EngineError::Timeout {
+                        verb: "stop",
+                        name: name.to_owned(),
+                        after: REMOVE_LIMIT,
+                    };
+                    self.tell(EngineEvent::Failed { ticket, error, at });
+                } else {
+                    if at >= kill_at {
+                        // Again and again: what it forked meanwhile is to die, too.
+                        let _ = container.group.kill();
+                    }
+                    container.job = Some(Job::Stop {
+                        ticket,
+                        since,
+                        kill_at,
+                        deadline,
+                    });
+                    return;
+                }
+            }
+            Job::Remove {
+                ticket,
+                since,
+                deadline,
+                outcome,
+            } => {
+                let ended = matches!(container.phase, Phase::Exited | Phase::Making);
+                let gone = container.group.kill().and_then(|killed| {
+                    if killed && ended {
+                        container.group.remove()
+                    } else {
+                        Ok(false)
+                    }
+                });
+                let gone = match gone {
+                    Ok(true) => self.remove_dirs(name).map(|()| true),
+                    other => other,
+                };
+                match gone {
+                    Ok(false) if at < deadline => {
+                        if let Some(container) = self.containers.get_mut(name) {
+                            container.job = Some(Job::Remove {
+                                ticket,
+                                since,
+                                deadline,
+                                outcome,
+                            });
+                        }
+                        return;
+                    }
+                    Ok(true) => {
+                        let waiting = self
+                            .containers
+                            .remove(name)
+                            .map(|container| container.waiting)
+                            .unwrap_or_default();
+                        match outcome {
+                            Ok(()) => self.done(ticket, since),
+                            Err(error) => self.tell(EngineEvent::Failed { ticket, error, at }),
+                        }
+                        self.begin_after_removal(name, waiting);
+                        return;
+                    }
+                    Ok(false) => {
+                        let after = REMOVE_LIMIT;
+                        let error = EngineError::Timeout {
+                            verb: "remove",
+                            name: name.to_owned(),
+                            after,
+                        };
+                        self.tell(EngineEvent::Failed { ticket, error, at });
+                    }
+                    Err(error) => self.tell(EngineEvent::Failed { ticket, error, at }),
+                }
+            }
+        }
+        self.go_on(name);
+    }
+
+    /// What waited for a container that is gone now. A create among it makes another one, for which the rest waits.
+    fn begin_after_removal(&mut self, name: &str, mut waiting: VecDeque<(Ticket, Request, Nanos)>) {
+        while let Some((ticket, request, since)) = waiting.pop_front() {
+            self.begin(ticket, request, since);
+            if let Some(container) = self.containers.get_mut(name) {
+                container.waiting.append(&mut waiting);
+            }
+        }
+    }
+
+    /// A pidfd is readable.
+    fn program_ended(&mut self, pid: u32) {
+        let found = self.containers.values_mut().find(|container| {
+            container.record.pid == pid && matches!(container.phase, Phase::Running | Phase::Paused)
+        });
+        let Some(container) = found else { return };
+        if let Some(pidfd) = &container.pidfd {
+            let _ = epoll::delete(&self.epoll, pidfd);
+        }
+        if container.ended_at.is_some() {
+            return;
+        }
+        container.ended_at = Some(now());
+        if !container.told_by_launcher {
+            let name = container.record.name.clone();
+            self.exited(&name, Exit::default());
+        }
+    }
+
+    fn exited(&mut self, name: &str, exit: Exit) {
+        let Some(container) = self.containers.get_mut(name) else {
+            return;
+        };
+        if container.phase == Phase::Exited {
+            return;
+        }
+        let at = container.ended_at.take().unwrap_or_else(now);
+        if let Some(pidfd) = container.pidfd.take() {
+            let _ = epoll::delete(&self.epoll, &pidfd);
+        }
+        container.phase = Phase::Exited;
+        let exit = Exit {
+            out_of_memory: container.group.out_of_memory_kills() > 0,
+            ..exit
+        };
+        let output = container
+            .output
+            .take()
+            .map(|file| last_words(&file))
+            .unwrap_or_default();
+        self.tell(EngineEvent::Exited {
+            name: name.to_owned(),
+            exit,
+            output,
+            at,
+        });
+        self.look_at(name);
+    }
+
+    // ---- The launcher.
+
+    fn take_notices(&mut self) {
+        loop {
+            if !self.connected {
+                return;
+            }
+            match self.launcher.channel().receive::<Notice>() {
+                Ok(Received::Message(notice, files)) => {
+                    self.heard();
+                    self.take_notice(notice, files);
+                }
+                Ok(Received::Nothing) => return,
+                Ok(Received::Closed) => return self.lost("has ended"),
+                Err(errno) => return self.lost(&format!("said nonsense: {errno}")),
+            }
+        }
+    }
+
+    fn take_notice(&mut self, notice: Notice, files: Vec<OwnedFd>) {
+        match notice {
+            Notice::Created { id, name, pid, at_ns } => self.created(id, &name, pid, Nanos(at_ns), files),
+            Notice::Failed { id, name, reason } => {
+                if self.making.remove(&id).is_some()
+                    && let Some((ticket, since, _)) = self.take_create(id, &name)
+                {
+                    let error = EngineError::Start {
+                        name: name.clone(),
+                        reason,
+                    };
+                    self.begin_remove(ticket, &name, since, Err(error));
+                }
+            }
+            Notice::Ended { pid, status, signal } => {
+                let running = self.containers.values().find(|container| {
+                    container.record.pid == pid && matches!(container.phase, Phase::Running | Phase::Paused)
+                });
+                if let Some(name) = running.map(|container| container.record.name.clone()) {
+                    self.exited(
+                        &name,
+                        Exit {
+                            status,
+                            signal,
+                            out_of_memory: false,
+                        },
+                    );
+                }
+            }
+            Notice::Hello { .. } | Notice::Pong { .. } | Notice::Held { .. } => {}
+        }
+    }
+
+    /// The create with this id, if it is still what its container waits for.
+    fn take_create(&mut self, id: u64, name: &str) -> Option<(Ticket, Nanos, Option<CpuQuota>)> {
+        let container = self.containers.get_mut(name)?;
+        match container.job {
+            Some(Job::Create {
+                ticket,
+                since,
+                id: own,
+                quota,
+                ..
+            }) if own == id => {
+                container.job = None;
+                Some((ticket, since, quota))
+            }
+            _ => None,
+        }
+    }
+
+    fn created(&mut self, id: u64, name: &str, pid: u32, at: Nanos, files: Vec<OwnedFd>) {
+        let mut files = files.into_iter();
+        let (pidfd, output) = (files.next(), files.next());
+        self.making.remove(&id);
+        let Some((ticket, since, quota)) = self.take_create(id, name) else {
+            // It was given up: nobody wants it any more.
+            if let Some(pidfd) = pidfd {
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+            if !self.containers.contains_key(name) {
+                let _ = self.remove_leftover(name);
+            }
+            return;
+        };
+        let Some(container) = self.containers.get_mut(name) else {
+            return;
+        };
+        container.record.pid = pid;
+        container.record.start_ticks = start_ticks(pid).unwrap_or_default();
+        container.record.started_unix_ms = unix_ms();
+        container.phase = Phase::Running;
+        container.output = output.map(File::from);
+        self.hierarchy.group(&self.parent).raise_weight();
+        let limited = quota.map_or(Ok(()), |quota| container.group.set_quota(Some(quota)));
+        let record = container.record.clone();
+        let kept = write_json(&self.bundle_dir(name).join("record.json"), &record);
+        let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| self.watch(pid, pidfd));
+        if let Some(container) = self.containers.get_mut(name) {
+            container.pidfd = pidfd;
+        }
+        match limited.and(kept).and(watched) {
+            Ok(()) => {
+                let took = at.since(since);
+                self.tell(EngineEvent::Created {
+                    ticket,
+                    name: name.to_owned(),
+                    pid,
+                    at,
+                    took,
+                });
+                self.go_on(name);
+            }
+            Err(error) => {
+                // It never was, so that its end is not told either.
+                if let Some(container) = self.containers.get_mut(name) {
+                    container.phase = Phase::Making;
+                }
+                self.begin_remove(ticket, name, since, Err(error));
+            }
+        }
+    }
+
+    fn look_at_launcher(&mut self) {
+        let at = now();
+        if !self.connected {
+            if at >= self.restart_at {
+                self.restart_at = at + RESTART_EVERY;
+                self.restart();
+            }
+            return;
+        }
+        if at >= self.pinged_at + PING_EVERY {
+            self.pinged_at = at;
+            // One that takes no more is silent.
+            let _ = self
+                .launcher
+                .channel()
+                .send(&Order::Ping { number: at.0 }, &[], false);
+        }
+        // Since it was asked, not since it last spoke: this thread may have slept itself.
+        if self.down_since.is_none() && at.since(self.heard_at) > PING_EVERY + LAUNCHER_SILENCE {
+            self.down("does not answer");
+        }
+    }
+
+    fn heard(&mut self) {
+        let at = now();
+        self.heard_at = at;
+        if let Some(since) = self.down_since.take() {
+            self.tell(EngineEvent::EngineUp {
+                at,
+                after: at.since(since),
+            });
+        }
+    }
+
+    fn down(&mut self, what: &str) {
+        if self.down_since.is_some() {
+            return;
+        }
+        let at = now();
+        self.down_since = Some(at);
+        self.tell(EngineEvent::EngineDown {
+            reason: format!("the launcher {what}"),
+            at,
+        });
+        // What it had in hand is given up; what may still come of it is removed then.
+        for (id, name) in std::mem::take(&mut self.making) {
+            if let Some((ticket, since, _)) = self.take_create(id, &name) {
+                let reason = format!("the launcher {what}");
+                self.begin_remove(ticket, &name, since, Err(EngineError::Unavailable { reason }));
+            }
+        }
+    }
+
+    fn lost(&mut self, what: &str) {
+        let _ = epoll::delete(&self.epoll, self.launcher.channel());
+        self.connected = false;
+        self.restart_at = now();
+        for container in self.containers.values_mut() {
+            container.told_by_launcher = false;
+        }
+        self.down(what);
+    }
+
+    fn restart(&mut self) {
+        let Ok(launcher) = self.launcher.again() else {
+            return;
+        };
+        let data = epoll::EventData::new_u64(LAUNCHER);
+        if epoll::add(&self.epoll, launcher.channel(), data, epoll::EventFlags::IN).is_err() {
+            return;
+        }
+        self.launcher = launcher;
+        self.connected = true;
+        self.pinged_at = now();
+        self.heard();
+    }
+}
+
+impl Managed {
+    fn public(&self) -> Container {
+        let state = match self.phase {
+            Phase::Making | Phase::Running => ContainerState::Running,
+            Phase::Paused => ContainerState::Paused,
+            Phase::Exited => ContainerState::Exited,
+        };
+        Container {
+            name: self.record.name.clone(),
+            labels: self.record.labels.clone(),
+            pid: if self.phase == Phase::Exited {
+                0
+            } else {
+                self.record.pid
+            },
+            state,
+            started_unix_ms: self.record.started_unix_ms,
+        }
+    }
+}
+
+/// The end of what a program wrote to the file of its output, which is full of zeros after that.
+fn last_words(file: &File) -> String {
+    let mut bytes = vec![0; OUTPUT_BYTES as usize];
+    let got = file.read_at(&mut bytes, 0).unwrap_or(0);
+    bytes.truncate(got);
+    let end = bytes
+        .iter()
+        .rposition(|&byte| byte != 0)
+        .map_or(0, |last| last + 1);
+    let text = bytes
+        .get(end.saturating_sub(MAX_OUTPUT_BYTES)..end)
+        .unwrap_or_default();
+    String::from_utf8_lossy(text).trim_end().to_owned()
+}
+
+/// Written whole or not at all.
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), EngineError> {
+    let beside = path.with_extension("new");
+    let text = serde_json::to_vec_pretty(value).unwrap_or_default();
+    File::create(&beside)
+        .and_then(|mut file| file.write_all(&text))
+        .and_then(|()| fs::rename(&beside, path))
+        .map_err(|error| EngineError::io("write", path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_run_directories_have_two_control_groups() {
+        assert_eq!(OciConfig::at("/run/inco").cgroup_parent(), "/inco");
+        let (a, b) = (
+            OciConfig::at("/tmp/a").cgroup_parent(),
+            OciConfig::at("/tmp/b").cgroup_parent(),
+        );
+        assert!(a.starts_with("/inco-") && a != b);
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_read_past_its_name() {
+        let own = start_ticks(std::process::id()).unwrap();
+        assert!(own > 0);
+        assert_eq!(start_ticks(std::process::id()), Some(own));
+        assert_eq!(start_ticks(0), None);
+    }
+
+    #[test]
+    fn last_words_end_where_the_zeros_begin() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut bytes = vec![b'x'; MAX_OUTPUT_BYTES * 2];
+        bytes.extend_from_slice(b" the end\n");
+        bytes.resize(OUTPUT_BYTES as usize, 0);
+        fs::write(path.path(), &bytes).unwrap();
+        let words = last_words(&File::open(path.path()).unwrap());
+        assert!(words.ends_with("x the end"));
+        assert_eq!(words.len(), MAX_OUTPUT_BYTES - 1);
+    }
+}

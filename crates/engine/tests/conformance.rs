@@ -1,0 +1,820 @@
+//! What every engine does, asked of all of them: the fake, `oci` and `docker`. A new engine is one more module at the end.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use engine::{
+    ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, FakeConfig, FakeEngine, Label, Request,
+};
+use model::Nanos;
+use support::{Told, monotonic, spec};
+
+/// An engine under test, and what only its test knows.
+trait Subject {
+    fn told(&mut self) -> &mut Told;
+    /// Begins the names of this test's containers, so that tests at once do not meet.
+    fn prefix(&self) -> String;
+    /// The fake, where it is one: its programs do nothing by themselves.
+    fn fake(&self) -> Option<FakeEngine>;
+    /// Drops the engine and makes another one over the same containers.
+    fn reopen(&mut self);
+    /// What there is of a container, whoever knows of it: processes, control groups, files, mounts.
+    fn traces(&self, name: &str) -> Vec<String>;
+
+    fn name(&self, what: &str) -> String {
+        format!("inco-{}-{what}", self.prefix())
+    }
+
+    fn kill(&self, name: &str, pid: u32) {
+        match self.fake() {
+            Some(fake) => assert!(fake.kill(name, 9)),
+            None => kill(pid, rustix::process::Signal::KILL),
+        }
+    }
+}
+
+fn kill(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// The number in a file that the probe counts in.
+fn counted(path: &Path) -> u64 {
+    std::fs::read_to_string(path)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+fn label_of(subject: &dyn Subject) -> Label {
+    Label::new("inco.test", subject.prefix())
+}
+
+/// The containers of this test.
+fn list(subject: &mut dyn Subject) -> Vec<engine::Container> {
+    let label = label_of(subject);
+    subject.told().engine.list(&label).unwrap()
+}
+
+fn labelled(subject: &dyn Subject, what: &str, command: &[&str]) -> engine::ContainerSpec {
+    let mut spec = spec(&subject.name(what), command);
+    spec.labels.insert("inco.test".into(), subject.prefix());
+    spec
+}
+
+fn a_container_lives_and_leaves_nothing(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "life", &["sleep"]);
+    let name = spec.name.clone();
+    let label = label_of(subject);
+    let pid = subject.told().create(&spec);
+    assert!(pid > 0);
+
+    let listed = subject.told().engine.list(&label).unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    let only = listed.first().unwrap();
+    assert_eq!(
+        (&only.name, only.pid, only.state),
+        (&name, pid, ContainerState::Running)
+    );
+    assert_eq!(only.labels, spec.labels);
+    assert_eq!(
+        subject
+            .told()
+            .engine
+            .list(&Label::any("inco.test"))
+            .unwrap()
+            .iter()
+            .filter(|c| c.name == name)
+            .count(),
+        1
+    );
+    assert_eq!(
+        subject
+            .told()
+            .engine
+            .list(&Label::new("inco.test", "nobody"))
+            .unwrap(),
+        vec![]
+    );
+    assert!(subject.told().engine.usage(&name).is_ok());
+    assert!(
+        !subject.traces(&name).is_empty(),
+        "the test must see what it looks for"
+    );
+
+    subject.told().pause(&name).unwrap();
+    assert_eq!(
+        subject.told().engine.list(&label).unwrap().first().unwrap().state,
+        ContainerState::Paused
+    );
+    subject.told().pause(&name).unwrap();
+    subject.told().resume(&name).unwrap();
+    subject.told().resume(&name).unwrap();
+    assert_eq!(
+        subject.told().engine.list(&label).unwrap().first().unwrap().state,
+        ContainerState::Running
+    );
+
+    let quota = Some(CpuQuota::of_cpus(0.5));
+    subject
+        .told()
+        .ask(Request::SetQuota {
+            name: name.clone(),
+            quota,
+        })
+        .unwrap();
+    subject
+        .told()
+        .ask(Request::SetQuota {
+            name: name.clone(),
+            quota: None,
+        })
+        .unwrap();
+
+    subject.told().stop(&name, 5_000).unwrap();
+    let (exit, ..) = subject.told().exit_of(&name);
+    let by_term = Exit {
+        signal: Some(15),
+        ..Exit::default()
+    };
+    assert!(exit.status == Some(0) || exit == by_term, "{exit:?}");
+    subject.told().stop(&name, 5_000).unwrap();
+    assert_eq!(
+        subject.told().engine.list(&label).unwrap().first().unwrap().state,
+        ContainerState::Exited
+    );
+
+    subject.told().remove(&name).unwrap();
+    assert_eq!(subject.told().engine.list(&label).unwrap(), vec![]);
+    assert_eq!(subject.traces(&name), Vec::<String>::new());
+    assert!(matches!(
+        subject.told().engine.usage(&name),
+        Err(EngineError::NotFound { .. })
+    ));
+    subject.told().remove(&name).unwrap();
+    assert_eq!(subject.told().events, vec![], "told twice");
+}
+
+fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "refused", &["sleep"]);
+    let name = spec.name.clone();
+    let ask = |subject: &mut dyn Subject, spec: &engine::ContainerSpec| {
+        subject
+            .told()
+            .ask(Request::Create(Box::new(spec.clone())))
+            .unwrap_err()
+    };
+    let mut missing = spec.clone();
+    missing.image = "inco/no-such-image:1".into();
+    let error = ask(subject, &missing);
+    assert_eq!(
+        error,
+        EngineError::ImageMissing {
+            image: "inco/no-such-image:1".into()
+        }
+    );
+    let mut bad = spec.clone();
+    bad.name = "inco-../../x".into();
+    assert!(matches!(ask(subject, &bad), EngineError::BadName { .. }));
+    let mut bad = spec.clone();
+    bad.cpu = Some(CpuQuota {
+        quota_us: 1,
+        period_us: 10_000,
+    });
+    assert!(matches!(ask(subject, &bad), EngineError::BadSpec { .. }));
+    if subject.fake().is_none() {
+        let mut bad = spec.clone();
+        bad.command = vec!["/no-such-program".into()];
+        let error = ask(subject, &bad);
+        assert!(
+            matches!(&error, EngineError::Start { reason, .. } if reason.contains("no-such-program")),
+            "{error}"
+        );
+        let mut bad = spec.clone();
+        bad.mounts = vec![engine::Mount {
+            source: "/no/such/dir".into(),
+            target: "/x".into(),
+            read_only: true,
+        }];
+        assert!(ask(subject, &bad).to_string().contains("/no/such/dir"));
+    }
+    assert_eq!(subject.traces(&name), Vec::<String>::new());
+
+    for request in [
+        Request::Pause { name: name.clone() },
+        Request::Resume { name: name.clone() },
+        Request::SetQuota {
+            name: name.clone(),
+            quota: None,
+        },
+        Request::Stop {
+            name: name.clone(),
+            grace: Nanos::ZERO,
+        },
+    ] {
+        let error = subject.told().ask(request).unwrap_err();
+        assert_eq!(error, EngineError::NotFound { name: name.clone() });
+    }
+
+    let pid = subject.told().create(&spec);
+    assert_eq!(ask(subject, &spec), EngineError::NameTaken { name: name.clone() });
+    // The one that was there is as it was.
+    let listed = list(subject);
+    assert_eq!(listed.first().map(|container| container.pid), Some(pid));
+    subject.told().stop(&name, 0).unwrap();
+    let error = subject.told().pause(&name).unwrap_err();
+    assert_eq!(error, EngineError::NotRunning { name: name.clone() });
+    subject.told().remove(&name).unwrap();
+    assert_eq!(subject.traces(&name), Vec::<String>::new());
+}
+
+fn ends_are_told_once_and_in_time(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "exit", &["exit", "3"]);
+    subject.told().create(&spec);
+    if let Some(fake) = subject.fake() {
+        assert!(fake.exit(&spec.name, 3));
+    }
+    let (exit, output, _) = subject.told().exit_of(&spec.name);
+    assert_eq!((exit.status, exit.signal), (Some(3), None));
+    if subject.fake().is_none() {
+        assert!(output.contains("leaving with 3; PROBE=1"), "{output:?}");
+    }
+    subject.told().remove(&spec.name).unwrap();
+
+    let spec = labelled(subject, "killed", &["sleep"]);
+    for _ in 0..3 {
+        let pid = subject.told().create(&spec);
+        let before = monotonic();
+        subject.kill(&spec.name, pid);
+        let (exit, _, at) = subject.told().exit_of(&spec.name);
+        assert_eq!((exit.status, exit.signal), (None, Some(9)));
+        if subject.fake().is_none() {
+            let late = at.since(before);
+            assert!(
+                late < Nanos::from_millis(100),
+                "noticed after {} ms",
+                late.as_millis()
+            );
+        }
+        subject.told().remove(&spec.name).unwrap();
+    }
+    assert_eq!(subject.told().events, vec![]);
+}
+
+fn a_stop_waits_for_its_grace_and_then_kills(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "stubborn", &["stubborn"]);
+    let name = spec.name.clone();
+    subject.told().create(&spec);
+    if let Some(fake) = subject.fake() {
+        fake.hang(&name);
+    } else {
+        // Until it ignores the signal: it has nothing else to do.
+        let pid = list(subject).first().unwrap().pid;
+        let status = format!("/proc/{pid}/status");
+        let deadline = std::time::Instant::now() + support::PATIENCE;
+        let ignores = || {
+            let text = std::fs::read_to_string(&status).unwrap();
+            let mask = text
+                .lines()
+                .find_map(|line| line.strip_prefix("SigIgn:"))
+                .unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 14) != 0
+        };
+        while !ignores() {
+            assert!(std::time::Instant::now() < deadline, "it never ignores SIGTERM");
+            std::thread::yield_now();
+        }
+    }
+    let Ok(EngineEvent::Done { took, .. }) = subject.told().stop(&name, 50) else {
+        panic!("not stopped")
+    };
+    assert!(took >= Nanos::from_millis(50), "{took:?}");
+    let (exit, ..) = subject.told().exit_of(&name);
+    assert_eq!(exit.signal, Some(9));
+    subject.told().remove(&name).unwrap();
+
+    // A frozen one is stopped and removed like any other.
+    let spec = labelled(subject, "frozen", &["sleep"]);
+    subject.told().create(&spec);
+    subject.told().pause(&spec.name).unwrap();
+    subject.told().stop(&spec.name, 5_000).unwrap();
+    subject.told().remove(&spec.name).unwrap();
+    subject.told().create(&spec);
+    subject.told().pause(&spec.name).unwrap();
+    subject.told().remove(&spec.name).unwrap();
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+}
+
+fn several_are_made_at_once(subject: &mut dyn Subject) {
+    let specs: Vec<_> = (0..8)
+        .map(|i| labelled(subject, &format!("many-{i}"), &["sleep"]))
+        .collect();
+    let tickets: Vec<_> = specs
+        .iter()
+        .map(|spec| subject.told().submit(Request::Create(Box::new(spec.clone()))))
+        .collect();
+    for ticket in tickets {
+        subject.told().answer(ticket).unwrap();
+    }
+    assert_eq!(list(subject).len(), 8);
+    let tickets: Vec<_> = specs
+        .iter()
+        .map(|spec| {
+            subject.told().submit(Request::Remove {
+                name: spec.name.clone(),
+            })
+        })
+        .collect();
+    for ticket in tickets {
+        subject.told().answer(ticket).unwrap();
+    }
+    for spec in &specs {
+        assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+        assert_eq!(subject.told().exit_of(&spec.name).0.signal, Some(9));
+    }
+    assert_eq!(subject.told().events, vec![]);
+}
+
+fn requests_for_one_container_keep_their_order(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "order", &["sleep"]);
+    let name = spec.name.clone();
+    let quota = Some(CpuQuota::of_cpus(0.5));
+    let requests = [
+        Request::Create(Box::new(spec.clone())),
+        Request::Pause { name: name.clone() },
+        Request::SetQuota {
+            name: name.clone(),
+            quota,
+        },
+        Request::Resume { name: name.clone() },
+        Request::Remove { name: name.clone() },
+        Request::Create(Box::new(spec.clone())),
+        Request::Stop {
+            name: name.clone(),
+            grace: Nanos::ZERO,
+        },
+        Request::Remove { name: name.clone() },
+    ];
+    let tickets: Vec<_> = requests
+        .into_iter()
+        .map(|request| subject.told().submit(request))
+        .collect();
+    subject.told().answer(*tickets.last().unwrap()).unwrap();
+    let mut answered = Vec::new();
+    for event in std::mem::take(&mut subject.told().events) {
+        match event {
+            EngineEvent::Created { ticket, .. } | EngineEvent::Done { ticket, .. } => answered.push(ticket),
+            EngineEvent::Exited { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(answered, tickets[..tickets.len() - 1]);
+    assert_eq!(subject.traces(&name), Vec::<String>::new());
+}
+
+fn what_runs_is_adopted(subject: &mut dyn Subject) {
+    let names = ["adopt-1", "adopt-2", "adopt-3"];
+    let specs: Vec<_> = names
+        .iter()
+        .map(|what| labelled(subject, what, &["sleep"]))
+        .collect();
+    let pids: Vec<u32> = specs.iter().map(|spec| subject.told().create(spec)).collect();
+    let [one, two, three] = [0, 1, 2].map(|i: usize| specs.get(i).unwrap().name.clone());
+    subject.told().pause(&two).unwrap();
+    subject.reopen();
+    let listed = list(subject);
+    let found: Vec<(&str, u32)> = listed
+        .iter()
+        .map(|container| (container.name.as_str(), container.pid))
+        .collect();
+    let expected: Vec<(&str, u32)> = specs
+        .iter()
+        .map(|spec| spec.name.as_str())
+        .zip(pids.iter().copied())
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(listed.get(1).unwrap().state, ContainerState::Paused);
+    assert_eq!(listed.first().unwrap().labels, specs.first().unwrap().labels);
+
+    // They are as much this engine's as its own.
+    assert!(matches!(
+        subject
+            .told()
+            .ask(Request::Create(Box::new(specs.first().unwrap().clone()))),
+        Err(EngineError::NameTaken { .. })
+    ));
+    subject.kill(&one, *pids.first().unwrap());
+    subject.told().exit_of(&one);
+    subject.told().resume(&two).unwrap();
+    subject.told().stop(&two, 5_000).unwrap();
+    subject.told().exit_of(&two);
+    assert!(subject.told().engine.usage(&three).is_ok());
+    for name in [&one, &two, &three] {
+        subject.told().remove(name).unwrap();
+        assert_eq!(subject.traces(name), Vec::<String>::new());
+    }
+    subject.reopen();
+    assert_eq!(list(subject), vec![]);
+}
+
+fn twenty_in_a_row(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "row", &["sleep"]);
+    for _ in 0..20 {
+        subject.told().create(&spec);
+        subject.told().remove(&spec.name).unwrap();
+    }
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+}
+
+/// A paused program stands still, a limited one gets its share. For engines with programs.
+fn limits_hold(subject: &mut dyn Subject, dir: PathBuf) {
+    let mut spec = labelled(subject, "count", &["count", "/shared/count"]);
+    spec.mounts = vec![engine::Mount {
+        source: dir.clone(),
+        target: "/shared".into(),
+        read_only: false,
+    }];
+    spec.cpu = Some(CpuQuota::of_cpus(0.2));
+    let name = spec.name.clone();
+    subject.told().create(&spec);
+    let file = dir.join("count");
+    let wait_past = |limit: u64| {
+        let deadline = std::time::Instant::now() + support::PATIENCE;
+        while counted(&file) <= limit {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "it does not count past {limit}"
+            );
+            std::thread::yield_now();
+        }
+    };
+    wait_past(0);
+    subject.told().pause(&name).unwrap();
+    let stood = counted(&file);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(counted(&file), stood, "a paused program went on");
+    subject.told().resume(&name).unwrap();
+    wait_past(stood);
+    subject.told().remove(&name).unwrap();
+
+    let mut spec = labelled(subject, "spin", &["spin"]);
+    let quota = CpuQuota::of_cpus(0.05);
+    spec.cpu = Some(quota);
+    let name = spec.name.clone();
+    subject.told().create(&spec);
+    // However busy the machine is: watched until it was stopped five times, it had no more than its share, and a period's worth.
+    let watch = |subject: &mut dyn Subject| {
+        let first = (subject.told().engine.usage(&name).unwrap(), monotonic());
+        loop {
+            let last = (subject.told().engine.usage(&name).unwrap(), monotonic());
+            let throttled = last.0.throttled_periods - first.0.throttled_periods;
+            let (cpu, wall) = (last.0.cpu_ns - first.0.cpu_ns, last.1.since(first.1));
+            if throttled >= 5 {
+                let fair = wall.0 as f64 * quota.cpus() + 30e6;
+                assert!((cpu as f64) < fair * 1.2, "{cpu} ns of CPU in {wall:?}");
+                return;
+            }
+            assert!(
+                wall < Nanos(support::PATIENCE.as_nanos() as u64),
+                "never throttled: {cpu} ns in {wall:?}"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    watch(subject);
+    subject.told().pause(&name).unwrap();
+    subject.told().resume(&name).unwrap();
+    watch(subject);
+    subject
+        .told()
+        .ask(Request::SetQuota {
+            name: name.clone(),
+            quota: None,
+        })
+        .unwrap();
+    let before = subject.told().engine.usage(&name).unwrap();
+    let runs = |subject: &mut dyn Subject| subject.told().engine.usage(&name).unwrap();
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    while runs(subject).cpu_ns < before.cpu_ns + 100_000_000 {
+        assert!(std::time::Instant::now() < deadline, "it does not run");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(
+        runs(subject).throttled_periods <= before.throttled_periods + 1,
+        "still throttled"
+    );
+    subject.told().remove(&name).unwrap();
+
+    let mut spec = labelled(subject, "eat", &["eat"]);
+    spec.memory_bytes = Some(16 << 20);
+    for attempt in 0.. {
+        subject.told().create(&spec);
+        let (exit, ..) = subject.told().exit_of(&spec.name);
+        subject.told().remove(&spec.name).unwrap();
+        let killed = exit.status.is_none() && exit.signal.is_none_or(|signal| signal == 9);
+        assert!(killed, "{exit:?}");
+        // Docker removes the control group, and with it the reason, as soon as it can; its own word comes late.
+        if exit.out_of_memory || subject.told().engine.driver() != "docker" || attempt == 5 {
+            assert!(exit.out_of_memory, "{exit:?}");
+            break;
+        }
+    }
+
+    let mut spec = labelled(subject, "fork", &["fork"]);
+    spec.pids_limit = 5;
+    subject.told().create(&spec);
+    let (_, output, _) = subject.told().exit_of(&spec.name);
+    assert_eq!(output, "5 processes");
+    subject.told().remove(&spec.name).unwrap();
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
+}
+
+/// What a container must not be able to do: it says so itself. For engines with programs.
+fn a_container_is_confined(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "confined", &["confined"]);
+    subject.told().create(&spec);
+    let (exit, output, _) = subject.told().exit_of(&spec.name);
+    assert_eq!((exit.status, output.as_str()), (Some(0), ""));
+    subject.told().remove(&spec.name).unwrap();
+}
+
+/// Processes with this in their command line or cgroup, control groups and mounts with this in their name.
+fn traces_on_this_machine(name: &str, cgroup_part: &str, dirs: &[PathBuf]) -> Vec<String> {
+    let mut traces = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let group = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        if group.contains(cgroup_part) {
+            traces.push(format!("process {}", entry.path().display()));
+        }
+    }
+    let mut dirs = dirs.to_vec();
+    dirs.push(PathBuf::from("/sys/fs/cgroup"));
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.to_string_lossy().contains(cgroup_part) || entry.file_name().to_string_lossy() == *name {
+                traces.push(path.display().to_string());
+            } else if entry.file_type().is_ok_and(|kind| kind.is_dir()) && path.components().count() < 8 {
+                dirs.push(path);
+            }
+        }
+    }
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    traces.extend(
+        mounts
+            .lines()
+            .filter(|line| line.contains(name))
+            .map(str::to_owned),
+    );
+    traces
+}
+
+macro_rules! suite {
+    ($subject:expr; $($test:ident),* $(,)?) => {
+        $(#[test]
+        fn $test() {
+            if let Some(mut subject) = $subject(stringify!($test)) {
+                super::$test(&mut subject);
+            }
+        })*
+    };
+}
+
+mod fake {
+    use super::*;
+
+    struct Fake {
+        engine: FakeEngine,
+        told: Told,
+    }
+
+    fn subject(_test: &str) -> Option<Fake> {
+        let engine = FakeEngine::new(FakeConfig::default());
+        engine.set_images([support::IMAGE]);
+        let told = told(&engine);
+        Some(Fake { engine, told })
+    }
+
+    fn told(engine: &FakeEngine) -> Told {
+        let mut told = Told::new(Box::new(engine.clone()));
+        let engine = engine.clone();
+        told.step = Box::new(move || engine.advance(engine.next_at().expect("nothing is on the way")));
+        told
+    }
+
+    impl Subject for Fake {
+        fn told(&mut self) -> &mut Told {
+            &mut self.told
+        }
+        fn prefix(&self) -> String {
+            "fake".into()
+        }
+        fn fake(&self) -> Option<FakeEngine> {
+            Some(self.engine.clone())
+        }
+        fn reopen(&mut self) {
+            self.told = told(&self.engine);
+        }
+        fn traces(&self, name: &str) -> Vec<String> {
+            let containers = self.engine.containers().into_iter();
+            containers
+                .map(|container| container.name)
+                .filter(|own| own == name)
+                .collect()
+        }
+    }
+
+    suite!(subject;
+        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
+        what_runs_is_adopted, twenty_in_a_row);
+}
+
+mod oci {
+    use super::*;
+    use crate::support::{Place, available, oci_missing};
+
+    struct Oci {
+        told: Option<Told>,
+        place: Place,
+        prefix: String,
+    }
+
+    fn subject(test: &str) -> Option<Oci> {
+        if !available("oci", oci_missing()) {
+            return None;
+        }
+        let place = Place::new();
+        let told = Some(Told::new(Box::new(place.engine())));
+        Some(Oci {
+            told,
+            place,
+            prefix: test.replace('_', "-"),
+        })
+    }
+
+    impl Subject for Oci {
+        fn told(&mut self) -> &mut Told {
+            self.told.as_mut().unwrap()
+        }
+        fn prefix(&self) -> String {
+            self.prefix.clone()
+        }
+        fn fake(&self) -> Option<FakeEngine> {
+            None
+        }
+        fn reopen(&mut self) {
+            self.told = None;
+            self.told = Some(Told::new(Box::new(self.place.engine())));
+        }
+        fn traces(&self, name: &str) -> Vec<String> {
+            traces_on_this_machine(name, name, &[self.place.run_dir()])
+        }
+    }
+
+    impl Drop for Oci {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                // Nothing of a test that failed is to disturb the next one.
+                self.reopen();
+                let label = label_of(self);
+                for container in self.told().engine.list(&label).unwrap_or_default() {
+                    let _ = self.told().ask(Request::Remove { name: container.name });
+                }
+                return;
+            }
+            // An engine without containers leaves nothing at all.
+            self.told = None;
+            let left: Vec<_> = std::fs::read_dir(self.place.run_dir())
+                .unwrap()
+                .flatten()
+                .collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+
+    suite!(subject;
+        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined);
+
+    #[test]
+    fn limits_hold() {
+        if let Some(mut subject) = subject("limits") {
+            let dir = subject.place.dir.path().join("shared");
+            std::fs::create_dir(&dir).unwrap();
+            super::limits_hold(&mut subject, dir);
+        }
+    }
+}
+
+mod docker {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    use engine::{DEFAULT_HOST, DockerConfig, DockerEngine};
+
+    use super::*;
+    use crate::support::{Place, available};
+
+    /// The daemon is one for all: tests at once would measure each other.
+    static ONE: Mutex<()> = Mutex::new(());
+
+    struct Docker {
+        told: Option<Told>,
+        _one: MutexGuard<'static, ()>,
+        place: Place,
+        prefix: String,
+    }
+
+    fn engine(place: &Place) -> Result<Box<dyn Engine>, EngineError> {
+        let mut config = DockerConfig::at(DEFAULT_HOST);
+        config.images = Some(place.store());
+        // What is asked here is whether it is right, on however busy a machine.
+        config.status_limit = Nanos::from_secs(10);
+        DockerEngine::start(config).map(|engine| Box::new(engine) as Box<dyn Engine>)
+    }
+
+    fn subject(test: &str) -> Option<Docker> {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = Place::new();
+        match engine(&place) {
+            Ok(engine) => {
+                let told = Some(Told::new(engine));
+                let prefix = format!("docker-{}-{}", std::process::id(), test.replace('_', "-"));
+                Some(Docker {
+                    told,
+                    _one: one,
+                    place,
+                    prefix,
+                })
+            }
+            Err(error) => {
+                available("docker", Some(error.to_string()));
+                None
+            }
+        }
+    }
+
+    impl Subject for Docker {
+        fn told(&mut self) -> &mut Told {
+            self.told.as_mut().unwrap()
+        }
+        fn prefix(&self) -> String {
+            self.prefix.clone()
+        }
+        fn fake(&self) -> Option<FakeEngine> {
+            None
+        }
+        fn reopen(&mut self) {
+            self.told = None;
+            self.told = Some(Told::new(engine(&self.place).unwrap()));
+        }
+        fn traces(&self, name: &str) -> Vec<String> {
+            // Docker's groups and files have its own id: it is asked by the command that a user would use.
+            let listed = std::process::Command::new("docker")
+                .args(["ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Names}}"])
+                .output()
+                .unwrap();
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            let ours = listed
+                .lines()
+                .filter_map(|line| line.split_once(' '))
+                .find(|(_, own)| *own == name);
+            ours.map(|(id, _)| traces_on_this_machine(name, id, &[]))
+                .unwrap_or_default()
+        }
+    }
+
+    impl Drop for Docker {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                let label = format!("label=inco.test={}", self.prefix);
+                let listed = std::process::Command::new("docker")
+                    .args(["ps", "-aq", "--filter", &label])
+                    .output();
+                for id in String::from_utf8(listed.unwrap().stdout).unwrap().lines() {
+                    let _ = std::process::Command::new("docker")
+                        .args(["rm", "-f", id])
+                        .output();
+                }
+            }
+        }
+    }
+
+    suite!(subject;
+        a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
+        a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined);
+
+    #[test]
+    fn limits_hold() {
+        if let Some(mut subject) = subject("limits") {
+            let dir = subject.place.dir.path().join("shared");
+            std::fs::create_dir(&dir).unwrap();
+            super::limits_hold(&mut subject, dir);
+        }
+    }
+}

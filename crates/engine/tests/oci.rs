@@ -1,0 +1,385 @@
+//! The `oci` engine when things go wrong around it: its launcher dies or hangs, inco itself is killed, a file lies. And DPDK's own program as
+//! a container.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Seek};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use engine::cgroup::Hierarchy;
+use engine::{
+    ContainerState, CpuQuota, EngineEvent, ImageRef, Label, MAX_OUTPUT_BYTES, Mount, OciConfig, OciEngine,
+    Request,
+};
+use model::Nanos;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use support::{PATIENCE, Place, Told, available, launcher, oci_missing, spec};
+
+fn pid(raw: u32) -> Pid {
+    Pid::from_raw(raw as i32).unwrap()
+}
+
+fn runs(raw: u32) -> bool {
+    test_kill_process(pid(raw)).is_ok()
+        && !std::fs::read_to_string(format!("/proc/{raw}/stat"))
+            .unwrap_or_default()
+            .contains(") Z ")
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn config(place: &Place) -> OciConfig {
+    let mut config = OciConfig::at(place.run_dir());
+    config.images = place.store();
+    config
+}
+
+/// Names of the control groups that exist of containers of this place.
+fn groups(place: &Place) -> Vec<String> {
+    let hierarchy = Hierarchy::at("/sys/fs/cgroup").unwrap();
+    let mut names = Vec::new();
+    for parent in hierarchy
+        .children("/")
+        .iter()
+        .filter(|name| name.starts_with("inco-"))
+    {
+        let of_this = |name: &String| place.run_dir().join("oci/containers").join(name).exists();
+        names.extend(hierarchy.children(parent).into_iter().filter(of_this));
+    }
+    names
+}
+
+fn all() -> Label {
+    Label::new("inco.service", "probe")
+}
+
+#[test]
+fn a_launcher_that_dies_is_replaced_and_containers_run_on() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let launcher = launcher(&place.run_dir());
+    let launcher_pid = launcher.pid();
+    let mut told = Told::new(Box::new(OciEngine::start(config(&place), launcher).unwrap()));
+    let first = told.create(&spec("inco-launcher-dies-1", &["sleep"]));
+    kill_process(pid(launcher_pid), Signal::KILL).unwrap();
+    told.wait("engine down", |event| {
+        matches!(event, EngineEvent::EngineDown { .. }).then_some(())
+    });
+    told.wait("engine up", |event| {
+        matches!(event, EngineEvent::EngineUp { .. }).then_some(())
+    });
+    assert!(runs(first));
+    assert_eq!(told.events, vec![]);
+
+    told.create(&spec("inco-launcher-dies-2", &["sleep"]));
+    told.pause("inco-launcher-dies-1").unwrap();
+    told.resume("inco-launcher-dies-1").unwrap();
+    kill_process(pid(first), Signal::KILL).unwrap();
+    let (exit, ..) = told.exit_of("inco-launcher-dies-1");
+    assert_eq!(exit.status, None, "nobody could tell");
+    for name in ["inco-launcher-dies-1", "inco-launcher-dies-2"] {
+        told.remove(name).unwrap();
+    }
+    assert_eq!(groups(&place), Vec::<String>::new());
+}
+
+#[test]
+fn while_a_launcher_hangs_creates_fail_and_nothing_is_left_of_them() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let launcher = launcher(&place.run_dir());
+    let launcher_pid = pid(launcher.pid());
+    let mut told = Told::new(Box::new(OciEngine::start(config(&place), launcher).unwrap()));
+    let first = told.create(&spec("inco-launcher-hangs-1", &["sleep"]));
+    kill_process(launcher_pid, Signal::STOP).unwrap();
+    let late = told.submit(Request::Create(Box::new(spec(
+        "inco-launcher-hangs-2",
+        &["sleep"],
+    ))));
+    let reason = told.wait("engine down", |event| match event {
+        EngineEvent::EngineDown { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(reason.contains("does not answer"), "{reason}");
+    assert!(told.answer(late).unwrap_err().is_transient());
+    let refused = told
+        .ask(Request::Create(Box::new(spec(
+            "inco-launcher-hangs-3",
+            &["sleep"],
+        ))))
+        .unwrap_err();
+    assert!(refused.is_transient(), "{refused}");
+    // What needs no launcher works.
+    told.pause("inco-launcher-hangs-1").unwrap();
+    told.resume("inco-launcher-hangs-1").unwrap();
+    assert!(runs(first));
+
+    kill_process(launcher_pid, Signal::CONT).unwrap();
+    let after = told.wait("engine up", |event| match event {
+        EngineEvent::EngineUp { after, .. } => Some(*after),
+        _ => None,
+    });
+    assert!(after > Nanos::ZERO);
+    // The order that it finds now was given up: whatever comes of it goes.
+    told.create(&spec("inco-launcher-hangs-3", &["sleep"]));
+    until("the late one is gone", || {
+        groups(&place) == ["inco-launcher-hangs-1", "inco-launcher-hangs-3"]
+            && !place.run_dir().join("oci/state/inco-launcher-hangs-2").exists()
+    });
+    let listed: Vec<String> = told
+        .engine
+        .list(&all())
+        .unwrap()
+        .into_iter()
+        .map(|container| container.name)
+        .collect();
+    assert_eq!(listed, ["inco-launcher-hangs-1", "inco-launcher-hangs-3"]);
+    for name in listed {
+        told.remove(&name).unwrap();
+    }
+    assert_eq!(groups(&place), Vec::<String>::new());
+}
+
+#[test]
+fn a_process_that_only_has_the_id_of_a_container_is_not_taken_for_it() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut told = Told::new(Box::new(place.engine()));
+    let names = ["inco-lies-1", "inco-lies-2", "inco-lies-3"];
+    let pids: Vec<u32> = names
+        .iter()
+        .map(|name| told.create(&spec(name, &["sleep"])))
+        .collect();
+    told.pause("inco-lies-2").unwrap();
+    drop(told);
+    // Another start time, no record at all, and a record cut short; the second is frozen, so that it would not die of a signal.
+    let record = |name: &str| {
+        place
+            .run_dir()
+            .join("oci/containers")
+            .join(name)
+            .join("record.json")
+    };
+    let text = std::fs::read_to_string(record("inco-lies-1")).unwrap();
+    let mut lie: serde_json::Value = serde_json::from_str(&text).unwrap();
+    lie["start_ticks"] = serde_json::json!(1);
+    std::fs::write(record("inco-lies-1"), lie.to_string()).unwrap();
+    std::fs::remove_file(record("inco-lies-2")).unwrap();
+    std::fs::write(record("inco-lies-3"), &text[..text.len() / 2]).unwrap();
+
+    let mut told = Told::new(Box::new(place.engine()));
+    assert_eq!(told.engine.list(&all()).unwrap(), vec![]);
+    assert_eq!(groups(&place), Vec::<String>::new());
+    assert!(pids.iter().all(|&pid| !runs(pid)), "{pids:?}");
+    // The names are free again.
+    told.create(&spec("inco-lies-1", &["sleep"]));
+    told.remove("inco-lies-1").unwrap();
+}
+
+#[test]
+fn one_run_directory_has_one_engine() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let first = OciEngine::start(config(&place), launcher(&place.run_dir())).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let error = OciEngine::start(config(&place), launcher(other.path())).unwrap_err();
+    assert!(error.to_string().contains("another inco"), "{error}");
+    drop(first);
+    drop(OciEngine::start(config(&place), launcher(&place.run_dir())).unwrap());
+}
+
+#[test]
+fn files_that_a_launcher_keeps_outlive_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = rustix::fs::memfd_create("table", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&memory, b"pins").unwrap();
+    let mut first = launcher(dir.path());
+    let first_pid = first.pid();
+    assert!(first.fetch("table").unwrap().is_none());
+    first.hold("table", memory.as_fd()).unwrap();
+    drop((first, memory));
+
+    let mut second = launcher(dir.path());
+    assert_eq!(second.pid(), first_pid, "it waited");
+    let mut file = std::fs::File::from(second.fetch("table").unwrap().unwrap());
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "pins");
+    assert!(second.release("table").unwrap());
+    assert!(!second.release("table").unwrap());
+    drop(second);
+    until("the launcher is gone", || !runs(first_pid));
+    assert!(!dir.path().join("launcher.sock").exists());
+}
+
+#[test]
+fn a_flood_of_output_is_bounded_and_hurts_nobody() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut told = Told::new(Box::new(place.engine()));
+    let mut flood = spec("inco-flood-1", &["flood"]);
+    flood.cpu = Some(CpuQuota::of_cpus(0.2));
+    told.create(&flood);
+    until("it has used CPU time", || {
+        told.engine.usage("inco-flood-1").unwrap().cpu_ns > 20_000_000
+    });
+    told.stop("inco-flood-1", 5_000).unwrap();
+    let (exit, output, _) = told.exit_of("inco-flood-1");
+    assert_eq!(
+        exit.status,
+        Some(0),
+        "writing too much is an error of the write, not the end of the program"
+    );
+    assert!(output.len() <= MAX_OUTPUT_BYTES && output.contains("flood of words"));
+    told.remove("inco-flood-1").unwrap();
+}
+
+/// Not a test by itself: what the next one runs in a process of its own, and kills.
+#[test]
+fn victim() {
+    let Ok(dir) = std::env::var("INCO_TEST_VICTIM") else {
+        return;
+    };
+    let dir = PathBuf::from(dir);
+    let mut config = OciConfig::at(dir.join("run"));
+    config.images = engine::image::Store::at(dir.join("images"));
+    let mut told = Told::new(Box::new(
+        OciEngine::start(config, launcher(&dir.join("run"))).unwrap(),
+    ));
+    let label = all();
+    if told.engine.list(&label).unwrap().is_empty() {
+        told.create(&spec("inco-victim-stays", &["sleep"]));
+    }
+    println!("\nready");
+    for i in 0.. {
+        let names: Vec<String> = (0..3).map(|j| format!("inco-victim-{}-{j}", i % 5)).collect();
+        let made: Vec<_> = names
+            .iter()
+            .map(|name| told.submit(Request::Create(Box::new(spec(name, &["sleep"])))))
+            .collect();
+        for ticket in made {
+            let _ = told.answer(ticket);
+        }
+        for name in &names {
+            let _ = told.pause(name);
+            let _ = told.remove(name);
+        }
+    }
+}
+
+#[test]
+fn killed_at_any_moment_nothing_is_doubled_orphaned_or_left() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut stays = None;
+    for round in 0..5_u64 {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim", "--nocapture"])
+            .env("INCO_TEST_VICTIM", place.dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines();
+        assert!(
+            lines.any(|line| line.unwrap() == "ready"),
+            "the victim died by itself"
+        );
+        // Any moment: each round another one.
+        std::thread::sleep(Duration::from_millis(5 + 13 * round));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+
+        let mut told = Told::new(Box::new(place.engine()));
+        let listed = told.engine.list(&all()).unwrap();
+        let names: Vec<String> = listed.iter().map(|container| container.name.clone()).collect();
+        // What exists is what is listed, and runs.
+        assert_eq!(groups(&place), names);
+        for container in &listed {
+            assert!(runs(container.pid), "{container:?}");
+            assert_ne!(container.state, ContainerState::Exited);
+        }
+        let stayed = listed
+            .iter()
+            .find(|container| container.name == "inco-victim-stays")
+            .unwrap();
+        assert_eq!(
+            *stays.get_or_insert(stayed.pid),
+            stayed.pid,
+            "it is the same one, not another"
+        );
+        for name in names.iter().filter(|name| *name != "inco-victim-stays") {
+            told.remove(name).unwrap();
+        }
+        if round == 4 {
+            told.remove("inco-victim-stays").unwrap();
+        }
+    }
+    assert_eq!(groups(&place), Vec::<String>::new());
+    assert_eq!(std::fs::read_dir(place.run_dir()).unwrap().count(), 0);
+}
+
+#[test]
+fn dpdk_testpmd_runs_in_a_container() {
+    let program = Path::new("/usr/bin/dpdk-testpmd");
+    let missing = (!program.exists()).then(|| "there is no /usr/bin/dpdk-testpmd (package dpdk)".to_owned());
+    if !available("oci", oci_missing()) || !available("dpdk", missing) {
+        return;
+    }
+    let place = Place::new();
+    place
+        .store()
+        .from_host_program(&ImageRef::from("inco/testpmd"), program, &[])
+        .unwrap();
+    let shared = place.dir.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    let mut testpmd = spec("inco-testpmd-1", &[]);
+    testpmd.image = "inco/testpmd".into();
+    let arguments = "/usr/bin/dpdk-testpmd --lcores=0@0,1@0 --no-huge -m 64 --no-pci --no-telemetry --no-shconf \
+                     --vdev=net_memif0,role=server,socket=/run/memif/m.sock,socket-abstract=no \
+                     -- --forward-mode=macswap --auto-start --total-num-mbufs=2048 --stats-period=3600";
+    testpmd.command = arguments.split_whitespace().map(str::to_owned).collect();
+    testpmd.mounts = vec![Mount {
+        source: shared.clone(),
+        target: "/run/memif".into(),
+        read_only: false,
+    }];
+    testpmd.memory_bytes = Some(256 << 20);
+    testpmd.cpu = Some(CpuQuota::of_cpus(0.5));
+
+    let mut told = Told::new(Box::new(place.engine()));
+    told.create(&testpmd);
+    let socket = shared.join("m.sock");
+    let deadline = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        told.engine.poll(&mut told.events);
+        assert_eq!(told.events, vec![], "it ended by itself");
+        assert!(Instant::now() < deadline, "no memif socket within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(told.engine.list(&all()).unwrap().len(), 1);
+    told.remove("inco-testpmd-1").unwrap();
+}

@@ -1,0 +1,134 @@
+/* The program in the containers of the tests: static, without a library beside it.
+ *   sleep         runs until killed; ends with status 0 on SIGTERM
+ *   stubborn      the same, but ignores SIGTERM
+ *   exit N        prints a line and exits with status N
+ *   die           kills itself by SIGSEGV
+ *   spin          uses all the CPU it gets
+ *   count FILE    writes a growing number into a file every millisecond
+ *   eat           takes memory until it is killed
+ *   fork          makes processes until it cannot, prints how many, and sleeps
+ *   confined      says what it can do that it should not be able to; status 0 if nothing
+ *   flood         writes to its output for ever
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static void leave(int signal) { (void)signal; _exit(0); }
+
+static int bad;
+static void check(const char *what, int holds) {
+    if (!holds) { printf("NOT CONFINED: %s (%s)\n", what, strerror(errno)); bad = 1; }
+}
+
+static int confined(void) {
+    check("root is read-only", open("/probe-was-here", O_CREAT | O_WRONLY, 0644) < 0 && errno == EROFS);
+    check("no new privileges", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1);
+    for (int capability = 0; capability < 41; capability++)
+        check("capability dropped", prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 0);
+    FILE *status = fopen("/proc/self/status", "r");
+    char line[256];
+    int filtered = 0, effective = -1;
+    while (status && fgets(line, sizeof line, status)) {
+        if (!strncmp(line, "Seccomp:\t2", 10)) filtered = 1;
+        if (!strncmp(line, "CapEff:", 7)) effective = strtoull(line + 8, 0, 16) != 0;
+    }
+    check("system calls are filtered", filtered);
+    check("no effective capabilities", effective == 0);
+    check("process 1 of its own namespace", getpid() == 1);
+    check("no mount", mount("none", "/tmp", "tmpfs", 0, 0) < 0);
+    check("no user namespace", unshare(CLONE_NEWUSER) < 0);
+    check("no clone into a user namespace", syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0) < 0);
+    check("no clone3", syscall(SYS_clone3, 0, 0) < 0 && errno == ENOSYS);
+    check("no ptrace", ptrace(PTRACE_TRACEME, 0, 0, 0) < 0);
+    check("no bpf", syscall(SYS_bpf, 0, 0, 0) < 0 && (errno == ENOSYS || errno == EPERM));
+    check("no vsock", socket(40, SOCK_STREAM, 0) < 0);
+    check("no packet socket", socket(AF_PACKET, SOCK_RAW, 0) < 0);
+    check("no device node", mknod("/tmp/mem", S_IFCHR | 0600, (1 << 8) | 1) < 0 || open("/tmp/mem", O_RDONLY) < 0);
+    check("proc is protected", open("/proc/sysrq-trigger", O_WRONLY) < 0);
+    check("kcore is masked", lseek(open("/proc/kcore", O_RDONLY), 0, SEEK_END) <= 0);
+    DIR *net = opendir("/sys/class/net");
+    struct dirent *entry;
+    int others = 0;
+    while (net && (entry = readdir(net)))
+        if (entry->d_name[0] != '.' && strcmp(entry->d_name, "lo") && !strstr(entry->d_name, "tunl") &&
+            !strstr(entry->d_name, "sit") && !strstr(entry->d_name, "gre") && !strstr(entry->d_name, "ip6") &&
+            !strstr(entry->d_name, "erspan") && !strstr(entry->d_name, "vti") && !strstr(entry->d_name, "bonding")) {
+            printf("sees interface %s\n", entry->d_name);
+            others++;
+        }
+    check("no network interface", others == 0);
+    unsigned long nodes = 0;
+    int mode = 0;
+    check("memory policy can be asked for, as DPDK does", syscall(SYS_get_mempolicy, &mode, &nodes, 64, 0, 0) == 0 || errno == ENOSYS || errno == EINVAL);
+    check("shared memory works", syscall(SYS_memfd_create, "x", MFD_ALLOW_SEALING) >= 0);
+    check("/tmp can be written", open("/tmp/x", O_CREAT | O_WRONLY, 0644) >= 0);
+    check("unix sockets work", socket(AF_UNIX, SOCK_SEQPACKET, 0) >= 0);
+    return bad;
+}
+
+int main(int argc, char **argv) {
+    const char *verb = argc > 1 ? argv[1] : "sleep";
+    setvbuf(stdout, 0, _IONBF, 0);
+    if (!strcmp(verb, "sleep")) {
+        signal(SIGTERM, leave);
+        for (;;) pause();
+    }
+    if (!strcmp(verb, "stubborn")) {
+        signal(SIGTERM, SIG_IGN);
+        for (;;) pause();
+    }
+    if (!strcmp(verb, "exit")) {
+        printf("leaving with %s; PROBE=%s\n", argv[2], getenv("PROBE") ? getenv("PROBE") : "");
+        return atoi(argv[2]);
+    }
+    if (!strcmp(verb, "die")) {
+        signal(SIGSEGV, SIG_DFL);
+        *(volatile int *)0 = 1;
+    }
+    if (!strcmp(verb, "spin")) for (volatile long i = 0;; i++) {}
+    if (!strcmp(verb, "count")) {
+        int file = open(argv[2], O_CREAT | O_WRONLY, 0644);
+        if (file < 0) { perror(argv[2]); return 1; }
+        for (long i = 1;; i++) {
+            char text[32];
+            int length = snprintf(text, sizeof text, "%ld\n", i);
+            if (pwrite(file, text, length, 0) < 0) return 2;
+            struct timespec millisecond = {0, 1000000};
+            nanosleep(&millisecond, 0);
+        }
+    }
+    if (!strcmp(verb, "eat")) for (;;) {
+        char *more = malloc(1 << 20);
+        if (more) memset(more, 1, 1 << 20);
+    }
+    if (!strcmp(verb, "fork")) {
+        int made = 0;
+        for (int pid; (pid = fork()) >= 0; made++)
+            if (pid == 0) for (;;) pause();
+        printf("%d processes\n", made + 1);
+        return 0;
+    }
+    if (!strcmp(verb, "flood")) {
+        signal(SIGTERM, leave);
+        for (;;) if (write(1, "flood of words\n", 15) < 0) usleep(1000);
+    }
+    if (!strcmp(verb, "confined")) return confined();
+    fprintf(stderr, "no such verb: %s\n", verb);
+    return 99;
+}
