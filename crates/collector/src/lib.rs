@@ -1,0 +1,576 @@
+//! Turns counters into rates, windows and observations: plain arithmetic over what the switch has counted. The
+//! collector never reads a counter, a clock or a file itself, and it never decides anything.
+//!
+//! Key types: [`RawCounters`] (what the caller reads from the switch), [`Collector`] (the windows),
+//! [`SlotRates`] and [`ServiceRates`] (what they say), [`Cost`] (what collecting costs).
+//!
+//! How it is used:
+//! 1. [`Collector::add_service`] for each service, [`Collector::assign`] for each instance that gets a slot.
+//! 2. Every millisecond the caller fills one [`RawCounters`] that it keeps, calls [`Collector::sample`] with the
+//!    time at which it read them, and [`Collector::record_cost`] with what that took. Nothing is allocated.
+//! 3. [`Collector::observe`] fills an autoscaler's [`Observation`]; [`Collector::slot`] gives the load that the
+//!    scheduler's candidates start from.
+//!
+//! Rates are right whatever the spacing of the samples: a late one counts for the time that has really passed.
+//!
+//! ```text
+//! fast   exponentially weighted mean, time constant 10 ms:  f ← f + (1 − e^(−dt/10 ms)) · (Δcount/dt − f)
+//! stable (count now − count one window ago) / window, the count then read off a history of 64 steps
+//! held   as fast, time constant 250 ms
+//! load   max(fast, held arrivals) + pending;  pending ← pending · e^(−dt/10 ms) + new flows · expected rate of a flow
+//! ```
+//! `pending` falls exactly as the fast rate of a flow that has just begun rises, so that `load` contains a flow's
+//! expected rate from the moment that it is pinned, once. `held` is for the moments in which nothing arrives because
+//! the sender or the switch itself got no CPU: ten milliseconds of that would make every instance look idle, and the
+//! first new flows after it would all go to one that is full.
+
+mod cost;
+mod counters;
+mod window;
+
+use model::{InstanceId, Nanos, Observation, ServiceId, Slot, UplinkId, WorkerId};
+
+pub use cost::Cost;
+pub use counters::{
+    FunctionCounters, RawCounters, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters,
+};
+use window::{Clock, Count, History};
+
+/// The time constant of the fast window.
+pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
+/// The time constant of the rate that a load does not fall below: several times the longest pause of a busy machine.
+pub const HELD_WINDOW: Nanos = Nanos::from_millis(250);
+/// The time between two samples.
+pub const SAMPLE_PERIOD: Nanos = Nanos::from_millis(1);
+/// The share of a ring that counts as hot when it is occupied in two samples in a row.
+pub const HOT_OCCUPANCY: f64 = 0.25;
+/// Packets per second that a new flow is expected to bring at least: a service whose flows are all silent has flows
+/// of no known rate, and a burst of them must not all look free.
+pub const EXPECTED_FLOOR_PPS: f64 = 1.0;
+/// The time constant of the learned capacity: some quota periods, so that an instance that is held up by its quota
+/// shows what it takes on average.
+pub const LEARNING_WINDOW: Nanos = Nanos::from_secs(1);
+/// How much busy time has to be behind a learned capacity, as a share of what a long run has: 0.25 s.
+const LEARNED_ENOUGH: f64 = 0.22;
+
+/// What is known of one slot's instance. Rates are per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SlotRates {
+    /// The instance.
+    pub id: InstanceId,
+    /// Its service.
+    pub service: ServiceId,
+    /// When its counters were last read; zero before the first time.
+    pub at: Nanos,
+    /// Packets given to it or dropped because its ring was full, fast window.
+    pub arrivals_fast_pps: f64,
+    /// The same, over [`HELD_WINDOW`].
+    pub arrivals_held_pps: f64,
+    /// The same, stable window.
+    pub arrivals_stable_pps: f64,
+    /// Packets put into its ring, fast window.
+    pub to_fast_pps: f64,
+    /// Their bytes.
+    pub to_fast_bytes_per_s: f64,
+    /// Packets back from it, fast window.
+    pub returns_fast_pps: f64,
+    /// The same, stable window.
+    pub returns_stable_pps: f64,
+    /// Their bytes, fast window.
+    pub returns_fast_bytes_per_s: f64,
+    /// Packets dropped because its ring was full, fast window.
+    pub ring_drops_fast_pps: f64,
+    /// The same, stable window.
+    pub ring_drops_stable_pps: f64,
+    /// Flows newly pinned, fast window.
+    pub new_flows_fast_per_s: f64,
+    /// Packets per second expected of flows that were pinned too lately for the fast rate to show them.
+    pub pending_pps: f64,
+    /// Share of the ring towards it that is occupied, 0 to 1.
+    pub ring_occupancy: f64,
+    /// Flows pinned to it.
+    pub live_flows: u64,
+    /// Flows ever pinned to the slot, as counted when `at`: what a worker has pinned since then comes on top of
+    /// [`SlotRates::load_pps`].
+    pub new_flows: u64,
+    /// Whether both of its rings were empty.
+    pub rings_empty: bool,
+    /// For how long it has left packets in its ring without taking any, time in which it was throttled not counted.
+    pub waiting: Nanos,
+    /// Descriptors that it has taken since it was assigned.
+    pub consumed: u64,
+    /// Share of time that the function was busy, fast window, where it tells.
+    pub busy: Option<f64>,
+    /// Whether its ring was hot in this sample.
+    pub hot: bool,
+}
+
+impl SlotRates {
+    /// Its load as the scheduler counts it: the fast rate, or the held one where that is higher, and what lately pinned
+    /// flows will add to it.
+    pub fn load_pps(&self) -> f64 {
+        self.arrivals_fast_pps.max(self.arrivals_held_pps) + self.pending_pps
+    }
+}
+
+/// What is known of one service. Rates are packets per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ServiceRates {
+    /// Offered: served or dropped. Fast window.
+    pub offered_fast_pps: f64,
+    /// The same, stable window.
+    pub offered_stable_pps: f64,
+    /// Dropped for want of an instance, fast window.
+    pub unserved_fast_pps: f64,
+    /// Pins of its flows on all instances; a flow whose two directions have different instances counts twice.
+    pub live_flows: u64,
+    /// Packets per second that a new flow probably brings, at least [`EXPECTED_FLOOR_PPS`].
+    pub expected_pps: f64,
+    /// Packets per second that one of its instances can process, learned while they had no lack of work; [`None`]
+    /// before they have been busy for long enough.
+    pub learned_capacity_pps: Option<f64>,
+    /// New flows given to an instance although none fitted, since the service was added.
+    pub overcommitted: u64,
+}
+
+/// What is known of one uplink, fast window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UplinkRates {
+    /// Packets received.
+    pub received_pps: f64,
+    /// Their bytes.
+    pub received_bytes_per_s: f64,
+    /// Packets sent.
+    pub sent_pps: f64,
+    /// Their bytes.
+    pub sent_bytes_per_s: f64,
+    /// Packets dropped on the way out.
+    pub dropped_pps: f64,
+}
+
+/// What is known of one worker, fast window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WorkerRates {
+    /// Share of time in turns that moved a packet.
+    pub busy: f64,
+    /// Share of time not asleep.
+    pub awake: f64,
+    /// Turns of its loop per second.
+    pub turns_per_s: f64,
+}
+
+#[derive(Debug)]
+struct SlotState {
+    rates: SlotRates,
+    arrivals: Count,
+    to_packets: Count,
+    to_bytes: Count,
+    returns: Count,
+    return_bytes: Count,
+    ring_drops: Count,
+    new_flows: Count,
+    consumed: Count,
+    hot_events: Count,
+    busy_ns: Count,
+    throttled_ns: Count,
+    arrivals_history: History,
+    returns_history: History,
+    drops_history: History,
+    occupied_before: bool,
+    /// Whether it had work waiting at the sample before.
+    worked_before: bool,
+    /// Whether it has had work waiting at this sample and the one before: what it took between them is what it can
+    /// take.
+    was_busy: bool,
+}
+
+impl SlotState {
+    fn new(id: InstanceId, service: ServiceId) -> SlotState {
+        SlotState {
+            rates: SlotRates {
+                id,
+                service,
+                ..SlotRates::default()
+            },
+            arrivals: Count::default(),
+            to_packets: Count::default(),
+            to_bytes: Count::default(),
+            returns: Count::default(),
+            return_bytes: Count::default(),
+            ring_drops: Count::default(),
+            new_flows: Count::default(),
+            consumed: Count::default(),
+            hot_events: Count::default(),
+            busy_ns: Count::default(),
+            throttled_ns: Count::default(),
+            arrivals_history: History::default(),
+            returns_history: History::default(),
+            drops_history: History::default(),
+            occupied_before: false,
+            worked_before: false,
+            was_busy: false,
+        }
+    }
+
+    /// Takes one reading; the histories and the pending load come after the service is known.
+    fn sample(&mut self, raw: &SlotCounters, step: &Step) {
+        self.arrivals
+            .read(raw.to_packets.wrapping_add(raw.ring_drops), step);
+        self.to_packets.read(raw.to_packets, step);
+        self.to_bytes.read(raw.to_bytes, step);
+        self.returns.read(raw.back_packets, step);
+        self.return_bytes.read(raw.back_bytes, step);
+        let dropped = self.ring_drops.read(raw.ring_drops, step);
+        self.new_flows.read(raw.new_flows, step);
+        let taken = self.consumed.read(raw.consumed, step);
+        let hot_events = self.hot_events.read(raw.hot, step);
+        let throttled = self.throttled_ns.read(raw.throttled_ns, step);
+
+        let occupancy = match raw.ring_slots {
+            0 => 0.0,
+            slots => (raw.ring_used as f64 / slots as f64).min(1.0),
+        };
+        let occupied = occupancy >= HOT_OCCUPANCY;
+        let rates = &mut self.rates;
+        rates.at = step.now;
+        rates.arrivals_fast_pps = self.arrivals.fast;
+        rates.arrivals_held_pps +=
+            step.held_weight * (self.arrivals.delta as f64 * step.per_s - rates.arrivals_held_pps);
+        rates.to_fast_pps = self.to_packets.fast;
+        rates.to_fast_bytes_per_s = self.to_bytes.fast;
+        rates.returns_fast_pps = self.returns.fast;
+        rates.returns_fast_bytes_per_s = self.return_bytes.fast;
+        rates.ring_drops_fast_pps = self.ring_drops.fast;
+        rates.new_flows_fast_per_s = self.new_flows.fast;
+        rates.ring_occupancy = occupancy;
+        rates.live_flows = raw.live_flows;
+        rates.new_flows = raw.new_flows;
+        rates.consumed = self.consumed.total;
+        rates.rings_empty = raw.ring_used == 0 && raw.back_used == 0;
+        rates.hot = dropped > 0 || hot_events > 0 || (occupied && self.occupied_before);
+        rates.waiting = if raw.ring_used == 0 || taken > 0 {
+            Nanos::ZERO
+        } else {
+            // The throttled time of several samples may be told at once.
+            (rates.waiting + Nanos(step.dt_ns)) - Nanos(throttled)
+        };
+        rates.busy = raw.function.map(|function| {
+            self.busy_ns.read(function.busy_ns, step);
+            (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
+        });
+        self.occupied_before = occupied;
+        let works = raw.ring_used > 0;
+        self.was_busy = works && self.worked_before;
+        self.worked_before = works;
+    }
+}
+
+#[derive(Debug)]
+struct ServiceState {
+    rates: ServiceRates,
+    offered: Count,
+    unserved: Count,
+    overcommitted: Count,
+    offered_history: History,
+    clock: Clock,
+    hot: bool,
+    /// The weighted mean of what busy instances took per second, and the weights that are in it.
+    learned: f64,
+    learned_weight: f64,
+}
+
+#[derive(Debug, Default)]
+struct UplinkState {
+    received: Count,
+    received_bytes: Count,
+    sent: Count,
+    sent_bytes: Count,
+    dropped: Count,
+}
+
+#[derive(Debug, Default)]
+struct WorkerState {
+    busy_ns: Count,
+    awake_ns: Count,
+    turns: Count,
+}
+
+/// The time that a sample stands for.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    now: Nanos,
+    dt_ns: u64,
+    per_s: f64,
+    /// 1 − e^(−dt/τ): how much of the fast rate this sample is.
+    weight: f64,
+    /// The same for the held rate.
+    held_weight: f64,
+    /// The same for the learned capacity.
+    learning: f64,
+}
+
+/// The windows over all counters. See the crate's documentation for how it is used.
+#[derive(Debug)]
+pub struct Collector {
+    sampled_at: Option<Nanos>,
+    age: Nanos,
+    slots: Box<[Option<Box<SlotState>>]>,
+    assigned: Vec<Slot>,
+    services: Vec<ServiceState>,
+    uplinks: Vec<UplinkState>,
+    workers: Vec<WorkerState>,
+    cost: Cost,
+}
+
+impl Default for Collector {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Collector {
+    /// A collector that knows no service and no instance.
+    pub fn new() -> Collector {
+        Collector {
+            sampled_at: None,
+            age: Nanos::ZERO,
+            slots: (0..Slot::LIMIT).map(|_| None).collect(),
+            assigned: Vec::with_capacity(Slot::LIMIT),
+            services: Vec::new(),
+            uplinks: Vec::new(),
+            workers: Vec::new(),
+            cost: Cost::default(),
+        }
+    }
+
+    /// Adds the next service (ids count from 0 in the order of the calls) with the span of its stable window.
+    pub fn add_service(&mut self, stable_window: Nanos) -> ServiceId {
+        let id = ServiceId(u16::try_from(self.services.len()).unwrap_or(u16::MAX));
+        self.services.push(ServiceState {
+            rates: ServiceRates {
+                expected_pps: EXPECTED_FLOOR_PPS,
+                ..ServiceRates::default()
+            },
+            offered: Count::default(),
+            unserved: Count::default(),
+            overcommitted: Count::default(),
+            offered_history: History::default(),
+            clock: Clock::new(stable_window),
+            hot: false,
+            learned: 0.0,
+            learned_weight: 0.0,
+        });
+        id
+    }
+
+    /// From now on `slot` belongs to that instance. Its windows begin anew; what the slot's counters say at the next
+    /// sample is where its counting begins, whether or not the switch has set them back to 0 for it.
+    pub fn assign(&mut self, slot: Slot, service: ServiceId, id: InstanceId) {
+        let Some(place) = self.slots.get_mut(slot.index()) else {
+            return;
+        };
+        if service.index() >= self.services.len() {
+            return;
+        }
+        let fresh = SlotState::new(id, service);
+        match place {
+            Some(state) => **state = fresh,
+            None => *place = Some(Box::new(fresh)),
+        }
+        if let Err(index) = self.assigned.binary_search(&slot) {
+            self.assigned.insert(index, slot);
+        }
+    }
+
+    /// The slot belongs to nobody from now on.
+    pub fn release(&mut self, slot: Slot) {
+        if let Ok(index) = self.assigned.binary_search(&slot) {
+            self.assigned.remove(index);
+        }
+    }
+
+    /// The slots in use, in ascending order: those whose counters [`Collector::sample`] looks at.
+    pub fn assigned(&self) -> &[Slot] {
+        &self.assigned
+    }
+
+    /// Takes one reading of all counters, made at `raw.at`. One that is not later than the last is left out: its
+    /// counts are in the next.
+    pub fn sample(&mut self, raw: &RawCounters) {
+        let now = raw.at;
+        self.age = raw.age;
+        let dt_ns = match self.sampled_at {
+            // The first reading is where counting begins.
+            None => 0,
+            Some(before) if now <= before => return,
+            Some(before) => now.since(before).0,
+        };
+        self.sampled_at = Some(now);
+        self.cost.sampled(dt_ns);
+        let dt_s = dt_ns as f64 / 1e9;
+        let step = Step {
+            now,
+            dt_ns,
+            per_s: if dt_ns == 0 { 0.0 } else { 1.0 / dt_s },
+            weight: -(-dt_s / FAST_WINDOW.as_secs_f64()).exp_m1(),
+            held_weight: -(-dt_s / HELD_WINDOW.as_secs_f64()).exp_m1(),
+            learning: -(-dt_s / LEARNING_WINDOW.as_secs_f64()).exp_m1(),
+        };
+
+        for (state, counters) in self.services.iter_mut().zip(&raw.services) {
+            state.offered.read(counters.offered_packets, &step);
+            state.unserved.read(counters.unserved, &step);
+            state.overcommitted.read(counters.overcommitted, &step);
+            state.rates.overcommitted = state.overcommitted.total;
+            state.clock.advance(now);
+            state.offered_history.push(&state.clock, state.offered.total);
+            state.rates.offered_fast_pps = state.offered.fast;
+            state.rates.unserved_fast_pps = state.unserved.fast;
+            state.rates.offered_stable_pps = state.offered_history.rate(&state.clock, state.offered.total);
+            state.rates.live_flows = 0;
+        }
+        for slot in &self.assigned {
+            let (Some(Some(state)), Some(counters)) =
+                (self.slots.get_mut(slot.index()), raw.slots.get(slot.index()))
+            else {
+                continue;
+            };
+            state.sample(counters, &step);
+            if let Some(service) = self.services.get_mut(state.rates.service.index()) {
+                service.rates.live_flows += state.rates.live_flows;
+                service.hot |= state.rates.hot;
+                if state.was_busy {
+                    let taken = state.consumed.delta as f64 * step.per_s;
+                    service.learned += step.learning * (taken - service.learned);
+                    service.learned_weight += step.learning * (1.0 - service.learned_weight);
+                }
+                state.arrivals_history.push(&service.clock, state.arrivals.total);
+                state.returns_history.push(&service.clock, state.returns.total);
+                state.drops_history.push(&service.clock, state.ring_drops.total);
+                let rates = &mut state.rates;
+                rates.arrivals_stable_pps = state.arrivals_history.rate(&service.clock, state.arrivals.total);
+                rates.returns_stable_pps = state.returns_history.rate(&service.clock, state.returns.total);
+                rates.ring_drops_stable_pps =
+                    state.drops_history.rate(&service.clock, state.ring_drops.total);
+            }
+        }
+        for state in &mut self.services {
+            let rates = &mut state.rates;
+            let each = match rates.live_flows {
+                0 => 0.0,
+                flows => rates.offered_fast_pps / flows as f64,
+            };
+            rates.expected_pps = each.max(EXPECTED_FLOOR_PPS);
+            rates.learned_capacity_pps = (state.learned_weight >= LEARNED_ENOUGH && state.learned > 0.0)
+                .then(|| state.learned / state.learned_weight);
+        }
+        for slot in &self.assigned {
+            if let Some(Some(state)) = self.slots.get_mut(slot.index()) {
+                let expected = self
+                    .services
+                    .get(state.rates.service.index())
+                    .map_or(0.0, |s| s.rates.expected_pps);
+                state.rates.pending_pps =
+                    state.rates.pending_pps * (1.0 - step.weight) + state.new_flows.delta as f64 * expected;
+            }
+        }
+
+        while self.uplinks.len() < raw.uplinks.len() {
+            self.uplinks.push(UplinkState::default());
+        }
+        for (state, counters) in self.uplinks.iter_mut().zip(&raw.uplinks) {
+            state.received.read(counters.received_packets, &step);
+            state.received_bytes.read(counters.received_bytes, &step);
+            state.sent.read(counters.sent_packets, &step);
+            state.sent_bytes.read(counters.sent_bytes, &step);
+            state.dropped.read(counters.dropped, &step);
+        }
+        while self.workers.len() < raw.workers.len() {
+            self.workers.push(WorkerState::default());
+        }
+        for (state, counters) in self.workers.iter_mut().zip(&raw.workers) {
+            state.busy_ns.read(counters.busy_ns, &step);
+            state.awake_ns.read(counters.awake_ns, &step);
+            state.turns.read(counters.turns, &step);
+        }
+    }
+
+    /// What is known of a slot's instance; [`None`] where the slot is nobody's.
+    pub fn slot(&self, slot: Slot) -> Option<&SlotRates> {
+        self.assigned.binary_search(&slot).ok()?;
+        self.slots.get(slot.index())?.as_ref().map(|state| &state.rates)
+    }
+
+    /// What is known of a service; zeros where there is no such service.
+    pub fn service(&self, service: ServiceId) -> ServiceRates {
+        self.services
+            .get(service.index())
+            .map(|state| state.rates)
+            .unwrap_or_default()
+    }
+
+    /// What is known of an uplink; zeros where it was never in a sample.
+    pub fn uplink(&self, uplink: UplinkId) -> UplinkRates {
+        self.uplinks
+            .get(uplink.index())
+            .map_or_else(UplinkRates::default, |state| UplinkRates {
+                received_pps: state.received.fast,
+                received_bytes_per_s: state.received_bytes.fast,
+                sent_pps: state.sent.fast,
+                sent_bytes_per_s: state.sent_bytes.fast,
+                dropped_pps: state.dropped.fast,
+            })
+    }
+
+    /// What is known of a worker; zeros where it was never in a sample.
+    pub fn worker(&self, worker: WorkerId) -> WorkerRates {
+        self.workers
+            .get(worker.index())
+            .map_or_else(WorkerRates::default, |state| WorkerRates {
+                busy: (state.busy_ns.fast / 1e9).clamp(0.0, 1.0),
+                awake: (state.awake_ns.fast / 1e9).clamp(0.0, 1.0),
+                turns_per_s: state.turns.fast,
+            })
+    }
+
+    /// When the last sample was taken.
+    pub fn sampled_at(&self) -> Nanos {
+        self.sampled_at.unwrap_or_default()
+    }
+
+    /// Fills what counters can tell into an observation: the service's figures and those of the instances in it that
+    /// have a slot. What says which service, which instances and in which state is the caller's and stays. That a
+    /// ring was hot is said once.
+    pub fn observe(&mut self, observation: &mut Observation) {
+        observation.at = self.sampled_at();
+        observation.counter_age = self.age;
+        if let Some(state) = self.services.get_mut(observation.service.index()) {
+            observation.offered_fast_pps = state.rates.offered_fast_pps;
+            observation.offered_stable_pps = state.rates.offered_stable_pps;
+            observation.unserved_fast_pps = state.rates.unserved_fast_pps;
+            observation.hot = std::mem::take(&mut state.hot);
+        }
+        for instance in &mut observation.instances {
+            let known = self.slot(instance.slot).filter(|rates| rates.id == instance.id);
+            let rates = known.copied().unwrap_or_default();
+            instance.arrivals_fast_pps = rates.arrivals_fast_pps;
+            instance.arrivals_stable_pps = rates.arrivals_stable_pps;
+            instance.returns_fast_pps = rates.returns_fast_pps;
+            instance.ring_drops_fast_pps = rates.ring_drops_fast_pps;
+            instance.ring_occupancy = rates.ring_occupancy;
+            instance.live_flows = rates.live_flows;
+            instance.new_flows_fast_per_s = rates.new_flows_fast_per_s;
+            instance.busy = rates.busy;
+        }
+    }
+
+    /// Notes what the last sample cost, reading the counters included.
+    pub fn record_cost(&mut self, ns: u64) {
+        self.cost.record(ns);
+    }
+
+    /// What collecting has cost so far.
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+}
