@@ -1,0 +1,507 @@
+//! The loop that sends what is due and takes back what came.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Error;
+use crate::measurement::Measurement;
+use crate::port::Port;
+use crate::profile::Profile;
+use crate::replay::Replay;
+use crate::report::{GeneratorLimits, Interval, Report};
+use crate::schedule::Schedule;
+
+/// Packets sent, and packets taken back from each port, before the other is looked at again.
+const BURST: usize = 64;
+/// The last part of a wait is spent polling, in ns: what a sleep on this kind of machine is late by.
+const SPIN_NS: u64 = 60_000;
+/// A packet later than this, in ns, counts as late.
+const LATE_NS: u64 = 100_000;
+/// How often connections are looked after, in ns.
+const MAINTAIN_NS: u64 = 5_000_000;
+/// Settling ends at the latest after so many times `settle`, however slowly packets still drip in.
+const SETTLE_LIMIT: u64 = 10;
+/// Largest frame that may come back, in bytes.
+const FRAME_BYTES_LIMIT: usize = 65_536;
+
+/// What the caller may say to a run from another thread.
+#[derive(Debug, Default)]
+pub struct Control {
+    stop: AtomicBool,
+    failed: Mutex<Vec<u32>>,
+    /// Length of `failed`, to be looked at without the lock.
+    failed_count: AtomicUsize,
+}
+
+impl Control {
+    /// Nothing said yet.
+    pub fn new() -> Control {
+        Control::default()
+    }
+
+    /// No more packets; the run settles and reports. Also from a signal handler.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Declares that flows of this instance may move, each once, from now on: it is about to fail or to be purged.
+    /// Say it before it happens, or the first moves may be counted as mis-steers.
+    pub fn expect_moves_from(&self, instance: u32) {
+        let mut failed = self
+            .failed
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        failed.push(instance);
+        self.failed_count.store(failed.len(), Ordering::Release);
+    }
+}
+
+/// Sends a profile's packets and measures what comes back. Open loop: when a packet is due depends on the profile
+/// alone, and latency counts from then.
+#[derive(Debug)]
+pub struct Generator {
+    profile: Profile,
+    schedule: Schedule,
+    measurement: Measurement,
+}
+
+/// The monotonic clock in ns.
+fn now_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Monotonic))
+}
+
+fn nanos(t: Timespec) -> u64 {
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+impl Generator {
+    /// Prepares a run: reads captures and mixtures, makes frames and the state of flows.
+    ///
+    /// # Errors
+    /// What is wrong with the profile or its files.
+    pub fn new(profile: Profile) -> Result<Generator, Error> {
+        profile.check()?;
+        let replays = profile
+            .captures
+            .iter()
+            .enumerate()
+            .map(|(index, capture)| {
+                Replay::load(&capture.file)
+                    .map(Arc::new)
+                    .map_err(|e| e.within("capture", index))
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        let (measurement, first_records) = Measurement::new(&profile, &replays)?;
+        let schedule = Schedule::new(&profile, &replays, &first_records)?;
+        Ok(Generator {
+            profile,
+            schedule,
+            measurement,
+        })
+    }
+
+    /// Runs to the end, or until `control` says stop, on the calling thread. `ports` are the uplinks in the profile's
+    /// order. `observer` is called each `interval`, between packets: it must not wait.
+    ///
+    /// # Errors
+    /// [`Error::Uplinks`] and [`Error::UplinkFrame`], before anything is sent.
+    pub fn run<P: Port>(
+        self,
+        ports: &mut [P],
+        control: &Control,
+        mut observer: impl FnMut(&Interval),
+    ) -> Result<Report, Error> {
+        let needed = self.profile.uplinks();
+        if needed > ports.len() {
+            return Err(Error::Uplinks {
+                needed: needed - 1,
+                given: ports.len(),
+            });
+        }
+        for (uplink, frame_bytes) in self
+            .measurement
+            .longest_frames(ports.len())
+            .into_iter()
+            .enumerate()
+        {
+            let limit = ports[uplink].frame_bytes_limit();
+            if frame_bytes > limit {
+                return Err(Error::UplinkFrame {
+                    frame_bytes,
+                    uplink,
+                    limit,
+                });
+            }
+        }
+        // Wakes of this thread are exact to some us instead of 50 us; where that is refused, it spins a little longer.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+        let mut run = Run::new(self, ports.len());
+        while !run.is_done(control) {
+            run.step(ports, control, &mut observer);
+        }
+        Ok(run.report(control))
+    }
+}
+
+/// A run under way.
+struct Run {
+    generator: Generator,
+    start: u64,
+    cpu_start: u64,
+    /// When the last packet was due, sent or taken back.
+    last_sent: u64,
+    last_received: u64,
+    sending_ended: Option<u64>,
+    next_interval: u64,
+    next_maintenance: u64,
+    /// Up to this lateness the generator itself is to blame: it woke so late.
+    own_lateness: u64,
+    max_lateness: u64,
+    late_packets: u64,
+    failed_seen: usize,
+    frame: Vec<u8>,
+    dirty: Vec<bool>,
+    room: Vec<usize>,
+    /// Whether an uplink that something is due for had no room when it was looked at last.
+    blocked: bool,
+}
+
+impl Run {
+    fn new(mut generator: Generator, ports: usize) -> Run {
+        let start = now_ns();
+        generator.measurement.begin(start);
+        Run {
+            start,
+            cpu_start: nanos(clock_gettime(ClockId::ThreadCPUTime)),
+            last_sent: start,
+            last_received: start,
+            sending_ended: None,
+            next_interval: start + generator.profile.interval.as_nanos(),
+            next_maintenance: start + MAINTAIN_NS,
+            own_lateness: 0,
+            max_lateness: 0,
+            late_packets: 0,
+            failed_seen: 0,
+            frame: vec![0; FRAME_BYTES_LIMIT],
+            dirty: vec![false; ports],
+            room: vec![0; ports],
+            blocked: false,
+            generator,
+        }
+    }
+
+    /// Whether all was sent and what can be expected to come back has come.
+    fn is_done(&self, control: &Control) -> bool {
+        let Some(ended) = self.sending_ended else {
+            return false;
+        };
+        let counts = &self.generator.measurement.counts;
+        if counts.missing() == counts.lost_at_uplink {
+            return true;
+        }
+        let settle = self.generator.profile.settle.as_nanos();
+        let settle = if control.stop.load(Ordering::Relaxed) {
+            settle.min(200_000_000)
+        } else {
+            settle
+        };
+        let now = now_ns();
+        now - ended.max(self.last_received).min(now) > settle || now - ended > settle * SETTLE_LIMIT
+    }
+
+    fn step<P: Port>(&mut self, ports: &mut [P], control: &Control, observer: &mut impl FnMut(&Interval)) {
+        let failed = control.failed_count.load(Ordering::Acquire);
+        if failed != self.failed_seen {
+            let list = control
+                .failed
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            for instance in &list[self.failed_seen..failed] {
+                self.generator.measurement.expect_moves_from(*instance);
+            }
+            self.failed_seen = failed;
+        }
+        let now = now_ns();
+        let received = self.receive(ports, now);
+        let sent = match self.sending_ended {
+            None => self.send(ports, control, now),
+            Some(_) => false,
+        };
+        if now >= self.next_interval {
+            observer(&self.generator.measurement.interval(now));
+            self.next_interval += self.generator.profile.interval.as_nanos();
+            self.next_interval = self.next_interval.max(now);
+        }
+        if now >= self.next_maintenance {
+            ports.iter_mut().for_each(Port::maintain);
+            self.next_maintenance = now + MAINTAIN_NS;
+        }
+        if !received && !sent {
+            self.wait(ports);
+        }
+    }
+
+    fn receive<P: Port>(&mut self, ports: &mut [P], now: u64) -> bool {
+        let mut any = false;
+        for (index, port) in ports.iter_mut().enumerate() {
+            let mut count = 0;
+            while count < BURST
+                && let Some(len) = port.receive(&mut self.frame)
+            {
+                self.generator.measurement.receive(index, &self.frame[..len], now);
+                count += 1;
+            }
+            if count > 0 {
+                port.release();
+                any = true;
+            }
+        }
+        if any {
+            self.last_received = now;
+        }
+        any
+    }
+
+    /// Sends what is due; says whether anything was done.
+    fn send<P: Port>(&mut self, ports: &mut [P], control: &Control, now: u64) -> bool {
+        let mut any = false;
+        let mut blocked = false;
+        // Room in each uplink is looked at once, and again when that much is used up: the place where the other side
+        // writes it is slow to read.
+        self.room.fill(0);
+        for burst in 0..BURST {
+            let Some(due) = self.generator.schedule.peek() else {
+                self.sending_ended = Some(now);
+                break;
+            };
+            // A packet that waits for room is due when there is.
+            let at = if due.patient {
+                now.max(self.start + due.at)
+            } else {
+                self.start + due.at
+            };
+            if at > now {
+                if burst == 0 {
+                    self.own_lateness = 0;
+                }
+                break;
+            }
+            if control.stop.load(Ordering::Relaxed) {
+                self.sending_ended = Some(now);
+                break;
+            }
+            let uplink = self.generator.measurement.uplink(&due);
+            let port = &mut ports[uplink];
+            let lateness = now - at;
+            let slots = port.slots(self.generator.measurement.frame_len(&due));
+            if self.room[uplink] < slots {
+                self.room[uplink] = port.free();
+            }
+            if self.room[uplink] < slots {
+                blocked = true;
+                let limit = self.generator.profile.uplink_wait.as_nanos() + self.own_lateness;
+                if due.patient || lateness <= limit {
+                    break;
+                }
+                self.generator.measurement.send(&due, at, &mut self.frame);
+                self.generator.measurement.lost_at_uplink();
+                self.generator.schedule.pop();
+                any = true;
+                continue;
+            }
+            let len = self.generator.measurement.send(&due, at, &mut self.frame);
+            if port.push(&self.frame[..len]) {
+                self.room[uplink] -= slots;
+                self.dirty[uplink] = true;
+                if !blocked {
+                    // There was room all the time since it was due, so far as we saw: this is our own lateness.
+                    self.own_lateness = self.own_lateness.max(lateness);
+                    self.max_lateness = self.max_lateness.max(lateness);
+                    self.late_packets += u64::from(lateness > LATE_NS);
+                }
+            } else {
+                self.generator.measurement.lost_at_uplink();
+            }
+            self.generator.schedule.pop();
+            self.last_sent = now;
+            any = true;
+        }
+        self.blocked = blocked;
+        for (port, dirty) in ports.iter_mut().zip(&mut self.dirty) {
+            if std::mem::take(dirty) {
+                port.flush();
+            }
+        }
+        any
+    }
+
+    /// Sleeps until something is due or comes back, and polls for the last part.
+    fn wait<P: Port>(&mut self, ports: &mut [P]) {
+        let now = now_ns();
+        let mut until = self.next_interval.min(self.next_maintenance);
+        if self.sending_ended.is_none()
+            && let Some(due) = self.generator.schedule.peek()
+        {
+            until = until.min((self.start + due.at).saturating_sub(SPIN_NS));
+        }
+        if until <= now {
+            // Who is to make room may need this very CPU.
+            match self.blocked {
+                true => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+            return;
+        }
+        let something = ports
+            .iter_mut()
+            .filter_map(|port| (!port.arm()).then_some(()))
+            .count();
+        if something == 0 {
+            let mut fds: Vec<PollFd<'_>> = ports
+                .iter()
+                .filter_map(|port| port.wake_fd())
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            let left = until - now;
+            let timeout = Timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            };
+            // A signal ends it early, which does no harm.
+            let _ = poll(&mut fds, Some(&timeout));
+        }
+        ports.iter_mut().for_each(Port::disarm);
+    }
+
+    fn report(self, control: &Control) -> Report {
+        let measurement = &self.generator.measurement;
+        let counts = measurement.counts;
+        let (flow_count, flows) = measurement.flows();
+        let sending_s = (self.last_sent - self.start) as f64 / 1e9;
+        let elapsed_s = (now_ns() - self.start) as f64 / 1e9;
+        let per_second = |packets: u64| {
+            if sending_s > 0.0 {
+                packets as f64 / sending_s
+            } else {
+                0.0
+            }
+        };
+        let cpu_s = (nanos(clock_gettime(ClockId::ThreadCPUTime)) - self.cpu_start) as f64 / 1e9;
+        Report {
+            seed: self.generator.profile.seed,
+            sending_s,
+            counts,
+            lost: counts.missing(),
+            returned_pps: per_second(counts.returned_packets),
+            latency_us: measurement.latency(),
+            generator: GeneratorLimits {
+                max_lateness_us: self.max_lateness as f64 / 1000.0,
+                late_packets: self.late_packets,
+                intended_pps: per_second(counts.offered_packets),
+                achieved_pps: per_second(counts.offered_packets - counts.lost_at_uplink),
+                uplink_full: counts.lost_at_uplink,
+                cpu_share: cpu_s / elapsed_s.max(1e-9),
+            },
+            flow_count,
+            flows,
+            skipped_frames: measurement.skipped_frames(),
+            stopped_early: control.stop.load(Ordering::Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::LoopbackPort;
+    use crate::profile::Phase;
+    use crate::units::{Rate, Span};
+
+    fn profile(pps: f64, ms: u64) -> Profile {
+        Profile {
+            phases: vec![Phase {
+                flows: 3,
+                duration: Span::from_millis(ms),
+                rate: Some(Rate(pps)),
+                ..Phase::default()
+            }],
+            uplink_wait: Span::from_millis(5000),
+            interval: Span::from_millis(10),
+            ..Profile::default()
+        }
+    }
+
+    #[test]
+    fn a_loop_returns_everything() {
+        let mut intervals = Vec::new();
+        let report = Generator::new(profile(20_000.0, 100))
+            .unwrap()
+            .run(&mut [LoopbackPort::new(64)], &Control::new(), |i| {
+                intervals.push(i.clone())
+            })
+            .unwrap();
+        assert!(report.is_clean(), "{}", report.table(true));
+        assert_eq!((report.counts.offered_packets, report.flow_count), (2000, 3));
+        assert!(!intervals.is_empty() && !report.stopped_early);
+        assert!(
+            intervals
+                .windows(2)
+                .all(|w| w[0].counts.offered_packets <= w[1].counts.offered_packets)
+        );
+        let in_intervals: u64 = intervals.iter().map(|i| i.offered_packets).sum();
+        assert!(in_intervals <= 2000);
+    }
+
+    #[test]
+    fn stopping_ends_the_load_and_still_accounts_for_it() {
+        let control = Control::new();
+        let report = Generator::new(profile(1_000.0, 3_600_000))
+            .unwrap()
+            .run(&mut [LoopbackPort::new(64)], &control, |i| {
+                if i.counts.offered_packets >= 20 {
+                    control.stop();
+                }
+            })
+            .unwrap();
+        assert!(
+            report.stopped_early && report.is_clean(),
+            "{}",
+            report.table(false)
+        );
+        assert!(report.counts.offered_packets >= 20);
+    }
+
+    #[test]
+    fn a_port_that_takes_nothing_loses_what_is_due_at_the_uplink() {
+        let mut run = profile(10_000.0, 50);
+        run.uplink_wait = Span::from_millis(1);
+        let report = Generator::new(run)
+            .unwrap()
+            .run(&mut [LoopbackPort::new(0)], &Control::new(), |_| {})
+            .unwrap();
+        assert_eq!(
+            (
+                report.counts.offered_packets,
+                report.lost,
+                report.counts.lost_at_uplink
+            ),
+            (500, 500, 500)
+        );
+        assert_eq!(report.counts.returned_packets, 0);
+    }
+
+    #[test]
+    fn a_frame_that_no_port_takes_is_refused_before_sending() {
+        let mut run = profile(10.0, 10);
+        run.phases[0].uplink = 1;
+        let error = Generator::new(run)
+            .unwrap()
+            .run(&mut [LoopbackPort::new(1)], &Control::new(), |_| {})
+            .unwrap_err();
+        assert!(matches!(error, Error::Uplinks { needed: 1, given: 1 }), "{error}");
+    }
+}

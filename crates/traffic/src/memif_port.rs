@@ -1,0 +1,216 @@
+//! A port over memif. Towards the switch's uplink and towards an instance the generator is the client, as the switch
+//! itself is towards its instances; as server it waits for one.
+
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use memif::{Client, ClientConfig, ControlEvent, Link, Listener, RingConfig, ServerConfig};
+
+use crate::Error;
+use crate::port::Port;
+
+/// How long one attempt to connect again may take. Attempts go on as long as the port lives.
+const CONNECT_ATTEMPT: Duration = Duration::from_millis(500);
+/// Pause between two attempts.
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
+/// Rings of the generator: as a power of two, and large enough for 4 ms at 1 Mpps.
+const LOG2_SLOTS: u8 = 12;
+
+/// How a port comes to its link, the first time and again.
+#[derive(Clone, Debug)]
+enum Origin {
+    Connect(ClientConfig),
+    Listen(PathBuf),
+}
+
+/// A memif link as a port, on its first queue pair. When its peer goes, the port is away (nothing fits, nothing comes)
+/// until a thread of its own has connected again.
+#[derive(Debug)]
+pub struct MemifPort {
+    link: Option<Link>,
+    origin: Origin,
+    /// Where the next link comes from while there is none.
+    coming: Option<Receiver<Link>>,
+    frame_bytes_limit: usize,
+    /// What one slot holds. Of a client's buffers we know only what most have.
+    buffer_bytes: usize,
+    reconnects: u64,
+}
+
+impl MemifPort {
+    /// Connects to the server on `socket`, waiting up to `deadline` for it to listen: a switch's `memif:` uplink, or
+    /// an instance.
+    ///
+    /// # Errors
+    /// [`Error::Memif`].
+    pub fn connect(socket: &Path, interface_id: u32, deadline: Duration) -> Result<MemifPort, Error> {
+        let mut config = ClientConfig::new(socket, interface_id);
+        config.ring.log2_slots = LOG2_SLOTS;
+        config.name = "inco traffic".into();
+        MemifPort::connect_with(config, deadline)
+    }
+
+    /// As [`MemifPort::connect`], with rings of the caller's choice.
+    ///
+    /// # Errors
+    /// [`Error::Memif`].
+    pub fn connect_with(config: ClientConfig, deadline: Duration) -> Result<MemifPort, Error> {
+        let link = Client::connect_when_ready(&config, deadline)?;
+        let RingConfig {
+            log2_slots,
+            buffer_bytes,
+            ..
+        } = config.ring;
+        Ok(MemifPort {
+            link: Some(link),
+            frame_bytes_limit: (usize::from(1u16 << log2_slots) * buffer_bytes as usize)
+                .min(memif::MAX_PACKET_BYTES),
+            buffer_bytes: buffer_bytes as usize,
+            origin: Origin::Connect(config),
+            coming: None,
+            reconnects: 0,
+        })
+    }
+
+    /// Listens on `socket` and waits up to `deadline` for a client, whatever interface it asks for.
+    ///
+    /// # Errors
+    /// [`Error::Memif`]; [`Error::NoClient`] where none came.
+    pub fn listen(socket: &Path, deadline: Duration) -> Result<MemifPort, Error> {
+        let mut listener = Listener::bind(socket, ServerConfig::new("inco traffic"))?;
+        let link = listener
+            .accept(deadline)?
+            .ok_or_else(|| Error::NoClient { path: socket.into() })?;
+        Ok(MemifPort {
+            link: Some(link),
+            origin: Origin::Listen(socket.into()),
+            coming: None,
+            frame_bytes_limit: memif::MAX_PACKET_BYTES,
+            buffer_bytes: 2048,
+            reconnects: 0,
+        })
+    }
+
+    /// How often the link was lost and came back.
+    pub fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    /// Whether there is a link now.
+    pub fn is_up(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// A thread that gets the next link. It ends when it has one, or when the port is gone.
+    fn reconnect(origin: Origin) -> Receiver<Link> {
+        let (sender, receiver) = sync_channel(1);
+        // Where no thread can be had the sender is dropped, and the next look starts another attempt.
+        let _ = std::thread::Builder::new()
+            .name("traffic-connect".into())
+            .spawn(move || {
+                let attempt = || match &origin {
+                    Origin::Connect(config) => Client::connect(config, CONNECT_ATTEMPT).ok(),
+                    Origin::Listen(path) => {
+                        let mut listener = Listener::bind(path, ServerConfig::new("inco traffic")).ok()?;
+                        listener.accept(CONNECT_ATTEMPT).ok()?
+                    }
+                };
+                // A port that is dropped meanwhile is noticed by sending; until then at most one attempt is under way.
+                if let Some(link) = attempt() {
+                    let _ = sender.send(link);
+                } else {
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
+            });
+        receiver
+    }
+}
+
+impl Port for MemifPort {
+    fn frame_bytes_limit(&self) -> usize {
+        self.frame_bytes_limit
+    }
+
+    fn free(&mut self) -> usize {
+        self.link
+            .as_mut()
+            .map_or(0, |link| link.queues[0].tx.free() as usize)
+    }
+
+    fn slots(&self, frame_bytes: usize) -> usize {
+        frame_bytes.div_ceil(self.buffer_bytes).max(1)
+    }
+
+    fn push(&mut self, frame: &[u8]) -> bool {
+        self.link
+            .as_mut()
+            .is_some_and(|link| link.queues[0].tx.push(frame).is_ok())
+    }
+
+    fn flush(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.queues[0].tx.flush();
+        }
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let rx = &mut self.link.as_mut()?.queues[0].rx;
+        loop {
+            if let Ok(len) = rx.pop(buffer)? {
+                return Some(len);
+            }
+        }
+    }
+
+    fn release(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.queues[0].rx.release();
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.link.as_mut().is_none_or(|link| {
+            let rx = &mut link.queues[0].rx;
+            rx.set_interrupts(true);
+            rx.available() == 0
+        })
+    }
+
+    fn disarm(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.queues[0].rx.set_interrupts(false);
+            link.queues[0].rx.clear_interrupt();
+        }
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(|link| link.queues[0].rx.interrupt_fd())
+    }
+
+    fn maintain(&mut self) {
+        if let Some(link) = &mut self.link {
+            let pair = &link.queues[0];
+            let stands = matches!(link.control.poll(), Ok(ControlEvent::None))
+                && !pair.tx.is_violated()
+                && !pair.rx.is_violated();
+            // What came back before the end is still taken.
+            if stands || link.queues[0].rx.available() > 0 && !link.queues[0].rx.is_violated() {
+                return;
+            }
+            self.link = None;
+        }
+        match self.coming.as_ref().map(Receiver::try_recv) {
+            Some(Ok(link)) => {
+                self.link = Some(link);
+                self.coming = None;
+                self.reconnects += 1;
+            }
+            Some(Err(TryRecvError::Empty)) => {}
+            Some(Err(TryRecvError::Disconnected)) | None => {
+                self.coming = Some(MemifPort::reconnect(self.origin.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A capture in memory, its packets sorted into flows.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+use model::{Direction, FlowKey};
+use packet::Parsed;
+use packet::capture::CaptureReader;
+
+use crate::Error;
+
+/// The least that can carry a stamp in its source MAC and an EtherType.
+const FRAME_BYTES_MIN: usize = 14;
+
+/// Which kind of flow a replayed packet belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ReplayFlow {
+    /// An IP flow.
+    Flow(FlowKey),
+    /// Not IP, by EtherType.
+    Other(u16),
+    /// What a switch drops as malformed.
+    Malformed,
+}
+
+impl std::fmt::Display for ReplayFlow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReplayFlow::Flow(key) => key.tuple(Direction::Forward).fmt(f),
+            ReplayFlow::Other(ethertype) => write!(f, "ethertype {ethertype:#06x}"),
+            ReplayFlow::Malformed => f.write_str("malformed"),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ReplayPacket {
+    /// Since the capture's first packet, in ns. Never less than that of the packet before.
+    pub(crate) offset_ns: u64,
+    /// Where its bytes are in the file.
+    pub(crate) bytes: Range<usize>,
+    /// Which stream (flow and direction), counted within the capture from 0: twice the flow, plus 1 for packets of
+    /// the responder.
+    pub(crate) stream: u32,
+}
+
+/// A capture, ready to be sent.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    bytes: Vec<u8>,
+    pub(crate) packets: Vec<ReplayPacket>,
+    pub(crate) flows: Vec<ReplayFlow>,
+    /// Frames too short to be sent.
+    pub(crate) skipped: u64,
+}
+
+impl Replay {
+    pub(crate) fn load(path: &Path) -> Result<Replay, Error> {
+        let bytes = std::fs::read(path).map_err(|source| Error::Read {
+            path: path.into(),
+            source,
+        })?;
+        let failed = |source| Error::Capture {
+            path: path.into(),
+            source,
+        };
+        let base = bytes.as_ptr().addr();
+        let mut frames = Vec::new();
+        let mut skipped = 0;
+        for captured in CaptureReader::new(&bytes).map_err(failed)? {
+            let captured = captured.map_err(failed)?;
+            if captured.frame.len() < FRAME_BYTES_MIN {
+                skipped += 1;
+                continue;
+            }
+            let start = captured.frame.as_ptr().addr() - base;
+            frames.push((captured.timestamp_ns, start..start + captured.frame.len()));
+        }
+        if frames.is_empty() {
+            return Err(Error::CaptureFrames {
+                path: path.into(),
+                reason: "no frame of at least 14 bytes",
+            });
+        }
+        let parsed: Vec<Parsed> = frames
+            .iter()
+            .map(|(_, range)| packet::parse(&bytes[range.clone()]))
+            .collect();
+        // Later fragments have no ports: they belong to the flow of their datagram's first one, wherever it stands.
+        let datagrams: HashMap<_, FlowKey> = parsed
+            .iter()
+            .filter_map(|parsed| match parsed {
+                Parsed::Fragment(f) if f.is_first() => Some((datagram(f), f.info.key)),
+                _ => None,
+            })
+            .collect();
+        let mut replay = Replay {
+            packets: Vec::new(),
+            flows: Vec::new(),
+            skipped,
+            bytes: Vec::new(),
+        };
+        let mut known: HashMap<ReplayFlow, (u32, Direction)> = HashMap::new();
+        let start_ns = frames[0].0;
+        let mut latest = 0;
+        for ((timestamp, range), parsed) in frames.into_iter().zip(parsed) {
+            let (flow, direction) = match parsed {
+                Parsed::Flow(info) => (ReplayFlow::Flow(info.key), info.direction),
+                Parsed::Fragment(f) => {
+                    let key = datagrams.get(&datagram(&f)).copied().unwrap_or(f.info.key);
+                    (ReplayFlow::Flow(key), f.info.direction)
+                }
+                Parsed::Other { ethertype } => (ReplayFlow::Other(ethertype), Direction::Forward),
+                Parsed::Invalid(_) => (ReplayFlow::Malformed, Direction::Forward),
+            };
+            let (index, opener) = *known.entry(flow).or_insert_with(|| {
+                replay.flows.push(flow);
+                (replay.flows.len() as u32 - 1, direction)
+            });
+            latest = latest.max(timestamp.saturating_sub(start_ns));
+            replay.packets.push(ReplayPacket {
+                offset_ns: latest,
+                bytes: range,
+                stream: 2 * index + u32::from(direction != opener),
+            });
+        }
+        replay.bytes = bytes;
+        Ok(replay)
+    }
+
+    pub(crate) fn frame(&self, index: u32) -> &[u8] {
+        &self.bytes[self.packets[index as usize].bytes.clone()]
+    }
+
+    pub(crate) fn longest_frame(&self) -> usize {
+        self.packets.iter().map(|p| p.bytes.len()).max().unwrap_or(0)
+    }
+
+    /// Time from the first packet of one round to the first of the next: one mean gap after the last.
+    pub(crate) fn round_ns(&self) -> u64 {
+        let span = self.packets.last().map_or(0, |p| p.offset_ns);
+        span + (span / self.packets.len() as u64).max(1000)
+    }
+}
+
+/// What the fragments of one datagram have in common.
+fn datagram(f: &packet::Fragment) -> (FlowKey, u32, u8) {
+    let mut tuple = f.info.key.tuple(f.info.direction);
+    tuple.src_port = 0;
+    tuple.dst_port = 0;
+    tuple.protocol = 0;
+    (FlowKey::new(&tuple).0, f.identification, f.protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::data_dir;
+
+    #[test]
+    fn captures_are_sorted_into_flows() {
+        let Some(data) = data_dir() else { return };
+        let replay = Replay::load(&data.join("opennetvm_64B_download.pcap")).unwrap();
+        assert_eq!(replay.packets.len(), 14_328);
+        assert!(replay.packets.is_sorted_by_key(|p| p.offset_ns));
+        let dns = Replay::load(&data.join("trex/dns.pcap")).unwrap();
+        assert_eq!((dns.packets.len(), dns.flows.len()), (2, 1));
+        assert_eq!(
+            dns.packets.iter().map(|p| p.stream).collect::<Vec<_>>(),
+            [0, 1],
+            "a query and its answer"
+        );
+        assert!(dns.flows[0].to_string().starts_with("udp "));
+    }
+
+    #[test]
+    fn what_is_not_a_capture_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.pcap");
+        std::fs::write(&path, b"hello, world, this is no capture").unwrap();
+        assert!(matches!(Replay::load(&path), Err(Error::Capture { .. })));
+        std::fs::write(&path, packet::capture::CaptureWriter::new().into_bytes()).unwrap();
+        assert!(matches!(Replay::load(&path), Err(Error::CaptureFrames { .. })));
+    }
+}

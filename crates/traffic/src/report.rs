@@ -1,0 +1,357 @@
+//! What a run found, as numbers that other programs read and as a table that people read.
+
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Latency percentiles in microseconds, from the intended send time to the moment when the generator took the packet
+/// back. All 0 where nothing came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyUs {
+    /// Median.
+    pub p50: f64,
+    /// 99 of 100 packets are faster.
+    pub p99: f64,
+    /// 999 of 1000 packets are faster.
+    pub p999: f64,
+    /// The slowest.
+    pub max: f64,
+}
+
+impl LatencyUs {
+    pub(crate) fn of<C: hdrhistogram::Counter>(histogram: &Histogram<C>) -> LatencyUs {
+        if histogram.is_empty() {
+            return LatencyUs::default();
+        }
+        let at = |quantile| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+        LatencyUs {
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: histogram.max() as f64 / 1000.0,
+        }
+    }
+}
+
+/// Counts of a run so far. `offered = returned + lost`, always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Packets that were due, those lost at the uplink included.
+    pub offered_packets: u64,
+    /// Their bytes in memory.
+    pub offered_bytes: u64,
+    /// Different packets that came back.
+    pub returned_packets: u64,
+    /// Their bytes.
+    pub returned_bytes: u64,
+    /// Packets that never entered the system: the uplink's ring was full, or its peer was away. Part of the loss.
+    pub lost_at_uplink: u64,
+    /// Packets that came back more than once, each time after the first.
+    pub duplicated: u64,
+    /// Packets that came back after one of their flow and direction that was sent later.
+    pub reordered: u64,
+    /// Packets that came back so late, in a flow with losses, that they may also be duplicates
+    /// ([`crate::WINDOW`] packets behind). Not part of the returned ones.
+    pub beyond_window: u64,
+    /// Packets that went to another instance than their flow's.
+    pub mis_steered: u64,
+    /// Flows that moved as they were allowed to: after their idle timeout, or because their instance was declared
+    /// failed.
+    pub expected_moves: u64,
+    /// Packets that came back without an instance's stamp.
+    pub unstamped: u64,
+    /// Packets that came back with other bytes than they were sent with.
+    pub altered: u64,
+    /// Packets that came back from another uplink than they should.
+    pub wrong_uplink: u64,
+    /// Packets that came back and are not of this run.
+    pub foreign: u64,
+}
+
+impl Counts {
+    /// Packets that did not come back, or have not yet.
+    pub fn missing(&self) -> u64 {
+        self.offered_packets.saturating_sub(self.returned_packets)
+    }
+}
+
+/// The generator's own limits in this run: what it did not do as it was told. Where `late_packets` is large, the
+/// machine was too slow or too busy for this load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GeneratorLimits {
+    /// The worst lateness of a packet for which the uplink had room, in microseconds.
+    pub max_lateness_us: f64,
+    /// Packets sent more than 100 us late though the uplink had room.
+    pub late_packets: u64,
+    /// Packets per second that were due, over the time of sending.
+    pub intended_pps: f64,
+    /// Packets per second that entered the uplinks, over the same time.
+    pub achieved_pps: f64,
+    /// Packets that it could not send because the uplink's ring was full for longer than `uplink_wait`: counted as
+    /// lost at the uplink.
+    pub uplink_full: u64,
+    /// Share of a CPU that the generator itself used, from 0 to 1.
+    pub cpu_share: f64,
+}
+
+/// What became of one flow (of a capture: one direction of a flow).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FlowReport {
+    /// Number of the flow in its phase, or of the stream in its capture.
+    pub index: u32,
+    /// Which phase or capture, phases first.
+    pub source: u16,
+    /// Its addresses.
+    pub name: String,
+    /// Packets due.
+    pub offered_packets: u64,
+    /// Different packets that came back.
+    pub returned_packets: u64,
+    /// The rest.
+    pub lost: u64,
+    /// See [`Counts::duplicated`].
+    pub duplicated: u64,
+    /// See [`Counts::reordered`].
+    pub reordered: u64,
+    /// See [`Counts::mis_steered`].
+    pub mis_steered: u64,
+    /// See [`Counts::expected_moves`].
+    pub expected_moves: u64,
+    /// See [`Counts::altered`].
+    pub altered: u64,
+    /// The instance where it lives, as stamped; 0 where unknown.
+    pub instance: u32,
+    /// Latency; `None` in runs of more than [`crate::FLOW_LATENCIES_LIMIT`] flows.
+    pub latency_us: Option<LatencyUs>,
+}
+
+/// The outcome of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Seed of the profile.
+    pub seed: u64,
+    /// From the first to the last packet, in seconds.
+    pub sending_s: f64,
+    /// All counts.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// `offered_packets - returned_packets`.
+    pub lost: u64,
+    /// Returned packets per second, over the time of sending.
+    pub returned_pps: f64,
+    /// Latency of all returned packets.
+    pub latency_us: LatencyUs,
+    /// The generator's own limits.
+    pub generator: GeneratorLimits,
+    /// Flows of the run.
+    pub flow_count: usize,
+    /// Each flow; left empty in runs of more than [`crate::FLOWS_REPORTED_LIMIT`] flows.
+    pub flows: Vec<FlowReport>,
+    /// Frames of captures that were too short to be sent (below 14 bytes).
+    pub skipped_frames: u64,
+    /// Whether the run was stopped before its end.
+    pub stopped_early: bool,
+}
+
+impl Report {
+    /// Whether nothing was lost, doubled, reordered, altered, mis-steered or misdirected.
+    pub fn is_clean(&self) -> bool {
+        let c = &self.counts;
+        self.lost == 0
+            && [
+                c.duplicated,
+                c.reordered,
+                c.beyond_window,
+                c.mis_steered,
+                c.altered,
+                c.wrong_uplink,
+                c.foreign,
+            ]
+            .iter()
+            .all(|n| *n == 0)
+    }
+
+    /// Lost packets per offered packet, from 0 to 1.
+    pub fn loss_ratio(&self) -> f64 {
+        self.lost as f64 / (self.counts.offered_packets.max(1)) as f64
+    }
+
+    /// The report for people; `flows` adds a line for each flow.
+    pub fn table(&self, flows: bool) -> impl fmt::Display + '_ {
+        Table { report: self, flows }
+    }
+}
+
+struct Table<'a> {
+    report: &'a Report,
+    flows: bool,
+}
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let r = self.report;
+        let c = &r.counts;
+        writeln!(
+            f,
+            "sent for      {:>14.3} s in {} flows, seed {}",
+            r.sending_s, r.flow_count, r.seed
+        )?;
+        writeln!(
+            f,
+            "offered       {:>14} packets  {:>12.0} pps",
+            c.offered_packets, r.generator.intended_pps
+        )?;
+        writeln!(
+            f,
+            "returned      {:>14} packets  {:>12.0} pps",
+            c.returned_packets, r.returned_pps
+        )?;
+        writeln!(
+            f,
+            "lost          {:>14} packets  {:>11.4} %",
+            r.lost,
+            100.0 * r.loss_ratio()
+        )?;
+        writeln!(f, "  at uplink   {:>14}", c.lost_at_uplink)?;
+        for (name, count) in [
+            ("mis-steered", c.mis_steered),
+            ("expected moves", c.expected_moves),
+            ("duplicated", c.duplicated),
+            ("reordered", c.reordered),
+            ("altered", c.altered),
+        ] {
+            writeln!(f, "{name:<14}{count:>14}")?;
+        }
+        // These are nothing to look at while they are 0.
+        for (name, count) in [
+            ("beyond window", c.beyond_window),
+            ("wrong uplink", c.wrong_uplink),
+            ("foreign", c.foreign),
+        ] {
+            if count > 0 {
+                writeln!(f, "{name:<14}{count:>14}")?;
+            }
+        }
+        let l = r.latency_us;
+        writeln!(
+            f,
+            "latency       {:>14.1} us p50, {:.1} p99, {:.1} p999, {:.1} max",
+            l.p50, l.p99, l.p999, l.max
+        )?;
+        let g = &r.generator;
+        writeln!(
+            f,
+            "generator: at most {:.1} us late ({} packets more than 100 us), {:.0} of {:.0} pps sent, {} packets not sent \
+             because the uplink was full, {:.0} % of a CPU",
+            g.max_lateness_us,
+            g.late_packets,
+            g.achieved_pps,
+            g.intended_pps,
+            g.uplink_full,
+            100.0 * g.cpu_share
+        )?;
+        if self.flows {
+            writeln!(
+                f,
+                "\n{:>6} {:>8} {:>12} {:>12} {:>10} {:>6} {:>9} {:>9} {:>10} {:>10}  flow",
+                "index",
+                "instance",
+                "offered",
+                "returned",
+                "lost",
+                "dup",
+                "reordered",
+                "mis-steer",
+                "p50 us",
+                "p99 us"
+            )?;
+            for flow in &r.flows {
+                let latency = flow.latency_us.unwrap_or_default();
+                writeln!(
+                    f,
+                    "{:>6} {:>8} {:>12} {:>12} {:>10} {:>6} {:>9} {:>9} {:>10.1} {:>10.1}  {}",
+                    flow.index,
+                    flow.instance,
+                    flow.offered_packets,
+                    flow.returned_packets,
+                    flow.lost,
+                    flow.duplicated,
+                    flow.reordered,
+                    flow.mis_steered,
+                    latency.p50,
+                    latency.p99,
+                    flow.name
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A flow as it is now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowNow {
+    /// Number of the flow in its phase, or of the stream in its capture.
+    pub index: u32,
+    /// Which phase or capture.
+    pub source: u16,
+    /// The instance where it lives, as stamped; 0 where unknown.
+    pub instance: u32,
+    /// Packets due so far.
+    pub offered_packets: u64,
+    /// Different packets that came back so far.
+    pub returned_packets: u64,
+    /// Whether it has sent in this interval.
+    pub is_active: bool,
+}
+
+/// How a run stands: the observer gets one each `interval`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Since the start of the run, in seconds.
+    pub at_s: f64,
+    /// Length of this interval, in seconds.
+    pub length_s: f64,
+    /// Counts since the start of the run.
+    pub counts: Counts,
+    /// Packets due in this interval.
+    pub offered_packets: u64,
+    /// Different packets that came back in this interval.
+    pub returned_packets: u64,
+    /// Packets known to be lost by now: those that did not come back though a later one of their flow did. Grows with
+    /// the next packet of the flow; what is missing beyond it may still be under way.
+    pub lost_so_far: u64,
+    /// Latency of this interval's packets.
+    pub latency_us: LatencyUs,
+    /// Each flow that has started; empty in runs of more than [`crate::FLOW_LATENCIES_LIMIT`] flows.
+    pub flows: Vec<FlowNow>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_json_and_prints_what_counts() {
+        let mut report = Report {
+            lost: 2,
+            flow_count: 1,
+            ..Report::default()
+        };
+        report.counts.offered_packets = 10;
+        report.counts.returned_packets = 8;
+        report.flows.push(FlowReport {
+            name: "udp a > b".into(),
+            ..FlowReport::default()
+        });
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["offered_packets"], 10);
+        assert_eq!(json["latency_us"]["p999"], 0.0);
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+        let table = report.table(true).to_string();
+        assert!(table.contains("20.0000 %") && table.contains("udp a > b") && table.contains("generator:"));
+        assert!(!table.contains("foreign"));
+        assert!(!report.is_clean());
+    }
+}
