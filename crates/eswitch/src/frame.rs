@@ -1,0 +1,212 @@
+//! Frames and the memory that they come from.
+//!
+//! A worker is generic over its [`FrameMemory`]: [`HeapMemory`] where no DPDK device is in use, mbufs where one is.
+//! Whatever arrives in a shared ring is copied into such a frame before anyone looks at it.
+
+use std::sync::Arc;
+
+use crossbeam_queue::ArrayQueue;
+
+/// A frame that one owner holds: bytes from the Ethernet header on, without the frame check sequence.
+pub trait Frame: Send + 'static {
+    /// The frame's bytes.
+    fn bytes(&self) -> &[u8];
+    /// The frame's bytes, to change.
+    fn bytes_mut(&mut self) -> &mut [u8];
+    /// All the room there is, to write a new frame into; [`Frame::set_len`] then says how much of it counts.
+    fn room(&mut self) -> &mut [u8];
+    /// Makes the first `len` bytes of the room the frame. A `len` beyond the room is cut to it.
+    fn set_len(&mut self, len: usize);
+    /// How many bytes the frame has.
+    fn len(&self) -> usize {
+        self.bytes().len()
+    }
+    /// Whether the frame has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Where a worker's frames come from and go back to. Neither call allocates, locks or waits.
+pub trait FrameMemory: Send + 'static {
+    /// The frames of this memory.
+    type Frame: Frame;
+    /// Ports that only this memory can serve: DPDK devices for mbufs.
+    type Device: Device<Self::Frame>;
+    /// What makes a thread one that the memory knows, for as long as it is kept.
+    type Registration;
+    /// Called by each worker on its own thread before anything else.
+    fn register_thread() -> Self::Registration;
+    /// A frame with `room()` to write into, or `None` where all are in use.
+    fn take(&mut self) -> Option<Self::Frame>;
+    /// Gives a frame back.
+    fn give(&mut self, frame: Self::Frame);
+    /// The largest frame in bytes.
+    fn frame_limit(&self) -> usize;
+}
+
+/// A port whose frames are already in the worker's memory.
+pub trait Device<F>: Send + 'static {
+    /// Appends at most `limit` received frames.
+    fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> usize;
+    /// Sends from the front of `frames`, in order, and removes what it sent; what stays did not fit.
+    fn send(&mut self, frames: &mut Vec<F>) -> usize;
+}
+
+/// A [`Device`] where there are none.
+#[derive(Debug)]
+pub enum NoDevice {}
+
+impl<F> Device<F> for NoDevice {
+    fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> usize {
+        match *self {}
+    }
+    fn send(&mut self, _frames: &mut Vec<F>) -> usize {
+        match *self {}
+    }
+}
+
+/// A frame in ordinary memory.
+#[derive(Debug)]
+pub struct HeapFrame {
+    room: Box<[u8]>,
+    len: usize,
+}
+
+impl HeapFrame {
+    /// An empty frame with room for `bytes` bytes.
+    pub fn with_room(bytes: usize) -> HeapFrame {
+        HeapFrame {
+            room: vec![0; bytes].into_boxed_slice(),
+            len: 0,
+        }
+    }
+}
+
+impl Frame for HeapFrame {
+    fn bytes(&self) -> &[u8] {
+        self.room.get(..self.len).unwrap_or_default()
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.room.get_mut(..self.len).unwrap_or_default()
+    }
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.room
+    }
+    fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.room.len());
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Frames that a worker keeps at hand; the rest is in the list that all workers share.
+const CACHE_FRAMES: usize = 256;
+
+/// A worker's share of a pool of [`HeapFrame`]s. Frames may be taken from one worker's share and given to
+/// another's: the list between them keeps the shares level.
+#[derive(Debug)]
+pub struct HeapMemory {
+    cache: Vec<HeapFrame>,
+    shared: Arc<ArrayQueue<HeapFrame>>,
+    frame_limit: usize,
+}
+
+impl HeapMemory {
+    /// A pool of `frames` frames with room for `frame_bytes` each, in one share per worker.
+    pub fn shares(workers: usize, frames: usize, frame_bytes: usize) -> Vec<HeapMemory> {
+        let shared = Arc::new(ArrayQueue::new(frames.max(1)));
+        for _ in 0..frames {
+            let _full = shared.push(HeapFrame::with_room(frame_bytes));
+        }
+        (0..workers)
+            .map(|_| HeapMemory {
+                cache: Vec::with_capacity(2 * CACHE_FRAMES),
+                shared: Arc::clone(&shared),
+                frame_limit: frame_bytes,
+            })
+            .collect()
+    }
+
+    /// Frames in the shared list: at rest, the pool's size less what the shares have at hand.
+    pub fn shared_frames(&self) -> usize {
+        self.shared.len() + self.cache.len()
+    }
+}
+
+impl FrameMemory for HeapMemory {
+    type Frame = HeapFrame;
+    type Device = NoDevice;
+    type Registration = ();
+
+    fn register_thread() {}
+
+    fn take(&mut self) -> Option<HeapFrame> {
+        if let Some(frame) = self.cache.pop() {
+            return Some(frame);
+        }
+        while self.cache.len() < CACHE_FRAMES {
+            let Some(frame) = self.shared.pop() else { break };
+            self.cache.push(frame);
+        }
+        self.cache.pop()
+    }
+
+    fn give(&mut self, mut frame: HeapFrame) {
+        frame.len = 0;
+        if self.cache.len() == 2 * CACHE_FRAMES {
+            for spare in self.cache.drain(CACHE_FRAMES..) {
+                // The list has room for every frame of the pool, so this cannot fail.
+                let _full = self.shared.push(spare);
+            }
+        }
+        self.cache.push(frame);
+    }
+
+    fn frame_limit(&self) -> usize {
+        self.frame_limit
+    }
+}
+
+impl Drop for HeapMemory {
+    /// The frames at hand go back to the others' list.
+    fn drop(&mut self) {
+        for frame in self.cache.drain(..) {
+            let _full = self.shared.push(frame);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_given_to_another_share_come_back() {
+        let mut shares = HeapMemory::shares(2, 1024, 128);
+        let (mut b, mut a) = (shares.pop().unwrap(), shares.pop().unwrap());
+        for _ in 0..20 {
+            let taken: Vec<_> = (0..500).map(|_| a.take().unwrap()).collect();
+            for frame in taken {
+                b.give(frame);
+            }
+        }
+        let mut all = Vec::new();
+        while let Some(frame) = a.take() {
+            all.push(frame);
+        }
+        while let Some(frame) = b.take() {
+            all.push(frame);
+        }
+        assert_eq!(all.len(), 1024);
+        assert!(a.take().is_none() && b.take().is_none());
+    }
+
+    #[test]
+    fn a_length_beyond_the_room_is_cut() {
+        let mut frame = HeapFrame::with_room(64);
+        frame.set_len(1000);
+        assert_eq!(frame.bytes().len(), 64);
+    }
+}

@@ -1,0 +1,215 @@
+//! The data ports of one instance, on the worker that is at home to it.
+
+use model::{InstanceId, UplinkId};
+
+use crate::counters::SlotCounters;
+use crate::frame::{Frame, FrameMemory};
+use crate::plan::{Plan, SlotPlan};
+use crate::port::{Pending, Port};
+
+/// An instance has a data port per uplink of its service.
+pub(crate) const PORT_LIMIT: usize = 2;
+
+/// The frame that asks an instance whether it takes packets: addressed to nobody, of the EtherType that IEEE 802 keeps
+/// for local experiments (0x88b5). It never leaves the switch, whatever the function does with its addresses. Nothing
+/// else of this EtherType reaches an instance, because it is not IP.
+pub(crate) const PROBE: [u8; 60] = {
+    let mut frame = [0; 60];
+    frame[0] = 0x02;
+    frame[6] = 0x02;
+    frame[12] = 0x88;
+    frame[13] = 0xb5;
+    let text = b"inco probe";
+    let mut i = 0;
+    while i < text.len() {
+        frame[14 + i] = text[i];
+        i += 1;
+    }
+    frame
+};
+
+/// Whether this came back from an instance because it was probed: by all but the addresses.
+pub(crate) fn is_probe(bytes: &[u8]) -> bool {
+    const MARK: std::ops::Range<usize> = 12..24;
+    bytes.get(MARK) == PROBE.get(MARK)
+}
+
+/// Where what comes back on a data port goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReturnWay {
+    /// Out of this uplink.
+    pub(crate) uplink: UplinkId,
+    /// Counted with its flow first.
+    pub(crate) counted: bool,
+}
+
+/// Turns that found nothing before a port is looked at less often.
+const QUIET_TURNS: u32 = 64;
+/// How often a quiet port is looked at: every this many turns.
+const QUIET_STRIDE: u32 = 8;
+
+/// The data ports of one instance and what is known of them between two turns.
+pub struct InstancePorts<M: FrameMemory> {
+    /// The ports, in the order of the service's uplinks.
+    pub ports: Vec<Port<M>>,
+    /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
+    /// dies.
+    pub outstanding: u64,
+    /// Whether something was sent since the last flush.
+    pub touched: bool,
+    /// Which instance it is, once a plan has told.
+    pub(crate) id: Option<InstanceId>,
+    /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance has
+    /// left the plan, so that what it still has comes out.
+    pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
+    /// Whether the peer gave a descriptor that cannot be.
+    pub(crate) is_broken: bool,
+    /// Whether that has been reported.
+    reported_broken: bool,
+    /// Whether it was ever probed: probes may then come back.
+    pub(crate) is_probed: bool,
+    /// Flushes in a row that found the ring at least a quarter full.
+    crowded: u8,
+    quiet: u32,
+}
+
+impl<M: FrameMemory> InstancePorts<M> {
+    /// An instance with these ports, at most [`PORT_LIMIT`].
+    pub fn new(mut ports: Vec<Port<M>>) -> InstancePorts<M> {
+        ports.truncate(PORT_LIMIT);
+        InstancePorts {
+            ports,
+            outstanding: 0,
+            touched: false,
+            id: None,
+            ways: [None; PORT_LIMIT],
+            is_broken: false,
+            reported_broken: false,
+            is_probed: false,
+            crowded: 0,
+            quiet: 0,
+        }
+    }
+
+    /// Whether this turn should look for returned packets: always while there are some, else now and then.
+    pub fn is_due(&mut self) -> bool {
+        if self.quiet < QUIET_TURNS {
+            return true;
+        }
+        self.quiet += 1;
+        if self.quiet >= QUIET_TURNS + QUIET_STRIDE {
+            self.quiet = QUIET_TURNS;
+            return true;
+        }
+        false
+    }
+
+    /// Notes how many packets a look found.
+    pub fn looked(&mut self, packets: usize) {
+        self.quiet = if packets > 0 {
+            0
+        } else {
+            self.quiet.saturating_add(1)
+        };
+    }
+
+    /// Notes what a plan says of the instance.
+    pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
+        self.id = Some(slot_plan.instance);
+        if let Some(service) = plan.service(slot_plan.service) {
+            for (port, way) in self.ways.iter_mut().enumerate() {
+                *way = service.uplinks.get(port).map(|uplink| ReturnWay {
+                    uplink: *uplink,
+                    counted: service.return_counters,
+                });
+            }
+        }
+    }
+
+    /// Something is being sent: an answer is likely.
+    #[inline]
+    pub(crate) fn touch(&mut self) {
+        self.touched = true;
+        self.quiet = 0;
+    }
+
+    /// Sends a probe on the first port, uncounted; everything else must have been flushed. Nothing happens where no
+    /// frame or no room is left: it can be asked again.
+    pub fn probe(&mut self, memory: &mut M) {
+        let (Some(port), Some(mut frame)) = (self.ports.first_mut(), memory.take()) else {
+            return;
+        };
+        if let Some(room) = frame.room().get_mut(..PROBE.len()) {
+            room.copy_from_slice(&PROBE);
+        }
+        frame.set_len(PROBE.len());
+        port.send(frame, memory);
+        port.flush(memory);
+        self.is_probed = true;
+        self.quiet = 0;
+    }
+
+    /// Whether a peer has been found to break its rings' protocol since the last call.
+    pub(crate) fn is_newly_broken(&mut self) -> bool {
+        self.is_broken |= self.ports.iter().any(Port::is_broken);
+        self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
+    }
+
+    /// Makes what was sent visible to the instance and counts it, and that its ring is hot where it was full, or at least
+    /// a quarter full at two flushes in a row. Returns what was sent.
+    pub fn flush(&mut self, memory: &mut M, counters: &SlotCounters) -> Pending {
+        self.touched = false;
+        let (mut all, mut used, mut slots) = (Pending::default(), 0, 0);
+        for port in &mut self.ports {
+            let sent = port.flush(memory);
+            all.packets += sent.packets;
+            all.bytes += sent.bytes;
+            all.full += sent.full;
+            all.too_large += sent.too_large;
+            let rings = port.occupancy();
+            used += rings.used;
+            slots += rings.slots;
+        }
+        counters.to_packets.add(all.packets);
+        counters.to_bytes.add(all.bytes);
+        counters.ring_drops.add(all.full);
+        counters.too_large.add(all.too_large);
+        self.outstanding += all.packets;
+        counters.ring_used.set(u64::from(used));
+        self.crowded = if slots > 0 && used * 4 >= slots {
+            self.crowded.saturating_add(1)
+        } else {
+            0
+        };
+        if all.full > 0 || self.crowded >= 2 {
+            counters.hot.add(1);
+        }
+        all
+    }
+
+    /// Counts packets that came back.
+    pub fn returned(&mut self, packets: u64, bytes: u64, counters: &SlotCounters) {
+        counters.back_packets.add(packets);
+        counters.back_bytes.add(bytes);
+        if packets > self.outstanding {
+            counters.originated.add(packets - self.outstanding);
+        }
+        self.outstanding = self.outstanding.saturating_sub(packets);
+    }
+
+    /// Sets the gauges of the rings.
+    pub fn gauge(&mut self, counters: &SlotCounters) {
+        let (mut used, mut slots, mut back, mut consumed) = (0u64, 0u64, 0u64, 0u64);
+        for port in &mut self.ports {
+            let rings = port.occupancy();
+            used += u64::from(rings.used);
+            slots += u64::from(rings.slots);
+            back += u64::from(rings.back);
+            consumed = consumed.wrapping_add(rings.consumed);
+        }
+        counters.ring_used.set(used);
+        counters.ring_slots.set(slots);
+        counters.back_used.set(back);
+        counters.consumed.set(consumed);
+    }
+}

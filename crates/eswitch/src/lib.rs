@@ -1,0 +1,49 @@
+//! The soft switch: takes packets from uplinks, gives each new flow to an instance, keeps it there, counts everything
+//! and sends what comes back out again. It decides nothing about how many instances there are and starts none; it
+//! must never put a packet of a pinned flow on another instance.
+//!
+//! Key types: [`Switch`] (the contract), [`SoftSwitch`] (its implementation), [`Plan`] (the snapshot that workers
+//! steer by), [`Worker`] (one thread of the data plane), [`Port`] (one queue of an uplink or an instance).
+//!
+//! The way of a packet:
+//! 1. The worker that polls an uplink copies or takes a burst of frames from it.
+//! 2. Each is parsed. Its owner is a keyed hash of its two addresses and its VLAN: where that is another worker, the
+//!    frame crosses to it in a ring. All of a flow, its fragments and the ICMP errors that quote it have one owner,
+//!    and cross in order.
+//! 3. The owner looks the flow up. A hit is counted and sent to the instance that it is pinned to. A miss is
+//!    classified, given to an instance by the scheduler, pinned and sent, before the next packet is looked at.
+//! 4. The worker that is at home to the instance puts the frame into its ring; at the end of the turn the ring's new
+//!    head is published once.
+//! 5. What an instance gives back on data port k leaves by uplink k of its service, whatever it is.
+#![forbid(unsafe_code)]
+
+mod counters;
+mod dump;
+mod frame;
+mod idle;
+mod instance;
+#[cfg(feature = "dpdk")]
+mod mbufs;
+mod message;
+mod plan;
+mod port;
+mod soft;
+mod switch;
+mod worker;
+
+pub use counters::{
+    Counter, SERVICE_LIMIT, ServiceCounters, SlotCounters, UPLINK_LIMIT, UplinkCounters, WorkerCounters,
+    WorkerFigures, WorkerTotals,
+};
+pub use dump::{FlowDump, FlowFilter};
+pub use frame::{Device, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice};
+pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
+pub use instance::InstancePorts;
+#[cfg(feature = "dpdk")]
+pub use mbufs::{DpdkQueue, MbufMemory};
+pub use message::{Command, Destination, HandOff, WorkerEvent};
+pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
+pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
+pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
+pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+pub use worker::{BURST_FRAMES, Worker, WorkerParts};

@@ -1,0 +1,146 @@
+//! What crosses between the control plane and a worker, and between two workers, in bounded single-producer
+//! single-consumer rings.
+
+use model::{FlowKey, InstanceId, ServiceId, Slot, UplinkId};
+
+use crate::dump::FlowDump;
+use crate::frame::FrameMemory;
+use crate::instance::InstancePorts;
+use crate::port::Port;
+
+/// What the control plane asks of a worker. Everything that has to be allocated comes with the command.
+pub enum Command<M: FrameMemory> {
+    /// The worker is at home to this instance from now on.
+    AttachInstance {
+        /// The instance's place.
+        slot: Slot,
+        /// Its data ports.
+        ports: Box<InstancePorts<M>>,
+    },
+    /// No pin to the slot remains after this, and none is made unless a plan published later says so.
+    /// The worker that is at home gives the ports back.
+    RemoveInstance {
+        /// The instance's place.
+        slot: Slot,
+        /// Whether the instance failed: what it held then counts as lost, else as kept by it.
+        failed: bool,
+    },
+    /// Puts a probe into the instance's ring.
+    Probe {
+        /// The instance's place.
+        slot: Slot,
+    },
+    /// Removes the pins to a slot and leaves its ports.
+    PurgeSlot {
+        /// The instance's place.
+        slot: Slot,
+        /// Whether the instance failed: its flows then count as expected moves.
+        failed: bool,
+    },
+    /// Removes one flow.
+    PurgeFlow {
+        /// Which one.
+        key: FlowKey,
+    },
+    /// The scheduler of a service is replaced.
+    SetScheduler {
+        /// Which service.
+        service: ServiceId,
+        /// What picks from now on.
+        scheduler: scheduling::Scheduler,
+    },
+    /// The worker serves this queue of an uplink from now on.
+    AttachUplink {
+        /// Which uplink.
+        uplink: UplinkId,
+        /// The queue.
+        port: Box<Port<M>>,
+    },
+    /// The uplink went down; the worker gives its queue back.
+    DetachUplink {
+        /// Which uplink.
+        uplink: UplinkId,
+    },
+    /// Fills the dump with flows.
+    Dump(Box<FlowDump>),
+    /// Ends the worker.
+    Stop,
+}
+
+/// What a worker tells the control plane.
+pub enum WorkerEvent<M: FrameMemory> {
+    /// A [`Command::AttachInstance`] is done here.
+    InstanceAttached {
+        /// The instance's place.
+        slot: Slot,
+    },
+    /// A [`Command::RemoveInstance`] is done here.
+    InstanceRemoved {
+        /// The instance's place.
+        slot: Slot,
+        /// Packets that the instance held: lost with it, or kept by it.
+        outstanding: u64,
+    },
+    /// The ports of a removed instance, to be freed: from the worker that was at home.
+    PortsReturned {
+        /// The ports.
+        ports: Box<InstancePorts<M>>,
+    },
+    /// A peer broke the ring's protocol; the port must go.
+    PortBroken {
+        /// The instance's place.
+        slot: Slot,
+    },
+    /// A [`Command::AttachUplink`] is done here.
+    UplinkAttached {
+        /// Which uplink.
+        uplink: UplinkId,
+    },
+    /// The peer of an uplink broke the ring's protocol; the port must go.
+    UplinkBroken {
+        /// Which uplink.
+        uplink: UplinkId,
+    },
+    /// A [`Command::DetachUplink`] is done here.
+    UplinkDetached {
+        /// Which uplink.
+        uplink: UplinkId,
+        /// The queue, where the worker had one.
+        port: Option<Box<Port<M>>>,
+    },
+    /// The dump, filled.
+    Dumped(Box<FlowDump>),
+}
+
+/// A frame on its way to another worker.
+pub struct HandOff<F> {
+    /// The frame.
+    pub frame: F,
+    /// Where it is going.
+    pub to: Destination,
+}
+
+/// Where a frame handed to another worker is going.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Received on that uplink: the worker owns its flow.
+    Steering(UplinkId),
+    /// To an instance that the worker is at home to.
+    Instance {
+        /// The instance's place.
+        slot: Slot,
+        /// Which instance had it then: the slot may have another one when the frame arrives.
+        instance: InstanceId,
+        /// Which of its data ports.
+        port: u8,
+    },
+    /// Out of an uplink whose queue the worker has.
+    Uplink(UplinkId),
+    /// Back from an instance, to be counted with its flow and then sent out of the uplink.
+    Return {
+        /// The instance that it came from.
+        slot: Slot,
+        /// Where it leaves.
+        uplink: UplinkId,
+    },
+}

@@ -1,0 +1,324 @@
+//! The snapshot that workers steer by: services, instances and what happens to the rest.
+//!
+//! The control plane builds a [`Plan`], publishes it with one atomic store, and keeps each published plan until every
+//! worker has acknowledged a newer one, so that a worker never frees memory. Loads change every millisecond and lie
+//! beside the plan in a [`LoadBoard`] of plain atomics: a plan a millisecond would be a thousand allocations a second
+//! for figures that need no consistency among themselves.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use model::{Generation, InstanceId, InstanceState, ServiceId, Slot, Tuple, UplinkId, WorkerId};
+use scheduling::Scheduler;
+
+use crate::counters::SERVICE_LIMIT;
+
+/// What happens to packets that are no flow of a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// They are dropped and counted.
+    #[default]
+    Drop,
+    /// They leave by that uplink, unchanged.
+    Pass(UplinkId),
+}
+
+/// What happens to a new flow that finds the flow table full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TableFull {
+    /// Its packets are sent by hash, without a pin: an instance added or removed may move it.
+    #[default]
+    Hash,
+    /// Its packets are dropped.
+    Drop,
+}
+
+/// Addresses that share their first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Any address of it.
+    pub address: IpAddr,
+    /// How many leading bits count.
+    pub bits: u8,
+}
+
+impl Prefix {
+    /// Whether the address is in it. Addresses of the other family never are.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let shift = 32u32.saturating_sub(u32::from(self.bits));
+                (u64::from(u32::from(a)) >> shift) == (u64::from(u32::from(b)) >> shift)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let shift = 128u32.saturating_sub(u32::from(self.bits));
+                u128::from(a).checked_shr(shift) == u128::from(b).checked_shr(shift)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Which packets are a service's. An empty match is all IP packets.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Match {
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// Source addresses.
+    pub src: Option<Prefix>,
+    /// Destination addresses.
+    pub dst: Option<Prefix>,
+    /// Source ports.
+    pub src_port: Option<RangeInclusive<u16>>,
+    /// Destination ports.
+    pub dst_port: Option<RangeInclusive<u16>>,
+    /// Outermost VLAN id.
+    pub vlan: Option<u16>,
+}
+
+impl Match {
+    /// Whether a packet with these addresses is meant.
+    pub fn matches(&self, tuple: &Tuple) -> bool {
+        self.protocol.is_none_or(|p| p == tuple.protocol)
+            && self.vlan.is_none_or(|v| v == tuple.vlan)
+            && self.src.is_none_or(|p| p.contains(tuple.src))
+            && self.dst.is_none_or(|p| p.contains(tuple.dst))
+            && self.src_port.as_ref().is_none_or(|r| r.contains(&tuple.src_port))
+            && self.dst_port.as_ref().is_none_or(|r| r.contains(&tuple.dst_port))
+    }
+}
+
+/// What a worker knows of a service.
+#[derive(Clone, Debug)]
+pub struct ServicePlan {
+    /// Which service. Its place in [`Plan::services`] is the order in which matches are tried.
+    pub id: ServiceId,
+    /// Its packets.
+    pub matches: Match,
+    /// Whether both directions of a flow go to one instance.
+    pub symmetric: bool,
+    /// Its uplinks: data port k of an instance belongs to the k-th one. One or two.
+    pub uplinks: Vec<UplinkId>,
+    /// The scheduler that each worker starts with.
+    pub scheduler: Scheduler,
+    /// Share of an instance's capacity that scheduling may use, 0 to 1.
+    pub fit: f32,
+    /// What happens when the flow table is full.
+    pub table_full: TableFull,
+    /// Whether returned packets are counted per flow.
+    pub return_counters: bool,
+}
+
+/// What a worker knows of an instance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlotPlan {
+    /// Which instance has the slot.
+    pub instance: InstanceId,
+    /// Of which service.
+    pub service: ServiceId,
+    /// Whether it takes new flows, serves those it has, or neither.
+    pub state: InstanceState,
+    /// Packets per second that it can process.
+    pub capacity_pps: f32,
+    /// Share of new flows, out of 256, for schedulers that go by weight.
+    pub weight: u16,
+    /// Queue pairs of each of its data ports; as many as there are workers for a sink.
+    pub queues: u16,
+}
+
+/// The immutable snapshot. Workers read its pointer once per turn.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Counts the plans published.
+    pub generation: Generation,
+    /// Services in the order in which their matches are tried.
+    pub services: Vec<ServicePlan>,
+    /// Instances by slot.
+    pub slots: Vec<Option<SlotPlan>>,
+    /// What happens to IP packets of no service.
+    pub unmatched: Fallback,
+    /// What happens to packets that are not IP.
+    pub other: Fallback,
+}
+
+impl Plan {
+    /// The instance in that slot.
+    #[inline]
+    pub fn slot(&self, slot: Slot) -> Option<&SlotPlan> {
+        self.slots.get(slot.index())?.as_ref()
+    }
+
+    /// The worker that is at home to the queue by which `worker` reaches the instance in that slot.
+    #[inline]
+    pub fn home(&self, slot: Slot, worker: WorkerId, workers: usize) -> WorkerId {
+        let queues = self.slot(slot).map_or(1, |p| usize::from(p.queues.max(1)));
+        WorkerId(home(slot, worker.index() % queues, queues, workers) as u8)
+    }
+
+    /// The service of that id.
+    pub fn service(&self, id: ServiceId) -> Option<&ServicePlan> {
+        self.services.iter().find(|s| s.id == id)
+    }
+
+    /// The service that a packet with these addresses, received on that uplink, belongs to, by its place.
+    /// A symmetric service also takes the packets of the opposite direction.
+    pub fn classify(&self, tuple: &Tuple, uplink: UplinkId) -> Option<usize> {
+        let back = Tuple {
+            src: tuple.dst,
+            dst: tuple.src,
+            src_port: tuple.dst_port,
+            dst_port: tuple.src_port,
+            ..*tuple
+        };
+        self.services.iter().position(|s| {
+            s.uplinks.contains(&uplink)
+                && (s.matches.matches(tuple) || s.symmetric && s.matches.matches(&back))
+        })
+    }
+}
+
+/// The worker at home to a queue of an instance: its own where there is a queue per worker; else instances are dealt
+/// out, so that those of one queue do not all burden the first worker.
+pub(crate) fn home(slot: Slot, queue: usize, queues: usize, workers: usize) -> usize {
+    if queues >= workers {
+        queue % workers
+    } else {
+        (slot.index() + queue) % workers
+    }
+}
+
+/// Loads that the collector publishes and workers read.
+#[derive(Debug)]
+pub struct LoadBoard {
+    epoch: AtomicU64,
+    loads_pps: Box<[AtomicU32]>,
+    expected_pps: Box<[AtomicU32]>,
+}
+
+impl Default for LoadBoard {
+    fn default() -> Self {
+        LoadBoard {
+            epoch: AtomicU64::new(0),
+            loads_pps: (0..Slot::LIMIT).map(|_| AtomicU32::new(0)).collect(),
+            expected_pps: (0..SERVICE_LIMIT).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+}
+
+impl LoadBoard {
+    /// Sets the load of an instance, in packets per second.
+    pub fn set_load(&self, slot: Slot, pps: f32) {
+        if let Some(load) = self.loads_pps.get(slot.index()) {
+            load.store(pps.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Sets what a new flow of the service is expected to bring, in packets per second.
+    pub fn set_expected(&self, service: ServiceId, pps: f32) {
+        if let Some(expected) = self.expected_pps.get(service.index()) {
+            expected.store(pps.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Makes what was set count: workers then forget their estimates for flows pinned before.
+    pub fn publish(&self) {
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often loads were published.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The load of an instance, in packets per second.
+    pub fn load(&self, slot: Slot) -> f32 {
+        self.loads_pps
+            .get(slot.index())
+            .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
+    }
+
+    /// What a new flow of the service is expected to bring, in packets per second.
+    pub fn expected(&self, service: ServiceId) -> f32 {
+        self.expected_pps
+            .get(service.index())
+            .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(src: &str, dst: &str, dst_port: u16) -> Tuple {
+        Tuple {
+            src: src.parse().unwrap(),
+            dst: dst.parse().unwrap(),
+            src_port: 1000,
+            dst_port,
+            protocol: 6,
+            vlan: 0,
+        }
+    }
+
+    #[test]
+    fn prefixes_of_every_length_hold_their_own_address() {
+        for bits in 0..=32 {
+            let p = Prefix {
+                address: "10.128.3.4".parse().unwrap(),
+                bits,
+            };
+            assert!(p.contains("10.128.3.4".parse().unwrap()));
+            assert_eq!(p.contains("138.0.0.0".parse().unwrap()), bits == 0);
+            assert!(!p.contains("::1".parse().unwrap()));
+        }
+        for bits in 0..=128 {
+            let p = Prefix {
+                address: "2001:db8::1".parse().unwrap(),
+                bits,
+            };
+            assert!(p.contains("2001:db8::1".parse().unwrap()));
+            assert_eq!(p.contains("a001:db8::1".parse().unwrap()), bits == 0);
+        }
+    }
+
+    #[test]
+    fn a_symmetric_service_takes_both_directions_and_only_its_uplinks() {
+        let mut plan = Plan::default();
+        plan.services.push(ServicePlan {
+            id: ServiceId(0),
+            matches: Match {
+                protocol: Some(6),
+                dst: Some(Prefix {
+                    address: "10.128.0.0".parse().unwrap(),
+                    bits: 16,
+                }),
+                dst_port: Some(80..=443),
+                ..Match::default()
+            },
+            symmetric: true,
+            uplinks: vec![UplinkId(0)],
+            scheduler: Scheduler::from_name("round-robin").unwrap(),
+            fit: 0.9,
+            table_full: TableFull::Hash,
+            return_counters: false,
+        });
+        let there = tuple("192.0.2.1", "10.128.9.9", 443);
+        let back = Tuple {
+            src: there.dst,
+            dst: there.src,
+            src_port: there.dst_port,
+            dst_port: there.src_port,
+            ..there
+        };
+        assert_eq!(plan.classify(&there, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(&back, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(&there, UplinkId(1)), None);
+        assert_eq!(
+            plan.classify(&tuple("192.0.2.1", "10.128.9.9", 444), UplinkId(0)),
+            None
+        );
+        plan.services[0].symmetric = false;
+        assert_eq!(plan.classify(&back, UplinkId(0)), None);
+    }
+}

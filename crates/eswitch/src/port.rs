@@ -1,0 +1,250 @@
+//! Ports: where a worker's frames come in and go out. One worker owns one queue of a port.
+//!
+//! Life of a port: made by the control plane, given to its worker in a command, polled with [`Port::receive`],
+//! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
+//! control plane.
+
+use crate::frame::{Device, Frame, FrameMemory};
+
+/// One queue of a port.
+#[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
+pub enum Port<M: FrameMemory> {
+    /// A pair of rings shared with another process.
+    Memif(MemifPort),
+    /// A sink: takes everything, gives nothing. For measuring the switch alone.
+    Null(Pending),
+    /// A device whose frames are already in the worker's memory.
+    Device(DevicePort<M>),
+}
+
+/// What was put into a port since its last flush.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// Packets that the port took.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets that found it full.
+    pub full: u64,
+    /// Packets that can never fit.
+    pub too_large: u64,
+}
+
+/// What was taken out of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Packets received.
+    pub packets: usize,
+    /// Packets that the peer announced with a descriptor that cannot be true.
+    pub bad: u64,
+    /// Packets larger than a frame.
+    pub too_large: u64,
+}
+
+/// How full a port's rings are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Descriptors in the ring towards the peer that it has not taken.
+    pub used: u32,
+    /// Descriptors that this ring has; 0 where it cannot be seen.
+    pub slots: u32,
+    /// Packets in the ring back that we have not taken.
+    pub back: u32,
+    /// Descriptors that the peer has taken since the port was attached.
+    pub consumed: u64,
+}
+
+/// One queue pair of a memif link.
+pub struct MemifPort {
+    queues: memif::QueuePair,
+    pending: Pending,
+}
+
+/// One queue of a device, and the frames that wait for its next burst.
+pub struct DevicePort<M: FrameMemory> {
+    device: M::Device,
+    staged: Vec<M::Frame>,
+    pending: Pending,
+}
+
+/// Frames that a device port stages before it sends them: one burst.
+const STAGED_FRAMES: usize = 64;
+
+impl<M: FrameMemory> Port<M> {
+    /// A port on one queue pair of a memif link.
+    pub fn memif(queues: memif::QueuePair) -> Port<M> {
+        Port::Memif(MemifPort {
+            queues,
+            pending: Pending::default(),
+        })
+    }
+
+    /// A sink.
+    pub fn null() -> Port<M> {
+        Port::Null(Pending::default())
+    }
+
+    /// A port on one queue of a device.
+    pub fn device(device: M::Device) -> Port<M> {
+        Port::Device(DevicePort {
+            device,
+            staged: Vec::with_capacity(STAGED_FRAMES),
+            pending: Pending::default(),
+        })
+    }
+
+    /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then
+    /// stay in the ring.
+    pub fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
+        match self {
+            Port::Memif(port) => port.receive(memory, into, limit),
+            Port::Null(_) => Received::default(),
+            Port::Device(port) => Received {
+                packets: port.device.receive(into, limit),
+                ..Received::default()
+            },
+        }
+    }
+
+    /// Puts a frame into the port; it is sent with the next [`Port::flush`] at the latest.
+    pub fn send(&mut self, frame: M::Frame, memory: &mut M) {
+        match self {
+            Port::Memif(port) => {
+                port.send(frame.bytes());
+                memory.give(frame);
+            }
+            Port::Null(pending) => {
+                pending.packets += 1;
+                pending.bytes += frame.len() as u64;
+                memory.give(frame);
+            }
+            Port::Device(port) => {
+                port.staged.push(frame);
+                if port.staged.len() == STAGED_FRAMES {
+                    port.send_staged(memory);
+                }
+            }
+        }
+    }
+
+    /// Makes everything sent so far visible to the peer, and says what came of it since the last flush.
+    pub fn flush(&mut self, memory: &mut M) -> Pending {
+        match self {
+            Port::Memif(port) => {
+                port.queues.tx.flush();
+                std::mem::take(&mut port.pending)
+            }
+            Port::Null(pending) => std::mem::take(pending),
+            Port::Device(port) => {
+                port.send_staged(memory);
+                std::mem::take(&mut port.pending)
+            }
+        }
+    }
+
+    /// How full its rings are now.
+    pub fn occupancy(&mut self) -> Occupancy {
+        match self {
+            Port::Memif(port) => Occupancy {
+                used: port.queues.tx.occupancy(),
+                slots: port.queues.tx.slots(),
+                back: port.queues.rx.occupancy(),
+                consumed: port.queues.tx.consumed(),
+            },
+            Port::Null(_) | Port::Device(_) => Occupancy::default(),
+        }
+    }
+
+    /// The queue to wait on while the worker sleeps, where the port has one.
+    pub fn waits_on(&mut self) -> Option<&mut memif::RxQueue> {
+        match self {
+            Port::Memif(port) => Some(&mut port.queues.rx),
+            Port::Null(_) | Port::Device(_) => None,
+        }
+    }
+
+    /// Whether the peer broke the protocol of its rings: nothing goes through any more.
+    pub fn is_broken(&self) -> bool {
+        match self {
+            Port::Memif(port) => port.queues.rx.is_violated() || port.queues.tx.is_violated(),
+            Port::Null(_) | Port::Device(_) => false,
+        }
+    }
+
+    /// Whether the worker must look at it to know of new packets: nothing wakes it.
+    pub fn must_be_polled(&self) -> bool {
+        matches!(self, Port::Device(_))
+    }
+}
+
+impl MemifPort {
+    fn receive<M: FrameMemory>(
+        &mut self,
+        memory: &mut M,
+        into: &mut Vec<M::Frame>,
+        limit: usize,
+    ) -> Received {
+        let mut received = Received::default();
+        let rx = &mut self.queues.rx;
+        if rx.available() == 0 {
+            return received;
+        }
+        while received.packets < limit {
+            let Some(mut frame) = memory.take() else { break };
+            match rx.pop(frame.room()) {
+                Some(Ok(len)) => {
+                    frame.set_len(len);
+                    into.push(frame);
+                    received.packets += 1;
+                }
+                Some(Err(error)) => {
+                    memory.give(frame);
+                    match error {
+                        memif::RxError::TooLarge { .. } => received.too_large += 1,
+                        _ => received.bad += 1,
+                    }
+                    // One burst of errors is enough for one turn.
+                    if received.bad + received.too_large >= limit as u64 {
+                        break;
+                    }
+                }
+                None => {
+                    memory.give(frame);
+                    break;
+                }
+            }
+        }
+        rx.release();
+        received
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        match self.queues.tx.push(bytes) {
+            Ok(()) => {
+                self.pending.packets += 1;
+                self.pending.bytes += bytes.len() as u64;
+            }
+            Err(memif::TxError::TooLarge) => self.pending.too_large += 1,
+            Err(_) => self.pending.full += 1,
+        }
+    }
+}
+
+impl<M: FrameMemory> DevicePort<M> {
+    fn send_staged(&mut self, memory: &mut M) {
+        if self.staged.is_empty() {
+            return;
+        }
+        let offered = self.staged.len() as u64;
+        let offered_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
+        self.device.send(&mut self.staged);
+        let left = self.staged.len() as u64;
+        let left_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
+        self.pending.packets += offered - left;
+        self.pending.bytes += offered_bytes - left_bytes;
+        self.pending.full += left;
+        for frame in self.staged.drain(..) {
+            memory.give(frame);
+        }
+    }
+}

@@ -1,0 +1,1125 @@
+//! The soft switch: workers in threads of this process, and the control plane's side of them.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use flow_table::{FlowHasher, FlowRow, FlowTable, Line, TableConfig, TimeoutPolicy};
+use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use rtrb::{Consumer, Producer, RingBuffer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use scheduling::Scheduler;
+
+use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
+use crate::dump::{FlowDump, FlowFilter};
+use crate::frame::FrameMemory;
+use crate::idle::{Idle, Polling, WakeSet, Waker};
+use crate::instance::{InstancePorts, PORT_LIMIT};
+use crate::message::{Command, HandOff, WorkerEvent};
+use crate::plan::{LoadBoard, Plan, home};
+use crate::port::Port;
+use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+use crate::worker::{Worker, WorkerParts};
+
+/// Workers that a switch has at most: the bits of the set of workers to wake.
+pub const WORKER_LIMIT: usize = 32;
+/// Commands that may wait for a worker. One per slot and some more: a whole set of instances can leave at once.
+const COMMAND_SLOTS: usize = 2 * Slot::LIMIT;
+/// Events that may wait for the control plane: an answer and a sweep per command, and a broken port, for each slot.
+const EVENT_SLOTS: usize = 4 * Slot::LIMIT;
+/// Rows that a request for flows gets at most, 130 MB of them.
+const FLOW_ROWS_LIMIT: usize = 1 << 20;
+/// Frames that may be under way from one worker to another. Four instance rings: the receiver takes a burst a turn.
+const HAND_OFF_SLOTS: usize = 4096;
+/// How often the sockets of ports are looked at: death of a peer is noticed within 100 ms by far.
+const SOCKET_PERIOD: Nanos = Nanos::from_millis(5);
+/// How long an uplink's listener waits at a time, so that it notices the end.
+const LISTEN_STEP: Duration = Duration::from_millis(100);
+/// How often a switch that stops looks whether its workers have.
+const STOP_STEP: Duration = Duration::from_micros(100);
+/// How long to wait between two attempts to reach an instance that does not listen yet.
+const CONNECT_PAUSE: Duration = Duration::from_millis(1);
+/// How long one handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(2);
+
+/// What a soft switch is made of.
+#[derive(Clone, Debug)]
+pub struct SoftSwitchConfig {
+    /// A worker per entry, pinned to that CPU where there is one.
+    pub workers: Vec<Option<usize>>,
+    /// Whether workers sleep.
+    pub polling: Polling,
+    /// The flow table of each worker.
+    pub table: TableConfig,
+    /// When flows end without saying so.
+    pub timeouts: TimeoutPolicy,
+    /// Uplinks, in the order of their ids.
+    pub uplinks: Vec<UplinkConfig>,
+    /// Secret of the flow hash: the same for all workers, another for each run.
+    pub hash_key: [u64; 4],
+}
+
+/// An uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkConfig {
+    /// Its name, for errors.
+    pub name: String,
+    /// What is behind it.
+    pub device: UplinkDevice,
+}
+
+/// What is behind an uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UplinkDevice {
+    /// A memif socket that the switch listens on; whoever connects is the network.
+    Memif {
+        /// The socket's path.
+        socket: PathBuf,
+    },
+    /// A device whose queues are given to [`SoftSwitch::start`].
+    Device,
+    /// A sink.
+    Null,
+}
+
+/// Ports that are given to the workers when the switch starts: for devices that need no peer, by uplink and queue.
+pub type DevicePorts<M> = Vec<(UplinkId, Vec<<M as FrameMemory>::Device>)>;
+
+/// The soft switch. Dropping it stops the workers.
+pub struct SoftSwitch<M: FrameMemory> {
+    plan: Arc<ArcSwap<Plan>>,
+    /// Published plans that a worker may still hold, oldest first. They are freed here, not there.
+    kept_plans: VecDeque<Arc<Plan>>,
+    generation: Generation,
+    /// The highest slot that any plan has had, and one.
+    slots_used: usize,
+    loads: Arc<LoadBoard>,
+    workers: Vec<WorkerHandle<M>>,
+    instances: Vec<Option<Attachment>>,
+    uplinks: Vec<UplinkState>,
+    background: Background,
+    dumps: Vec<PendingDump>,
+    sockets_at: Nanos,
+    /// Where link makers report; kept so that each can be given a sender.
+    report: mpsc::Sender<Report>,
+    reports: mpsc::Receiver<Report>,
+}
+
+struct WorkerHandle<M: FrameMemory> {
+    commands: Producer<Command<M>>,
+    /// Commands that found the ring full and must not be lost: those that follow from what happened, not from a call.
+    backlog: VecDeque<Command<M>>,
+    events: Consumer<WorkerEvent<M>>,
+    counters: Arc<WorkerCounters>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Threads beside the workers: listeners of uplinks, makers of links.
+#[derive(Default)]
+struct Background {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// An instance that is attached, or about to be, or about to go.
+struct Attachment {
+    /// Counts the attachments of all slots, so that a late report about an earlier one is told apart.
+    serial: u64,
+    controls: Vec<memif::Control>,
+    /// Whether a thread is still trying to connect it.
+    connecting: bool,
+    /// Workers that have not yet taken their ports, and what the peer calls itself.
+    attaching: usize,
+    peer: String,
+    /// Queue pairs of each port, once it is connected: the peer may have taken fewer than it was offered.
+    queues: Option<u16>,
+    failed: bool,
+    reported_down: bool,
+    /// Workers that have not yet forgotten it, once it is to go.
+    removing: Option<Removing>,
+    abandoned: Arc<AtomicBool>,
+}
+
+impl Attachment {
+    fn new(abandoned: Arc<AtomicBool>) -> Attachment {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        Attachment {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            controls: Vec::new(),
+            connecting: false,
+            attaching: 0,
+            peer: String::new(),
+            queues: None,
+            failed: false,
+            reported_down: false,
+            removing: None,
+            abandoned,
+        }
+    }
+}
+
+struct Removing {
+    waiting_for: usize,
+    outstanding: u64,
+}
+
+#[derive(Default)]
+struct UplinkState {
+    control: Option<memif::Control>,
+    /// Workers that have not yet taken their queue, and what the peer calls itself.
+    attaching: usize,
+    peer: String,
+    /// Workers that still have a queue of the link that went down.
+    detaching: usize,
+    /// The link that comes next, while the old one's queues are being given back.
+    next: Option<Box<memif::Link>>,
+}
+
+struct PendingDump {
+    id: u64,
+    waiting_for: usize,
+    rows: Vec<FlowRow>,
+    limit: usize,
+    complete: bool,
+}
+
+/// What a background thread tells.
+enum Report {
+    Connected {
+        slot: Slot,
+        serial: u64,
+        links: Result<Vec<memif::Link>, SwitchError>,
+    },
+    Uplink {
+        uplink: UplinkId,
+        link: Box<memif::Link>,
+    },
+}
+
+/// Monotonic time as workers see it.
+fn monotonic() -> Nanos {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Nanos(
+        (now.tv_sec as u64)
+            .saturating_mul(1_000_000_000)
+            .saturating_add(now.tv_nsec as u64),
+    )
+}
+
+impl<M: FrameMemory> WorkerHandle<M> {
+    fn send_backlog(&mut self) {
+        let mut sent = false;
+        while let Some(command) = self.backlog.pop_front() {
+            if let Err(rtrb::PushError::Full(command)) = self.commands.push(command) {
+                self.backlog.push_front(command);
+                break;
+            }
+            sent = true;
+        }
+        if sent {
+            self.waker.wake();
+        }
+    }
+}
+
+impl<M: FrameMemory> SoftSwitch<M> {
+    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker.
+    ///
+    /// # Errors
+    /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
+    /// the system refuses memory, threads or descriptors. Nothing runs then.
+    pub fn start(
+        config: &SoftSwitchConfig,
+        memories: Vec<M>,
+        devices: DevicePorts<M>,
+    ) -> Result<SoftSwitch<M>, SwitchError> {
+        let count = config.workers.len();
+        limit("workers", count, WORKER_LIMIT)?;
+        limit("uplinks", config.uplinks.len(), UPLINK_LIMIT)?;
+        limit("workers with frames", count, memories.len())?;
+        let mut listeners = Vec::new();
+        for (index, uplink) in config.uplinks.iter().enumerate() {
+            if let UplinkDevice::Memif { socket } = &uplink.device {
+                let server = memif::ServerConfig {
+                    // A worker serves one queue of an uplink.
+                    max_queues: count as u16,
+                    ..memif::ServerConfig::new("inco")
+                };
+                let listener =
+                    memif::Listener::bind(socket, server).map_err(|source| SwitchError::Memif {
+                        socket: socket.clone(),
+                        source,
+                    })?;
+                listeners.push((UplinkId(index as u8), listener));
+            }
+        }
+        let hasher = FlowHasher::new(config.hash_key);
+        let plan = Arc::new(ArcSwap::from_pointee(Plan::default()));
+        let loads = Arc::new(LoadBoard::default());
+        let leaving = Arc::new(AtomicUsize::new(0));
+        let mut parts = Vec::with_capacity(count);
+        let mut handles = Vec::with_capacity(count);
+        let wakers: Vec<Arc<Waker>> = (0..count)
+            .map(|_| Waker::new().map(Arc::new))
+            .collect::<Result<_, _>>()
+            .map_err(|e| system("making an eventfd for a worker", e.into()))?;
+        let (mut to_peers, mut from_peers) = hand_off_rings::<M>(count);
+        for (index, memory) in memories.into_iter().enumerate().take(count) {
+            let (commands, worker_commands) = RingBuffer::new(COMMAND_SLOTS);
+            let (worker_events, events) = RingBuffer::new(EVENT_SLOTS);
+            let counters = Arc::new(WorkerCounters::default());
+            let waker = Arc::clone(&wakers[index]);
+            let lines = FlowTable::<Box<[Line]>>::lines_needed(&config.table).map_err(SwitchError::Table)?;
+            // Written to here, so that no page is missing later.
+            let storage = vec![Line::ZERO; lines].into_boxed_slice();
+            let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, monotonic())
+                .map_err(SwitchError::Table)?;
+            parts.push(WorkerParts {
+                id: WorkerId(index as u8),
+                workers: count,
+                memory,
+                table,
+                hasher,
+                fragment_key: [
+                    config.hash_key[0] ^ config.hash_key[2],
+                    config.hash_key[1] ^ config.hash_key[3],
+                ],
+                plan: Arc::clone(&plan),
+                loads: Arc::clone(&loads),
+                counters: Arc::clone(&counters),
+                commands: worker_commands,
+                events: worker_events,
+                to_peers: std::mem::take(&mut to_peers[index]),
+                from_peers: std::mem::take(&mut from_peers[index]),
+                peer_wakers: (0..count)
+                    .map(|peer| (peer != index).then(|| Arc::clone(&wakers[peer])))
+                    .collect(),
+                wake_set: WakeSet::new(&waker)
+                    .map_err(|e| system("making an epoll set for a worker", e.into()))?,
+                waker: Arc::clone(&waker),
+                idle: Idle::new(config.polling),
+                leaving: Arc::clone(&leaving),
+            });
+            handles.push(WorkerHandle {
+                commands,
+                backlog: VecDeque::new(),
+                events,
+                counters,
+                waker,
+                thread: None,
+            });
+        }
+        let (report, reports) = mpsc::channel();
+        let mut switch = SoftSwitch {
+            plan,
+            kept_plans: VecDeque::new(),
+            generation: Generation(0),
+            slots_used: 0,
+            loads,
+            workers: handles,
+            instances: (0..Slot::LIMIT).map(|_| None).collect(),
+            uplinks: (0..config.uplinks.len())
+                .map(|_| UplinkState::default())
+                .collect(),
+            background: Background::default(),
+            dumps: Vec::new(),
+            sockets_at: Nanos::ZERO,
+            report,
+            reports,
+        };
+        for (index, (worker, cpu)) in parts.into_iter().zip(&config.workers).enumerate() {
+            let cpu = *cpu;
+            let thread = std::thread::Builder::new()
+                .name(format!("inco-worker-{index}"))
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        pin_to(cpu);
+                    }
+                    Worker::new(worker).run(monotonic);
+                })
+                .map_err(|e| system("starting a worker", e))?;
+            switch.workers[index].thread = Some(thread);
+        }
+        for (uplink, listener) in listeners {
+            switch.listen(uplink, listener)?;
+        }
+        for (index, uplink) in config.uplinks.iter().enumerate() {
+            if uplink.device == UplinkDevice::Null {
+                let uplink = UplinkId(index as u8);
+                for worker in 0..count {
+                    let port = Box::new(Port::null());
+                    switch.command(worker, Command::AttachUplink { uplink, port });
+                }
+            }
+        }
+        for (uplink, queues) in devices {
+            limit("queues of an uplink", queues.len(), count)?;
+            for (queue, device) in queues.into_iter().enumerate() {
+                let worker = (uplink.index() + queue) % count;
+                let port = Box::new(Port::device(device));
+                switch.command(worker, Command::AttachUplink { uplink, port });
+            }
+        }
+        Ok(switch)
+    }
+
+    /// Sends a command to a worker, in the order of the calls, whether its ring has room now or later.
+    fn command(&mut self, worker: usize, command: Command<M>) {
+        if let Some(handle) = self.workers.get_mut(worker) {
+            handle.backlog.push_back(command);
+            handle.send_backlog();
+        }
+    }
+
+    /// Whether every worker takes a command now.
+    fn have_room(&self) -> Result<(), SwitchError> {
+        match self
+            .workers
+            .iter()
+            .position(|w| w.commands.slots() == 0 || !w.backlog.is_empty())
+        {
+            Some(worker) => Err(SwitchError::WorkerStuck {
+                worker,
+                pending: COMMAND_SLOTS,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a command to every worker, or to none.
+    fn broadcast(&mut self, make: impl Fn() -> Command<M>) -> Result<(), SwitchError> {
+        self.have_room()?;
+        for worker in 0..self.workers.len() {
+            self.command(worker, make());
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self, uplink: UplinkId, mut listener: memif::Listener) -> Result<(), SwitchError> {
+        let stop = Arc::clone(&self.background.stop);
+        let report = self.report.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("inco-uplink-{}", uplink.0))
+            .spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    match listener.accept(LISTEN_STEP) {
+                        Ok(Some(link)) => {
+                            if report
+                                .send(Report::Uplink {
+                                    uplink,
+                                    link: Box::new(link),
+                                })
+                                .is_err()
+                            {
+                                return;
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(error) => {
+                            tracing::warn!(%uplink, %error, "a peer could not be accepted");
+                            // Whoever fails at once would otherwise keep this thread busy.
+                            std::thread::sleep(LISTEN_STEP);
+                        }
+                    }
+                }
+            })
+            .map_err(|e| system("starting an uplink's listener", e))?;
+        self.background.threads.push(thread);
+        Ok(())
+    }
+
+    // ---- instances --------------------------------------------------------------------------------------------
+
+    /// Gives each queue of an instance's ports to its worker: with a queue per worker each its own, else one home.
+    fn attach_links(&mut self, slot: Slot, links: Vec<memif::Link>) {
+        let peer = links.first().map(|l| l.peer_name.clone()).unwrap_or_default();
+        let workers = self.workers.len();
+        // Both ports of an instance have as many queues, or a worker would be at home to one of them alone.
+        let queues = links.iter().map(|l| l.queues.len()).min().unwrap_or(1);
+        let mut by_worker: Vec<Vec<Port<M>>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut controls = Vec::new();
+        for link in links {
+            controls.push(link.control);
+            for (queue, pair) in link.queues.into_iter().enumerate().take(queues) {
+                by_worker[home(slot, queue, queues, workers)].push(Port::memif(pair));
+            }
+        }
+        self.attach_ports(slot, by_worker, Some(queues as u16), peer, controls);
+    }
+
+    fn attach_ports(
+        &mut self,
+        slot: Slot,
+        by_worker: Vec<Vec<Port<M>>>,
+        queues: Option<u16>,
+        peer: String,
+        controls: Vec<memif::Control>,
+    ) {
+        if let Some(Some(attachment)) = self.instances.get_mut(slot.index()) {
+            attachment.controls = controls;
+            attachment.queues = queues;
+            attachment.peer = peer;
+            attachment.attaching = by_worker.iter().filter(|ports| !ports.is_empty()).count();
+        }
+        for (worker, ports) in by_worker.into_iter().enumerate() {
+            if !ports.is_empty() {
+                let ports = Box::new(InstancePorts::new(ports));
+                self.command(worker, Command::AttachInstance { slot, ports });
+            }
+        }
+    }
+
+    fn take_report(&mut self, report: Report, events: &mut Vec<SwitchEvent>) {
+        match report {
+            Report::Connected { slot, serial, links } => {
+                let Some(Some(attachment)) = self.instances.get_mut(slot.index()) else {
+                    return;
+                };
+                if attachment.serial != serial {
+                    return;
+                }
+                attachment.connecting = false;
+                if attachment.removing.is_some() {
+                    drop(links);
+                    self.finish_removal(slot, events);
+                    return;
+                }
+                match links {
+                    Ok(links) => self.attach_links(slot, links),
+                    Err(error) => {
+                        // No worker knows of it: the slot is free for another attempt.
+                        if let Some(place) = self.instances.get_mut(slot.index()) {
+                            *place = None;
+                        }
+                        events.push(SwitchEvent::AttachFailed { slot, error });
+                    }
+                }
+            }
+            Report::Uplink { uplink, link } => {
+                let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+                    return;
+                };
+                if state.control.is_some() {
+                    // The old peer's end has not been seen yet; the new one takes its place.
+                    state.next = Some(link);
+                    self.detach_uplink(uplink);
+                    events.push(SwitchEvent::UplinkDown {
+                        uplink,
+                        reason: "another peer took its place".into(),
+                    });
+                } else if state.detaching > 0 {
+                    state.next = Some(link);
+                } else {
+                    self.attach_uplink(uplink, *link);
+                }
+            }
+        }
+    }
+
+    fn attach_uplink(&mut self, uplink: UplinkId, link: memif::Link) {
+        let workers = self.workers.len();
+        if let Some(state) = self.uplinks.get_mut(uplink.index()) {
+            state.attaching = link.queues.len().min(workers);
+            state.peer = link.peer_name;
+            state.control = Some(link.control);
+        }
+        for (queue, pair) in link.queues.into_iter().enumerate().take(workers) {
+            let worker = (uplink.index() + queue) % workers;
+            let port = Box::new(Port::memif(pair));
+            self.command(worker, Command::AttachUplink { uplink, port });
+        }
+    }
+
+    fn detach_uplink(&mut self, uplink: UplinkId) {
+        let workers = self.workers.len();
+        if let Some(state) = self.uplinks.get_mut(uplink.index()) {
+            state.control = None;
+            state.detaching += workers;
+        }
+        for worker in 0..workers {
+            self.command(worker, Command::DetachUplink { uplink });
+        }
+    }
+
+    fn take_worker_event(&mut self, event: WorkerEvent<M>, events: &mut Vec<SwitchEvent>) {
+        match event {
+            WorkerEvent::PortsReturned { ports } => drop(ports),
+            WorkerEvent::InstanceAttached { slot } => {
+                // Of an earlier attachment of the slot nothing comes any more: its removal was answered after it.
+                let Some(Some(attachment)) = self.instances.get_mut(slot.index()) else {
+                    return;
+                };
+                attachment.attaching = attachment.attaching.saturating_sub(1);
+                if attachment.attaching == 0 && attachment.removing.is_none() {
+                    let peer = attachment.peer.clone();
+                    events.push(SwitchEvent::Attached { slot, peer });
+                }
+            }
+            WorkerEvent::UplinkAttached { uplink } => {
+                let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+                    return;
+                };
+                state.attaching = state.attaching.saturating_sub(1);
+                if state.attaching == 0 && state.control.is_some() {
+                    let peer = state.peer.clone();
+                    events.push(SwitchEvent::UplinkUp { uplink, peer });
+                }
+            }
+            WorkerEvent::UplinkBroken { uplink } => {
+                // Broken by a peer that has gone meanwhile: then its queues are going already.
+                let is_up = self
+                    .uplinks
+                    .get(uplink.index())
+                    .is_some_and(|state| state.control.is_some());
+                if is_up {
+                    self.detach_uplink(uplink);
+                    let reason = "it broke the protocol of its ring".to_owned();
+                    events.push(SwitchEvent::UplinkDown { uplink, reason });
+                }
+            }
+            WorkerEvent::InstanceRemoved { slot, outstanding } => {
+                let Some(place) = self.instances.get_mut(slot.index()) else {
+                    return;
+                };
+                let Some(removing) = place.as_mut().and_then(|a| a.removing.as_mut()) else {
+                    return;
+                };
+                removing.outstanding += outstanding;
+                removing.waiting_for = removing.waiting_for.saturating_sub(1);
+                self.finish_removal(slot, events);
+            }
+            WorkerEvent::PortBroken { slot } => {
+                self.port_down(slot, "it broke the protocol of its ring".to_owned(), events);
+            }
+            WorkerEvent::UplinkDetached { uplink, port } => {
+                drop(port);
+                let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+                    return;
+                };
+                state.detaching = state.detaching.saturating_sub(1);
+                if state.detaching == 0
+                    && let Some(link) = state.next.take()
+                {
+                    self.attach_uplink(uplink, *link);
+                }
+            }
+            WorkerEvent::Dumped(dump) => {
+                let Some(place) = self.dumps.iter().position(|d| d.id == dump.id) else {
+                    return;
+                };
+                let pending = &mut self.dumps[place];
+                pending.complete &= dump.complete;
+                pending.rows.extend(dump.rows);
+                pending.waiting_for -= 1;
+                if pending.waiting_for == 0 {
+                    let mut done = self.dumps.swap_remove(place);
+                    done.complete &= done.rows.len() <= done.limit;
+                    done.rows.truncate(done.limit);
+                    events.push(SwitchEvent::Flows {
+                        id: done.id,
+                        rows: done.rows,
+                        complete: done.complete,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Tells that an instance is gone once nobody knows it any more: no worker, and nobody who would still connect it.
+    fn finish_removal(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
+        let Some(place) = self.instances.get_mut(slot.index()) else {
+            return;
+        };
+        if let Some(Attachment {
+            connecting: false,
+            removing:
+                Some(Removing {
+                    waiting_for: 0,
+                    outstanding,
+                }),
+            ..
+        }) = place
+        {
+            let outstanding = *outstanding;
+            *place = None;
+            events.push(SwitchEvent::Removed { slot, outstanding });
+        }
+    }
+
+    fn port_down(&mut self, slot: Slot, reason: String, events: &mut Vec<SwitchEvent>) {
+        if let Some(Some(attachment)) = self.instances.get_mut(slot.index())
+            && attachment.removing.is_none()
+            && !attachment.reported_down
+        {
+            attachment.reported_down = true;
+            events.push(SwitchEvent::PortDown { slot, reason });
+        }
+    }
+
+    /// Looks at the sockets of all links.
+    fn poll_sockets(&mut self, events: &mut Vec<SwitchEvent>) {
+        let mut ready = Vec::new();
+        {
+            let mut owners = Vec::new();
+            let mut fds = Vec::new();
+            for (slot, attachment) in self.instances.iter().enumerate() {
+                for control in attachment.iter().flat_map(|a| &a.controls) {
+                    owners.push(Owner::Instance(Slot(slot as u16)));
+                    fds.push(PollFd::from_borrowed_fd(control.as_fd(), PollFlags::IN));
+                }
+            }
+            for (index, uplink) in self.uplinks.iter().enumerate() {
+                if let Some(control) = &uplink.control {
+                    owners.push(Owner::Uplink(UplinkId(index as u8)));
+                    fds.push(PollFd::from_borrowed_fd(control.as_fd(), PollFlags::IN));
+                }
+            }
+            let now = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            if !matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0) {
+                return;
+            }
+            for (owner, fd) in owners.into_iter().zip(&fds) {
+                if !fd.revents().is_empty() {
+                    ready.push(owner);
+                }
+            }
+        }
+        for owner in ready {
+            match owner {
+                Owner::Instance(slot) => {
+                    let ended = self.instances[slot.index()]
+                        .iter_mut()
+                        .flat_map(|a| &mut a.controls)
+                        .find_map(end_of);
+                    if let Some(reason) = ended {
+                        self.port_down(slot, reason, events);
+                        if let Some(Some(attachment)) = self.instances.get_mut(slot.index()) {
+                            attachment.controls.clear();
+                        }
+                    }
+                }
+                Owner::Uplink(uplink) => {
+                    let state = &mut self.uplinks[uplink.index()];
+                    if let Some(reason) = state.control.as_mut().and_then(end_of) {
+                        self.detach_uplink(uplink);
+                        events.push(SwitchEvent::UplinkDown { uplink, reason });
+                    }
+                }
+            }
+        }
+    }
+
+    fn acknowledged(&self) -> Generation {
+        Generation(
+            self.workers
+                .iter()
+                .map(|w| w.counters.figures.generation.get())
+                .min()
+                .unwrap_or(0),
+        )
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Owner {
+    Instance(Slot),
+    Uplink(UplinkId),
+}
+
+/// Why a link has ended, if it has.
+fn end_of(control: &mut memif::Control) -> Option<String> {
+    match control.poll() {
+        Ok(memif::ControlEvent::None) => None,
+        Ok(memif::ControlEvent::Disconnected { reason }) => Some(reason),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// A ring per ordered pair of workers: the producers by sender and receiver, the consumers by receiver and sender.
+#[expect(clippy::type_complexity, reason = "two square matrices of ring ends")]
+fn hand_off_rings<M: FrameMemory>(
+    workers: usize,
+) -> (
+    Vec<Vec<Option<Producer<HandOff<M::Frame>>>>>,
+    Vec<Vec<Option<Consumer<HandOff<M::Frame>>>>>,
+) {
+    let mut to: Vec<Vec<_>> = (0..workers)
+        .map(|_| (0..workers).map(|_| None).collect())
+        .collect();
+    let mut from: Vec<Vec<_>> = (0..workers)
+        .map(|_| (0..workers).map(|_| None).collect())
+        .collect();
+    for sender in 0..workers {
+        for receiver in (0..workers).filter(|r| *r != sender) {
+            let (producer, consumer) = RingBuffer::new(HAND_OFF_SLOTS);
+            to[sender][receiver] = Some(producer);
+            from[receiver][sender] = Some(consumer);
+        }
+    }
+    (to, from)
+}
+
+fn limit(what: &'static str, asked: usize, limit: usize) -> Result<(), SwitchError> {
+    if asked == 0 || asked > limit {
+        Err(SwitchError::Limit { what, asked, limit })
+    } else {
+        Ok(())
+    }
+}
+
+fn system(what: &str, source: std::io::Error) -> SwitchError {
+    SwitchError::System {
+        what: what.to_owned(),
+        source,
+    }
+}
+
+fn pin_to(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu < rustix::thread::CpuSet::MAX_CPU {
+        set.set(cpu);
+    }
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "a worker could not be pinned to its CPU and runs on any");
+    }
+}
+
+/// Connects an instance's ports, trying again until the deadline while nobody listens.
+fn connect_ports(spec: &MemifSpec, abandoned: &AtomicBool) -> Result<Vec<memif::Link>, SwitchError> {
+    let ends = Instant::now() + Duration::from_nanos(spec.deadline.0);
+    let mut links = Vec::new();
+    for interface_id in 0..u32::from(spec.ports) {
+        let config = memif::ClientConfig {
+            ring: memif::RingConfig {
+                log2_slots: spec.log2_slots,
+                buffer_bytes: spec.buffer_bytes,
+                queues: spec.queues,
+            },
+            name: "inco".to_owned(),
+            ..memif::ClientConfig::new(&spec.socket, interface_id)
+        };
+        loop {
+            match memif::Client::connect(&config, HANDSHAKE) {
+                Ok(link) => {
+                    links.push(link);
+                    break;
+                }
+                Err(error)
+                    if (error.is_worth_retrying() || is_peer_slow(&error))
+                        && Instant::now() < ends
+                        && !abandoned.load(Ordering::Relaxed) =>
+                {
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
+                Err(source) => {
+                    return Err(SwitchError::Memif {
+                        socket: spec.socket.clone(),
+                        source,
+                    });
+                }
+            }
+        }
+    }
+    Ok(links)
+}
+
+/// Whether the peer gave the handshake up because it took too long: one that has little of a CPU, or of a busy one.
+fn is_peer_slow(error: &memif::Error) -> bool {
+    matches!(error, memif::Error::Disconnected { reason } if reason.contains("timed out"))
+}
+
+struct MemifSpec {
+    socket: PathBuf,
+    ports: u8,
+    queues: u16,
+    log2_slots: u8,
+    buffer_bytes: u32,
+    deadline: Nanos,
+}
+
+impl<M: FrameMemory> Switch for SoftSwitch<M> {
+    fn publish(&mut self, mut plan: Plan) -> Generation {
+        self.generation = Generation(self.generation.0 + 1);
+        plan.generation = self.generation;
+        plan.slots.truncate(Slot::LIMIT);
+        for (slot_plan, attachment) in plan.slots.iter_mut().zip(&self.instances) {
+            if let (
+                Some(slot_plan),
+                Some(Attachment {
+                    queues: Some(queues), ..
+                }),
+            ) = (slot_plan, attachment)
+            {
+                slot_plan.queues = *queues;
+            }
+        }
+        self.slots_used = self.slots_used.max(plan.slots.len()).min(Slot::LIMIT);
+        let old = self.plan.swap(Arc::new(plan));
+        self.kept_plans.push_back(old);
+        for worker in &self.workers {
+            worker.waker.wake();
+        }
+        self.generation
+    }
+
+    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError> {
+        limit("slots", slot.index() + 1, Slot::LIMIT)?;
+        if self.instances[slot.index()].is_some() {
+            return Err(SwitchError::SlotInUse { slot });
+        }
+        // Before a plan has it, too: whether it takes a probe shows in its counters.
+        self.slots_used = self.slots_used.max(slot.index() + 1);
+        let abandoned = Arc::new(AtomicBool::new(false));
+        let mut attachment = Attachment::new(Arc::clone(&abandoned));
+        let serial = attachment.serial;
+        match spec {
+            AttachSpec::Null => {
+                let workers = self.workers.len();
+                self.instances[slot.index()] = Some(attachment);
+                let sinks = || (0..PORT_LIMIT).map(|_| Port::null()).collect();
+                let by_worker = (0..workers).map(|_| sinks()).collect();
+                self.attach_ports(slot, by_worker, Some(workers as u16), String::new(), Vec::new());
+            }
+            AttachSpec::Memif {
+                socket,
+                ports,
+                queues,
+                log2_slots,
+                buffer_bytes,
+                deadline,
+            } => {
+                limit("data ports of an instance", usize::from(ports), PORT_LIMIT)?;
+                let queues = queues.clamp(1, self.workers.len() as u16);
+                let spec = MemifSpec {
+                    socket,
+                    ports,
+                    queues,
+                    log2_slots,
+                    buffer_bytes,
+                    deadline,
+                };
+                let report = self.report.clone();
+                std::thread::Builder::new()
+                    .name(format!("inco-attach-{}", slot.0))
+                    .spawn(move || {
+                        let links = connect_ports(&spec, &abandoned);
+                        // Nobody listens only where the switch has ended.
+                        let _ended = report.send(Report::Connected { slot, serial, links });
+                    })
+                    .map_err(|e| system("starting a thread that connects an instance", e))?;
+                attachment.connecting = true;
+                self.instances[slot.index()] = Some(attachment);
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        if let Some(Some(attachment)) = self.instances.get_mut(slot.index()) {
+            attachment.failed = true;
+        }
+        self.broadcast(|| Command::PurgeSlot { slot, failed: true })
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        let waiting_for = self.workers.len();
+        self.have_room()?;
+        let Some(place) = self.instances.get_mut(slot.index()) else {
+            return Ok(());
+        };
+        // A slot without ports may still have pins; its removal is answered like any other.
+        let attachment = place.get_or_insert_with(|| Attachment::new(Arc::default()));
+        if attachment.removing.is_some() {
+            return Ok(());
+        }
+        let failed = attachment.failed;
+        attachment.abandoned.store(true, Ordering::Relaxed);
+        attachment.controls.clear();
+        attachment.removing = Some(Removing {
+            waiting_for,
+            outstanding: 0,
+        });
+        self.broadcast(|| Command::RemoveInstance { slot, failed })
+    }
+
+    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.have_room()?;
+        self.command(home(slot, 0, 1, self.workers.len()), Command::Probe { slot });
+        Ok(())
+    }
+
+    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::PurgeSlot { slot, failed: false })
+    }
+
+    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::PurgeFlow { key })
+    }
+
+    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::SetScheduler {
+            service,
+            scheduler: scheduler.clone(),
+        })
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
+        for (slot, pps) in loads {
+            self.loads.set_load(*slot, *pps);
+        }
+        for (service, pps) in expected {
+            self.loads.set_expected(*service, *pps);
+        }
+        self.loads.publish();
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        // First: what was sent by an older plan is then in the counters that follow.
+        into.acknowledged = self.acknowledged();
+        // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's turn.
+        fence(Ordering::Acquire);
+        let sums = &mut into.counters;
+        let used = self.slots_used;
+        sums.slots.iter_mut().take(used).for_each(|sum| {
+            *sum = collector::SlotCounters {
+                function: sum.function,
+                throttled_ns: sum.throttled_ns,
+                ..Default::default()
+            };
+        });
+        sums.services.fill(Default::default());
+        sums.uplinks.fill(Default::default());
+        sums.drops = [0; DropReason::COUNT];
+        into.workers.fill(WorkerTotals::default());
+        for ((worker, totals), sum) in self.workers.iter().zip(&mut into.workers).zip(&mut sums.workers) {
+            let counters = &worker.counters;
+            counters
+                .slots
+                .iter()
+                .take(used)
+                .zip(&mut sums.slots)
+                .for_each(|(part, sum)| part.add_to(sum));
+            counters
+                .services
+                .iter()
+                .zip(&mut sums.services)
+                .for_each(|(part, sum)| part.add_to(sum));
+            counters
+                .uplinks
+                .iter()
+                .zip(&mut sums.uplinks)
+                .for_each(|(part, sum)| part.add_to(sum));
+            counters
+                .drops
+                .iter()
+                .zip(&mut sums.drops)
+                .for_each(|(part, sum)| *sum += part.get());
+            counters.figures.add_to(totals);
+            *sum = collector::WorkerCounters {
+                turns: totals.turns,
+                awake_ns: totals.awake_ns,
+                busy_ns: totals.busy_ns,
+                longest_gap_ns: totals.longest_gap_ns,
+            };
+        }
+        sums.at = monotonic();
+        sums.age = Nanos::ZERO;
+    }
+
+    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {
+        let limit = limit.min(FLOW_ROWS_LIMIT);
+        self.broadcast(|| Command::Dump(Box::new(FlowDump::new(id, filter.clone(), limit))))?;
+        self.dumps.push(PendingDump {
+            id,
+            waiting_for: self.workers.len(),
+            rows: Vec::new(),
+            limit,
+            complete: true,
+        });
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        while let Ok(report) = self.reports.try_recv() {
+            self.take_report(report, events);
+        }
+        for worker in 0..self.workers.len() {
+            while let Ok(event) = self.workers[worker].events.pop() {
+                self.take_worker_event(event, events);
+            }
+            self.workers[worker].send_backlog();
+        }
+        if now >= self.sockets_at {
+            self.sockets_at = now + SOCKET_PERIOD;
+            self.poll_sockets(events);
+        }
+        let acknowledged = self.acknowledged();
+        while self
+            .kept_plans
+            .front()
+            .is_some_and(|p| p.generation < acknowledged)
+        {
+            self.kept_plans.pop_front();
+        }
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        self.workers
+            .iter()
+            .map(|w| Nanos(w.counters.figures.longest_gap_ns.reset()))
+            .collect()
+    }
+
+    fn stop(&mut self) {
+        self.background.stop.store(true, Ordering::Relaxed);
+        for attachment in self.instances.iter().flatten() {
+            attachment.abandoned.store(true, Ordering::Relaxed);
+        }
+        for worker in &mut self.workers {
+            worker.backlog.push_back(Command::Stop);
+        }
+        // A worker that has no room for its answers takes no commands: both rings are kept moving until all have ended.
+        while self
+            .workers
+            .iter()
+            .any(|w| w.thread.as_ref().is_some_and(|t| !t.is_finished()))
+        {
+            for worker in &mut self.workers {
+                while worker.events.pop().is_ok() {}
+                worker.send_backlog();
+            }
+            std::thread::sleep(STOP_STEP);
+        }
+        for worker in &mut self.workers {
+            worker.backlog.clear();
+            if let Some(thread) = worker.thread.take()
+                && thread.join().is_err()
+            {
+                tracing::error!("a worker ended with a panic");
+            }
+        }
+        for thread in self.background.threads.drain(..) {
+            let _panicked = thread.join();
+        }
+        self.instances.iter_mut().for_each(|place| *place = None);
+        self.uplinks
+            .iter_mut()
+            .for_each(|uplink| *uplink = UplinkState::default());
+    }
+}
+
+impl<M: FrameMemory> Drop for SoftSwitch<M> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,283 @@
+//! The contract of a switch: what the control plane may ask, and what it is told.
+//!
+//! 1. [`Switch::publish`] a plan in which the instance is not Active, then [`Switch::attach`] its ports;
+//!    [`SwitchEvent::Attached`] or [`SwitchEvent::AttachFailed`] follows.
+//! 2. Publish it as Active: new flows come. Publish it as Draining: no more, once
+//!    [`SwitchReading::acknowledged`] has reached that generation.
+//! 3. [`Switch::remove`] it; [`SwitchEvent::Removed`] says that no worker knows the slot any more and how many packets
+//!    the instance still held. Only then may the slot be used again.
+
+use std::path::PathBuf;
+
+use model::{FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
+use scheduling::Scheduler;
+use thiserror::Error;
+
+use collector::RawCounters;
+
+use crate::counters::WorkerTotals;
+use flow_table::FlowRow;
+
+use crate::dump::FlowFilter;
+use crate::plan::Plan;
+
+/// Where an instance's data ports are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AttachSpec {
+    /// The instance listens on this memif socket; its ports are interface ids from 0.
+    Memif {
+        /// The socket, as the switch sees it.
+        socket: PathBuf,
+        /// Data ports: one per uplink of the service, one or two.
+        ports: u8,
+        /// Queue pairs per port, at most the number of workers.
+        queues: u16,
+        /// Slots per ring as a power of two: 10 is 1024.
+        log2_slots: u8,
+        /// Bytes per buffer; longer frames are chained.
+        buffer_bytes: u32,
+        /// How long to go on trying: the container may still be starting.
+        deadline: Nanos,
+    },
+    /// A sink that takes everything.
+    Null,
+}
+
+/// What a switch tells.
+#[derive(Debug)]
+pub enum SwitchEvent {
+    /// All data ports are connected and every worker knows the slot.
+    Attached {
+        /// The instance's place.
+        slot: Slot,
+        /// How the peer calls itself.
+        peer: String,
+    },
+    /// The ports could not be connected in time.
+    AttachFailed {
+        /// The instance's place.
+        slot: Slot,
+        /// What was wrong.
+        error: SwitchError,
+    },
+    /// The instance closed a port or broke its protocol.
+    PortDown {
+        /// The instance's place.
+        slot: Slot,
+        /// What it did.
+        reason: String,
+    },
+    /// No worker knows the slot any more.
+    Removed {
+        /// The instance's place.
+        slot: Slot,
+        /// Packets that it had been given and had not given back.
+        outstanding: u64,
+    },
+    /// An uplink has a peer.
+    UplinkUp {
+        /// Which uplink.
+        uplink: UplinkId,
+        /// How the peer calls itself.
+        peer: String,
+    },
+    /// An uplink lost its peer.
+    UplinkDown {
+        /// Which uplink.
+        uplink: UplinkId,
+        /// Why.
+        reason: String,
+    },
+    /// The flows asked for with [`Switch::request_flows`].
+    Flows {
+        /// The number of the request.
+        id: u64,
+        /// What was found.
+        rows: Vec<FlowRow>,
+        /// Whether these are all; if not, the limit cut them off.
+        complete: bool,
+    },
+}
+
+/// What can go wrong between inco and a switch.
+#[derive(Debug, Error)]
+pub enum SwitchError {
+    /// A memif link could not be made.
+    #[error("memif socket {}: {source}", socket.display())]
+    Memif {
+        /// The socket.
+        socket: PathBuf,
+        /// What was wrong.
+        source: memif::Error,
+    },
+    /// A DPDK device could not be opened.
+    #[error("uplink {name:?}, device {device:?}: {reason}")]
+    Device {
+        /// The uplink's name.
+        name: String,
+        /// The device string.
+        device: String,
+        /// What was wrong.
+        reason: String,
+    },
+    /// The system refused something that the switch needs.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A limit of the switch.
+    #[error("{what}: {asked} is not between 1 and {limit}")]
+    Limit {
+        /// What there are too many of, or none.
+        what: &'static str,
+        /// How many were asked for.
+        asked: usize,
+        /// How many there can be.
+        limit: usize,
+    },
+    /// The slot has an instance, or one that is still being removed.
+    #[error("{slot} is in use: an instance is attached there, or its removal has not been answered yet")]
+    SlotInUse {
+        /// Which slot.
+        slot: Slot,
+    },
+    /// A worker's command ring is full: it has not run for a long time.
+    #[error("worker {worker} takes no commands: it has not run since {pending} commands")]
+    WorkerStuck {
+        /// Which worker.
+        worker: usize,
+        /// Commands waiting for it.
+        pending: usize,
+    },
+    /// The flow table's storage does not fit its configuration.
+    #[error("flow table: {0}")]
+    Table(flow_table::TableError),
+}
+
+/// Every counter of a switch at about one moment. The caller keeps one and has it filled again each time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchReading {
+    /// What the collector works on, summed over workers.
+    pub counters: RawCounters,
+    /// By worker, what is beyond that.
+    pub workers: Vec<WorkerTotals>,
+    /// The newest plan by which every worker works.
+    pub acknowledged: Generation,
+}
+
+impl SwitchReading {
+    /// All zero, for a switch with that many services, uplinks and workers.
+    pub fn new(services: usize, uplinks: usize, workers: usize) -> SwitchReading {
+        SwitchReading {
+            counters: RawCounters::new(services, uplinks, workers),
+            workers: vec![WorkerTotals::default(); workers],
+            acknowledged: Generation(0),
+        }
+    }
+
+    /// Packets received on all uplinks.
+    pub fn offered(&self) -> u64 {
+        self.counters.uplinks.iter().map(|u| u.received_packets).sum()
+    }
+
+    /// Packets sent on all uplinks: returned by instances, or passed.
+    pub fn sent(&self) -> u64 {
+        self.counters.uplinks.iter().map(|u| u.sent_packets).sum()
+    }
+
+    /// Packets dropped, for whatever reason.
+    pub fn dropped(&self) -> u64 {
+        self.counters.drops.iter().sum()
+    }
+
+    /// Packets that functions made themselves.
+    pub fn originated(&self) -> u64 {
+        self.counters.slots.iter().map(|s| s.originated).sum()
+    }
+
+    /// Packets inside: in rings, in functions, waiting for a first fragment, or between workers. At rest,
+    /// offered + originated = sent + dropped + in flight.
+    pub fn in_flight(&self) -> u64 {
+        let in_instances: u64 = self
+            .counters
+            .slots
+            .iter()
+            .map(|s| (s.to_packets + s.originated).saturating_sub(s.back_packets + s.lost + s.kept))
+            .sum();
+        in_instances + self.workers.iter().map(|w| w.held).sum::<u64>()
+    }
+}
+
+/// What forwards packets. All calls return at once; what takes time is told by [`Switch::poll`].
+pub trait Switch: Send {
+    /// Makes a plan the one that workers steer by. Its generation is set here.
+    fn publish(&mut self, plan: Plan) -> Generation;
+
+    /// Connects the data ports of the instance in that slot.
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for a slot, or a number of ports, that does not exist; [`SwitchError::SlotInUse`] before the
+    /// slot's last instance is [`SwitchEvent::Removed`].
+    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError>;
+
+    /// The instance in that slot failed: its flows are given to others on their next packet, counted as expected moves,
+    /// and what it holds counts as lost once it is removed. Publish a plan without it first.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn fail(&mut self, slot: Slot) -> Result<(), SwitchError>;
+
+    /// Removes every pin to the slot, and its ports. Publish a plan without it first.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError>;
+
+    /// Puts a probe packet into the instance's ring. That it was taken shows in [`collector::SlotCounters::consumed`].
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError>;
+
+    /// Removes every pin to the slot and leaves its ports.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError>;
+
+    /// Removes the pin of one flow.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError>;
+
+    /// Replaces the scheduler of a service without touching pinned flows.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError>;
+
+    /// Publishes loads: packets per second by slot, and what a new flow is expected to bring by service.
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]);
+
+    /// Reads every counter. Slots that no plan has had since the switch started are left as they are.
+    fn read(&mut self, into: &mut SwitchReading);
+
+    /// Asks for flows, at most `limit` rows; [`SwitchEvent::Flows`] with this `id` follows.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError>;
+
+    /// Moves what is under way and appends what happened.
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>);
+
+    /// The largest gap between two turns of a worker that did not sleep, since the last call, by worker.
+    fn take_longest_gaps(&mut self) -> Vec<Nanos>;
+
+    /// Stops the workers and frees every port.
+    fn stop(&mut self);
+}

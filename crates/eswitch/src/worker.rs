@@ -1,0 +1,1373 @@
+//! A worker: one thread that owns its flows, its ports and its counters.
+//!
+//! [`Worker::turn`] is the whole step and a function of its inputs and `now`; [`Worker::run`] around it reads the
+//! clock and sleeps. In the steady state a turn does not allocate, lock, log, make a system call or wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Cache};
+use flow_table::{EntryIndex, FlowHasher, FlowTable, Line, Progress};
+use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use packet::{FragmentTracker, Offer, PacketInfo, Parsed};
+use rtrb::{Consumer, Producer};
+use scheduling::{Candidate, NewFlow, Pick, Scheduler};
+
+use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
+use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump};
+use crate::frame::{Frame, FrameMemory};
+use crate::idle::{Idle, Rest, WakeSet, Waker};
+use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
+use crate::message::{Command, Destination, HandOff, WorkerEvent};
+use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
+use crate::port::Port;
+
+/// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
+pub const BURST_FRAMES: usize = 64;
+/// Packets that one burst can become: a fragment that resolves can release all that wait with it.
+const STAGE_PACKETS: usize = BURST_FRAMES + packet::WAITING_LIMIT;
+/// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
+const SWEEP_ENTRIES_PER_TURN: usize = 2048;
+/// Commands taken per turn: an upper bound on what a turn may spend on the control plane.
+const COMMANDS_PER_TURN: usize = 8;
+/// Expired flows removed per turn. At a turn per 64 packets this keeps up with any rate of set-up.
+const EXPIRIES_PER_TURN: usize = 64;
+/// How long a worker that leaves waits for the others to leave: what they still send to it is then counted.
+const LEAVING_STEPS: u32 = 20_000;
+/// The time between two looks at whether they have.
+const LEAVING_STEP: Duration = Duration::from_micros(50);
+/// Bursts that are taken at most from a peer that has gone: as many as the largest ring holds.
+const DRAIN_BURSTS: usize = (1 << memif::MAX_LOG2_SLOTS) / BURST_FRAMES;
+/// How often gauges of rings are refreshed and dumps go on when nothing else touches them.
+const HOUSEKEEPING: Nanos = Nanos::from_millis(1);
+
+/// What a worker is made of. Everything is allocated here.
+pub struct WorkerParts<M: FrameMemory> {
+    /// Which worker.
+    pub id: WorkerId,
+    /// How many there are.
+    pub workers: usize,
+    /// Its frames.
+    pub memory: M,
+    /// Its flow table.
+    pub table: FlowTable<Box<[Line]>>,
+    /// The hash that all workers share.
+    pub hasher: FlowHasher,
+    /// Secret of the fragment tracker's own hash.
+    pub fragment_key: [u64; 2],
+    /// The published plan.
+    pub plan: Arc<ArcSwap<Plan>>,
+    /// The published loads.
+    pub loads: Arc<LoadBoard>,
+    /// Its counters.
+    pub counters: Arc<WorkerCounters>,
+    /// What the control plane asks.
+    pub commands: Consumer<Command<M>>,
+    /// What the control plane is told.
+    pub events: Producer<WorkerEvent<M>>,
+    /// Rings towards the other workers, by worker; `None` at its own place.
+    pub to_peers: Vec<Option<Producer<HandOff<M::Frame>>>>,
+    /// Rings from the other workers, by worker; `None` at its own place.
+    pub from_peers: Vec<Option<Consumer<HandOff<M::Frame>>>>,
+    /// Wakes it while it sleeps.
+    pub waker: Arc<Waker>,
+    /// Wakes the others, by worker.
+    pub peer_wakers: Vec<Option<Arc<Waker>>>,
+    /// The descriptors that wake it.
+    pub wake_set: WakeSet,
+    /// How it behaves when there is nothing to do.
+    pub idle: Idle,
+    /// Workers that send nothing to others any more: all of them share it.
+    pub leaving: Arc<AtomicUsize>,
+}
+
+/// One flow-pinning worker.
+pub struct Worker<M: FrameMemory> {
+    parts: WorkerParts<M>,
+    published: Cache<Arc<ArcSwap<Plan>>, Arc<Plan>>,
+    /// The plan of this turn. It does not change within one.
+    plan: Arc<Plan>,
+    generation: Generation,
+    /// What the plan says of each slot, as packets need it.
+    routes: Box<[Route]>,
+    /// What flows pinned since loads were last published are expected to bring, by slot, in packets per second.
+    pinned_pps: Box<[f32]>,
+    load_epoch: u64,
+    fragments: FragmentTracker<(M::Frame, UplinkId)>,
+    uplinks: [Option<Box<Port<M>>>; UPLINK_LIMIT],
+    uplinks_touched: [bool; UPLINK_LIMIT],
+    instances: Vec<Option<Box<InstancePorts<M>>>>,
+    /// Slots with ports here, in the order of their attachment.
+    attached: Vec<Slot>,
+    /// Slots with something to flush.
+    touched: Vec<Slot>,
+    services: Vec<ServiceState>,
+    /// Received frames of the current burst.
+    received: Vec<M::Frame>,
+    /// Packets of the current burst, in order.
+    stage: Vec<Staged<M::Frame>>,
+    /// Their keys, hashes and entries: side by side, for the table's batches.
+    keys: Vec<FlowKey>,
+    hashes: Vec<u64>,
+    found: Vec<Option<EntryIndex>>,
+    /// Slots whose pins are being taken away, a part per turn.
+    sweeps: Vec<Sweep>,
+    dump: Option<Box<FlowDump>>,
+    /// Workers that were handed frames in this turn, a bit each.
+    handed_to: u64,
+    housekeeping_at: Nanos,
+    /// Uplinks whose broken port has been reported, a bit each.
+    broken_uplinks: u32,
+    /// Whether flows have expired that are still in the table.
+    expiry_is_behind: bool,
+    stopping: bool,
+}
+
+/// A packet on its way through the steps of a burst.
+struct Staged<F> {
+    frame: F,
+    info: PacketInfo,
+    uplink: UplinkId,
+}
+
+/// What a plan says of a slot, as packets need it.
+#[derive(Clone, Copy)]
+struct Route {
+    /// Which instance has the slot.
+    instance: InstanceId,
+    /// Of which service.
+    service: ServiceId,
+    /// Uplinks of the service, one per data port; the second is the first where there is one.
+    uplinks: [UplinkId; 2],
+    /// The worker by which this one reaches it.
+    home: WorkerId,
+    /// Whether packets of flows that it has go to it.
+    serves: bool,
+}
+
+impl Route {
+    const NONE: Route = Route {
+        instance: InstanceId(u32::MAX),
+        service: ServiceId(u16::MAX),
+        uplinks: [UplinkId(0); 2],
+        home: WorkerId(0),
+        serves: false,
+    };
+}
+
+/// A slot whose pins are being taken away.
+struct Sweep {
+    slot: Slot,
+    failed: bool,
+    /// What to tell when it is done.
+    then: Option<Removal>,
+}
+
+/// A removal whose answer waits for the end of its sweep.
+struct Removal {
+    /// Packets that the instance held here.
+    outstanding: u64,
+}
+
+/// A service on this worker: its scheduler and the instances that take new flows.
+struct ServiceState {
+    id: ServiceId,
+    scheduler: Scheduler,
+    candidates: Vec<Candidate>,
+    expected_pps: f32,
+}
+
+/// Where a packet goes after steering.
+enum Verdict {
+    Instance(Slot),
+    Fallback(Fallback),
+    Drop(DropReason),
+}
+
+impl<M: FrameMemory> Worker<M> {
+    /// A worker made of these parts. It has no ports yet; they come as commands.
+    pub fn new(parts: WorkerParts<M>) -> Worker<M> {
+        let mut published = Cache::new(Arc::clone(&parts.plan));
+        let plan = Arc::clone(published.load());
+        let fragments = FragmentTracker::new(parts.fragment_key);
+        let config = parts.table.config();
+        let flow_limit = config.ipv4_flows + config.ipv6_flows;
+        parts.counters.figures.flow_limit.set(flow_limit as u64);
+        Worker {
+            published,
+            plan,
+            routes: vec![Route::NONE; Slot::LIMIT].into_boxed_slice(),
+            pinned_pps: vec![0.0; Slot::LIMIT].into_boxed_slice(),
+            generation: Generation(u64::MAX),
+            load_epoch: u64::MAX,
+            fragments,
+            uplinks: std::array::from_fn(|_| None),
+            uplinks_touched: [false; UPLINK_LIMIT],
+            instances: (0..Slot::LIMIT).map(|_| None).collect(),
+            attached: Vec::with_capacity(Slot::LIMIT),
+            touched: Vec::with_capacity(Slot::LIMIT),
+            services: Vec::with_capacity(SERVICE_LIMIT),
+            received: Vec::with_capacity(BURST_FRAMES),
+            stage: Vec::with_capacity(STAGE_PACKETS),
+            keys: Vec::with_capacity(STAGE_PACKETS),
+            hashes: Vec::with_capacity(STAGE_PACKETS),
+            found: Vec::with_capacity(STAGE_PACKETS),
+            sweeps: Vec::with_capacity(Slot::LIMIT),
+            dump: None,
+            handed_to: 0,
+            housekeeping_at: Nanos::ZERO,
+            broken_uplinks: 0,
+            expiry_is_behind: false,
+            stopping: false,
+            parts,
+        }
+    }
+
+    /// One step: commands, plan, every port once, expiry. Returns how many packets were moved.
+    pub fn turn(&mut self, now: Nanos) -> usize {
+        // Commands come before the plan: what is published before a command is sent is then in force when the
+        // command is carried out, and no flow is pinned by an older plan after it.
+        self.take_commands(now);
+        let is_new_plan = self.load_plan();
+        let mut moved = 0;
+        for uplink in 0..UPLINK_LIMIT {
+            moved += self.poll_uplink(UplinkId(uplink as u8), now);
+        }
+        for peer in 0..self.parts.from_peers.len() {
+            moved += self.poll_peer(peer, now);
+        }
+        moved += self.poll_instances(now);
+        self.expire(now);
+        if !self.sweeps.is_empty() {
+            self.go_on_with_sweep(0, SWEEP_ENTRIES_PER_TURN);
+        }
+        self.flush();
+        if now >= self.housekeeping_at || is_new_plan {
+            self.housekeeping_at = now + HOUSEKEEPING;
+            self.keep_house(now);
+        }
+        let figures = &self.parts.counters.figures;
+        figures.turns.add(1);
+        if moved > 0 {
+            figures.busy_turns.add(1);
+        }
+        // Only now: every packet that an older plan steered has left, and the gauges show the flows that it pinned.
+        // Whoever reads this generation before the gauges reads gauges at least as new.
+        if is_new_plan {
+            fence(Ordering::Release);
+            figures.generation.set(self.generation.0);
+        }
+        moved
+    }
+
+    /// Turns until it is told to stop. `clock` gives monotonic time.
+    pub fn run(mut self, clock: impl Fn() -> Nanos) {
+        let _registration = M::register_thread();
+        let mut started = clock();
+        while !self.stopping {
+            let moved = self.turn(started);
+            let ended = clock();
+            let span = ended.since(started).0;
+            let figures = &self.parts.counters.figures;
+            figures.longest_gap_ns.raise(span);
+            figures.awake_ns.add(span);
+            if moved > 0 {
+                figures.busy_ns.add(span);
+            }
+            let rest = match self.parts.idle.after(moved, ended) {
+                // Work that goes on a part per turn is not left lying for a sleep.
+                _ if self.expiry_is_behind || !self.sweeps.is_empty() => Rest::None,
+                Rest::Wait if self.dump.is_some() => Rest::Pause,
+                rest => rest,
+            };
+            started = match rest {
+                Rest::None => ended,
+                Rest::Pause => {
+                    Idle::pause();
+                    clock()
+                }
+                Rest::Wait => {
+                    self.wait();
+                    clock()
+                }
+            };
+        }
+        self.close();
+    }
+
+    /// Sleeps until a packet or a command comes, unless one is there already.
+    fn wait(&mut self) {
+        self.parts.waker.before_sleep();
+        let mut something = self.published.load().generation != self.generation
+            || !self.parts.commands.is_empty()
+            || self
+                .parts
+                .from_peers
+                .iter()
+                .flatten()
+                .any(|ring| !ring.is_empty());
+        let mut must_be_polled = false;
+        self.for_each_port(|port| {
+            must_be_polled |= port.must_be_polled();
+            if let Some(queue) = port.waits_on() {
+                queue.set_interrupts(true);
+                something |= queue.available() > 0;
+            }
+        });
+        if !something {
+            self.parts.wake_set.wait(must_be_polled);
+        }
+        self.for_each_port(|port| {
+            if let Some(queue) = port.waits_on() {
+                queue.set_interrupts(false);
+            }
+        });
+        self.parts.waker.after_sleep();
+    }
+
+    fn for_each_port(&mut self, mut look: impl FnMut(&mut Port<M>)) {
+        for port in self.uplinks.iter_mut().flatten() {
+            look(port);
+        }
+        for slot in &self.attached {
+            if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
+                instance.ports.iter_mut().for_each(&mut look);
+            }
+        }
+    }
+
+    // ---- commands and plan ------------------------------------------------------------------------------------
+
+    fn take_commands(&mut self, now: Nanos) {
+        for _ in 0..COMMANDS_PER_TURN {
+            // Commands are answered, some twice, and so are sweeps and a dump under way; each port may break. Wait with
+            // commands until there is room for all that.
+            let needed = 3 + self.sweeps.len() + self.attached.len() + UPLINK_LIMIT;
+            if self.parts.events.slots() < needed {
+                return;
+            }
+            let Ok(command) = self.parts.commands.pop() else {
+                return;
+            };
+            match command {
+                Command::AttachInstance { slot, mut ports } => {
+                    for port in &mut ports.ports {
+                        if let Some(queue) = port.waits_on() {
+                            // Not watched means woken by the clock, 4 ms later.
+                            let _unwatched = self.parts.wake_set.watch(queue.interrupt_fd());
+                        }
+                    }
+                    let plan = self.published.load();
+                    if let Some(slot_plan) = plan.slot(slot) {
+                        ports.note(slot_plan, plan);
+                    }
+                    if let Some(place) = self.instances.get_mut(slot.index()) {
+                        if place.replace(ports).is_none() {
+                            self.attached.push(slot);
+                        }
+                        self.tell(WorkerEvent::InstanceAttached { slot });
+                    }
+                }
+                Command::RemoveInstance { slot, failed } => self.remove_instance(slot, failed),
+                Command::Probe { slot } => {
+                    self.flush_instance(slot);
+                    if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
+                        instance.probe(&mut self.parts.memory);
+                    }
+                }
+                Command::PurgeSlot { slot, failed } => self.sweep(Sweep {
+                    slot,
+                    failed,
+                    then: None,
+                }),
+                Command::PurgeFlow { key } => {
+                    let hash = self.parts.hasher.hash(&key);
+                    self.parts.table.purge(&key, hash);
+                }
+                Command::SetScheduler { service, scheduler } => {
+                    // The plan that made the service may be newer than the last turn.
+                    self.load_plan();
+                    if let Some(state) = self.services.iter_mut().find(|s| s.id == service) {
+                        state.scheduler = scheduler;
+                    }
+                }
+                Command::AttachUplink { uplink, mut port } => {
+                    if let Some(queue) = port.waits_on() {
+                        let _unwatched = self.parts.wake_set.watch(queue.interrupt_fd());
+                    }
+                    if let Some(place) = self.uplinks.get_mut(uplink.index()) {
+                        *place = Some(port);
+                    }
+                    self.broken_uplinks &= !(1_u32.unbounded_shl(uplink.0.into()));
+                    self.tell(WorkerEvent::UplinkAttached { uplink });
+                }
+                Command::DetachUplink { uplink } => {
+                    self.drain_uplink(uplink, now);
+                    let mut port = self.uplinks.get_mut(uplink.index()).and_then(Option::take);
+                    if let Some(queue) = port.as_mut().and_then(|p| p.waits_on()) {
+                        self.parts.wake_set.forget(queue.interrupt_fd());
+                    }
+                    self.tell(WorkerEvent::UplinkDetached { uplink, port });
+                }
+                Command::Dump(dump) => {
+                    if let Some(unfinished) = self.dump.replace(dump) {
+                        self.tell(WorkerEvent::Dumped(unfinished));
+                    }
+                }
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    /// Gives an event to the control plane. There is room: `take_commands` saw to it.
+    fn tell(&mut self, event: WorkerEvent<M>) {
+        if self.parts.events.push(event).is_err() {
+            self.parts.counters.figures.events_lost.add(1);
+        }
+    }
+
+    /// Takes what the uplink's peer had sent before it went: it was offered, so it is steered.
+    fn drain_uplink(&mut self, uplink: UplinkId, now: Nanos) {
+        // Steering needs the plan that is in force for the commands before this one.
+        self.load_plan();
+        for _ in 0..DRAIN_BURSTS {
+            if self.poll_uplink(uplink, now) == 0 {
+                break;
+            }
+        }
+        self.flush();
+    }
+
+    fn remove_instance(&mut self, slot: Slot, failed: bool) {
+        if matches!(self.instances.get(slot.index()), Some(Some(_))) {
+            self.flush_instance(slot);
+            // What came back before it ended is not lost.
+            for _ in 0..DRAIN_BURSTS {
+                if (0..PORT_LIMIT)
+                    .map(|port| self.poll_instance_port(slot, port))
+                    .sum::<usize>()
+                    == 0
+                {
+                    break;
+                }
+            }
+        }
+        let mut ports = self.instances.get_mut(slot.index()).and_then(Option::take);
+        let mut outstanding = 0;
+        if let (Some(ports), Some(counters)) = (ports.as_mut(), self.parts.counters.slots.get(slot.index())) {
+            self.attached.retain(|s| *s != slot);
+            self.touched.retain(|s| *s != slot);
+            outstanding = std::mem::take(&mut ports.outstanding);
+            if failed {
+                counters.lost.add(outstanding);
+                self.parts
+                    .counters
+                    .drop_packets(DropReason::InstanceLost, outstanding);
+            } else {
+                counters.kept.add(outstanding);
+                self.parts
+                    .counters
+                    .drop_packets(DropReason::Function, outstanding);
+            }
+            // The gauges of the rings are the port's. The next one may be at home elsewhere.
+            counters.ring_used.set(0);
+            counters.ring_slots.set(0);
+            counters.back_used.set(0);
+            counters.consumed.set(0);
+            for port in &mut ports.ports {
+                if let Some(queue) = port.waits_on() {
+                    self.parts.wake_set.forget(queue.interrupt_fd());
+                }
+            }
+        }
+        if let Some(ports) = ports {
+            self.tell(WorkerEvent::PortsReturned { ports });
+        }
+        // A failed instance's pins went with the failure; others have some left only after a deadline.
+        self.sweep(Sweep {
+            slot,
+            failed,
+            then: Some(Removal { outstanding }),
+        });
+    }
+
+    /// Begins to take the pins to a slot away. They do not count and lead nowhere from now on; what remains is to write
+    /// that into the entries.
+    fn sweep(&mut self, sweep: Sweep) {
+        if let Some(counters) = self.parts.counters.slots.get(sweep.slot.index()) {
+            counters.live_flows.set(0);
+        }
+        let slot = sweep.slot;
+        let place = match self.sweeps.iter().position(|s| s.slot == slot) {
+            Some(place) => {
+                if let Some(same) = self.sweeps.get_mut(place) {
+                    same.failed |= sweep.failed;
+                    same.then = sweep.then.or(same.then.take());
+                }
+                place
+            }
+            None => {
+                self.sweeps.push(sweep);
+                self.sweeps.len() - 1
+            }
+        };
+        // New flows go to others until no entry names it: a pin to it would not be taken.
+        for service in &mut self.services {
+            service.candidates.retain(|c| c.slot != slot);
+        }
+        self.go_on_with_sweep(place, 0);
+    }
+
+    /// Goes on with one of the sweeps; one that is done leaves the list.
+    fn go_on_with_sweep(&mut self, place: usize, budget: usize) {
+        let Some(sweep) = self.sweeps.get(place) else {
+            return;
+        };
+        let table = &mut self.parts.table;
+        let progress = if sweep.failed {
+            table.fail_slot(sweep.slot, budget)
+        } else {
+            table.purge_slot(sweep.slot, budget)
+        };
+        if progress == Progress::Pending {
+            return;
+        }
+        let Sweep { slot, then, .. } = self.sweeps.swap_remove(place);
+        // It may be a candidate again.
+        self.load_epoch = u64::MAX;
+        if let Some(Removal { outstanding }) = then {
+            self.tell(WorkerEvent::InstanceRemoved { slot, outstanding });
+        }
+    }
+
+    /// Takes over a new plan or new loads. Returns whether the plan is a new one.
+    fn load_plan(&mut self) -> bool {
+        let published = self.published.load();
+        let is_new = published.generation != self.generation;
+        let epoch = self.parts.loads.epoch();
+        if !is_new && epoch == self.load_epoch {
+            return false;
+        }
+        if is_new {
+            // The control plane keeps the old one until this one is acknowledged: nothing is freed here.
+            self.plan = Arc::clone(published);
+            self.generation = self.plan.generation;
+            self.take_over_services();
+            self.take_over_slots();
+        }
+        if epoch != self.load_epoch {
+            // After a sweep the epoch is as it was, and so are the estimates.
+            if self.load_epoch != u64::MAX {
+                self.pinned_pps.fill(0.0);
+            }
+            self.load_epoch = epoch;
+        }
+        self.list_candidates();
+        is_new
+    }
+
+    fn take_over_services(&mut self) {
+        let plan = &self.plan;
+        self.services
+            .retain(|s| plan.services.iter().any(|p| p.id == s.id));
+        for service in &plan.services {
+            if !self.services.iter().any(|s| s.id == service.id) {
+                // The only allocation of a plan, once per new service.
+                self.services.push(ServiceState {
+                    id: service.id,
+                    scheduler: service.scheduler.clone(),
+                    candidates: Vec::with_capacity(Slot::LIMIT),
+                    expected_pps: 0.0,
+                });
+            }
+        }
+    }
+
+    fn take_over_slots(&mut self) {
+        let (id, workers) = (self.parts.id, self.parts.workers);
+        for (index, route) in self.routes.iter_mut().enumerate() {
+            let slot = Slot(index as u16);
+            *route = Route::NONE;
+            let Some(slot_plan) = self.plan.slot(slot) else {
+                continue;
+            };
+            let Some(service) = self.plan.service(slot_plan.service) else {
+                continue;
+            };
+            let first = service.uplinks.first().copied().unwrap_or_default();
+            *route = Route {
+                instance: slot_plan.instance,
+                service: slot_plan.service,
+                uplinks: [first, service.uplinks.get(1).copied().unwrap_or(first)],
+                home: self.plan.home(slot, id, workers),
+                serves: slot_plan.state.serves(),
+            };
+        }
+        for slot in &self.attached {
+            // Where it left the plan, what it still gives back goes where it went before.
+            if let (Some(Some(instance)), Some(slot_plan)) =
+                (self.instances.get_mut(slot.index()), self.plan.slot(*slot))
+            {
+                instance.note(slot_plan, &self.plan);
+            }
+        }
+    }
+
+    fn list_candidates(&mut self) {
+        for state in &mut self.services {
+            state.candidates.clear();
+            state.expected_pps = self.parts.loads.expected(state.id);
+        }
+        for (index, slot_plan) in self.plan.slots.iter().enumerate().take(Slot::LIMIT) {
+            let slot = Slot(index as u16);
+            let Some(slot_plan) = slot_plan else { continue };
+            if !slot_plan.state.takes_new_flows() || !self.parts.table.is_slot_usable(slot) {
+                continue;
+            }
+            if let Some(state) = self.services.iter_mut().find(|s| s.id == slot_plan.service) {
+                let pinned = self.pinned_pps.get(index).copied().unwrap_or_default();
+                state.candidates.push(Candidate {
+                    slot,
+                    capacity_pps: slot_plan.capacity_pps,
+                    load_pps: self.parts.loads.load(slot) + pinned,
+                    weight: slot_plan.weight,
+                    live_flows: self.parts.table.live(slot),
+                });
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn route(&self, slot: Slot) -> &Route {
+        static NONE: Route = Route::NONE;
+        self.routes.get(slot.index()).unwrap_or(&NONE)
+    }
+
+    // ---- packets in -------------------------------------------------------------------------------------------
+
+    fn poll_uplink(&mut self, uplink: UplinkId, now: Nanos) -> usize {
+        let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) else {
+            return 0;
+        };
+        let received = port.receive(&mut self.parts.memory, &mut self.received, BURST_FRAMES);
+        let bad = received.bad + received.too_large;
+        if received.packets == 0 && bad == 0 {
+            return 0;
+        }
+        let bytes: u64 = self.received.iter().map(|f| f.len() as u64).sum();
+        if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
+            counters.received_packets.add(received.packets as u64 + bad);
+            counters.received_bytes.add(bytes);
+        }
+        self.parts
+            .counters
+            .figures
+            .received
+            .add(received.packets as u64 + bad);
+        self.parts
+            .counters
+            .drop_packets(DropReason::BadDescriptor, received.bad);
+        self.parts
+            .counters
+            .drop_packets(DropReason::TooLarge, received.too_large);
+        self.steer(uplink, now);
+        received.packets
+    }
+
+    /// Steers the frames in `self.received`, which came in on that uplink.
+    fn steer(&mut self, uplink: UplinkId, now: Nanos) {
+        // The list is taken out and put back, so that its room is used again.
+        let mut frames = std::mem::take(&mut self.received);
+        for frame in frames.drain(..) {
+            match packet::parse(frame.bytes()) {
+                Parsed::Flow(info) => {
+                    if let Some(frame) = self.own(frame, &info.key, uplink) {
+                        self.stage_packet(frame, info, uplink);
+                    }
+                }
+                Parsed::Fragment(fragment) => {
+                    let Some(frame) = self.own(frame, &fragment.info.key, uplink) else {
+                        continue;
+                    };
+                    match self.fragments.offer(&fragment, (frame, uplink), now) {
+                        Offer::Resolved {
+                            frame: (frame, uplink),
+                            info,
+                        } => {
+                            self.stage_packet(frame, info, uplink);
+                            while let Some(((frame, uplink), info)) = self.fragments.release() {
+                                self.stage_packet(frame, info, uplink);
+                            }
+                        }
+                        Offer::Waiting => {}
+                        Offer::Refused {
+                            frame: (frame, _),
+                            reason,
+                        } => self.discard(frame, reason),
+                    }
+                }
+                Parsed::Other { .. } => {
+                    let fallback = self.plan.other;
+                    self.fall_back(frame, fallback, DropReason::Other);
+                }
+                Parsed::Invalid(reason) => self.discard(frame, reason),
+            }
+        }
+        self.received = frames;
+        self.place(now);
+    }
+
+    /// Gives the frame back if this worker owns flows between these addresses, else hands it to the one that does.
+    #[inline]
+    fn own(&mut self, frame: M::Frame, key: &FlowKey, uplink: UplinkId) -> Option<M::Frame> {
+        if self.parts.workers == 1 {
+            return Some(frame);
+        }
+        let owner = self.parts.hasher.owner(key, self.parts.workers);
+        if owner == self.parts.id.index() {
+            return Some(frame);
+        }
+        self.hand_off(owner, frame, Destination::Steering(uplink));
+        None
+    }
+
+    #[inline]
+    fn stage_packet(&mut self, frame: M::Frame, info: PacketInfo, uplink: UplinkId) {
+        self.keys.push(info.key);
+        self.hashes.push(self.parts.hasher.hash(&info.key));
+        self.stage.push(Staged { frame, info, uplink });
+    }
+
+    /// Looks up every staged packet and sends it on its way, in order.
+    fn place(&mut self, now: Nanos) {
+        self.found.clear();
+        self.found.resize(self.keys.len(), None);
+        self.parts
+            .table
+            .lookup_batch(&self.keys, &self.hashes, &mut self.found);
+        // The lists are taken out and put back, so that their room is used again.
+        let mut stage = std::mem::take(&mut self.stage);
+        let (hashes, found) = (std::mem::take(&mut self.hashes), std::mem::take(&mut self.found));
+        for ((staged, &hash), &entry) in stage.drain(..).zip(&hashes).zip(&found) {
+            let Staged { frame, info, uplink } = staged;
+            match self.verdict(&info, hash, entry, uplink, now) {
+                Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+                Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
+                Verdict::Drop(reason) => self.discard(frame, reason),
+            }
+        }
+        self.stage = stage;
+        self.hashes = hashes;
+        self.found = found;
+        self.hashes.clear();
+        self.keys.clear();
+    }
+
+    /// Where a packet goes. Pins its flow if it is new.
+    #[inline]
+    fn verdict(
+        &mut self,
+        info: &PacketInfo,
+        hash: u64,
+        entry: Option<EntryIndex>,
+        uplink: UplinkId,
+        now: Nanos,
+    ) -> Verdict {
+        // A miss may be the second packet of a flow that this very burst has brought.
+        let Some(entry) = entry.or_else(|| self.parts.table.lookup(&info.key, hash)) else {
+            return self.set_up(info, hash, uplink, now, None, Slot::NONE);
+        };
+        let pin = if info.is_icmp_error {
+            // It goes where its flow goes and is counted with the service, but it does not keep the flow alive.
+            self.parts.table.pin(entry, info.direction)
+        } else {
+            let (direction, bytes) = (info.direction, u64::from(info.frame_len));
+            let table = &mut self.parts.table;
+            table.hit(entry, direction, 1, bytes, now, info.tcp_flags.0).pin
+        };
+        let &Route { serves, service, .. } = self.route(pin);
+        if serves {
+            self.count_offered(service, info.frame_len);
+            return Verdict::Instance(pin);
+        }
+        // Not pinned in this direction yet; or its instance is gone; or this is a new connection on the addresses of
+        // one that has ended, which may be given to another instance.
+        self.set_up(info, hash, uplink, now, Some(entry), pin)
+    }
+
+    #[inline]
+    fn count_offered(&self, service: ServiceId, bytes: u32) {
+        if let Some(counters) = self.parts.counters.services.get(service.index()) {
+            counters.offered_packets.add(1);
+            counters.offered_bytes.add(u64::from(bytes));
+        }
+    }
+
+    // ---- new flows --------------------------------------------------------------------------------------------
+
+    /// Gives a flow, or the direction of a flow, that has no pin to an instance. `lost` is the pin that it still has to
+    /// an instance that serves no more.
+    #[cold]
+    fn set_up(
+        &mut self,
+        info: &PacketInfo,
+        hash: u64,
+        uplink: UplinkId,
+        now: Nanos,
+        entry: Option<EntryIndex>,
+        lost: Slot,
+    ) -> Verdict {
+        let plan = &*self.plan;
+        let tuple = info.key.tuple(info.direction);
+        let Some(service) = plan
+            .classify(&tuple, uplink)
+            .and_then(|place| plan.services.get(place))
+        else {
+            return Verdict::Fallback(plan.unmatched);
+        };
+        let counters = self.parts.counters.services.get(service.id.index());
+        if let Some(counters) = counters {
+            counters.offered_packets.add(1);
+            counters.offered_bytes.add(u64::from(info.frame_len));
+        }
+        let Some(state) = self.services.iter_mut().find(|s| s.id == service.id) else {
+            return Verdict::Drop(DropReason::NoInstance);
+        };
+        if state.candidates.is_empty()
+            && let Some(slot) = being_purged(plan, service.id, hash)
+        {
+            // All that there are lose their pins just now. They go on taking packets, without a pin until that is done.
+            if let Some(counters) = counters {
+                counters.unpinned.add(1);
+            }
+            return Verdict::Instance(slot);
+        }
+        if info.is_icmp_error {
+            // An error about a flow that is not pinned opens none: it goes by hash.
+            return by_hash(&state.candidates, hash);
+        }
+        let flow = NewFlow {
+            key: &info.key,
+            hash,
+            expected_pps: state.expected_pps,
+            dscp: info.dscp,
+        };
+        let pick = state.scheduler.pick(&flow, &state.candidates, service.fit);
+        let Some(candidate) = pick.index().and_then(|index| state.candidates.get_mut(index)) else {
+            if let Some(counters) = counters {
+                counters.unserved.add(1);
+            }
+            return Verdict::Drop(DropReason::NoInstance);
+        };
+        let slot = candidate.slot;
+        let mut pins = [Slot::NONE; 2];
+        if service.symmetric {
+            pins = [slot; 2];
+        } else if let Some(pin) = pins.get_mut(info.direction.index()) {
+            *pin = slot;
+        }
+        let table = &mut self.parts.table;
+        let mut moved = false;
+        match entry {
+            // This packet was counted as a hit already.
+            Some(entry) if service.symmetric => moved = table.set_pins(entry, pins),
+            Some(entry) => moved = table.set_pin(entry, info.direction, slot),
+            None => match table.insert(&info.key, hash, info.direction, pins, service.id, now) {
+                Ok(entry) => {
+                    let bytes = u64::from(info.frame_len);
+                    table.hit(entry, info.direction, 1, bytes, now, info.tcp_flags.0);
+                }
+                Err(_full) => {
+                    self.parts.counters.figures.table_full.add(1);
+                    return match service.table_full {
+                        TableFull::Drop => Verdict::Drop(DropReason::TableFull),
+                        TableFull::Hash => {
+                            if let Some(counters) = counters {
+                                counters.unpinned.add(1);
+                            }
+                            by_hash(&state.candidates, hash)
+                        }
+                    };
+                }
+            },
+        }
+        // A pin that the table had not lost yet moved, too.
+        moved |= lost.is_some();
+        candidate.load_pps += state.expected_pps;
+        if let Some(pinned) = self.pinned_pps.get_mut(slot.index()) {
+            *pinned += state.expected_pps;
+        }
+        candidate.live_flows = candidate.live_flows.saturating_add(1);
+        if let Some(counters) = self.parts.counters.slots.get(slot.index()) {
+            counters.new_flows.add(1);
+            if moved {
+                counters.expected_moves.add(1);
+            }
+        }
+        if let (Pick::Overcommitted(_), Some(counters)) = (pick, counters) {
+            counters.overcommitted.add(1);
+        }
+        Verdict::Instance(slot)
+    }
+
+    // ---- packets out ------------------------------------------------------------------------------------------
+
+    /// Sends a packet to the instance that its flow is pinned to.
+    #[inline]
+    fn send_to_instance(&mut self, frame: M::Frame, slot: Slot, uplink: UplinkId) {
+        let &Route {
+            instance,
+            uplinks,
+            home,
+            serves,
+            ..
+        } = self.route(slot);
+        if !serves {
+            return self.discard(frame, DropReason::NoInstance);
+        }
+        // A packet of the flow that came in elsewhere still reaches its instance, on the first port.
+        let port = u8::from(uplink != uplinks[0] && uplink == uplinks[1]);
+        if home != self.parts.id {
+            let to = Destination::Instance { slot, instance, port };
+            return self.hand_off(home.index(), frame, to);
+        }
+        self.put(frame, slot, instance, port);
+    }
+
+    /// Puts a frame into a ring of an instance that this worker is at home to.
+    #[inline]
+    fn put(&mut self, frame: M::Frame, slot: Slot, id: InstanceId, port: u8) {
+        let Some(Some(instance)) = self.instances.get_mut(slot.index()) else {
+            // Its ports are gone, the pins to it will follow.
+            return self.discard(frame, DropReason::InstanceLost);
+        };
+        if instance.id != Some(id) {
+            // Whoever sent it may know a newer plan than this turn's. Or the frame was on its way while the slot got
+            // another instance.
+            let plan = self.published.load();
+            match plan.slot(slot) {
+                Some(slot_plan) if slot_plan.instance == id && instance.id.is_none() => {
+                    instance.note(slot_plan, plan);
+                }
+                _ => return self.discard(frame, DropReason::InstanceLost),
+            }
+        }
+        let Some(ring) = instance.ports.get_mut(usize::from(port)) else {
+            return self.discard(frame, DropReason::NoInstance);
+        };
+        ring.send(frame, &mut self.parts.memory);
+        if !instance.touched {
+            instance.touch();
+            self.touched.push(slot);
+        }
+    }
+
+    fn fall_back(&mut self, frame: M::Frame, fallback: Fallback, reason: DropReason) {
+        match fallback {
+            Fallback::Drop => self.discard(frame, reason),
+            Fallback::Pass(uplink) => {
+                self.parts.counters.figures.passed.add(1);
+                self.send_out(frame, uplink);
+            }
+        }
+    }
+
+    /// Sends a frame out of an uplink.
+    #[inline]
+    fn send_out(&mut self, frame: M::Frame, uplink: UplinkId) {
+        if let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) {
+            port.send(frame, &mut self.parts.memory);
+            if let Some(touched) = self.uplinks_touched.get_mut(uplink.index()) {
+                *touched = true;
+            }
+            return;
+        }
+        // An uplink with fewer queues than there are workers is at home with one of them.
+        let home = uplink.index() % self.parts.workers;
+        if home == self.parts.id.index() {
+            if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
+                counters.dropped.add(1);
+            }
+            return self.discard(frame, DropReason::UplinkDown);
+        }
+        self.hand_off(home, frame, Destination::Uplink(uplink));
+    }
+
+    fn hand_off(&mut self, worker: usize, frame: M::Frame, to: Destination) {
+        let Some(Some(ring)) = self.parts.to_peers.get_mut(worker) else {
+            return self.discard(frame, DropReason::HandOffFull);
+        };
+        match ring.push(HandOff { frame, to }) {
+            Ok(()) => {
+                self.parts.counters.figures.handed_off.add(1);
+                self.handed_to |= 1 << worker.min(63);
+            }
+            Err(rtrb::PushError::Full(back)) => self.discard(back.frame, DropReason::HandOffFull),
+        }
+    }
+
+    #[cold]
+    fn discard(&mut self, frame: M::Frame, reason: DropReason) {
+        self.parts.counters.drop_packets(reason, 1);
+        self.parts.memory.give(frame);
+    }
+
+    // ---- packets from other workers and from instances ---------------------------------------------------------
+
+    fn poll_peer(&mut self, peer: usize, now: Nanos) -> usize {
+        let mut taken = 0;
+        // Frames to steer are gathered into one burst per uplink; whatever ends the burst goes after it.
+        let mut burst = None;
+        while taken < BURST_FRAMES {
+            let Some(Some(ring)) = self.parts.from_peers.get_mut(peer) else {
+                return 0;
+            };
+            let Ok(HandOff { frame, to }) = ring.pop() else {
+                break;
+            };
+            taken += 1;
+            if let Some(uplink) = burst
+                && to != Destination::Steering(uplink)
+            {
+                self.steer(uplink, now);
+                burst = None;
+            }
+            match to {
+                Destination::Steering(uplink) => {
+                    self.received.push(frame);
+                    burst = Some(uplink);
+                }
+                Destination::Instance { slot, instance, port } => self.put(frame, slot, instance, port),
+                Destination::Uplink(uplink) => self.send_out_here(frame, uplink),
+                Destination::Return { slot, uplink } => {
+                    self.count_return(&frame, slot);
+                    self.send_out(frame, uplink);
+                }
+            }
+        }
+        if let Some(uplink) = burst {
+            self.steer(uplink, now);
+        }
+        self.parts.counters.figures.taken_over.add(taken as u64);
+        taken
+    }
+
+    /// Sends a frame out of an uplink that another worker took this one to be at home to.
+    fn send_out_here(&mut self, frame: M::Frame, uplink: UplinkId) {
+        if let Some(Some(_)) = self.uplinks.get(uplink.index()) {
+            return self.send_out(frame, uplink);
+        }
+        if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
+            counters.dropped.add(1);
+        }
+        self.discard(frame, DropReason::UplinkDown);
+    }
+
+    fn poll_instances(&mut self, _now: Nanos) -> usize {
+        let mut moved = 0;
+        for place in 0..self.attached.len() {
+            let Some(slot) = self.attached.get(place).copied() else {
+                break;
+            };
+            let Some(Some(instance)) = self.instances.get_mut(slot.index()) else {
+                continue;
+            };
+            if !instance.is_due() {
+                continue;
+            }
+            let mut packets = 0;
+            for port in 0..instance.ports.len() {
+                packets += self.poll_instance_port(slot, port);
+            }
+            if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
+                instance.looked(packets);
+            }
+            moved += packets;
+        }
+        moved
+    }
+
+    fn poll_instance_port(&mut self, slot: Slot, port: usize) -> usize {
+        let Some(Some(instance)) = self.instances.get_mut(slot.index()) else {
+            return 0;
+        };
+        let Some(ring) = instance.ports.get_mut(port) else {
+            return 0;
+        };
+        let received = ring.receive(&mut self.parts.memory, &mut self.received, BURST_FRAMES);
+        let bad = received.bad + received.too_large;
+        if received.packets == 0 && bad == 0 {
+            return 0;
+        }
+        if instance.is_probed {
+            for frame in self.received.extract_if(.., |frame| is_probe(frame.bytes())) {
+                self.parts.memory.give(frame);
+            }
+        }
+        let packets = self.received.len() as u64;
+        let bytes: u64 = self.received.iter().map(|f| f.len() as u64).sum();
+        if let Some(counters) = self.parts.counters.slots.get(slot.index()) {
+            instance.returned(packets + bad, bytes, counters);
+        }
+        self.parts
+            .counters
+            .drop_packets(DropReason::BadDescriptor, received.bad);
+        self.parts
+            .counters
+            .drop_packets(DropReason::TooLarge, received.too_large);
+        instance.is_broken |= received.bad > 0;
+        let way = instance.ways.get(port).copied().flatten();
+        let mut frames = std::mem::take(&mut self.received);
+        for frame in frames.drain(..) {
+            match way {
+                Some(ReturnWay {
+                    uplink,
+                    counted: false,
+                }) => self.send_out(frame, uplink),
+                Some(ReturnWay {
+                    uplink,
+                    counted: true,
+                }) => self.return_counted(frame, slot, uplink),
+                None => self.discard(frame, DropReason::NoInstance),
+            }
+        }
+        self.received = frames;
+        received.packets
+    }
+
+    /// Counts a returned packet with its flow, on the worker that owns it, and sends it out.
+    fn return_counted(&mut self, frame: M::Frame, slot: Slot, uplink: UplinkId) {
+        if self.parts.workers > 1
+            && let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) =
+                packet::parse(frame.bytes())
+        {
+            let owner = self.parts.hasher.owner(&info.key, self.parts.workers);
+            if owner != self.parts.id.index() {
+                return self.hand_off(owner, frame, Destination::Return { slot, uplink });
+            }
+        }
+        self.count_return(&frame, slot);
+        self.send_out(frame, uplink);
+    }
+
+    fn count_return(&mut self, frame: &M::Frame, slot: Slot) {
+        let found = match packet::parse(frame.bytes()) {
+            Parsed::Flow(info) if !info.is_icmp_error => {
+                let hash = self.parts.hasher.hash(&info.key);
+                match self.parts.table.lookup(&info.key, hash) {
+                    Some(entry) if self.parts.table.pins(entry).contains(&slot) => {
+                        self.parts.table.count_returned(entry, 1);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            _ => false,
+        };
+        if !found && let Some(counters) = self.parts.counters.slots.get(slot.index()) {
+            counters.return_unmatched.add(1);
+        }
+    }
+
+    // ---- the end of a turn ------------------------------------------------------------------------------------
+
+    fn expire(&mut self, now: Nanos) {
+        self.expiry_is_behind = self.parts.table.expire(now, EXPIRIES_PER_TURN).behind;
+        while let Some((frame, _)) = self.fragments.expire(now) {
+            self.discard(frame, DropReason::FragmentTimeout);
+        }
+    }
+
+    /// Makes everything that was sent visible.
+    fn flush(&mut self) {
+        while let Some(slot) = self.touched.pop() {
+            self.flush_instance(slot);
+        }
+        for (index, touched) in self.uplinks_touched.iter_mut().enumerate() {
+            if !std::mem::take(touched) {
+                continue;
+            }
+            let (Some(Some(port)), Some(counters)) = (
+                self.uplinks.get_mut(index),
+                self.parts.counters.uplinks.get(index),
+            ) else {
+                continue;
+            };
+            let sent = port.flush(&mut self.parts.memory);
+            counters.sent_packets.add(sent.packets);
+            counters.sent_bytes.add(sent.bytes);
+            counters.dropped.add(sent.full + sent.too_large);
+            self.parts
+                .counters
+                .drop_packets(DropReason::UplinkRingFull, sent.full);
+            self.parts
+                .counters
+                .drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+        let mut handed_to = std::mem::take(&mut self.handed_to);
+        while handed_to != 0 {
+            let worker = handed_to.trailing_zeros() as usize;
+            handed_to &= handed_to - 1;
+            if let Some(Some(waker)) = self.parts.peer_wakers.get(worker) {
+                waker.wake();
+            }
+        }
+    }
+
+    fn flush_instance(&mut self, slot: Slot) {
+        if let (Some(Some(instance)), Some(counters)) = (
+            self.instances.get_mut(slot.index()),
+            self.parts.counters.slots.get(slot.index()),
+        ) {
+            let sent = instance.flush(&mut self.parts.memory, counters);
+            let counters = &self.parts.counters;
+            counters.drop_packets(DropReason::InstanceRingFull, sent.full);
+            counters.drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+    }
+
+    /// Gauges, broken ports, and the next rows of a dump.
+    fn keep_house(&mut self, now: Nanos) {
+        for place in 0..self.attached.len() {
+            let Some(&slot) = self.attached.get(place) else {
+                break;
+            };
+            if let (Some(Some(instance)), Some(counters)) = (
+                self.instances.get_mut(slot.index()),
+                self.parts.counters.slots.get(slot.index()),
+            ) {
+                instance.gauge(counters);
+                if instance.is_newly_broken() {
+                    self.tell(WorkerEvent::PortBroken { slot });
+                }
+            }
+        }
+        for place in 0..UPLINK_LIMIT {
+            if let Some(Some(port)) = self.uplinks.get(place)
+                && port.is_broken()
+                && self.broken_uplinks & 1 << place == 0
+            {
+                self.broken_uplinks |= 1 << place;
+                let uplink = UplinkId(place as u8);
+                self.tell(WorkerEvent::UplinkBroken { uplink });
+            }
+        }
+        for (index, slot) in self.plan.slots.iter().enumerate() {
+            if slot.is_some()
+                && let Some(counters) = self.parts.counters.slots.get(index)
+            {
+                counters
+                    .live_flows
+                    .set(u64::from(self.parts.table.live(Slot(index as u16))));
+            }
+        }
+        let figures = &self.parts.counters.figures;
+        figures.live_flows.set(self.parts.table.flows() as u64);
+        figures.fragments_waiting.set(self.fragments.occupied() as u64);
+        let in_rings: usize = self.parts.from_peers.iter().flatten().map(Consumer::slots).sum();
+        figures.held.set((in_rings + self.fragments.occupied()) as u64);
+        self.go_on_with_dump(now);
+    }
+
+    fn go_on_with_dump(&mut self, now: Nanos) {
+        let Some(mut dump) = self.dump.take() else { return };
+        let mut is_cut = false;
+        let FlowDump {
+            filter,
+            rows,
+            limit,
+            cursor,
+            ..
+        } = &mut *dump;
+        let next = self.parts.table.dump(*cursor, DUMP_ENTRIES_PER_STEP, now, |row| {
+            if filter.matches(&row) {
+                if rows.len() < *limit {
+                    rows.push(row);
+                } else {
+                    is_cut = true;
+                }
+            }
+        });
+        dump.complete = next.is_none() && !is_cut;
+        dump.cursor = next.unwrap_or_default();
+        if next.is_none() || is_cut {
+            self.tell(WorkerEvent::Dumped(dump));
+        } else {
+            self.dump = Some(dump);
+        }
+    }
+
+    /// Takes leave: what is still here, or comes from another worker that has not left yet, is counted as dropped.
+    /// Ports and memory are freed with the worker.
+    fn close(mut self) {
+        while let Some((frame, _)) = self.fragments.drain() {
+            self.discard(frame, DropReason::Shutdown);
+        }
+        for place in 0..self.attached.len() {
+            let Some(&slot) = self.attached.get(place) else {
+                break;
+            };
+            self.flush_instance(slot);
+            if let (Some(Some(instance)), Some(counters)) = (
+                self.instances.get_mut(slot.index()),
+                self.parts.counters.slots.get(slot.index()),
+            ) {
+                let outstanding = std::mem::take(&mut instance.outstanding);
+                counters.kept.add(outstanding);
+                self.parts
+                    .counters
+                    .drop_packets(DropReason::Shutdown, outstanding);
+            }
+        }
+        self.flush();
+        self.parts.leaving.fetch_add(1, Ordering::AcqRel);
+        for _ in 0..LEAVING_STEPS {
+            // Looked at before the rings: what was sent by workers that have left is in them by then.
+            let all_left = self.parts.leaving.load(Ordering::Acquire) >= self.parts.workers;
+            self.discard_handed_over();
+            if all_left {
+                break;
+            }
+            std::thread::sleep(LEAVING_STEP);
+        }
+        self.parts.counters.figures.held.set(0);
+    }
+
+    fn discard_handed_over(&mut self) {
+        for peer in 0..self.parts.from_peers.len() {
+            while let Some(Some(ring)) = self.parts.from_peers.get_mut(peer)
+                && let Ok(HandOff { frame, .. }) = ring.pop()
+            {
+                self.discard(frame, DropReason::Shutdown);
+            }
+        }
+    }
+}
+
+/// An instance of the service that takes new flows, by the flow's hash, where the pins of all of them are being purged.
+#[cold]
+fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
+    let takes = |p: &Option<SlotPlan>| {
+        p.as_ref()
+            .is_some_and(|p| p.service == service && p.state.takes_new_flows())
+    };
+    let count = plan.slots.iter().filter(|p| takes(p)).count();
+    let wanted = ((u128::from(hash) * count as u128) >> 64) as usize;
+    let (index, _) = plan
+        .slots
+        .iter()
+        .enumerate()
+        .filter(|(_, p)| takes(p))
+        .nth(wanted)?;
+    Some(Slot(index as u16))
+}
+
+/// An instance by the flow's hash alone: without a pin.
+fn by_hash(candidates: &[Candidate], hash: u64) -> Verdict {
+    let place = ((u128::from(hash) * candidates.len() as u128) >> 64) as usize;
+    match candidates.get(place) {
+        Some(candidate) => Verdict::Instance(candidate.slot),
+        None => Verdict::Drop(DropReason::NoInstance),
+    }
+}

@@ -1,0 +1,21 @@
+//! The soft switch between a network and functions, over real memif links.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
+
+mod bed;
+mod captures;
+mod changes;
+mod failures;
+mod fragments;
+mod load;
+mod many;
+#[path = "../../../memif/tests/raw/mod.rs"]
+mod raw;
+mod steering;
+mod table;
+mod workers;

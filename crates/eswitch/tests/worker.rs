@@ -1,0 +1,397 @@
+//! One worker, driven turn by turn: it allocates nothing in the steady state, and a late frame finds no wrong instance.
+
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use arc_swap::ArcSwap;
+use eswitch::{
+    Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle, InstancePorts,
+    LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, WakeSet, Waker, Worker,
+    WorkerCounters, WorkerEvent, WorkerParts,
+};
+use flow_table::{FlowHasher, FlowTable, Line, TableConfig, TimeoutPolicy};
+use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use packet::build::Frame;
+use rtrb::{Consumer, Producer, RingBuffer};
+use scheduling::Scheduler;
+
+const HASH_KEY: [u64; 4] = [1, 2, 3, 4];
+const SINKS: u16 = 3;
+
+/// A worker driven by the test, with sinks as instances and a memif uplink whose other end the test has.
+struct Alone {
+    worker: Worker<HeapMemory>,
+    commands: Producer<Command<HeapMemory>>,
+    events: Consumer<WorkerEvent<HeapMemory>>,
+    counters: Arc<WorkerCounters>,
+    loads: Arc<LoadBoard>,
+    plan: Arc<ArcSwap<Plan>>,
+    network: memif::Link,
+    _control: memif::Control,
+    /// Frames that it hands to a second worker, which the test plays.
+    handed_over: Consumer<HandOff<HeapFrame>>,
+    to_it: Producer<HandOff<HeapFrame>>,
+    memory: HeapMemory,
+    now: Nanos,
+}
+
+fn alone(workers: usize) -> Alone {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("uplink.sock");
+    let mut listener = memif::Listener::bind(&socket, memif::ServerConfig::new("inco")).unwrap();
+    let network = std::thread::spawn(move || {
+        memif::Client::connect(
+            &memif::ClientConfig::new(socket, 0),
+            std::time::Duration::from_secs(20),
+        )
+        .unwrap()
+    });
+    let link = listener
+        .accept(std::time::Duration::from_secs(20))
+        .unwrap()
+        .unwrap();
+    let network = network.join().unwrap();
+    let service = ServicePlan {
+        id: ServiceId(0),
+        matches: Match::default(),
+        symmetric: true,
+        uplinks: vec![UplinkId(0)],
+        scheduler: Scheduler::from_name("best-fit").unwrap(),
+        fit: 0.9,
+        table_full: TableFull::Hash,
+        return_counters: true,
+    };
+    let slot = |id| SlotPlan {
+        instance: InstanceId(id),
+        service: ServiceId(0),
+        state: InstanceState::Active,
+        capacity_pps: 1e6,
+        weight: 256,
+        queues: workers as u16,
+    };
+    let plan = Plan {
+        generation: Generation(1),
+        services: vec![service],
+        slots: (0..SINKS).map(|id| Some(slot(id.into()))).collect(),
+        ..Plan::default()
+    };
+    let plan = Arc::new(ArcSwap::from_pointee(plan));
+    let table = TableConfig {
+        ipv4_flows: 10_000,
+        ipv6_flows: 1000,
+        return_counters: true,
+    };
+    let lines = FlowTable::<Box<[Line]>>::lines_needed(&table).unwrap();
+    let hasher = FlowHasher::new(HASH_KEY);
+    let timeouts = TimeoutPolicy {
+        udp: Nanos::from_millis(50),
+        ..TimeoutPolicy::default()
+    };
+    let storage = vec![Line::ZERO; lines].into_boxed_slice();
+    let table = FlowTable::new(storage, &table, &timeouts, hasher, Nanos::ZERO).unwrap();
+    let (mut commands, worker_commands) = RingBuffer::new(64);
+    let (worker_events, events) = RingBuffer::new(4096);
+    let (to_peer, handed_over) = RingBuffer::new(4096);
+    let (to_it, from_peer) = RingBuffer::new(4096);
+    let waker = Arc::new(Waker::new().unwrap());
+    let counters = Arc::new(WorkerCounters::default());
+    let loads = Arc::new(LoadBoard::default());
+    let mut memories = HeapMemory::shares(2, 4096, 2048);
+    let memory = memories.pop().unwrap();
+    let (mut to_peers, mut from_peers, mut peer_wakers) = (vec![None], vec![None], vec![None]);
+    if workers == 2 {
+        to_peers.push(Some(to_peer));
+        from_peers.push(Some(from_peer));
+        peer_wakers.push(Some(Arc::new(Waker::new().unwrap())));
+    }
+    let worker = Worker::new(WorkerParts {
+        id: WorkerId(0),
+        workers,
+        memory: memories.pop().unwrap(),
+        table,
+        hasher,
+        fragment_key: [1, 2],
+        plan: Arc::clone(&plan),
+        loads: Arc::clone(&loads),
+        counters: Arc::clone(&counters),
+        commands: worker_commands,
+        events: worker_events,
+        to_peers,
+        from_peers,
+        wake_set: WakeSet::new(&waker).unwrap(),
+        waker,
+        peer_wakers,
+        idle: Idle::new(Polling::Busy),
+        leaving: Arc::new(AtomicUsize::new(0)),
+    });
+    let control = link.control;
+    for pair in link.queues {
+        let port = Box::new(Port::memif(pair));
+        assert!(
+            commands
+                .push(Command::AttachUplink {
+                    uplink: UplinkId(0),
+                    port
+                })
+                .is_ok()
+        );
+    }
+    for slot in 0..SINKS {
+        let ports = Box::new(InstancePorts::new(vec![Port::null()]));
+        assert!(
+            commands
+                .push(Command::AttachInstance {
+                    slot: Slot(slot),
+                    ports
+                })
+                .is_ok()
+        );
+    }
+    Alone {
+        worker,
+        commands,
+        events,
+        counters,
+        loads,
+        plan,
+        network,
+        _control: control,
+        handed_over,
+        to_it,
+        memory,
+        now: Nanos::from_secs(1),
+    }
+}
+
+impl Alone {
+    fn turn(&mut self) -> usize {
+        self.now = self.now + Nanos::from_micros(100);
+        self.worker.turn(self.now)
+    }
+
+    fn send(&mut self, flows: std::ops::Range<u32>) {
+        for flow in flows {
+            let frame = packet_of(flow);
+            self.network.queues[0].tx.push(&frame).unwrap();
+        }
+        self.network.queues[0].tx.flush();
+    }
+
+    fn to_instances(&self) -> u64 {
+        self.counters.slots.iter().map(|s| s.to_packets.get()).sum()
+    }
+}
+
+fn packet_of(flow: u32) -> Vec<u8> {
+    let [_, a, b, c] = flow.to_be_bytes();
+    let src = std::net::SocketAddr::from(([10, a, b, c], 1000));
+    let dst = "192.0.2.1:80".parse().unwrap();
+    Frame::udp(src, dst, b"eighteen bytes fit")
+        .unwrap()
+        .to_vec()
+        .unwrap()
+}
+
+#[test]
+fn a_turn_allocates_nothing() {
+    let mut alone = alone(1);
+    // Commands and the first plan allocate; so may the first use of each list.
+    alone.send(0..200);
+    for _ in 0..20 {
+        alone.turn();
+    }
+    assert_eq!(alone.to_instances(), 200);
+    // Known flows, then new ones, loads every millisecond, and the expiry of all.
+    for round in 0..20 {
+        for flows in [0..200, 1000 + round * 200..1200 + round * 200] {
+            alone.send(flows);
+            alone.loads.set_load(Slot(1), round as f32);
+            alone.loads.publish();
+            let allocations = allocation_counter::measure(|| {
+                for _ in 0..8 {
+                    alone.turn();
+                }
+            });
+            assert_eq!(
+                (allocations.count_total, allocations.count_current),
+                (0, 0),
+                "round {round}"
+            );
+        }
+    }
+    assert_eq!(alone.to_instances(), 200 + 20 * 400);
+    let new_flows: u64 = alone.counters.slots.iter().map(|s| s.new_flows.get()).sum();
+    assert!(new_flows >= 200 + 20 * 200);
+    let allocations = allocation_counter::measure(|| {
+        for _ in 0..2000 {
+            alone.turn();
+        }
+    });
+    assert_eq!(allocations.count_total, 0, "expiry");
+    assert_eq!(alone.counters.figures.live_flows.get(), 0);
+    while alone.events.pop().is_ok() {}
+}
+
+#[test]
+fn handing_over_allocates_nothing_either() {
+    let mut alone = alone(2);
+    for _ in 0..3 {
+        alone.turn();
+    }
+    let mut waiting = Vec::with_capacity(1000);
+    for round in 0..10 {
+        alone.send(round * 100..round * 100 + 200);
+        let allocations = allocation_counter::measure(|| {
+            for _ in 0..8 {
+                alone.turn();
+            }
+        });
+        assert_eq!(allocations.count_total, 0, "round {round}");
+        // What crossed to the other worker comes from it as if it had been received there.
+        while let Ok(handed) = alone.handed_over.pop() {
+            alone.memory.give(handed.frame);
+            let mut frame = alone.memory.take().unwrap();
+            let bytes = packet_of(round);
+            frame.room()[..bytes.len()].copy_from_slice(&bytes);
+            frame.set_len(bytes.len());
+            waiting.push(HandOff { frame, to: handed.to });
+        }
+        assert!(!waiting.is_empty());
+        for handed in waiting.drain(..) {
+            assert!(alone.to_it.push(handed).is_ok());
+        }
+        let allocations = allocation_counter::measure(|| {
+            for _ in 0..8 {
+                alone.turn();
+            }
+        });
+        assert_eq!(allocations.count_total, 0, "round {round}, taken over");
+        // Those of the other worker's flows go straight back to it.
+        while let Ok(handed) = alone.handed_over.pop() {
+            alone.memory.give(handed.frame);
+        }
+    }
+    assert!(alone.counters.figures.handed_off.get() > 0 && alone.counters.figures.taken_over.get() > 0);
+}
+
+#[test]
+fn a_frame_that_was_on_its_way_to_an_instance_that_is_gone_does_not_reach_its_successor() {
+    let mut alone = alone(2);
+    alone.turn();
+    for instance in [0, 900] {
+        let mut frame = alone.memory.take().unwrap();
+        let bytes = packet_of(1);
+        frame.room()[..bytes.len()].copy_from_slice(&bytes);
+        frame.set_len(bytes.len());
+        let to = Destination::Instance {
+            slot: Slot(0),
+            instance: InstanceId(instance),
+            port: 0,
+        };
+        assert!(alone.to_it.push(HandOff { frame, to }).is_ok());
+    }
+    alone.turn();
+    assert_eq!(
+        alone.counters.slots[0].to_packets.get(),
+        1,
+        "only the one for the instance that has the slot now"
+    );
+    assert_eq!(alone.counters.drops[DropReason::InstanceLost.index()].get(), 1);
+}
+
+#[test]
+fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
+    let mut alone = alone(1);
+    alone.turn();
+    assert_eq!(alone.counters.figures.generation.get(), 1);
+    // Within a millisecond of the last look at the gauges.
+    alone.send(0..50);
+    alone.turn();
+    let live = |alone: &Alone| {
+        alone
+            .counters
+            .slots
+            .iter()
+            .map(|s| s.live_flows.get())
+            .sum::<u64>()
+    };
+    let mut plan = Plan::clone(&alone.plan.load());
+    plan.generation = Generation(2);
+    for slot_plan in plan.slots.iter_mut().flatten() {
+        slot_plan.state = InstanceState::Draining;
+    }
+    alone.plan.store(Arc::new(plan));
+    alone.turn();
+    assert_eq!((alone.counters.figures.generation.get(), live(&alone)), (2, 50));
+}
+
+#[test]
+fn new_flows_do_not_wander_while_a_slot_is_purged() {
+    let mut alone = alone(1);
+    let scheduler = Scheduler::from_name("round-robin").unwrap();
+    let service = ServiceId(0);
+    assert!(
+        alone
+            .commands
+            .push(Command::SetScheduler { service, scheduler })
+            .is_ok()
+    );
+    alone.turn();
+    for first in (0..9000).step_by(500) {
+        alone.send(first..first + 500);
+        while alone.turn() > 0 {}
+    }
+    let packets = |alone: &Alone| -> Vec<u64> {
+        alone
+            .counters
+            .slots
+            .iter()
+            .take(SINKS.into())
+            .map(|s| s.to_packets.get())
+            .collect()
+    };
+    for slot in 0..SINKS {
+        // The sweep of 9000 entries goes on for some turns, in each of which these flows have a packet.
+        assert!(
+            alone
+                .commands
+                .push(Command::PurgeSlot {
+                    slot: Slot(slot),
+                    failed: false
+                })
+                .is_ok()
+        );
+        for flow in 0..3 {
+            let flow = 20_000 + u32::from(slot) * 10 + flow;
+            let before = packets(&alone);
+            for _ in 0..7 {
+                alone.send(flow..flow + 1);
+                alone.turn();
+            }
+            let after = packets(&alone);
+            let on: Vec<u64> = before
+                .iter()
+                .zip(&after)
+                .map(|(b, a)| a - b)
+                .filter(|n| *n > 0)
+                .collect();
+            assert_eq!(on, [7], "the packets of a new flow went to several instances");
+        }
+    }
+    let refused: u64 = alone.counters.services[0].unpinned.get();
+    assert_eq!(refused, 0, "there was another instance to pin to");
+}
+
+#[test]
+fn what_a_peer_sent_before_it_went_is_taken_before_its_queue_is_given_back() {
+    let mut alone = alone(1);
+    alone.turn();
+    alone.send(0..300);
+    let uplink = UplinkId(0);
+    assert!(alone.commands.push(Command::DetachUplink { uplink }).is_ok());
+    alone.turn();
+    assert_eq!(alone.counters.uplinks[0].received_packets.get(), 300);
+    assert_eq!(alone.to_instances(), 300);
+}
