@@ -1,0 +1,86 @@
+use model::Nanos;
+
+use crate::settings::{BACK_OFF_FIRST, BACK_OFF_LONGEST};
+
+/// Waits that double with each failure in a row: 1 s to 60 s.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BackOff {
+    failures: u32,
+    failed_at: Nanos,
+    until: Nanos,
+}
+
+impl BackOff {
+    /// Notes a failure; gives the wait until the next try. Failures within a wait are of the tries before it and
+    /// count as one.
+    pub(crate) fn failed(&mut self, now: Nanos) -> Nanos {
+        self.failed_at = now;
+        if self.failures > 0 && now < self.until {
+            return self.until.since(now);
+        }
+        let doubled = BACK_OFF_FIRST
+            .0
+            .saturating_mul(1u64.checked_shl(self.failures).unwrap_or(u64::MAX));
+        let wait = Nanos(doubled.min(BACK_OFF_LONGEST.0));
+        self.failures = self.failures.saturating_add(1);
+        self.until = now + wait;
+        wait
+    }
+
+    /// Notes that something begun at `since` has worked for long enough: that ends the matter unless something has
+    /// failed since then.
+    pub(crate) fn worked_since(&mut self, since: Nanos) {
+        if since > self.failed_at {
+            self.worked();
+        }
+    }
+
+    /// Notes that it works.
+    pub(crate) fn worked(&mut self) {
+        *self = BackOff::default();
+    }
+
+    /// Ends the wait and keeps the count: what was in the way is gone, but it is not known yet to work.
+    pub(crate) fn now_again(&mut self) {
+        self.until = Nanos::ZERO;
+    }
+
+    /// Whether it may be tried.
+    pub(crate) fn is_over(&self, now: Nanos) -> bool {
+        now >= self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_doubles_from_one_second_to_sixty_and_begins_again() {
+        let mut back_off = BackOff::default();
+        let mut now = Nanos::from_secs(100);
+        assert!(back_off.is_over(now));
+        for expected in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let wait = back_off.failed(now);
+            assert_eq!(wait, Nanos::from_secs(expected));
+            assert!(!back_off.is_over(now + wait - Nanos(1)) && back_off.is_over(now + wait));
+            // Four that were begun together fail together: that is one failure.
+            let half = Nanos(wait.0 / 2);
+            assert_eq!(back_off.failed(now + half), wait - half);
+            now = now + wait;
+        }
+        back_off.worked();
+        assert_eq!(back_off.failed(now), Nanos::from_secs(1));
+    }
+
+    #[test]
+    fn what_has_worked_since_before_a_failure_does_not_end_the_wait() {
+        let mut back_off = BackOff::default();
+        let now = Nanos::from_secs(100);
+        back_off.failed(now);
+        back_off.worked_since(Nanos::from_secs(50));
+        assert!(!back_off.is_over(now));
+        back_off.worked_since(Nanos::from_secs(101));
+        assert!(back_off.is_over(now));
+    }
+}

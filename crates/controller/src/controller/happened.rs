@@ -1,0 +1,463 @@
+//! What happened, as engine, switch and users tell it.
+
+use std::fmt::Write as _;
+
+use collector::Collector;
+use engine::{EngineError, EngineEvent, Exit};
+use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos};
+
+use super::{Controller, Target};
+use crate::instance::{Container, Op, Port, Rung};
+use crate::message::{Command, CommandError, SwitchReply, SwitchRequest};
+use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN};
+
+/// How much of a dead program's output goes into an event, in characters.
+const OUTPUT_SHOWN: usize = 200;
+
+impl Controller {
+    pub(super) fn engine_event(&mut self, event: &EngineEvent) {
+        match event {
+            EngineEvent::Created { ticket, pid, .. } => {
+                if let Some(Target::Instance(id, Op::Create)) = self.in_hand.remove(ticket)
+                    && let Some(index) = self.position(id)
+                {
+                    let instance = &mut self.instances[index];
+                    instance.op = None;
+                    instance.container = Container::Running;
+                    instance.pid = (*pid != 0).then_some(*pid);
+                    instance.started = self.now;
+                    if instance.state == InstanceState::Creating {
+                        self.transition(index, InstanceStep::Started, "its program runs");
+                    }
+                }
+            }
+            EngineEvent::Done { ticket, .. } => match self.in_hand.remove(ticket) {
+                Some(Target::Instance(id, op)) => self.op_done(id, op),
+                Some(Target::Orphan(name)) => {
+                    self.orphans.retain(|orphan| orphan.name != name);
+                    self.out
+                        .remove_dirs
+                        .push(self.settings.run_dir.join("instances").join(name));
+                }
+                None => {}
+            },
+            EngineEvent::Failed { ticket, error, .. } => match self.in_hand.remove(ticket) {
+                Some(Target::Instance(id, op)) => self.op_failed(id, op, error),
+                Some(Target::Orphan(name)) => {
+                    let now = self.now;
+                    if let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.name == name) {
+                        orphan.removing = false;
+                        orphan.retry.failed(now);
+                    }
+                }
+                None => {}
+            },
+            EngineEvent::Exited {
+                name, exit, output, ..
+            } => {
+                if let Some(index) = self.instances.iter().position(|i| i.name == *name) {
+                    self.instances[index].container = Container::Exited;
+                    if !matches!(self.instances[index].op, Some(Op::Stop | Op::Remove)) {
+                        self.fail(index, exit_reason(exit, output));
+                    }
+                }
+            }
+            EngineEvent::EngineDown { reason, .. } => {
+                if self.engine_down.is_none() {
+                    self.engine_down = Some(self.now);
+                    let reason = format!("{reason}; steering goes on, scaling waits until it answers");
+                    self.event(
+                        None,
+                        None,
+                        EventKind::Failure {
+                            what: "engine".to_owned(),
+                            reason,
+                        },
+                    );
+                }
+            }
+            EngineEvent::EngineUp { .. } => {
+                if let Some(since) = self.engine_down.take() {
+                    let after_ms = self.now.since(since).as_millis();
+                    self.event(
+                        None,
+                        None,
+                        EventKind::Recovered {
+                            what: "engine".to_owned(),
+                            after_ms,
+                        },
+                    );
+                }
+                for service in &mut self.services {
+                    service.back_off.now_again();
+                }
+                for instance in &mut self.instances {
+                    instance.retry.now_again();
+                }
+                for orphan in &mut self.orphans {
+                    orphan.retry.now_again();
+                }
+                self.out.list_containers = true;
+                self.listing_since = Some(self.now);
+            }
+        }
+    }
+
+    pub(super) fn op_done(&mut self, id: InstanceId, op: Op) {
+        let Some(index) = self.position(id) else { return };
+        let instance = &mut self.instances[index];
+        instance.op = None;
+        match op {
+            Op::Create => {}
+            Op::Pause => instance.container = Container::Paused,
+            Op::Resume => instance.container = Container::Running,
+            Op::Quota => {
+                instance.cpus = instance.wanted_cpus;
+                instance.retry.worked();
+            }
+            Op::Stop => instance.container = Container::Exited,
+            Op::Remove => {
+                instance.container = Container::Absent;
+                self.transition(index, InstanceStep::Removed, "its container is removed");
+            }
+        }
+    }
+
+    pub(super) fn op_failed(&mut self, id: InstanceId, op: Op, error: &EngineError) {
+        let Some(index) = self.position(id) else { return };
+        let now = self.now;
+        let instance = &mut self.instances[index];
+        instance.op = None;
+        match op {
+            Op::Create => {
+                let service = instance.service;
+                if instance.state == InstanceState::Creating {
+                    self.fail(index, format!("it could not be created: {error}"));
+                }
+                let Some(state) = self.services.get_mut(service.index()) else {
+                    return;
+                };
+                let wait_s = state.back_off.failed(now).as_secs_f64();
+                // An engine that is down is told of once, by its own event.
+                if self.engine_down.is_none() {
+                    let reason = format!("{error}; the next try comes in {wait_s:.0} s");
+                    let what = "engine".to_owned();
+                    self.event(Some(service), None, EventKind::Failure { what, reason });
+                }
+            }
+            Op::Resume if !error.is_transient() => {
+                self.fail(index, format!("it could not be resumed: {error}"))
+            }
+            Op::Pause | Op::Resume | Op::Quota => {
+                // A pool that stays warm, or a quota that stays as it is, does no harm: again after a while.
+                instance.retry.failed(now);
+            }
+            // Removing ends what could not be asked to end.
+            Op::Stop => instance.container = Container::Exited,
+            Op::Remove => {
+                instance.retry.failed(now);
+            }
+        }
+    }
+
+    /// Compares what the engine has with what it should have: after it was away, ends may have been missed.
+    pub(super) fn compare_containers(&mut self, containers: &[engine::Container]) {
+        let since = self.listing_since.take().unwrap_or(self.now);
+        for index in 0..self.instances.len() {
+            let instance = &self.instances[index];
+            let is_there = containers
+                .iter()
+                .any(|c| c.name == instance.name && c.state != engine::ContainerState::Exited);
+            let should_be = matches!(instance.container, Container::Running | Container::Paused)
+                && instance.requested < since
+                && instance.op.is_none();
+            if should_be && !is_there {
+                self.instances[index].container = Container::Exited;
+                self.fail(
+                    index,
+                    "its container was gone when the engine came back".to_owned(),
+                );
+            }
+        }
+        for container in containers {
+            if !self.instances.iter().any(|i| i.name == container.name) {
+                self.add_orphan(&container.name);
+            }
+        }
+    }
+
+    pub(super) fn switch_reply(&mut self, reply: &SwitchReply, collector: &mut Collector) {
+        match reply {
+            SwitchReply::Attached { slot } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Attaching
+                {
+                    self.instances[index].port = Port::Up;
+                }
+            }
+            SwitchReply::AttachFailed { slot, error } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Attaching
+                {
+                    let instance = &mut self.instances[index];
+                    instance.port = Port::Absent;
+                    instance.again = self.now + ATTACH_AGAIN;
+                    error.clone_into(&mut instance.reason);
+                    collector.release(*slot);
+                }
+            }
+            SwitchReply::Consumed { slot } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].state == InstanceState::Starting
+                    && self.instances[index].probe_sent
+                {
+                    self.ready(index, "it took the probe packet");
+                }
+            }
+            SwitchReply::PortDown { slot } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Up
+                {
+                    self.fail(index, "its data port went down".to_owned());
+                }
+            }
+            SwitchReply::Stalled { slot } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Up
+                    && self.instances[index].container != Container::Paused
+                {
+                    self.fail(
+                        index,
+                        "it stalled: it takes nothing out of a ring that is not empty".to_owned(),
+                    );
+                }
+            }
+            SwitchReply::Acknowledged(generation) => {
+                self.acknowledged = self.acknowledged.max(*generation);
+                // A counter that was read before an acknowledgement may be older than what it acknowledges.
+                self.note_acknowledged(self.now.max(collector.sampled_at()));
+            }
+            SwitchReply::DetachFailed { slot } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Detaching
+                {
+                    let instance = &mut self.instances[index];
+                    instance.port = Port::Up;
+                    instance.again = self.now + ATTACH_AGAIN;
+                }
+            }
+            SwitchReply::Detached { slot, lost_packets } => {
+                if let Some(index) = self.at_slot(*slot)
+                    && self.instances[index].port == Port::Detaching
+                {
+                    self.instances[index].port = Port::Absent;
+                    collector.release(*slot);
+                    // What an instance kept that leaves in good order, it dropped on purpose.
+                    if *lost_packets > 0 && self.instances[index].state == InstanceState::Failed {
+                        let service = self.instances[index].service;
+                        let id = self.instances[index].id;
+                        let reason = format!("{lost_packets} packets were lost with it");
+                        let what = "instance".to_owned();
+                        self.event(Some(service), Some(id), EventKind::Failure { what, reason });
+                    }
+                }
+            }
+        }
+    }
+
+    /// `at`: only counters read after it are surely newer than what was acknowledged.
+    pub(super) fn note_acknowledged(&mut self, at: Nanos) {
+        let (now, acknowledged) = (self.now, self.acknowledged);
+        for instance in &mut self.instances {
+            if let Some(drain) = &mut instance.drain
+                && drain.acknowledged.is_none()
+                && drain
+                    .generation
+                    .is_some_and(|generation| generation <= acknowledged)
+            {
+                drain.acknowledged = Some(at);
+            }
+            if let Some((decided, rung, Some(generation))) = instance.decided
+                && generation <= acknowledged
+            {
+                instance.decided = None;
+                let took = now.since(decided);
+                match rung {
+                    Rung::Undrain => self.reactions.undrain.note(took),
+                    Rung::Warm => self.reactions.activate.note(took),
+                    Rung::Paused => self.reactions.resume.note(took),
+                    Rung::Create => self.reactions.create_and_activate.note(took),
+                }
+            }
+        }
+    }
+
+    pub(super) fn check_ended(&mut self, id: InstanceId, passed: bool) {
+        let Some(index) = self.position(id) else { return };
+        let instance = &mut self.instances[index];
+        instance.check_running = false;
+        if instance.state != InstanceState::Starting {
+            return;
+        }
+        if passed {
+            self.ready(index, "its readiness command exited with 0");
+        } else {
+            instance.again = self.now + CHECK_AGAIN;
+            "its readiness command does not exit with 0".clone_into(&mut instance.reason);
+        }
+    }
+
+    pub(super) fn command(&mut self, command: Command) -> Result<String, CommandError> {
+        if self.shutdown.is_some() {
+            return Err(CommandError::ShuttingDown);
+        }
+        match command {
+            Command::Scale { service: id, count } => {
+                let policy = self.service(id)?.settings.autoscaler.name();
+                let service = self
+                    .services
+                    .get_mut(id.index())
+                    .ok_or(CommandError::UnknownService { service: id })?;
+                let Some(count) = count else {
+                    service.manual = false;
+                    return Ok(format!("{policy} decides again"));
+                };
+                let (min, max) = (service.settings.min, service.settings.max);
+                if !(min..=max).contains(&count) {
+                    let service = service.settings.name.clone();
+                    return Err(CommandError::OutOfLimits {
+                        service,
+                        count,
+                        min,
+                        max,
+                    });
+                }
+                service.manual = true;
+                let from = std::mem::replace(&mut service.wanted, count);
+                if from != count {
+                    let reason = "somebody asked for it".to_owned();
+                    let kind = EventKind::Scaled {
+                        from,
+                        to: count,
+                        policy: "manual".to_owned(),
+                        reason,
+                    };
+                    self.event(Some(id), None, kind);
+                }
+                Ok(format!("from {from} to {count} active instances"))
+            }
+            Command::Drain { instance: id } => {
+                let index = self
+                    .position(id)
+                    .ok_or(CommandError::UnknownInstance { instance: id })?;
+                let instance = &mut self.instances[index];
+                match instance.state {
+                    InstanceState::Active | InstanceState::Draining => {
+                        instance.leaving = true;
+                        Ok(format!(
+                            "instance {id} takes no new flows once its service can spare it"
+                        ))
+                    }
+                    state => Err(CommandError::WrongState {
+                        instance: id,
+                        state,
+                        action: "drain",
+                    }),
+                }
+            }
+            Command::Undrain { instance: id } => {
+                let index = self
+                    .position(id)
+                    .ok_or(CommandError::UnknownInstance { instance: id })?;
+                let instance = &self.instances[index];
+                match instance.state {
+                    InstanceState::Active if instance.leaving => {
+                        self.instances[index].leaving = false;
+                        Ok(format!("instance {id} stays"))
+                    }
+                    InstanceState::Draining => {
+                        let service = self.service(instance.service)?;
+                        let (min, max) = (service.settings.min, service.settings.max);
+                        let active = self.count(service.id, |i| i.state == InstanceState::Active);
+                        if active >= max {
+                            let service = service.settings.name.clone();
+                            return Err(CommandError::OutOfLimits {
+                                service,
+                                count: active + 1,
+                                min,
+                                max,
+                            });
+                        }
+                        self.undrain(index, "somebody took the drain back");
+                        Ok(format!("instance {id} takes new flows again"))
+                    }
+                    state => Err(CommandError::WrongState {
+                        instance: id,
+                        state,
+                        action: "undrain",
+                    }),
+                }
+            }
+            Command::Purge { instance: id } => {
+                let index = self
+                    .position(id)
+                    .ok_or(CommandError::UnknownInstance { instance: id })?;
+                let instance = &self.instances[index];
+                if !instance.is_in_table() {
+                    let state = instance.state;
+                    return Err(CommandError::WrongState {
+                        instance: id,
+                        state,
+                        action: "purge",
+                    });
+                }
+                self.out.switch.push(SwitchRequest::PurgeSlot(instance.slot));
+                Ok(format!(
+                    "the flows of instance {id} are given to others on their next packet"
+                ))
+            }
+            Command::Shutdown { keep } => {
+                self.event(None, None, EventKind::Stopping { keep });
+                self.shutdown = Some(keep);
+                for index in 0..self.instances.len() {
+                    self.stop(
+                        index,
+                        if keep {
+                            "inco stops and keeps it running"
+                        } else {
+                            "inco stops"
+                        },
+                    );
+                }
+                Ok(if keep {
+                    "containers go on running".to_owned()
+                } else {
+                    "everything is removed".to_owned()
+                })
+            }
+        }
+    }
+}
+
+fn exit_reason(exit: &Exit, output: &str) -> String {
+    let mut reason = match exit {
+        Exit {
+            out_of_memory: true, ..
+        } => "its container ran out of memory".to_owned(),
+        Exit {
+            signal: Some(signal), ..
+        } => format!("its program was ended by signal {signal}"),
+        Exit {
+            status: Some(status), ..
+        } => format!("its program exited with {status}"),
+        _ => "its program ended".to_owned(),
+    };
+    let output = output.trim();
+    if !output.is_empty() {
+        let skip = output.chars().count().saturating_sub(OUTPUT_SHOWN);
+        let shown: String = output.chars().skip(skip).collect();
+        // Writing to a string cannot fail.
+        let _ = write!(reason, "; it said last: {shown}");
+    }
+    reason
+}

@@ -1,0 +1,475 @@
+//! What instances do by themselves, step by step, and the table that follows from it.
+
+use collector::Collector;
+use engine::{Request, Ticket};
+use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, ServiceId};
+
+use super::{Controller, Target};
+use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
+use crate::message::{InstanceRow, SwitchRequest};
+use crate::settings::{Ready, StandbyMode, YOUNG};
+
+impl Controller {
+    /// Moves one instance on as far as it goes now. False where it is gone from the list.
+    pub(super) fn advance(&mut self, index: usize, collector: &mut Collector) -> bool {
+        match self.instances[index].state {
+            InstanceState::Creating => {}
+            InstanceState::Starting => self.advance_starting(index, collector),
+            InstanceState::Standby => {}
+            InstanceState::Active => self.advance_serving(index, collector),
+            InstanceState::Draining => {
+                self.advance_serving(index, collector);
+                self.advance_draining(index, collector);
+            }
+            InstanceState::Stopping | InstanceState::Failed => self.advance_leaving(index, collector),
+            InstanceState::Gone => {}
+        }
+        if self.instances[index].state == InstanceState::Standby {
+            // It may just have become ready or been parked: the same step then takes it further.
+            self.advance_standby(index);
+        }
+        if self.instances[index].state == InstanceState::Gone {
+            let instance = self.instances.remove(index);
+            if let Some(used) = self.slot_used.get_mut(instance.slot.index()) {
+                *used = false;
+            }
+            if self.has_container(instance.service) && self.shutdown != Some(true) {
+                self.out.remove_dirs.push(instance.socket_dir);
+            }
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn advance_starting(&mut self, index: usize, collector: &mut Collector) {
+        let now = self.now;
+        let Some(service) = self.services.get(self.instances[index].service.index()) else {
+            return;
+        };
+        let (ports, deadline) = (service.settings.ports, service.settings.ready_deadline);
+        let ready = service.settings.ready.kind();
+        let instance = &mut self.instances[index];
+        if now.since(instance.started) >= deadline {
+            let seconds = deadline.as_secs_f64();
+            let last = if instance.port == Port::Up {
+                "its port is up"
+            } else {
+                instance.reason.as_str()
+            };
+            let reason = format!("it was not ready within {seconds:.0} s: {last}");
+            self.fail(index, reason);
+            return;
+        }
+        if instance.container == Container::Paused {
+            // An adopted one that was frozen: it cannot connect before it runs.
+            if instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now) {
+                self.submit_simple(index, Op::Resume);
+            }
+            return;
+        }
+        match instance.port {
+            Port::Absent if now >= instance.again => {
+                instance.port = Port::Attaching;
+                collector.assign(instance.slot, instance.service, instance.id);
+                self.out.switch.push(SwitchRequest::Attach {
+                    instance: instance.id,
+                    service: instance.service,
+                    slot: instance.slot,
+                    socket_dir: instance.socket_dir.clone(),
+                    ports,
+                });
+            }
+            Port::Up => match ready {
+                ReadyKind::Connected => self.ready(index, "its ports are up"),
+                ReadyKind::Consumes => {
+                    if !instance.probe_sent {
+                        instance.probe_sent = true;
+                        self.out.switch.push(SwitchRequest::Probe(instance.slot));
+                    }
+                }
+                ReadyKind::Exec => {
+                    if !instance.check_running && now >= instance.again {
+                        instance.check_running = true;
+                        let (id, name, service) = (instance.id, instance.name.clone(), instance.service);
+                        if let Some(Ready::Exec(command)) =
+                            self.services.get(service.index()).map(|s| &s.settings.ready)
+                        {
+                            self.out.checks.push((id, name, command.clone()));
+                        }
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// The instance is ready: it joins the pool, and Active ones where it is wanted there.
+    pub(super) fn ready(&mut self, index: usize, reason: &str) {
+        if !self.transition(index, InstanceStep::Ready, reason) {
+            return;
+        }
+        let now = self.now;
+        let instance = &mut self.instances[index];
+        instance.ready = Some(now);
+        if !instance.adopted {
+            self.reactions.create.note(now.since(instance.requested));
+        }
+    }
+
+    pub(super) fn advance_standby(&mut self, index: usize) {
+        let now = self.now;
+        let paused_pool = self
+            .services
+            .get(self.instances[index].service.index())
+            .is_some_and(|s| {
+                s.settings.standby_mode == StandbyMode::Paused && s.settings.container.is_some()
+            });
+        let instance = &self.instances[index];
+        let may_ask = instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now);
+        let (id, service) = (instance.id, instance.service);
+        if instance.for_active && instance.container == Container::Paused {
+            if may_ask {
+                self.submit_simple(index, Op::Resume);
+            }
+        } else if instance.for_active {
+            let max = self.services.get(service.index()).map_or(0, |s| s.settings.max);
+            let active = self.count(service, |i| i.state == InstanceState::Active);
+            // A freeze that is under way ends first.
+            if active < max && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
+                self.transition(index, InstanceStep::Activate, "it is wanted");
+                self.instances[index].drain = None;
+            }
+        } else if paused_pool && may_ask && instance.container == Container::Running {
+            // Workers must know first that it takes no flows, so that none is caught in a frozen instance.
+            if instance.drain.is_none_or(|drain| drain.acknowledged.is_some()) {
+                self.submit_simple(index, Op::Pause);
+            }
+        }
+        if let Some(ready) = self.position(id).and_then(|at| self.instances[at].ready) {
+            self.forgive(service, ready);
+        }
+    }
+
+    pub(super) fn advance_serving(&mut self, index: usize, collector: &Collector) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        let service = instance.service;
+        if let Some(ready) = instance.ready {
+            self.forgive(service, ready);
+        }
+        let instance = &self.instances[index];
+        let stall_after = self
+            .services
+            .get(service.index())
+            .map_or(Nanos(u64::MAX), |s| s.settings.stall_after);
+        if let Some(rates) = collector.slot(instance.slot)
+            && rates.waiting >= stall_after
+            // Not for what waited in its ring while it was frozen.
+            && now.since(instance.since) >= stall_after
+        {
+            let waited = rates.waiting.as_millis();
+            self.fail(
+                index,
+                format!("it stalled: its ring is not empty and it took nothing for {waited} ms"),
+            );
+            return;
+        }
+        if instance.wanted_cpus != instance.cpus
+            && instance.op.is_none()
+            && self.engine_down.is_none()
+            && instance.container == Container::Running
+            && instance.retry.is_over(now)
+        {
+            self.submit_simple(index, Op::Quota);
+        }
+    }
+
+    pub(super) fn advance_draining(&mut self, index: usize, collector: &Collector) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        if instance.state != InstanceState::Draining {
+            return;
+        }
+        let Some(drain) = instance.drain else { return };
+        let service = instance.service;
+        let Some(settings) = self.services.get(service.index()).map(|s| &s.settings) else {
+            return;
+        };
+        let deadline = settings.drain_deadline;
+        let rates = collector.slot(instance.slot);
+        // Only counters read after the acknowledgement can say that no worker will add a flow.
+        let is_empty = rates.is_some_and(|rates| {
+            drain.acknowledged.is_some_and(|at| rates.at > at) && rates.live_flows == 0 && rates.rings_empty
+        });
+        let reason = if is_empty {
+            "its last flow has ended".to_owned()
+        } else if now.since(drain.since) >= deadline {
+            let flows = rates.map_or(0, |rates| rates.live_flows);
+            // What is left moves now, on its next packet.
+            self.out.switch.push(SwitchRequest::PurgeSlot(instance.slot));
+            format!("the drain's deadline passed with {flows} flows left")
+        } else {
+            return;
+        };
+        self.reactions.drain.note(now.since(drain.since));
+        let pooled = self.count(service, Instance::is_for_pool);
+        let pool = self
+            .services
+            .get(service.index())
+            .map_or(0, |s| s.settings.standby);
+        if pooled < pool && self.shutdown.is_none() {
+            self.transition(index, InstanceStep::Park, reason);
+            let instance = &mut self.instances[index];
+            instance.for_active = false;
+            instance.leaving = false;
+            // The Standby table has to be known before it may be frozen.
+            instance.drain = Some(Drain {
+                since: now,
+                generation: None,
+                acknowledged: None,
+            });
+        } else {
+            self.stop(index, reason);
+        }
+    }
+
+    /// Stopping and Failed: out of the switch, then out of the engine.
+    pub(super) fn advance_leaving(&mut self, index: usize, collector: &mut Collector) {
+        let now = self.now;
+        let keep = self.shutdown == Some(true);
+        let acknowledged = self.acknowledged;
+        let instance = &mut self.instances[index];
+        match instance.port {
+            Port::Up | Port::Attaching => {
+                if instance
+                    .left_table
+                    .is_some_and(|generation| generation <= acknowledged)
+                {
+                    if now < instance.again {
+                        return;
+                    }
+                    instance.port = Port::Detaching;
+                    self.out.switch.push(SwitchRequest::Detach(instance.slot));
+                }
+                return;
+            }
+            Port::Detaching => return,
+            Port::Absent => {}
+        }
+        if instance.op.is_some() {
+            return;
+        }
+        let is_failed = instance.state == InstanceState::Failed;
+        if !self.has_container(self.instances[index].service) || (keep && !is_failed) {
+            collector.release(self.instances[index].slot);
+            let reason = if keep {
+                "its container goes on running"
+            } else {
+                "its port is gone"
+            };
+            self.transition(index, InstanceStep::Removed, reason);
+            return;
+        }
+        if self.engine_down.is_some() || !self.instances[index].retry.is_over(now) {
+            return;
+        }
+        let is_alive = matches!(
+            self.instances[index].container,
+            Container::Running | Container::Paused
+        );
+        if is_alive && !is_failed {
+            self.submit_simple(index, Op::Stop);
+        } else {
+            self.submit_simple(index, Op::Remove);
+        }
+    }
+
+    pub(super) fn remove_orphans(&mut self) {
+        if self.engine_down.is_some() || self.orphans.is_empty() || self.shutdown == Some(true) {
+            return;
+        }
+        for index in 0..self.orphans.len() {
+            let orphan = &mut self.orphans[index];
+            if orphan.removing || !orphan.retry.is_over(self.now) {
+                continue;
+            }
+            orphan.removing = true;
+            let name = orphan.name.clone();
+            let ticket = Ticket(self.next_ticket);
+            self.next_ticket += 1;
+            self.in_hand.insert(ticket, Target::Orphan(name.clone()));
+            self.out.engine.push((ticket, Request::Remove { name }));
+        }
+    }
+
+    /// Publishes the table where it has changed, and then lets the flows of failed instances move.
+    pub(super) fn publish(&mut self) {
+        if self.table_changed {
+            self.table_changed = false;
+            self.generation = Generation(self.generation.0 + 1);
+            let generation = self.generation;
+            let mut rows: Vec<InstanceRow> = Vec::with_capacity(self.instances.len());
+            for instance in &mut self.instances {
+                if instance.is_in_table() {
+                    let capacity = self
+                        .services
+                        .get(instance.service.index())
+                        .map_or(0.0, |s| s.capacity_pps);
+                    rows.push(InstanceRow {
+                        slot: instance.slot,
+                        id: instance.id,
+                        service: instance.service,
+                        state: instance.state,
+                        capacity_pps: capacity as f32,
+                        weight: FULL_WEIGHT,
+                    });
+                } else if matches!(instance.state, InstanceState::Stopping | InstanceState::Failed) {
+                    instance.left_table.get_or_insert(generation);
+                }
+                if let Some(drain) = &mut instance.drain {
+                    drain.generation.get_or_insert(generation);
+                }
+                if instance.state == InstanceState::Active
+                    && let Some((_, _, published)) = &mut instance.decided
+                {
+                    published.get_or_insert(generation);
+                }
+            }
+            rows.sort_unstable_by_key(|row| row.slot);
+            self.out.switch.push(SwitchRequest::Publish { generation, rows });
+        }
+        for slot in self.fail_slots.drain(..) {
+            self.out.switch.push(SwitchRequest::FailSlot(slot));
+        }
+    }
+
+    /// Takes one step of the state machine and tells it. False where the state has no such step, which leaves
+    /// everything as it is.
+    pub(super) fn transition(&mut self, index: usize, step: InstanceStep, reason: impl Into<String>) -> bool {
+        let now = self.now;
+        let instance = &mut self.instances[index];
+        let from = instance.state;
+        let Ok(to) = from.step(step) else {
+            debug_assert!(false, "{from:?} has no {step:?}");
+            return false;
+        };
+        let reason = reason.into();
+        instance.state = to;
+        instance.since = now;
+        instance.reason.clone_from(&reason);
+        if instance.port == Port::Up || instance.port == Port::Attaching {
+            self.table_changed = true;
+        }
+        let (service, id) = (instance.service, instance.id);
+        self.event(Some(service), Some(id), EventKind::State { from, to, reason });
+        true
+    }
+
+    pub(super) fn drain(&mut self, index: usize, reason: impl Into<String>) {
+        if self.transition(index, InstanceStep::Drain, reason) {
+            let now = self.now;
+            let instance = &mut self.instances[index];
+            instance.drain = Some(Drain {
+                since: now,
+                generation: None,
+                acknowledged: None,
+            });
+            instance.decided = None;
+        }
+    }
+
+    pub(super) fn undrain(&mut self, index: usize, reason: &str) {
+        if self.transition(index, InstanceStep::Undrain, reason) {
+            let now = self.now;
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.leaving = false;
+            instance.for_active = true;
+            instance.decided = Some((now, Rung::Undrain, None));
+        }
+    }
+
+    /// Sends an instance away, from whatever state it is in.
+    pub(super) fn stop(&mut self, index: usize, reason: impl Into<String>) {
+        let reason = reason.into();
+        match self.instances[index].state {
+            InstanceState::Stopping | InstanceState::Failed | InstanceState::Gone => return,
+            InstanceState::Active => {
+                self.drain(index, reason.as_str());
+            }
+            _ => {}
+        }
+        if self.transition(index, InstanceStep::Stop, reason) {
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.decided = None;
+            instance.for_active = false;
+            instance.retry.worked();
+        }
+    }
+
+    /// The instance is of no use any more: its flows move at once, another takes its place.
+    pub(super) fn fail(&mut self, index: usize, reason: String) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        let (service, state) = (instance.service, instance.state);
+        if matches!(
+            state,
+            InstanceState::Failed | InstanceState::Stopping | InstanceState::Gone
+        ) {
+            return;
+        }
+        let (slot, had_flows) = (instance.slot, instance.is_in_table());
+        let is_young = instance.ready.is_none_or(|ready| now.since(ready) < YOUNG);
+        // A create that failed is counted where its error is known.
+        if is_young && state != InstanceState::Creating {
+            self.count_failure(service);
+        }
+        if self.transition(index, InstanceStep::Fail, reason) {
+            if had_flows {
+                self.fail_slots.push(slot);
+            }
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.decided = None;
+            instance.for_active = false;
+            instance.retry.worked();
+        }
+    }
+
+    pub(super) fn count_failure(&mut self, service: ServiceId) {
+        let now = self.now;
+        if let Some(service) = self.services.get_mut(service.index()) {
+            service.back_off.failed(now);
+        }
+    }
+
+    /// What failed before is forgiven once an instance that became ready after it has grown old.
+    pub(super) fn forgive(&mut self, service: ServiceId, ready: Nanos) {
+        if self.now.since(ready) >= YOUNG
+            && let Some(service) = self.services.get_mut(service.index())
+        {
+            service.back_off.worked_since(ready);
+        }
+    }
+}
+
+/// The share of new flows of an instance that nobody has weighed, out of 256.
+const FULL_WEIGHT: u16 = 256;
+
+/// [`Ready`] without its command, so that a step need not copy it.
+enum ReadyKind {
+    Connected,
+    Consumes,
+    Exec,
+}
+
+impl Ready {
+    fn kind(&self) -> ReadyKind {
+        match self {
+            Ready::Connected => ReadyKind::Connected,
+            Ready::Consumes => ReadyKind::Consumes,
+            Ready::Exec(_) => ReadyKind::Exec,
+        }
+    }
+}

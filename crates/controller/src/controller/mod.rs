@@ -1,0 +1,496 @@
+//! The core: its state, its step, and what everything in it uses. What happened, what is decided and what instances
+//! do by themselves are in the files beside.
+
+mod decisions;
+mod happened;
+mod lifecycle;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use engine::{CpuQuota, Request, Ticket};
+use model::{
+    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, ServiceId,
+    Slot,
+};
+
+use crate::backoff::BackOff;
+use crate::instance::{Container, Instance, Op, Port, Rung};
+use crate::message::{CommandError, Inputs, Outputs};
+use crate::reaction::Reactions;
+use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, ServiceSettings, Settings, StandbyMode};
+
+/// One service as the controller runs it.
+#[derive(Debug)]
+struct Service {
+    id: ServiceId,
+    settings: ServiceSettings,
+    observation: Observation,
+    wanted: u32,
+    manual: bool,
+    /// What the autoscaler said when it last changed its mind.
+    reason: String,
+    capacity_pps: f64,
+    back_off: BackOff,
+    overloaded_since: Option<Nanos>,
+    overloaded_at: Nanos,
+    overcommitted_told: u64,
+    overcommitted_at: Option<Nanos>,
+    no_slot_told: bool,
+}
+
+/// A container that carries our label and belongs to no instance.
+#[derive(Debug)]
+struct Orphan {
+    name: String,
+    removing: bool,
+    retry: BackOff,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    Instance(InstanceId, Op),
+    Orphan(String),
+}
+
+/// One service's figures for whoever asks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceStatus<'a> {
+    /// Which one.
+    pub id: ServiceId,
+    /// Its name.
+    pub name: &'a str,
+    /// Active instances wanted.
+    pub wanted: u32,
+    /// Whether somebody set that by hand.
+    pub manual: bool,
+    /// Why so many: what the autoscaler last said.
+    pub reason: &'a str,
+    /// Limits on active instances.
+    pub min: u32,
+    /// See `min`.
+    pub max: u32,
+    /// Instances kept in the pool.
+    pub standby: u32,
+    /// The autoscaler's name.
+    pub autoscaler: &'static str,
+    /// Packets per second that an instance is taken to process; 0 where that is not known yet.
+    pub capacity_pps: f64,
+    /// What the autoscaler last saw.
+    pub observation: &'a Observation,
+}
+
+/// The core: every instance's state, and what is to be done about it. See the crate's documentation.
+#[derive(Debug)]
+pub struct Controller {
+    settings: Settings,
+    services: Vec<Service>,
+    /// In ascending order of id.
+    instances: Vec<Instance>,
+    orphans: Vec<Orphan>,
+    slot_used: Box<[bool]>,
+    next_id: u32,
+    next_ticket: u64,
+    in_hand: BTreeMap<Ticket, Target>,
+    engine_down: Option<Nanos>,
+    /// When the engine's containers were asked for, to be compared with what should be there.
+    listing_since: Option<Nanos>,
+    generation: Generation,
+    acknowledged: Generation,
+    table_changed: bool,
+    /// Slots whose flows must move, after the table is published.
+    fail_slots: Vec<Slot>,
+    sampled_at: Nanos,
+    shutdown: Option<bool>,
+    reactions: Reactions,
+    sequence: u64,
+    now: Nanos,
+    out: Outputs,
+}
+
+impl Controller {
+    /// A controller that has no instances yet. Its services are [`ServiceId`] 0, 1, … in the order given; the
+    /// collector must have been told of the same ones, each with its autoscaler's
+    /// [`stable_window`](Autoscaler::stable_window).
+    pub fn new(settings: Settings, services: Vec<ServiceSettings>) -> Controller {
+        let services = services
+            .into_iter()
+            .enumerate()
+            .map(|(index, settings)| {
+                let id = ServiceId(u16::try_from(index).unwrap_or(u16::MAX));
+                Service {
+                    id,
+                    observation: Observation {
+                        service: id,
+                        at: Nanos::ZERO,
+                        counter_age: Nanos::ZERO,
+                        min: settings.min,
+                        max: settings.max,
+                        wanted: settings.min,
+                        offered_fast_pps: 0.0,
+                        offered_stable_pps: 0.0,
+                        unserved_fast_pps: 0.0,
+                        hot: false,
+                        instances: Vec::new(),
+                    },
+                    wanted: settings.min,
+                    manual: false,
+                    reason: String::new(),
+                    capacity_pps: settings.capacity_pps.unwrap_or(0.0),
+                    back_off: BackOff::default(),
+                    overloaded_since: None,
+                    overloaded_at: Nanos::ZERO,
+                    overcommitted_told: 0,
+                    overcommitted_at: None,
+                    no_slot_told: false,
+                    settings,
+                }
+            })
+            .collect();
+        Controller {
+            settings,
+            services,
+            instances: Vec::new(),
+            orphans: Vec::new(),
+            slot_used: vec![false; Slot::LIMIT].into_boxed_slice(),
+            next_id: 1,
+            next_ticket: 1,
+            in_hand: BTreeMap::new(),
+            engine_down: None,
+            listing_since: None,
+            generation: Generation(0),
+            acknowledged: Generation(0),
+            // The first table may be empty, but workers wait for one.
+            table_changed: true,
+            fail_slots: Vec::new(),
+            sampled_at: Nanos::ZERO,
+            shutdown: None,
+            reactions: Reactions::default(),
+            sequence: 0,
+            now: Nanos::ZERO,
+            out: Outputs::default(),
+        }
+    }
+
+    /// Takes over the containers of an earlier run, found by [`Settings::label`]: each keeps its id. Those of services
+    /// that are no more, with an id that another one has, or ended, are removed. To be called before the first step.
+    pub fn adopt(&mut self, containers: &[engine::Container], now: Nanos) {
+        self.now = now;
+        let mut adopted = 0;
+        for container in containers {
+            let label = |key: &str| container.labels.get(key);
+            let id = label(LABEL_INSTANCE)
+                .and_then(|id| id.parse().ok())
+                .map(InstanceId);
+            if let Some(id) = id {
+                self.next_id = self.next_id.max(id.0.saturating_add(1));
+            }
+            let service = label(LABEL_SERVICE).and_then(|name| {
+                self.services
+                    .iter()
+                    .find(|s| s.settings.name == *name && s.settings.container.is_some())
+            });
+            let usable = match (service, id) {
+                (Some(service), Some(id)) => (container.state != engine::ContainerState::Exited
+                    && container.name == self.settings.container_name(&service.settings.name, id)
+                    && self.position(id).is_none())
+                .then_some((service.id, id)),
+                _ => None,
+            };
+            let slot = usable.and_then(|_| self.take_slot());
+            let (Some((service, id)), Some(slot)) = (usable, slot) else {
+                self.add_orphan(&container.name);
+                continue;
+            };
+            let mut instance = self.new_instance(id, service, slot, true);
+            instance.adopted = true;
+            let spec = self.services[service.index()].settings.container.as_ref();
+            instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
+            instance.wanted_cpus = instance.cpus;
+            instance.decided = None;
+            instance.pid = (container.pid != 0).then_some(container.pid);
+            instance.started = now;
+            instance.container = match container.state {
+                engine::ContainerState::Paused => Container::Paused,
+                _ => Container::Running,
+            };
+            // A frozen one was in the pool and goes back there.
+            instance.for_active = instance.container == Container::Running;
+            let at = self.instances.partition_point(|i| i.id < id);
+            self.instances.insert(at, instance);
+            adopted += 1;
+            self.transition(
+                at,
+                InstanceStep::Started,
+                "adopted: its container was found running",
+            );
+        }
+        for index in 0..self.services.len() {
+            let id = self.services[index].id;
+            let running = self
+                .instances
+                .iter()
+                .filter(|i| i.service == id && i.for_active)
+                .count() as u32;
+            let service = &mut self.services[index];
+            let settings = &service.settings;
+            // A warm pool runs like the rest: it was full, or it is filled again first.
+            let pool = if settings.standby_mode == StandbyMode::Warm {
+                settings.standby
+            } else {
+                0
+            };
+            let wanted = running.saturating_sub(pool).max(settings.min).min(settings.max);
+            service.wanted = wanted;
+            let mut active = 0;
+            for instance in self
+                .instances
+                .iter_mut()
+                .filter(|i| i.service == id && i.for_active)
+            {
+                active += 1;
+                instance.for_active = active <= wanted;
+            }
+        }
+        self.event(None, None, EventKind::Started { adopted });
+    }
+
+    /// One step: takes in what has happened and puts what is to be done into `out`, which is emptied first. `now`
+    /// never goes back. The collector must have been given its sample for this step.
+    pub fn step(&mut self, inputs: Inputs<'_>, collector: &mut Collector, now: Nanos, out: &mut Outputs) {
+        // What adoption had to say is still in `self.out`.
+        if !self.out.events.is_empty() {
+            out.clear();
+            out.events.append(&mut self.out.events);
+        } else {
+            out.clear();
+        }
+        std::mem::swap(&mut self.out, out);
+        self.now = now;
+        for event in inputs.engine {
+            self.engine_event(event);
+        }
+        if let Some(containers) = inputs.containers {
+            self.compare_containers(containers);
+        }
+        for reply in inputs.switch {
+            self.switch_reply(reply, collector);
+        }
+        for (id, passed) in inputs.checks {
+            self.check_ended(*id, *passed);
+        }
+        for (id, command) in inputs.commands {
+            let answer = self.command(*command);
+            self.out.answers.push((*id, answer));
+        }
+        if self.shutdown.is_none() {
+            self.observe(collector);
+            for index in 0..self.services.len() {
+                self.reconcile(index, collector);
+            }
+        }
+        let mut index = 0;
+        while index < self.instances.len() {
+            // Gone instances leave the list; the next one then stands in their place.
+            if self.advance(index, collector) {
+                index += 1;
+            }
+        }
+        self.remove_orphans();
+        self.publish();
+        std::mem::swap(&mut self.out, out);
+    }
+
+    /// What it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Every instance, in ascending order of id.
+    pub fn instances(&self) -> &[Instance] {
+        &self.instances
+    }
+
+    /// Every service.
+    pub fn services(&self) -> impl Iterator<Item = ServiceStatus<'_>> {
+        self.services.iter().map(|service| ServiceStatus {
+            id: service.id,
+            name: &service.settings.name,
+            wanted: service.wanted,
+            manual: service.manual,
+            min: service.settings.min,
+            max: service.settings.max,
+            standby: service.settings.standby,
+            autoscaler: service.settings.autoscaler.name(),
+            capacity_pps: service.capacity_pps,
+            reason: &service.reason,
+            observation: &service.observation,
+        })
+    }
+
+    /// How fast it has been.
+    pub fn reactions(&self) -> &Reactions {
+        &self.reactions
+    }
+
+    /// The newest table that was published, and the newest that every worker steers by.
+    pub fn generations(&self) -> (Generation, Generation) {
+        (self.generation, self.acknowledged)
+    }
+
+    /// Since when the engine does not answer; [`None`] while it does.
+    pub fn engine_down_since(&self) -> Option<Nanos> {
+        self.engine_down
+    }
+
+    /// Whether a shutdown was asked for and nothing is left to be done for it.
+    pub fn is_finished(&self) -> bool {
+        self.shutdown.is_some()
+            && self.instances.is_empty()
+            && (self.orphans.is_empty() || self.shutdown == Some(true))
+    }
+
+    /// The directory that holds the instances' directories.
+    pub fn instances_dir(&self) -> PathBuf {
+        self.settings.run_dir.join("instances")
+    }
+
+    fn new_instance(&self, id: InstanceId, service: ServiceId, slot: Slot, for_active: bool) -> Instance {
+        let name = self.services.get(service.index()).map_or_else(String::new, |s| {
+            self.settings.container_name(&s.settings.name, id)
+        });
+        Instance {
+            id,
+            service,
+            socket_dir: self.settings.run_dir.join("instances").join(&name),
+            name,
+            slot,
+            state: InstanceState::Creating,
+            since: self.now,
+            reason: String::new(),
+            container: Container::Absent,
+            port: Port::Absent,
+            pid: None,
+            op: None,
+            for_active,
+            adopted: false,
+            requested: self.now,
+            started: self.now,
+            ready: None,
+            again: Nanos::ZERO,
+            retry: BackOff::default(),
+            check_running: false,
+            probe_sent: false,
+            drain: None,
+            leaving: false,
+            left_table: None,
+            decided: for_active.then_some((self.now, Rung::Create, None)),
+            cpus: None,
+            wanted_cpus: None,
+            hot_told: None,
+        }
+    }
+
+    fn submit_simple(&mut self, index: usize, op: Op) {
+        let instance = &self.instances[index];
+        let name = instance.name.clone();
+        let grace = self
+            .services
+            .get(instance.service.index())
+            .map_or(Nanos::ZERO, |s| s.settings.stop_grace);
+        let request = match op {
+            Op::Pause => Request::Pause { name },
+            Op::Resume => Request::Resume { name },
+            Op::Quota => Request::SetQuota {
+                name,
+                quota: instance.wanted_cpus.map(CpuQuota::of_cpus),
+            },
+            Op::Stop => Request::Stop { name, grace },
+            // A create is asked for with its specification, where that is made.
+            Op::Remove | Op::Create => Request::Remove { name },
+        };
+        self.submit(index, op, request);
+    }
+
+    fn submit(&mut self, index: usize, op: Op, request: Request) {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let instance = &mut self.instances[index];
+        instance.op = Some(op);
+        self.in_hand.insert(ticket, Target::Instance(instance.id, op));
+        self.out.engine.push((ticket, request));
+    }
+
+    fn add_orphan(&mut self, name: &str) {
+        if !self.orphans.iter().any(|orphan| orphan.name == name) {
+            let reason = format!("the container {name} belongs to no instance; it is removed");
+            self.event(
+                None,
+                None,
+                EventKind::Failure {
+                    what: "engine".to_owned(),
+                    reason,
+                },
+            );
+            self.orphans.push(Orphan {
+                name: name.to_owned(),
+                removing: false,
+                retry: BackOff::default(),
+            });
+        }
+    }
+
+    fn take_slot(&mut self) -> Option<Slot> {
+        let index = self.slot_used.iter().position(|used| !used)?;
+        self.slot_used[index] = true;
+        u16::try_from(index).ok().map(Slot)
+    }
+
+    fn has_container(&self, service: ServiceId) -> bool {
+        self.services
+            .get(service.index())
+            .is_some_and(|s| s.settings.container.is_some())
+    }
+
+    fn service(&self, id: ServiceId) -> Result<&Service, CommandError> {
+        self.services
+            .get(id.index())
+            .ok_or(CommandError::UnknownService { service: id })
+    }
+
+    fn count(&self, service: ServiceId, test: impl Fn(&Instance) -> bool) -> u32 {
+        self.instances
+            .iter()
+            .filter(|i| i.service == service && test(i))
+            .count() as u32
+    }
+
+    fn position(&self, id: InstanceId) -> Option<usize> {
+        self.instances.binary_search_by_key(&id, |i| i.id).ok()
+    }
+
+    fn at_slot(&self, slot: Slot) -> Option<usize> {
+        self.instances.iter().position(|i| i.slot == slot)
+    }
+
+    fn event(&mut self, service: Option<ServiceId>, instance: Option<InstanceId>, kind: EventKind) {
+        self.sequence += 1;
+        let name = service
+            .and_then(|id| self.services.get(id.index()))
+            .map(|s| s.settings.name.clone());
+        self.out.events.push(Event {
+            sequence: self.sequence,
+            at: self.now,
+            unix_ms: self.settings.unix_ms_at_zero.saturating_add(self.now.as_millis()),
+            service: name,
+            instance,
+            kind,
+        });
+    }
+}
+
+fn scaler_name(autoscaler: &Autoscaler) -> String {
+    autoscaler.name().to_owned()
+}

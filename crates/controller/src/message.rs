@@ -1,0 +1,243 @@
+//! What goes into a step and what comes out of it.
+
+use std::path::PathBuf;
+
+use engine::{Container, EngineEvent, Request, Ticket};
+use model::{Event, Generation, InstanceId, InstanceState, ServiceId, Slot};
+use thiserror::Error;
+
+/// One line of the table that workers steer by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InstanceRow {
+    /// Its place.
+    pub slot: Slot,
+    /// Which instance.
+    pub id: InstanceId,
+    /// Of which service.
+    pub service: ServiceId,
+    /// Standby, Active or Draining; only Active ones take new flows.
+    pub state: InstanceState,
+    /// Packets per second that it can process; 0 where that is not known.
+    pub capacity_pps: f32,
+    /// Share of new flows, out of 256, for schedulers that go by weight.
+    pub weight: u16,
+}
+
+/// Something that the switch is to do, in the order given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SwitchRequest {
+    /// Connect to the instance's data ports. Answered by [`SwitchReply::Attached`] or [`SwitchReply::AttachFailed`].
+    Attach {
+        /// Which instance.
+        instance: InstanceId,
+        /// Of which service.
+        service: ServiceId,
+        /// The place that it gets.
+        slot: Slot,
+        /// Where it listens.
+        socket_dir: PathBuf,
+        /// How many data ports it has.
+        ports: u8,
+    },
+    /// Steer by this table from now on: all instances that flows may be pinned to, in ascending order of slot.
+    /// Acknowledged by [`SwitchReply::Acknowledged`] once every worker does.
+    Publish {
+        /// One more than the one before.
+        generation: Generation,
+        /// The table.
+        rows: Vec<InstanceRow>,
+    },
+    /// Put one probe packet into the instance's ring. Answered by [`SwitchReply::Consumed`] when it was taken.
+    Probe(Slot),
+    /// The instance failed: all its flows move on their next packet, counted as expected moves.
+    FailSlot(Slot),
+    /// Remove the pins of all its flows; the instance stays.
+    PurgeSlot(Slot),
+    /// Disconnect, or give up connecting. Answered by [`SwitchReply::Detached`], or by
+    /// [`SwitchReply::DetachFailed`] where the switch cannot take the request now.
+    Detach(Slot),
+}
+
+/// What the switch has done or seen.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SwitchReply {
+    /// The data ports are up.
+    Attached {
+        /// Whose.
+        slot: Slot,
+    },
+    /// They could not be connected; it may be tried again.
+    AttachFailed {
+        /// Whose.
+        slot: Slot,
+        /// Why.
+        error: String,
+    },
+    /// The probe packet was taken.
+    Consumed {
+        /// By whom.
+        slot: Slot,
+    },
+    /// A data port that was up is down, or broke the protocol.
+    PortDown {
+        /// Whose.
+        slot: Slot,
+    },
+    /// The instance leaves packets in its ring and takes none.
+    Stalled {
+        /// Which one.
+        slot: Slot,
+    },
+    /// Every worker steers by that table or a later one.
+    Acknowledged(Generation),
+    /// The switch could not take the request to detach; it is made again.
+    DetachFailed {
+        /// Whose.
+        slot: Slot,
+    },
+    /// Nothing refers to the slot any more.
+    Detached {
+        /// Which one.
+        slot: Slot,
+        /// Packets that it had and did not give back: lost where it failed, else kept by the function.
+        lost_packets: u64,
+    },
+}
+
+/// The caller's number for a command; its answer carries the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CommandId(pub u64);
+
+/// What somebody asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// So many active instances, whatever the autoscaler says; [`None`] lets it decide again.
+    Scale {
+        /// Of which service.
+        service: ServiceId,
+        /// How many; must be within the service's limits.
+        count: Option<u32>,
+    },
+    /// No new flows for this instance; it goes when its flows have ended. Another takes its place where the service
+    /// would otherwise have fewer than it should.
+    Drain {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// The drain is taken back.
+    Undrain {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// The instance's flows are given to others on their next packet.
+    Purge {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// Remove everything; or, with `keep`, leave the containers running for the next run to adopt.
+    Shutdown {
+        /// Whether containers go on.
+        keep: bool,
+    },
+}
+
+/// Why a command was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CommandError {
+    /// No such service.
+    #[error("there is no {service}")]
+    UnknownService {
+        /// What was asked for.
+        service: ServiceId,
+    },
+    /// No such instance.
+    #[error("there is no instance {instance}")]
+    UnknownInstance {
+        /// What was asked for.
+        instance: InstanceId,
+    },
+    /// The instance is not in a state for that.
+    #[error("instance {instance} is {}: cannot {action} it", state.name())]
+    WrongState {
+        /// Which one.
+        instance: InstanceId,
+        /// Its state.
+        state: InstanceState,
+        /// What was asked.
+        action: &'static str,
+    },
+    /// Outside of the service's limits.
+    #[error("{service} has from {min} to {max} instances: {count} is outside of that")]
+    OutOfLimits {
+        /// The service's name.
+        service: String,
+        /// What was asked for.
+        count: u32,
+        /// At least.
+        min: u32,
+        /// At most.
+        max: u32,
+    },
+    /// Everything is being removed already.
+    #[error("inco is stopping")]
+    ShuttingDown,
+}
+
+/// What happened since the last step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Inputs<'a> {
+    /// From the engine.
+    pub engine: &'a [EngineEvent],
+    /// The engine's containers with the label of this inco ([`Settings::label`](crate::Settings::label)), where
+    /// [`Outputs::list_containers`] asked for them.
+    pub containers: Option<&'a [Container]>,
+    /// From the switch.
+    pub switch: &'a [SwitchReply],
+    /// From users.
+    pub commands: &'a [(CommandId, Command)],
+    /// Readiness commands that ended: whose, and whether with 0.
+    pub checks: &'a [(InstanceId, bool)],
+}
+
+/// What is to be done now. The caller keeps one and hands it to each step, which clears it first.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    /// For the engine, in this order. Before a create, its instance's directory must be made.
+    pub engine: Vec<(Ticket, Request)>,
+    /// For the switch, in this order.
+    pub switch: Vec<SwitchRequest>,
+    /// Readiness commands to run in containers: whose, the container's name, the command.
+    pub checks: Vec<(InstanceId, String, Vec<String>)>,
+    /// Whether the engine's containers are to be listed for the next step.
+    pub list_containers: bool,
+    /// Directories of instances that are gone, to be removed.
+    pub remove_dirs: Vec<PathBuf>,
+    /// For the event log.
+    pub events: Vec<Event>,
+    /// What came of commands.
+    pub answers: Vec<(CommandId, Result<String, CommandError>)>,
+}
+
+impl Outputs {
+    /// Empties it and keeps its memory.
+    pub fn clear(&mut self) {
+        self.engine.clear();
+        self.switch.clear();
+        self.checks.clear();
+        self.list_containers = false;
+        self.remove_dirs.clear();
+        self.events.clear();
+        self.answers.clear();
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.engine.is_empty()
+            && self.switch.is_empty()
+            && self.checks.is_empty()
+            && !self.list_containers
+            && self.remove_dirs.is_empty()
+            && self.events.is_empty()
+            && self.answers.is_empty()
+    }
+}

@@ -1,0 +1,100 @@
+use std::path::Path;
+
+use collector::Collector;
+use engine::{Engine, EngineEvent};
+use model::{InstanceId, Nanos};
+
+use crate::Controller;
+use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply};
+
+/// The thin part around the core: it carries what the engine says in and what the engine should do out, and makes
+/// and removes the instances' directories. Switch, readiness commands, event log and clock are its caller's.
+pub struct Shell {
+    controller: Controller,
+    engine: Box<dyn Engine>,
+    engine_events: Vec<EngineEvent>,
+    containers: Option<Vec<engine::Container>>,
+    outputs: Outputs,
+}
+
+impl Shell {
+    /// Puts a controller and an engine together and adopts what the engine has. May block as long as
+    /// [`Engine::list`] does.
+    ///
+    /// # Errors
+    /// The engine's, where it cannot list its containers: without knowing what runs, nothing may be started.
+    pub fn new(
+        mut controller: Controller,
+        mut engine: Box<dyn Engine>,
+        now: Nanos,
+    ) -> Result<Shell, engine::EngineError> {
+        let containers = engine.list(&controller.settings().label())?;
+        controller.adopt(&containers, now);
+        Ok(Shell {
+            controller,
+            engine,
+            engine_events: Vec::new(),
+            containers: None,
+            outputs: Outputs::default(),
+        })
+    }
+
+    /// One step: takes in what the engine has to say and what is given, and hands the engine its requests. The rest
+    /// of the outputs is the caller's to carry out.
+    pub fn turn(
+        &mut self,
+        switch: &[SwitchReply],
+        commands: &[(CommandId, Command)],
+        checks: &[(InstanceId, bool)],
+        collector: &mut Collector,
+        now: Nanos,
+    ) -> &Outputs {
+        self.engine_events.clear();
+        self.engine.poll(&mut self.engine_events);
+        let containers = self.containers.take();
+        let inputs = Inputs {
+            engine: &self.engine_events,
+            containers: containers.as_deref(),
+            switch,
+            commands,
+            checks,
+        };
+        self.controller.step(inputs, collector, now, &mut self.outputs);
+        for (ticket, request) in self.outputs.engine.drain(..) {
+            if let engine::Request::Create(spec) = &request {
+                let dirs = spec
+                    .mounts
+                    .iter()
+                    .filter(|mount| mount.source.starts_with(self.controller.instances_dir()));
+                for mount in dirs {
+                    make_dir(&mount.source);
+                }
+            }
+            self.engine.submit(ticket, request);
+        }
+        if self.outputs.list_containers {
+            // Where the engine does not answer after all, it will say that it is down, and up again later.
+            self.containers = self.engine.list(&self.controller.settings().label()).ok();
+        }
+        for dir in self.outputs.remove_dirs.drain(..) {
+            // What is left there does no harm: a name is never used twice.
+            let _ = std::fs::remove_dir_all(dir);
+        }
+        &self.outputs
+    }
+
+    /// The core.
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &dyn Engine {
+        self.engine.as_ref()
+    }
+}
+
+/// Makes an instance's directory. Where that fails the engine's create fails and says so: its mount has no source.
+fn make_dir(dir: &Path) {
+    let _ = std::fs::create_dir_all(dir);
+}
