@@ -1,0 +1,79 @@
+//! The HTTP API over a unix socket, and its client. It knows what may be asked and how it is said; it never looks at
+//! the switch or the containers itself: every question goes to the control loop as a message, and the loop never
+//! waits for the API.
+//!
+//! Key types: [`Asker`] and [`Inbox`] (the two ends of the queue of questions), [`EventLog`] (events, for those who
+//! follow), [`Server`], [`Client`], and what is said in [`types`].
+//!
+//! 1. The daemon makes the queue with [`questions`] and an [`EventLog`], and starts a [`Server`] with both.
+//! 2. At each turn the control loop takes what is in its [`Inbox`] and answers each [`Question`].
+//! 3. It pushes what happens into the [`EventLog`]; followers are woken.
+//! 4. Dropping the [`Server`] ends it and removes the socket.
+#![forbid(unsafe_code)]
+
+mod client;
+mod event_log;
+mod question;
+mod server;
+mod tuple;
+pub mod types;
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+pub use client::{Client, EventStream};
+pub use event_log::{EVENT_LIMIT, EventLog, Events};
+pub use question::{Answer, Asker, Inbox, QUESTION_LIMIT, Question, questions};
+pub use server::{ANSWER_TIME, CONNECTION_LIMIT, Server};
+pub use tuple::{TupleError, parse_tuple};
+
+/// What can go wrong between the API's two ends.
+#[derive(Debug, Error)]
+pub enum ApiError {
+    /// Nobody listens.
+    #[error("inco is not running (no socket at {}): start it with `inco run -f inco.toml`", socket.display())]
+    NotRunning {
+        /// Where it was looked for.
+        socket: PathBuf,
+    },
+    /// The socket may not be used by this user.
+    #[error("no permission to use {}: run this as root, or as a member of the socket's group", socket.display())]
+    Permission {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// Another inco listens already.
+    #[error("another inco listens on {}: stop it with `inco stop`, or set INCO_RUN_DIR to another directory", socket.display())]
+    InUse {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// inco said no.
+    #[error(transparent)]
+    Refused(#[from] types::Refusal),
+    /// The connection broke, or inco did not answer in time.
+    #[error("inco did not answer on {}: {reason}", socket.display())]
+    NoAnswer {
+        /// The socket.
+        socket: PathBuf,
+        /// What was seen.
+        reason: String,
+    },
+    /// What came is not what this version understands.
+    #[error("inco answered what this version does not understand ({reason}): use the same version of both")]
+    NotUnderstood {
+        /// What was seen.
+        reason: String,
+    },
+    /// The system refused something that the server needs.
+    #[error("{what} {}: {source}", path.display())]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,91 @@
+use tokio::sync::{mpsc, oneshot};
+
+use crate::types::{Action, FlowFilter, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+
+/// Questions that may wait for the control loop. It takes them every millisecond, so more means that it hangs.
+pub const QUESTION_LIMIT: usize = 256;
+
+/// Where an answer goes. It may be dropped: who asked is then told that there is none.
+#[derive(Debug)]
+pub struct Answer<T>(oneshot::Sender<T>);
+
+impl<T> Answer<T> {
+    /// Gives the answer. Whether somebody still waits for it does not matter.
+    pub fn give(self, answer: T) {
+        let _ = self.0.send(answer);
+    }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
+/// What the API asks of the control loop.
+#[derive(Debug)]
+pub enum Question {
+    /// How is everything?
+    Status(Answer<Status>),
+    /// What services are there?
+    Services(Answer<Vec<ServiceRow>>),
+    /// What instances are there?
+    Instances(Answer<Vec<InstanceRow>>),
+    /// Which flows are there? The filter's flow is one that could be parsed.
+    Flows(FlowFilter, Answer<Result<FlowPage, Refusal>>),
+    /// Do something.
+    Act(Action, Answer<Result<Outcome, Refusal>>),
+}
+
+/// Makes the queue of questions.
+pub fn questions() -> (Asker, Inbox) {
+    let (sender, receiver) = mpsc::channel(QUESTION_LIMIT);
+    (Asker(sender), Inbox(receiver))
+}
+
+/// The control loop's end of the queue.
+#[derive(Debug)]
+pub struct Inbox(mpsc::Receiver<Question>);
+
+impl Inbox {
+    /// The next question, without waiting for one.
+    pub fn take(&mut self) -> Option<Question> {
+        self.0.try_recv().ok()
+    }
+
+    /// The next question; [`None`] once nobody can ask any more.
+    pub async fn next(&mut self) -> Option<Question> {
+        self.0.recv().await
+    }
+
+    /// The same, blocking this thread: for a loop that has nothing else to do.
+    pub fn wait(&mut self) -> Option<Question> {
+        self.0.blocking_recv()
+    }
+}
+
+/// The API's end of the queue. Never waits for room: a loop that does not take questions is one to complain about.
+#[derive(Clone, Debug)]
+pub struct Asker(mpsc::Sender<Question>);
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoAnswer {
+    /// The queue is full.
+    Busy,
+    /// The control loop has ended.
+    Ended,
+}
+
+impl Asker {
+    /// Asks, and waits for the answer.
+    pub(crate) async fn ask<T>(&self, question: impl FnOnce(Answer<T>) -> Question) -> Result<T, NoAnswer> {
+        let (sender, receiver) = oneshot::channel();
+        self.0
+            .try_send(question(Answer(sender)))
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => NoAnswer::Busy,
+                mpsc::error::TrySendError::Closed(_) => NoAnswer::Ended,
+            })?;
+        receiver.await.map_err(|_| NoAnswer::Ended)
+    }
+}

@@ -1,0 +1,416 @@
+//! What is said over the API. Field names are stable: rates are packets per second, times say their unit.
+
+use std::collections::BTreeMap;
+
+use model::{DropReason, InstanceId, InstanceState};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// How inco fares as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// inco's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// The configuration file that it runs.
+    pub file: String,
+    /// Since it started, in seconds.
+    pub uptime_s: f64,
+    /// The engine that runs containers, and whether it answers.
+    pub engine: EngineStatus,
+    /// Data plane workers.
+    pub workers: Vec<WorkerRow>,
+    /// Uplinks, in the order of the configuration.
+    pub uplinks: Vec<UplinkRow>,
+    /// Packets dropped, by reason; reasons without a packet are left out.
+    pub drops: BTreeMap<String, u64>,
+    /// Where all packets are.
+    pub accounting: Accounting,
+    /// What collecting costs.
+    pub collector: CollectorStatus,
+    /// How fast the loop reacts.
+    #[serde(default)]
+    pub reactions: ReactionStatus,
+    /// Flows in all tables.
+    pub live_flows: u64,
+    /// Flows that all tables can hold.
+    pub flow_limit: u64,
+    /// Events so far.
+    pub events: u64,
+}
+
+/// The engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineStatus {
+    /// `oci` or `docker`.
+    pub driver: String,
+    /// Whether it answers.
+    pub up: bool,
+    /// For how long it has not answered, in milliseconds; 0 where it does.
+    pub down_ms: u64,
+}
+
+/// A data plane worker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerRow {
+    /// Counted from 0.
+    pub worker: u8,
+    /// The CPU that it is pinned to, where it is.
+    pub cpu: Option<u16>,
+    /// Share of the time in which it moved packets, 0 to 1.
+    pub busy: f64,
+    /// Share of the time in which it did not sleep, 0 to 1.
+    pub awake: f64,
+    /// The longest time between two turns without a sleep, in microseconds.
+    pub longest_gap_us: f64,
+    /// Packets received from uplinks.
+    pub received_packets: u64,
+    /// Packets handed to other workers.
+    pub handed_off_packets: u64,
+    /// Flows in its table.
+    pub live_flows: u64,
+}
+
+/// An uplink.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UplinkRow {
+    /// Its name.
+    pub name: String,
+    /// Its device, as in the configuration.
+    pub device: String,
+    /// Whether it has a peer or a link.
+    pub up: bool,
+    /// Packets received.
+    pub received_packets: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Packets sent.
+    pub sent_packets: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Packets for it that were dropped.
+    pub dropped_packets: u64,
+    /// Packets received per second, now.
+    pub received_pps: f64,
+    /// Packets sent per second, now.
+    pub sent_pps: f64,
+}
+
+/// Where all packets are: offered = returned + dropped + in flight (what functions made themselves apart).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Accounting {
+    /// Packets received from uplinks.
+    pub offered: u64,
+    /// Packets sent to uplinks.
+    pub returned: u64,
+    /// Packets that functions made themselves.
+    pub originated: u64,
+    /// Packets dropped, for whatever reason.
+    pub dropped: u64,
+    /// Packets in rings, in functions and waiting.
+    pub in_flight: u64,
+    /// Flows that moved because their instance failed or its drain ran out of time.
+    pub expected_moves: u64,
+}
+
+impl Accounting {
+    /// What no counter saw: 0 at rest. While packets move it is off by those that moved between two readings.
+    pub fn gap(&self) -> i64 {
+        let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        signed(self.offered)
+            .saturating_add(signed(self.originated))
+            .saturating_sub(signed(self.returned))
+            .saturating_sub(signed(self.dropped))
+            .saturating_sub(signed(self.in_flight))
+    }
+}
+
+/// What collecting costs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CollectorStatus {
+    /// Time between two samples, in microseconds.
+    pub period_us: u64,
+    /// Samples so far.
+    pub samples: u64,
+    /// Time that one takes on average, in microseconds.
+    pub mean_us: f64,
+    /// The longest one, in microseconds.
+    pub longest_us: f64,
+    /// Share of one CPU, 0 to 1.
+    pub cpu: f64,
+}
+
+/// How fast the loop reacts, by kind of reaction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReactionStatus {
+    /// From the first observation over the target to the decision for more instances.
+    pub detect: ReactionTimes,
+    /// From that decision until every worker gives new flows to the instance, where a drain was taken back.
+    pub undrain: ReactionTimes,
+    /// The same for a warm standby.
+    pub activate: ReactionTimes,
+    /// The same for a paused standby.
+    pub resume: ReactionTimes,
+    /// The same for an instance that had to be created.
+    pub create_and_activate: ReactionTimes,
+    /// From the request to create an instance until it was ready.
+    pub create: ReactionTimes,
+    /// From the start of a drain until the instance had no flow left.
+    pub drain: ReactionTimes,
+}
+
+/// The times of one kind of reaction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReactionTimes {
+    /// How many there were.
+    pub count: u64,
+    /// Median of the latest ones, in milliseconds.
+    pub p50_ms: Option<f64>,
+    /// 99 of 100 of the latest ones took no longer, in milliseconds.
+    pub p99_ms: Option<f64>,
+    /// The longest of all, in milliseconds.
+    pub max_ms: Option<f64>,
+}
+
+/// A service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServiceRow {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: Option<String>,
+    /// Its scheduler.
+    pub scheduler: String,
+    /// Its autoscaler.
+    pub autoscaler: String,
+    /// Instances that take new flows.
+    pub active: u32,
+    /// Active instances wanted.
+    pub desired: u32,
+    /// Whether somebody set `desired` by hand.
+    pub fixed: bool,
+    /// Active instances at least.
+    pub min: u32,
+    /// Active instances at most.
+    pub max: u32,
+    /// Instances ready beside the active ones.
+    pub standby: u32,
+    /// Instances that are being made.
+    pub starting: u32,
+    /// Instances that serve the flows they have, and take no new ones.
+    pub draining: u32,
+    /// Flows pinned to its instances.
+    pub live_flows: u64,
+    /// Packets of its flows so far.
+    pub offered_packets: u64,
+    /// Packets dropped for want of an instance or of room in its ring.
+    pub dropped_packets: u64,
+    /// Packets of its flows per second, now.
+    pub offered_pps: f64,
+    /// Packets back from its instances per second, now.
+    pub returned_pps: f64,
+    /// New flows per second, now.
+    pub new_flows_per_s: f64,
+    /// Offered rate ÷ capacity of the active instances, where that is known.
+    pub utilisation: Option<f64>,
+    /// Why there are as many as there are: the autoscaler's last reason.
+    pub reason: String,
+}
+
+/// An instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InstanceRow {
+    /// Which one.
+    pub id: InstanceId,
+    /// Its service.
+    pub service: String,
+    /// Its state.
+    pub state: InstanceState,
+    /// For how long, in milliseconds.
+    pub state_ms: u64,
+    /// Its place in the data plane, where it has one.
+    pub slot: Option<u16>,
+    /// The container's name, where it has one.
+    pub container: Option<String>,
+    /// The program's process, where it is known.
+    pub pid: Option<u32>,
+    /// Whether an earlier run of inco made it.
+    pub adopted: bool,
+    /// Packets per second given to it, now.
+    pub to_pps: f64,
+    /// Packets per second back from it, now.
+    pub back_pps: f64,
+    /// Packets given to it so far.
+    pub to_packets: u64,
+    /// Packets back from it so far.
+    pub back_packets: u64,
+    /// Flows pinned to it.
+    pub live_flows: u64,
+    /// Share of its ring that is occupied, 0 to 1.
+    pub ring_occupancy: f64,
+    /// Packets dropped on the way to it or in it, so far.
+    pub dropped_packets: u64,
+    /// Packets per second that it can process, where that is known.
+    pub capacity_pps: Option<f64>,
+    /// CPUs that it may use, where that is limited.
+    pub cpu_quota: Option<f64>,
+    /// Share of the time in which the function was busy, where it tells.
+    pub busy: Option<f64>,
+    /// Memory in use, in bytes, where it is known.
+    pub memory_bytes: Option<u64>,
+    /// Why it is in its state.
+    pub reason: String,
+}
+
+/// A flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowRow {
+    /// The flow in its forward direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    pub flow: String,
+    /// Its service.
+    pub service: String,
+    /// The instance that serves the forward direction.
+    pub forward: Option<InstanceId>,
+    /// The instance that serves the opposite direction.
+    pub reverse: Option<InstanceId>,
+    /// Packets, forward and opposite.
+    pub packets: [u64; 2],
+    /// Bytes, forward and opposite.
+    pub bytes: [u64; 2],
+    /// Since its last packet, in milliseconds.
+    pub idle_ms: u64,
+    /// Where its connection is.
+    pub state: String,
+}
+
+/// Some of the flows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FlowPage {
+    /// The flows found.
+    pub flows: Vec<FlowRow>,
+    /// Whether these are all that the filter means; if not, the limit cut the rest off.
+    pub complete: bool,
+}
+
+/// Which flows are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowFilter {
+    /// Of this service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Pinned to this instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// With this address on either end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<std::net::IpAddr>,
+    /// This flow alone, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<String>,
+    /// At most so many; [`FlowFilter::DEFAULT_LIMIT`] where it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+}
+
+impl FlowFilter {
+    /// Flows that are told where no limit is given: a few screens.
+    pub const DEFAULT_LIMIT: u32 = 100;
+    /// The most that may be asked for at once: some tens of megabytes of text.
+    pub const LIMIT: u32 = 100_000;
+
+    /// How many flows are wanted at most.
+    pub fn limit(&self) -> u32 {
+        self.limit.unwrap_or(Self::DEFAULT_LIMIT).min(Self::LIMIT)
+    }
+}
+
+/// Something to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Action {
+    /// So many active instances, whatever the autoscaler says.
+    Scale {
+        /// Of which service.
+        service: String,
+        /// How many; absent: the autoscaler decides again.
+        instances: Option<u32>,
+    },
+    /// No new flows for an instance; it goes when its flows have ended.
+    Drain {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// A drain is taken back.
+    Undrain {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// Flows lose their pins: their next packets are given anew.
+    Purge {
+        /// All of this instance's, or
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instance: Option<InstanceId>,
+        /// this one alone.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        flow: Option<String>,
+    },
+    /// inco ends.
+    Stop {
+        /// Whether containers go on running, for the next run to adopt.
+        keep: bool,
+    },
+}
+
+impl Action {
+    /// The word for it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Action::Scale { .. } => "scale",
+            Action::Drain { .. } => "drain",
+            Action::Undrain { .. } => "undrain",
+            Action::Purge { .. } => "purge",
+            Action::Stop { .. } => "stop",
+        }
+    }
+}
+
+/// What came of an action.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// In a sentence.
+    pub result: String,
+}
+
+/// Why something was not done, and what to do instead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+#[error("{error}{}{hint}", if hint.is_empty() { "" } else { "; " })]
+pub struct Refusal {
+    /// What is the matter.
+    pub error: String,
+    /// What to do.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl Refusal {
+    /// What is the matter, and what to do.
+    pub fn new(error: impl Into<String>, hint: impl Into<String>) -> Refusal {
+        Refusal {
+            error: error.into(),
+            hint: hint.into(),
+        }
+    }
+}
+
+/// Drops as [`Status::drops`] has them.
+pub fn drops_by_reason(counts: &[u64; DropReason::COUNT]) -> BTreeMap<String, u64> {
+    let counted = DropReason::ALL
+        .iter()
+        .zip(counts)
+        .filter(|(_, packets)| **packets > 0);
+    counted
+        .map(|(reason, packets)| (reason.name().to_owned(), *packets))
+        .collect()
+}

@@ -1,0 +1,394 @@
+//! Server and client over a real socket, with a control loop that is a fake.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use api::types::{Action, FlowFilter, FlowPage, FlowRow, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+use api::{ApiError, Client, EventLog, Question, Server, questions};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+
+/// A server whose control loop says what is known here.
+struct Fake {
+    server: Option<Server>,
+    events: EventLog,
+    /// What was asked for, in order.
+    asked: mpsc::Receiver<String>,
+    control: Option<JoinHandle<()>>,
+    directory: tempfile::TempDir,
+}
+
+impl Fake {
+    fn start() -> Fake {
+        let directory = tempfile::tempdir().unwrap();
+        let (asker, mut inbox) = questions();
+        let (note, asked) = mpsc::channel();
+        let control = std::thread::spawn(move || {
+            while let Some(question) = inbox.wait() {
+                match question {
+                    Question::Status(answer) => answer.give(Status {
+                        version: "0.1.0".to_owned(),
+                        ..Status::default()
+                    }),
+                    Question::Services(answer) => {
+                        answer.give(vec![ServiceRow {
+                            name: "web".to_owned(),
+                            ..ServiceRow::default()
+                        }]);
+                    }
+                    Question::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
+                    Question::Flows(filter, answer) => {
+                        let _ = note.send(format!("{filter:?}"));
+                        answer.give(if filter.service.as_deref() == Some("none") {
+                            Err(Refusal::new(
+                                "there is no service \"none\"",
+                                "see `inco services`",
+                            ))
+                        } else {
+                            Ok(FlowPage {
+                                flows: vec![flow(); filter.limit() as usize],
+                                complete: false,
+                            })
+                        });
+                    }
+                    Question::Act(action, answer) => {
+                        let _ = note.send(format!("{action:?}"));
+                        match action {
+                            // A loop that goes away without an answer.
+                            Action::Undrain { .. } => drop(answer),
+                            Action::Drain {
+                                instance: InstanceId(99),
+                            } => {
+                                answer.give(Err(Refusal::new(
+                                    "there is no instance 99",
+                                    "see `inco instances`",
+                                )));
+                            }
+                            _ => answer.give(Ok(Outcome {
+                                result: action.name().to_owned(),
+                            })),
+                        }
+                    }
+                }
+            }
+        });
+        let events = EventLog::default();
+        let server = Server::start(&directory.path().join("run/api.sock"), asker, events.clone()).unwrap();
+        Fake {
+            server: Some(server),
+            events,
+            asked,
+            control: Some(control),
+            directory,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("run/api.sock")
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.socket()).unwrap()
+    }
+
+    /// Sends a request as it is and gives what comes back.
+    fn raw(&self, request: &str) -> String {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        if let Some(control) = self.control.take() {
+            control.join().unwrap();
+        }
+    }
+}
+
+fn instance(id: u32) -> InstanceRow {
+    InstanceRow {
+        id: InstanceId(id),
+        service: "web".to_owned(),
+        state: InstanceState::Active,
+        state_ms: 10,
+        slot: Some(1),
+        container: Some("inco-web-3".to_owned()),
+        pid: Some(17),
+        adopted: false,
+        to_pps: 1.0,
+        back_pps: 1.0,
+        to_packets: 1,
+        back_packets: 1,
+        live_flows: 1,
+        ring_occupancy: 0.5,
+        dropped_packets: 0,
+        capacity_pps: None,
+        cpu_quota: Some(0.1),
+        busy: None,
+        memory_bytes: None,
+        reason: "ready".to_owned(),
+    }
+}
+
+fn flow() -> FlowRow {
+    FlowRow {
+        flow: "tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned(),
+        service: "web".to_owned(),
+        forward: Some(InstanceId(3)),
+        reverse: Some(InstanceId(3)),
+        packets: [1, 2],
+        bytes: [3, 4],
+        idle_ms: 5,
+        state: "established".to_owned(),
+    }
+}
+
+fn event(sequence: u64) -> Event {
+    Event {
+        sequence,
+        at: Nanos(sequence),
+        unix_ms: 1,
+        service: Some("web".to_owned()),
+        instance: Some(InstanceId(3)),
+        kind: EventKind::State {
+            from: InstanceState::Standby,
+            to: InstanceState::Active,
+            reason: "scaled out".to_owned(),
+        },
+    }
+}
+
+#[test]
+fn what_is_asked_is_answered() {
+    let fake = Fake::start();
+    let client = fake.client();
+    assert_eq!(client.status().unwrap().version, "0.1.0");
+    assert_eq!(client.services().unwrap()[0].name, "web");
+    assert_eq!(client.instances().unwrap(), [instance(3), instance(4)]);
+    let filter = FlowFilter {
+        service: Some("w b&c".to_owned()),
+        instance: Some(InstanceId(3)),
+        address: Some("2001:db8::1".parse().unwrap()),
+        flow: Some("tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned()),
+        limit: Some(2),
+    };
+    let page = client.flows(&filter).unwrap();
+    assert_eq!((page.flows, page.complete), (vec![flow(), flow()], false));
+    assert_eq!(fake.asked.recv().unwrap(), format!("{filter:?}"));
+    let action = Action::Scale {
+        service: "web".to_owned(),
+        instances: Some(5),
+    };
+    assert_eq!(client.act(&action).unwrap().result, "scale");
+    assert_eq!(fake.asked.recv().unwrap(), format!("{action:?}"));
+}
+
+#[test]
+fn what_is_refused_says_what_to_do() {
+    let fake = Fake::start();
+    let client = fake.client();
+    let refused = |result: Result<Outcome, ApiError>| match result {
+        Err(ApiError::Refused(refusal)) => refusal.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        refused(client.act(&Action::Drain {
+            instance: InstanceId(99)
+        })),
+        "there is no instance 99; see `inco instances`"
+    );
+    assert!(
+        refused(client.act(&Action::Purge {
+            instance: None,
+            flow: None
+        }))
+        .contains("give an instance or a flow")
+    );
+    let bad = Action::Purge {
+        instance: None,
+        flow: Some("tcp".to_owned()),
+    };
+    assert!(refused(client.act(&bad)).contains("\"tcp\" is not a flow"));
+    assert_eq!(
+        refused(client.act(&Action::Undrain {
+            instance: InstanceId(3)
+        })),
+        "inco is stopping; start it with `inco run -f inco.toml`"
+    );
+    let none = FlowFilter {
+        service: Some("none".to_owned()),
+        ..FlowFilter::default()
+    };
+    assert!(
+        client
+            .flows(&none)
+            .unwrap_err()
+            .to_string()
+            .contains("there is no service \"none\"")
+    );
+}
+
+#[test]
+fn events_are_told_and_followed() {
+    let fake = Fake::start();
+    (1..=3).for_each(|sequence| fake.events.push(event(sequence)));
+    let client = fake.client();
+    assert_eq!(client.events(2).unwrap(), [event(2), event(3)]);
+    let mut stream = client.follow_events(1).unwrap();
+    assert_eq!(stream.next().unwrap().unwrap(), event(3));
+    fake.events.push(event(4));
+    assert_eq!(stream.next().unwrap().unwrap(), event(4));
+    let events = fake.events.clone();
+    let later = std::thread::spawn(move || events.push(event(5)));
+    assert_eq!(stream.next().unwrap().unwrap(), event(5));
+    later.join().unwrap();
+}
+
+#[test]
+fn following_starts_with_nothing_where_nothing_is_asked_for() {
+    let fake = Fake::start();
+    fake.events.push(event(1));
+    let client = fake.client();
+    let mut stream = client.follow_events(0).unwrap();
+    fake.events.push(event(2));
+    assert_eq!(stream.next().unwrap().unwrap(), event(2));
+}
+
+#[test]
+fn a_follower_is_told_the_end() {
+    let mut fake = Fake::start();
+    let client = fake.client();
+    let mut stream = client.follow_events(0).unwrap();
+    drop(fake.server.take());
+    assert!(stream.next().is_none());
+}
+
+#[test]
+fn errors_are_json_whatever_is_sent() {
+    let fake = Fake::start();
+    let get = |path: &str| {
+        fake.raw(&format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        ))
+    };
+    let post = |body: &str| {
+        let length = body.len();
+        fake.raw(&format!(
+            "POST /v1/actions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+    };
+    let cases = [
+        (get("/"), 404, "there is nothing here"),
+        (get("/v1/actions"), 405, "POST to /v1/actions"),
+        (get("/v1/flows?colour=red"), 400, "unknown field"),
+        (get("/v1/flows?instance=three"), 400, "correct the query"),
+        (get("/v1/events?follow=maybe"), 400, "correct the query"),
+        (post("{"), 400, "send JSON such as"),
+        (post("{\"action\":\"explode\"}"), 422, "unknown variant"),
+        (
+            post("{\"action\":\"drain\",\"instance\":3,\"now\":true}"),
+            422,
+            "unknown field",
+        ),
+        (post(&"x".repeat(70_000)), 413, "send JSON such as"),
+    ];
+    for (answer, status, said) in cases {
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let body = answer.split("\r\n\r\n").nth(1).unwrap();
+        let refusal: Refusal = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert!(refusal.to_string().contains(said), "{refusal} has no {said}");
+    }
+}
+
+#[test]
+fn the_socket_is_for_its_owner_and_group_and_goes_with_the_server() {
+    let fake = Fake::start();
+    let socket = fake.socket();
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    let (asker, _inbox) = questions();
+    match Server::start(&socket, asker, EventLog::default()) {
+        Err(error @ ApiError::InUse { .. }) => {
+            assert!(error.to_string().contains("stop it with `inco stop`"))
+        }
+        other => panic!("{other:?}"),
+    }
+    let names: Vec<_> = std::fs::read_dir(socket.parent().unwrap())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["api.sock"]);
+    drop(fake);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_socket_that_a_dead_inco_left_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    assert!(matches!(
+        Client::connect(&socket),
+        Err(ApiError::NotRunning { .. })
+    ));
+    let (asker, _inbox) = questions();
+    let server = Server::start(&socket, asker, EventLog::default()).unwrap();
+    Client::connect(&socket).unwrap();
+    assert_eq!(server.socket(), socket);
+}
+
+#[test]
+fn without_inco_the_client_says_how_to_start_it() {
+    let error = Client::connect(std::path::Path::new("/nonexistent/api.sock")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "inco is not running (no socket at /nonexistent/api.sock): start it with `inco run -f inco.toml`"
+    );
+}
+
+#[test]
+fn connections_beyond_the_limit_wait_for_their_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    // A control loop that takes nothing.
+    let (asker, mut inbox) = questions();
+    let _server = Server::start(&socket, asker, EventLog::default()).unwrap();
+    let ask = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut streams = Vec::new();
+    for _ in 0..api::CONNECTION_LIMIT {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(ask.as_bytes()).unwrap();
+        streams.push(stream);
+    }
+    // One more waits for a place, and gets it when another goes.
+    let mut late = UnixStream::connect(&socket).unwrap();
+    late.write_all(ask.as_bytes()).unwrap();
+    let mut answers = 0;
+    while answers < api::CONNECTION_LIMIT {
+        if let Some(Question::Status(answer)) = inbox.wait() {
+            answer.give(Status::default());
+            answers += 1;
+        }
+    }
+    drop(streams);
+    let Some(Question::Status(answer)) = inbox.wait() else {
+        panic!("no question")
+    };
+    answer.give(Status {
+        version: "late".to_owned(),
+        ..Status::default()
+    });
+    let mut head = [0; 12];
+    late.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+}

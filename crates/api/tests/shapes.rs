@@ -1,0 +1,166 @@
+//! The JSON that others rely on.
+
+use api::types::{Accounting, Action, FlowFilter, Outcome, Refusal, Status, drops_by_reason};
+use model::{DropReason, InstanceId};
+use serde_json::json;
+
+#[test]
+fn actions_have_these_shapes() {
+    let shapes = [
+        (
+            Action::Scale {
+                service: "web".to_owned(),
+                instances: Some(5),
+            },
+            json!({"action": "scale", "service": "web", "instances": 5}),
+        ),
+        (
+            Action::Scale {
+                service: "web".to_owned(),
+                instances: None,
+            },
+            json!({"action": "scale", "service": "web", "instances": null}),
+        ),
+        (
+            Action::Drain {
+                instance: InstanceId(3),
+            },
+            json!({"action": "drain", "instance": 3}),
+        ),
+        (
+            Action::Undrain {
+                instance: InstanceId(3),
+            },
+            json!({"action": "undrain", "instance": 3}),
+        ),
+        (
+            Action::Purge {
+                instance: Some(InstanceId(3)),
+                flow: None,
+            },
+            json!({"action": "purge", "instance": 3}),
+        ),
+        (
+            Action::Purge {
+                instance: None,
+                flow: Some("x".to_owned()),
+            },
+            json!({"action": "purge", "flow": "x"}),
+        ),
+        (
+            Action::Stop { keep: true },
+            json!({"action": "stop", "keep": true}),
+        ),
+    ];
+    for (action, shape) in shapes {
+        assert_eq!(serde_json::to_value(&action).unwrap(), shape);
+        assert_eq!(shape["action"], action.name());
+        assert_eq!(serde_json::from_value::<Action>(shape).unwrap(), action);
+    }
+    let absent: Action = serde_json::from_value(json!({"action": "scale", "service": "web"})).unwrap();
+    assert_eq!(
+        absent,
+        Action::Scale {
+            service: "web".to_owned(),
+            instances: None
+        }
+    );
+}
+
+#[test]
+fn a_status_has_these_fields() {
+    let status = serde_json::to_value(Status::default()).unwrap();
+    let mut fields: Vec<&str> = status.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(
+        fields,
+        [
+            "accounting",
+            "collector",
+            "drops",
+            "engine",
+            "events",
+            "file",
+            "flow_limit",
+            "live_flows",
+            "pid",
+            "reactions",
+            "uplinks",
+            "uptime_s",
+            "version",
+            "workers"
+        ]
+    );
+    assert_eq!(
+        status["accounting"],
+        json!({"offered": 0, "returned": 0, "originated": 0, "dropped": 0, "in_flight": 0, "expected_moves": 0})
+    );
+}
+
+#[test]
+fn the_gap_is_what_no_counter_saw() {
+    let closed = Accounting {
+        offered: 100,
+        originated: 5,
+        returned: 90,
+        dropped: 12,
+        in_flight: 3,
+        expected_moves: 0,
+    };
+    assert_eq!(closed.gap(), 0);
+    assert_eq!(
+        Accounting {
+            returned: 80,
+            ..closed.clone()
+        }
+        .gap(),
+        10
+    );
+    assert_eq!(
+        Accounting {
+            returned: 91,
+            ..closed
+        }
+        .gap(),
+        -1
+    );
+}
+
+#[test]
+fn only_reasons_with_packets_are_told() {
+    let mut counts = [0; DropReason::COUNT];
+    counts[DropReason::Unmatched.index()] = 7;
+    assert_eq!(
+        serde_json::to_value(drops_by_reason(&counts)).unwrap(),
+        json!({"unmatched": 7})
+    );
+}
+
+#[test]
+fn refusals_and_outcomes_are_short() {
+    assert_eq!(
+        serde_json::to_value(Refusal::new("a", "b")).unwrap(),
+        json!({"error": "a", "hint": "b"})
+    );
+    assert_eq!(
+        serde_json::to_value(Outcome {
+            result: "a".to_owned()
+        })
+        .unwrap(),
+        json!({"result": "a"})
+    );
+    assert_eq!(Refusal::new("a", "").to_string(), "a");
+}
+
+#[test]
+fn a_filter_has_bounds() {
+    assert_eq!(FlowFilter::default().limit(), FlowFilter::DEFAULT_LIMIT);
+    assert_eq!(
+        FlowFilter {
+            limit: Some(u32::MAX),
+            ..FlowFilter::default()
+        }
+        .limit(),
+        FlowFilter::LIMIT
+    );
+}
