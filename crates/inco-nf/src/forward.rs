@@ -1,0 +1,405 @@
+//! The function `forward`: takes packets, sends them back, sleeps when there are none.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use memif::{ControlEvent, Link, Listener, RxQueue, ServerConfig};
+use nf_page::{NfCounters, PageListener, PageWriter, PortCounters};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::options::Forward;
+use crate::pace::{Pacer, SLICE_NS};
+
+/// Packets of one queue before the next one's turn, and before the pacer is asked.
+const BURST: usize = 32;
+/// Free slots that a ring out must have before a packet is taken: enough for the longest one in buffers of 2 KiB.
+const SLOTS_FREE_MIN: u32 = 32;
+/// Buffers are hardly smaller than this, in bytes: how many slots a packet takes at most.
+const BUFFER_BYTES_MIN: u32 = 1024;
+/// Queue pairs that a port may have.
+const QUEUES_LIMIT: u16 = 4;
+/// How long rings are polled after the last packet, in ns, where nothing else is asked for: about what a sleep and
+/// a wake-up cost.
+const SPIN_NS: u64 = 20_000;
+/// How often connections, the page and the clock are looked after while packets flow, in ns.
+const CHORES_NS: u64 = 5_000_000;
+/// Longest sleep while the host watches the page: its heartbeat.
+const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Longest sleep otherwise.
+const SLEEP_LIMIT: Duration = Duration::from_secs(5);
+/// Rest where paced and not said otherwise, in us.
+const REST_PACED_US: u64 = 200;
+/// Pause when a ring out is full.
+const FULL_REST: Duration = Duration::from_micros(100);
+/// Resident memory is read so often, in ns.
+const MEMORY_NS: u64 = 1_000_000_000;
+/// Longest packet, in bytes.
+const PACKET_BYTES_LIMIT: usize = memif::MAX_PACKET_BYTES;
+
+fn now_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Monotonic))
+}
+
+fn cpu_ns() -> u64 {
+    nanos(clock_gettime(ClockId::ProcessCPUTime))
+}
+
+fn nanos(t: rustix::time::Timespec) -> u64 {
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Resident memory in bytes: `/proc` where there is one, else the peak that the kernel remembers.
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    match pages {
+        Some(pages) => pages * rustix::param::page_size() as u64,
+        None => 0,
+    }
+}
+
+/// What a round over all rings found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// Packets were moved.
+    Moved,
+    /// There were none.
+    Dry,
+    /// There are some, but no room in a ring out.
+    Full,
+    /// It is time to pause, in ns.
+    Pause(u64),
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub(crate) fn run(options: &Forward) -> Result<()> {
+    let stop = stop_signal().context("cannot watch for signals")?;
+    // Sleeps end within some us instead of 50 us later; where it is refused they are just longer.
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
+    let mut config = ServerConfig::new("inco-nf");
+    config.interface_ids = Some((0..u32::from(options.ports)).collect());
+    config.max_queues = QUEUES_LIMIT;
+    let listener = Listener::bind(&options.socket, config)
+        .with_context(|| format!("cannot listen on {}", options.socket.display()))?;
+    let pages = match &options.page {
+        Some(path) => Some(PageListener::bind(path)?),
+        None => None,
+    };
+    let mut runner = Runner {
+        listener,
+        pages,
+        stop,
+        links: (0..options.ports).map(|_| None).collect(),
+        work: Work {
+            cross: options.cross,
+            stamp: options.stamp.then_some(options.instance_id),
+            cost_ns: options.cost_ns,
+            ports: [PortCounters::default(); 2],
+            busy_ns: 0,
+            packet: vec![0; PACKET_BYTES_LIMIT].into_boxed_slice(),
+        },
+        page: None,
+        pacer: options.pace_cpus.map(|cpus| Pacer::new(cpus, now_ns(), cpu_ns())),
+        rest_us: options.rest_us,
+        instance: options.instance_id,
+        memory: (0, 0),
+        next_chores: 0,
+        stopped: false,
+    };
+    runner.work_until_stopped()
+}
+
+/// Becomes readable when the process is told to end.
+fn stop_signal() -> io::Result<UnixStream> {
+    let (receiver, sender) = UnixStream::pair()?;
+    receiver.set_nonblocking(true)?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGTERM, sender.try_clone()?)?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
+    Ok(receiver)
+}
+
+struct Runner {
+    listener: Listener,
+    pages: Option<PageListener>,
+    stop: UnixStream,
+    /// By port; `None` while the switch is not connected to it.
+    links: Vec<Option<Link>>,
+    work: Work,
+    page: Option<PageWriter>,
+    pacer: Option<Pacer>,
+    rest_us: Option<u64>,
+    instance: u32,
+    /// When resident memory was read last, and what it was.
+    memory: (u64, u64),
+    next_chores: u64,
+    stopped: bool,
+}
+
+/// What is done with packets, and what is counted of it.
+struct Work {
+    cross: bool,
+    stamp: Option<u32>,
+    cost_ns: u64,
+    ports: [PortCounters; 2],
+    busy_ns: u64,
+    packet: Box<[u8]>,
+}
+
+impl Runner {
+    fn work_until_stopped(&mut self) -> Result<()> {
+        let mut dry_since = None;
+        while !self.stopped {
+            let now = now_ns();
+            if now >= self.next_chores {
+                self.chores(now)?;
+            }
+            match self.round(now) {
+                Round::Moved => dry_since = None,
+                Round::Full => std::thread::sleep(FULL_REST),
+                Round::Pause(ns) => self.pause(ns)?,
+                Round::Dry => {
+                    let since = *dry_since.get_or_insert(now);
+                    let rest_us =
+                        self.rest_us
+                            .unwrap_or(if self.pacer.is_some() { REST_PACED_US } else { 0 });
+                    if rest_us > 0 && since == now {
+                        std::thread::sleep(Duration::from_micros(rest_us));
+                    } else if rest_us == 0 && now - since < SPIN_NS {
+                        std::hint::spin_loop();
+                    } else {
+                        self.sleep()?;
+                        dry_since = None;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One burst of each queue.
+    fn round(&mut self, now: u64) -> Round {
+        let pause = |pacer: &mut Option<Pacer>| pacer.as_mut().map_or(0, |p| p.pause(now_ns(), cpu_ns()));
+        let mut round = Round::Dry;
+        let mut began = now;
+        for port in 0..self.links.len() {
+            let queues = self.links[port].as_ref().map_or(0, |link| link.queues.len());
+            for queue in 0..queues {
+                match pause(&mut self.pacer) {
+                    0 => {}
+                    ns => return Round::Pause(ns),
+                }
+                match self.work.burst(&mut self.links, port, queue) {
+                    Round::Moved => {
+                        let ended = now_ns();
+                        self.work.busy_ns += ended - began;
+                        began = ended;
+                        round = Round::Moved;
+                    }
+                    Round::Full if round == Round::Dry => round = Round::Full,
+                    _ => {}
+                }
+            }
+        }
+        round
+    }
+
+    /// A pause that the pacer wants, cut short by the end of the process.
+    fn pause(&mut self, ns: u64) -> Result<()> {
+        self.publish();
+        // Long pauses, after the process was stopped or had much to do outside of our control, come in pieces.
+        let ns = ns.min(10 * SLICE_NS);
+        memif::wait(&mut [], &[self.stop.as_fd()], Duration::from_nanos(ns))?;
+        Ok(())
+    }
+
+    /// Sleeps until there is something to do.
+    fn sleep(&mut self) -> Result<()> {
+        self.publish();
+        let longest = if self.page.is_some() {
+            HEARTBEAT
+        } else {
+            SLEEP_LIMIT
+        };
+        let mut queues: Vec<&mut RxQueue> = Vec::new();
+        let mut others: Vec<BorrowedFd<'_>> = vec![self.stop.as_fd(), self.listener.as_fd()];
+        others.extend(self.pages.as_ref().map(AsFd::as_fd));
+        for link in self.links.iter_mut().flatten() {
+            others.push(link.control.as_fd());
+            queues.extend(link.queues.iter_mut().map(|pair| &mut pair.rx));
+        }
+        memif::wait(&mut queues, &others, longest)?;
+        let packets = queues.iter_mut().any(|queue| queue.available() > 0);
+        if !packets {
+            // Then it was something else, or the time.
+            self.next_chores = 0;
+        }
+        Ok(())
+    }
+
+    /// What needs system calls: links that come and go, the page, the end.
+    fn chores(&mut self, now: u64) -> Result<()> {
+        self.next_chores = now + CHORES_NS;
+        let mut byte = [0; 8];
+        match io::Read::read(&mut self.stop, &mut byte) {
+            Ok(_) => {
+                self.stopped = true;
+                return Ok(());
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error).context("cannot watch for signals"),
+        }
+        for slot in &mut self.links {
+            let gone = slot.as_mut().is_some_and(|link| {
+                !matches!(link.control.poll(), Ok(ControlEvent::None))
+                    || link
+                        .queues
+                        .iter()
+                        .any(|pair| pair.tx.is_violated() || pair.rx.is_violated())
+            });
+            if gone {
+                *slot = None;
+            }
+        }
+        while let Some(link) = self.listener.accept(Duration::ZERO)? {
+            if let Some(slot) = self.links.get_mut(link.interface_id as usize) {
+                *slot = Some(link);
+            }
+        }
+        if let Some(pages) = &self.pages {
+            // A broken offer is the host's mistake, and no reason to stop forwarding.
+            if let Ok(Some(page)) = pages.accept() {
+                self.page = Some(page);
+            }
+        }
+        if let Some(limit) = self.page.as_ref().and_then(PageWriter::cpu_limit)
+            && let Some(pacer) = &mut self.pacer
+        {
+            pacer.set_cpus(limit);
+        }
+        self.publish();
+        Ok(())
+    }
+
+    fn publish(&mut self) {
+        let Some(page) = &self.page else { return };
+        let now = now_ns();
+        if now - self.memory.0 >= MEMORY_NS {
+            self.memory = (now, resident_bytes());
+        }
+        let mut counters = NfCounters {
+            instance: self.instance,
+            heartbeat_ns: now,
+            busy_ns: self.work.busy_ns,
+            cpu_ns: cpu_ns(),
+            rss_bytes: self.memory.1,
+            port_count: self.links.len(),
+            ..NfCounters::default()
+        };
+        counters.ports[..2].copy_from_slice(&self.work.ports);
+        page.publish(&counters);
+    }
+}
+
+impl Work {
+    /// Moves up to [`BURST`] packets of one queue. Where the ring out is full it takes none: they stay where the
+    /// switch sees them.
+    fn burst(&mut self, links: &mut [Option<Link>], port: usize, queue: usize) -> Round {
+        let out = if self.cross { 1 - port } else { port };
+        // The queue is taken out of its place, so that both ends can be had at once.
+        let (low, high) = links.split_at_mut(1);
+        let (from, to) = match (port, out) {
+            (0, 1) => (low[0].as_mut(), high[0].as_mut()),
+            (1, 0) => (high[0].as_mut(), low[0].as_mut()),
+            _ => (
+                if port == 0 {
+                    low[0].as_mut()
+                } else {
+                    high[0].as_mut()
+                },
+                None,
+            ),
+        };
+        let Some(from) = from else { return Round::Dry };
+        let (rx, mut tx) = match to {
+            Some(to) => {
+                let queue_out = queue % to.queues.len();
+                (&mut from.queues[queue].rx, Some(&mut to.queues[queue_out].tx))
+            }
+            None => {
+                let pair = &mut from.queues[queue];
+                (&mut pair.rx, (out == port).then_some(&mut pair.tx))
+            }
+        };
+        if rx.available() == 0 {
+            return Round::Dry;
+        }
+        let counters = &mut self.ports;
+        let mut moved = Round::Dry;
+        let mut room = 0;
+        for _ in 0..BURST {
+            if let Some(tx) = &mut tx {
+                let least = SLOTS_FREE_MIN.min(tx.slots() / 2);
+                if room < least {
+                    room = tx.free();
+                }
+                if room < least {
+                    if moved == Round::Dry {
+                        moved = Round::Full;
+                    }
+                    break;
+                }
+            }
+            let len = match rx.pop(&mut self.packet) {
+                None => break,
+                Some(Ok(len)) => len,
+                Some(Err(_)) => {
+                    counters[port].dropped_malformed += 1;
+                    moved = Round::Moved;
+                    continue;
+                }
+            };
+            moved = Round::Moved;
+            counters[port].packets_in += 1;
+            counters[port].bytes_in += len as u64;
+            room = room.saturating_sub(1 + len as u32 / BUFFER_BYTES_MIN);
+            let packet = &mut self.packet[..len];
+            if let Some(instance) = self.stamp
+                && stamp::stamp_instance(packet, instance)
+            {
+                counters[port].stamped += 1;
+            }
+            spin(self.cost_ns);
+            match tx.as_mut().map(|tx| tx.push(packet)) {
+                Some(Ok(())) => {
+                    counters[out].packets_out += 1;
+                    counters[out].bytes_out += len as u64;
+                }
+                Some(Err(_)) => counters[port].dropped_ring_full += 1,
+                None => counters[port].dropped_unconnected += 1,
+            }
+        }
+        rx.release();
+        if let Some(tx) = tx {
+            tx.flush();
+        }
+        moved
+    }
+}
+
+fn spin(ns: u64) {
+    if ns == 0 {
+        return;
+    }
+    let end = now_ns() + ns;
+    while now_ns() < end {
+        std::hint::spin_loop();
+    }
+}
