@@ -1,0 +1,491 @@
+//! What may be written on the command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
+/// there, counts what happens, and adds and removes containers as the load moves.
+#[derive(Debug, Parser)]
+#[command(
+    name = "inco",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+#[command(
+    after_help = "Example:\n  inco demo                   the whole loop on this machine\n  inco run -f inco.toml       the orchestrator, in the foreground\n  inco instances --watch      what its containers do\n\nExit status: 0, 1 (failed) or 2 (wrong usage, wrong configuration)."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the whole loop on this machine, live, with a report at the end
+    Demo(DemoArgs),
+    /// Run the orchestrator in the foreground
+    Run(RunArgs),
+    /// Say what a configuration would do, or what is wrong with it and where
+    Check(CheckArgs),
+    /// Show how a running inco fares: workers, uplinks, drops, accounting
+    Status(StatusArgs),
+    /// List services: instances wanted and there, rates, flows
+    Services(ServicesArgs),
+    /// List instances: state, rates, flows, ring occupancy
+    Instances(InstancesArgs),
+    /// List flows and the instances that they are pinned to
+    Flows(FlowsArgs),
+    /// List what happened, and why
+    Events(EventsArgs),
+    /// Set the number of active instances by hand, or let the autoscaler decide again
+    Scale(ScaleArgs),
+    /// Give instances no new flows; they go when their flows have ended
+    Drain(InstanceArgs),
+    /// Take drains back
+    Undrain(UndrainArgs),
+    /// Remove pins: the next packets of those flows are given anew
+    Purge(PurgeArgs),
+    /// End a running inco and remove its containers
+    Stop(StopArgs),
+    /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
+    Traffic(TrafficArgs),
+    /// Make and list images of network functions
+    Image(ImageArgs),
+}
+
+/// Which engine runs containers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Embedded: containers without a daemon.
+    #[default]
+    Oci,
+    /// Docker or Podman.
+    Docker,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."
+)]
+pub(crate) struct DemoArgs {
+    /// Only one scheduler, in under 45 s
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) quick: bool,
+    /// Also: saturation of one instance and of 1 to 8, and packets of 64, 512 and 1500 bytes
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// What runs the containers
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) engine: EngineName,
+    /// Only these schedulers; by default round-robin, best-fit and worst-fit, with --quick best-fit
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scheduler)]
+    pub(crate) scheduler: Vec<String>,
+    /// Print the summary as JSON, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where the report goes
+    #[arg(long, value_name = "FILE", default_value = "demo-report.html")]
+    pub(crate) report: PathBuf,
+    /// Leave configurations and logs of the runs in their directory
+    #[arg(long)]
+    pub(crate) keep_dir: bool,
+    /// Milliseconds between two new flows, for a shorter run than is shown to people
+    #[arg(long, hide = true, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub(crate) flow_interval_ms: Option<u64>,
+}
+
+fn scheduler(name: &str) -> Result<String, String> {
+    match scheduling::Scheduler::from_name(name) {
+        Ok(_) => Ok(name.to_owned()),
+        Err(error) => Err(
+            match configuration::nearest(name, scheduling::Scheduler::NAMES.iter().copied()) {
+                Some(near) => format!("{error}; did you mean {near}?"),
+                None => error.to_string(),
+            },
+        ),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco run -f examples/forward.toml\n  INCO_LOG=debug inco run\n  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\nCtrl-C and SIGTERM remove everything. Containers of an earlier run that was killed are taken over."
+)]
+pub(crate) struct RunArgs {
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
+    pub(crate) file: PathBuf,
+    /// Check and say what would be done, and start nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// End, in good order, when that process ends
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) with_process: Option<i32>,
+}
+
+impl RunArgs {
+    /// The check that a dry run is.
+    pub(crate) fn check(&self) -> CheckArgs {
+        CheckArgs {
+            file: self.file.clone(),
+            offline: false,
+            json: false,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco check -f inco.toml\n  inco check -f inco.toml --offline      on a machine that is not the one meant\n\nExit status 2 where something is wrong; each problem names file, line, key and what to write."
+)]
+pub(crate) struct CheckArgs {
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
+    pub(crate) file: PathBuf,
+    /// Do not look whether this machine has what the configuration names
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a running inco is found.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Where {
+    /// The API's socket; by default api.sock in $INCO_RUN_DIR or /run/inco
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+/// How something is shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show it again and again, every second or every SECONDS
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+    pub(crate) watch: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    // Below a tenth the terminal is all that changes, above a day nobody watches.
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err("write 0.1 to 86400 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco status\n  inco status --watch\n  inco status --json | jq .accounting"
+)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco services\n  inco services --json | jq '.[].active'")]
+pub(crate) struct ServicesArgs {
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco instances\n  inco instances firewall --watch 0.5\n  inco instances --json | jq '.[] | select(.state == \"active\")'"
+)]
+pub(crate) struct InstancesArgs {
+    /// Only those of this service
+    pub(crate) service: Option<String>,
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco flows --service firewall --limit 20\n  inco flows --instance 3\n  inco flows --address 10.0.0.7\n  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'"
+)]
+pub(crate) struct FlowsArgs {
+    /// Only flows of this service
+    #[arg(long, value_name = "NAME")]
+    pub(crate) service: Option<String>,
+    /// Only flows pinned to this instance
+    #[arg(long, value_name = "ID")]
+    pub(crate) instance: Option<u32>,
+    /// Only flows with this address on either end
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Option<IpAddr>,
+    /// Only this flow, in either direction
+    #[arg(long, value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = api::types::FlowFilter::DEFAULT_LIMIT,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::LIMIT)))]
+    pub(crate) limit: u32,
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+fn flow(text: &str) -> Result<String, String> {
+    api::parse_tuple(text)
+        .map(|tuple| tuple.to_string())
+        .map_err(|error| error.to_string())
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco events\n  inco events --follow --service firewall\n  inco events --json --last 1000 > events.jsonl"
+)]
+pub(crate) struct EventsArgs {
+    /// Go on with those that come
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The newest so many
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
+          value_parser = clap::value_parser!(u32).range(0..=api::EVENT_LIMIT as i64))]
+    pub(crate) last: u32,
+    /// Only those about this service
+    #[arg(long, value_name = "NAME")]
+    pub(crate) service: Option<String>,
+    /// Print JSON, an event on each line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: Where,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall --auto")]
+pub(crate) struct ScaleArgs {
+    /// Which service
+    pub(crate) service: String,
+    /// So many active instances, within the service's limits
+    #[arg(required_unless_present = "auto", conflicts_with = "auto")]
+    pub(crate) instances: Option<u32>,
+    /// Let the autoscaler decide again
+    #[arg(long)]
+    pub(crate) auto: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+/// How an action is asked for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Act {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5")]
+pub(crate) struct InstanceArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) instances: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco undrain 3")]
+pub(crate) struct UndrainArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) instances: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco purge 3                                                    all flows of instance 3\n  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      this flow alone"
+)]
+pub(crate) struct PurgeArgs {
+    /// All flows of this instance
+    #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
+    pub(crate) instance: Option<u32>,
+    /// This flow alone
+    #[arg(long, value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: Option<String>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`"
+)]
+pub(crate) struct StopArgs {
+    /// Leave the containers running, for the next run to take over
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Do not wait until it has ended
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json"
+)]
+pub(crate) struct TrafficArgs {
+    /// What to send
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where to: the uplink of a running inco, or an instance's socket. Relative paths are in the run directory
+    #[arg(long, value_name = "memif:SOCKET", default_value = "memif:wan.sock", value_parser = memif_socket)]
+    pub(crate) uplink: PathBuf,
+    /// A second uplink, where what was sent on the first comes back and the opposite direction is sent
+    #[arg(long, value_name = "memif:SOCKET", value_parser = memif_socket)]
+    pub(crate) second_uplink: Option<PathBuf>,
+    /// Print the report as JSON, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn memif_socket(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("memif:") {
+        Some(socket) if !socket.is_empty() => Ok(PathBuf::from(socket)),
+        _ => Err(format!(
+            "{text:?} is not a memif uplink: write memif:SOCKET, for example memif:wan.sock"
+        )),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco image build forward\n  inco image import testpmd\n  inco image list"
+)]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image of a built-in function: FROM scratch, with one static program
+    Build(ImageBuildArgs),
+    /// Make an image of a root file system, or of this machine's dpdk-testpmd
+    Import(ImageImportArgs),
+    /// List images
+    List(ImageListArgs),
+    /// Remove an image
+    Remove(ImageRemoveArgs),
+}
+
+/// Where an image goes to.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ImageEngine {
+    /// Which engine is to have it. Docker gets a copy of inco's own
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) engine: EngineName,
+    /// Where Docker or Podman answers
+    #[arg(long, value_name = "ADDRESS", default_value = engine::DEFAULT_HOST)]
+    pub(crate) host: String,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco image build forward\n  inco image build forward --engine docker\n  inco image build forward --name lab/forward:2"
+)]
+pub(crate) struct ImageBuildArgs {
+    /// The function
+    pub(crate) function: String,
+    /// The image's name; by default inco/FUNCTION
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) to: ImageEngine,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  docker export $(docker create alpine) > alpine.tar && inco image import alpine alpine.tar -- /bin/sh\n  inco image import lab/ids ./rootfs -- /usr/bin/ids --fast\n  inco image import testpmd                this machine's dpdk-testpmd with its libraries"
+)]
+pub(crate) struct ImageImportArgs {
+    /// The image's name; `testpmd` without a source means this machine's dpdk-testpmd
+    pub(crate) name: String,
+    /// A tar archive or a directory
+    pub(crate) source: Option<PathBuf>,
+    /// Program and arguments of its containers
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+    /// Environment of its containers
+    #[arg(long, value_name = "NAME=VALUE", value_parser = env)]
+    pub(crate) env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) to: ImageEngine,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn env(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco image list")]
+pub(crate) struct ImageListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco image remove inco/forward")]
+pub(crate) struct ImageRemoveArgs {
+    /// The image's name
+    pub(crate) name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn look(command: &clap::Command) {
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Example"),
+                "inco {} has no example",
+                command.get_name()
+            );
+            command.get_subcommands().for_each(look);
+        }
+        look(&Cli::command());
+    }
+}

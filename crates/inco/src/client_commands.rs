@@ -1,0 +1,612 @@
+//! The commands that ask a running inco.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use api::types::{Action, FlowFilter, FlowPage, InstanceRow, ServiceRow, Status};
+use api::{ApiError, Client};
+use model::{Event, EventKind, InstanceId};
+use serde::Serialize;
+
+use crate::cli::{
+    Act, EventsArgs, FlowsArgs, InstanceArgs, InstancesArgs, PurgeArgs, ScaleArgs, ServicesArgs, Show,
+    StatusArgs, StopArgs, UndrainArgs, Where,
+};
+use crate::output::{self, WrongUsage};
+use crate::run_dir;
+use crate::table::{Table, grouped, or_dash, percent, short, span_ms};
+
+/// How long `inco stop` waits: draining is not part of it, but 8 programs that ignore SIGTERM are.
+const STOP_TIME: Duration = Duration::from_secs(60);
+/// How often it looks.
+const STOP_LOOK: Duration = Duration::from_millis(20);
+
+fn connect(place: &Where) -> anyhow::Result<Client> {
+    Ok(Client::connect(&run_dir::api_socket(place.socket.as_deref()))?)
+}
+
+/// Asks and shows, once or again and again.
+fn show<T: Serialize>(
+    args: &Show,
+    ask: impl Fn(&Client) -> Result<T, ApiError>,
+    table: impl Fn(&T) -> String,
+) -> anyhow::Result<()> {
+    let client = connect(&args.place)?;
+    loop {
+        let answer = ask(&client)?;
+        if args.json {
+            output::json(&answer, args.watch.is_none())?;
+        } else if args.watch.is_some() && output::is_terminal() {
+            // To the corner, and nothing of what was there: one write, so that it does not flicker.
+            output::text(&format!("\x1b[H\x1b[2J{}", table(&answer)))?;
+        } else {
+            output::text(&table(&answer))?;
+        }
+        match args.watch {
+            None => return Ok(()),
+            Some(pause) => std::thread::sleep(pause),
+        }
+    }
+}
+
+pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<()> {
+    show(&args.show, Client::status, status_text)
+}
+
+fn status_text(status: &Status) -> String {
+    let mut text = String::new();
+    let engine = if status.engine.up {
+        format!("{} answers", status.engine.driver)
+    } else {
+        format!(
+            "{} has not answered for {}",
+            status.engine.driver,
+            span_ms(status.engine.down_ms)
+        )
+    };
+    let uptime_ms = (status.uptime_s * 1000.0) as u64;
+    let _ = writeln!(
+        text,
+        "inco {} has run {} for {} (process {}); engine {engine}\nflows {} of {}; events {}\n",
+        status.version,
+        status.file,
+        span_ms(uptime_ms),
+        status.pid,
+        grouped(status.live_flows),
+        grouped(status.flow_limit),
+        grouped(status.events),
+    );
+    let mut uplinks = Table::new(&[
+        "uplink",
+        "device",
+        "up",
+        ">received/s",
+        ">sent/s",
+        ">received",
+        ">sent",
+        ">dropped",
+    ]);
+    for uplink in &status.uplinks {
+        uplinks.row([
+            uplink.name.clone(),
+            uplink.device.clone(),
+            if uplink.up { "up" } else { "down" }.to_owned(),
+            short(uplink.received_pps),
+            short(uplink.sent_pps),
+            grouped(uplink.received_packets),
+            grouped(uplink.sent_packets),
+            grouped(uplink.dropped_packets),
+        ]);
+    }
+    text.push_str(&uplinks.text());
+    text.push('\n');
+    let mut workers = Table::new(&[
+        "worker",
+        ">cpu",
+        ">busy",
+        ">awake",
+        ">longest gap",
+        ">received",
+        ">handed off",
+        ">flows",
+    ]);
+    for worker in &status.workers {
+        workers.row([
+            worker.worker.to_string(),
+            or_dash(worker.cpu, |cpu| cpu.to_string()),
+            percent(worker.busy),
+            percent(worker.awake),
+            format!("{:.0} us", worker.longest_gap_us),
+            grouped(worker.received_packets),
+            grouped(worker.handed_off_packets),
+            grouped(worker.live_flows),
+        ]);
+    }
+    text.push_str(&workers.text());
+    let accounting = &status.accounting;
+    let _ = writeln!(
+        text,
+        "\noffered {} = returned {} + dropped {} + in flight {} - originated {} (gap {})",
+        grouped(accounting.offered),
+        grouped(accounting.returned),
+        grouped(accounting.dropped),
+        grouped(accounting.in_flight),
+        grouped(accounting.originated),
+        accounting.gap(),
+    );
+    if accounting.expected_moves > 0 {
+        let _ = writeln!(
+            text,
+            "moved flows: {} (their instance failed)",
+            grouped(accounting.expected_moves)
+        );
+    }
+    for (reason, packets) in &status.drops {
+        let _ = writeln!(text, "dropped {reason}: {}", grouped(*packets));
+    }
+    let collector = &status.collector;
+    let _ = writeln!(
+        text,
+        "collector: every {} us, {:.1} us each ({:.1} us at most), {} of a CPU",
+        collector.period_us,
+        collector.mean_us,
+        collector.longest_us,
+        percent(collector.cpu),
+    );
+    text
+}
+
+pub(crate) fn services(args: &ServicesArgs) -> anyhow::Result<()> {
+    show(&args.show, Client::services, |rows| services_text(rows))
+}
+
+fn services_text(rows: &[ServiceRow]) -> String {
+    let mut table = Table::new(&[
+        "service",
+        ">active",
+        ">wanted",
+        ">min-max",
+        ">standby",
+        ">starting",
+        ">draining",
+        ">flows",
+        ">offered/s",
+        ">returned/s",
+        ">load",
+        ">dropped",
+        "scheduler",
+        "autoscaler",
+        "reason",
+    ]);
+    for row in rows {
+        table.row([
+            row.name.clone(),
+            row.active.to_string(),
+            format!("{}{}", row.desired, if row.fixed { " (by hand)" } else { "" }),
+            format!("{}-{}", row.min, row.max),
+            row.standby.to_string(),
+            row.starting.to_string(),
+            row.draining.to_string(),
+            grouped(row.live_flows),
+            short(row.offered_pps),
+            short(row.returned_pps),
+            or_dash(row.utilisation, percent),
+            grouped(row.dropped_packets),
+            row.scheduler.clone(),
+            row.autoscaler.clone(),
+            row.reason.clone(),
+        ]);
+    }
+    table.text()
+}
+
+pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
+    let ask = |client: &Client| {
+        let mut rows = client.instances()?;
+        if let Some(service) = &args.service {
+            let services = client.services()?;
+            if !services.iter().any(|row| row.name == *service) {
+                return Err(ApiError::Refused(api::types::Refusal::new(
+                    format!("there is no service {service:?}"),
+                    unknown_service(service, &services),
+                )));
+            }
+            rows.retain(|row| row.service == *service);
+        }
+        Ok(rows)
+    };
+    show(&args.show, ask, |rows| instances_text(rows))
+}
+
+fn unknown_service(service: &str, services: &[ServiceRow]) -> String {
+    match configuration::nearest(service, services.iter().map(|row| row.name.as_str())) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "see `inco services`".to_owned(),
+    }
+}
+
+fn instances_text(rows: &[InstanceRow]) -> String {
+    let mut table = Table::new(&[
+        ">id",
+        "service",
+        "state",
+        ">for",
+        ">to/s",
+        ">back/s",
+        ">flows",
+        ">ring",
+        ">busy",
+        ">cpus",
+        ">capacity",
+        ">dropped",
+        ">pid",
+        "reason",
+    ]);
+    for row in rows {
+        table.row([
+            row.id.to_string(),
+            row.service.clone(),
+            row.state.name().to_owned(),
+            span_ms(row.state_ms),
+            short(row.to_pps),
+            short(row.back_pps),
+            grouped(row.live_flows),
+            percent(row.ring_occupancy),
+            or_dash(row.busy, percent),
+            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            or_dash(row.capacity_pps, short),
+            grouped(row.dropped_packets),
+            or_dash(row.pid, |pid| pid.to_string()),
+            row.reason.clone(),
+        ]);
+    }
+    table.text()
+}
+
+pub(crate) fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
+    let filter = FlowFilter {
+        service: args.service.clone(),
+        instance: args.instance.map(InstanceId),
+        address: args.address,
+        flow: args.flow.clone(),
+        limit: Some(args.limit),
+    };
+    show(&args.show, |client| client.flows(&filter), flows_text)
+}
+
+fn flows_text(page: &FlowPage) -> String {
+    let mut table = Table::new(&[
+        "flow", "service", ">there", ">back", ">packets", ">back", ">bytes", ">back", ">idle", "state",
+    ]);
+    for row in &page.flows {
+        table.row([
+            row.flow.clone(),
+            row.service.clone(),
+            or_dash(row.forward, |id| id.to_string()),
+            or_dash(row.reverse, |id| id.to_string()),
+            grouped(row.packets[0]),
+            grouped(row.packets[1]),
+            grouped(row.bytes[0]),
+            grouped(row.bytes[1]),
+            span_ms(row.idle_ms),
+            row.state.clone(),
+        ]);
+    }
+    let mut text = table.text();
+    if !page.complete {
+        let _ = writeln!(
+            text,
+            "({} flows shown; there are more: see --limit)",
+            page.flows.len()
+        );
+    }
+    text
+}
+
+pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
+    let client = connect(&args.place)?;
+    let tell = |event: &Event| {
+        if args.service.is_some() && event.service != args.service {
+            return Ok(());
+        }
+        if args.json {
+            output::json(event, false)
+        } else {
+            output::line(event_text(event))
+        }
+    };
+    let last = usize::try_from(args.last)?;
+    if !args.follow {
+        return client.events(last)?.iter().try_for_each(tell);
+    }
+    for event in client.follow_events(last)? {
+        tell(&event?)?;
+    }
+    output::complain("inco: it has ended");
+    Ok(())
+}
+
+/// An event in a line.
+pub(crate) fn event_text(event: &Event) -> String {
+    format!(
+        "{} {:>6} {}",
+        clock(event.unix_ms),
+        event.sequence,
+        event_sentence(event)
+    )
+}
+
+/// What happened, without when.
+pub(crate) fn event_sentence(event: &Event) -> String {
+    let about = match (&event.service, event.instance) {
+        (Some(service), Some(instance)) => format!("{service}/{instance}: "),
+        (Some(service), None) => format!("{service}: "),
+        (None, Some(instance)) => format!("instance {instance}: "),
+        (None, None) => String::new(),
+    };
+    let what = match &event.kind {
+        EventKind::Started { adopted: 0 } => "inco started".to_owned(),
+        EventKind::Started { adopted } => format!("inco started and took over {adopted} containers"),
+        EventKind::Stopping { keep: false } => "inco stops".to_owned(),
+        EventKind::Stopping { keep: true } => "inco stops; the containers go on".to_owned(),
+        EventKind::State { from, to, reason } => format!("{} -> {} ({reason})", from.name(), to.name()),
+        EventKind::Scaled {
+            from,
+            to,
+            policy,
+            reason,
+        } => format!("{from} -> {to} instances wanted by {policy} ({reason})"),
+        EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
+        EventKind::Overcommitted { flows } => {
+            format!("{flows} new flows fitted nowhere; given to the least loaded")
+        }
+        EventKind::Uplink {
+            uplink,
+            up: true,
+            detail,
+        } => format!("uplink {uplink} is up: {detail} connected"),
+        EventKind::Uplink {
+            uplink,
+            up: false,
+            detail,
+        } => format!("uplink {uplink} is down: {detail}"),
+        EventKind::Failure { what, reason } => format!("{what} failed: {reason}"),
+        EventKind::Recovered { what, after_ms } => format!("{what} works again after {}", span_ms(*after_ms)),
+        EventKind::Action { action, result } => format!("{action}: {result}"),
+    };
+    let plain: String = what
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    format!("{about}{plain}")
+}
+
+/// Time of day, UTC, from milliseconds since 1970.
+fn clock(unix_ms: u64) -> String {
+    let day = unix_ms % 86_400_000;
+    format!(
+        "{:02}:{:02}:{:02}.{:03}Z",
+        day / 3_600_000,
+        day / 60_000 % 60,
+        day / 1000 % 60,
+        day % 1000
+    )
+}
+
+/// Does something and says what came of it.
+fn act(args: &Act, action: &Action) -> anyhow::Result<()> {
+    let client = connect(&args.place)?;
+    let outcome = client
+        .act(action)
+        .with_context(|| format!("cannot {}", action.name()))?;
+    if args.json {
+        output::json(&outcome, true)
+    } else {
+        output::line(&outcome.result)
+    }
+}
+
+pub(crate) fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
+    let instances = if args.auto { None } else { args.instances };
+    act(
+        &args.act,
+        &Action::Scale {
+            service: args.service.clone(),
+            instances,
+        },
+    )
+}
+
+/// The same action for several instances; all are tried.
+fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Action) -> anyhow::Result<()> {
+    let mut failed = 0;
+    let mut last = None;
+    for instance in instances {
+        if let Err(error) = act(args, &action(InstanceId(*instance))) {
+            if error.downcast_ref::<output::OutputClosed>().is_some() || instances.len() == 1 {
+                return Err(error);
+            }
+            failed += 1;
+            output::complain(&format!("inco: {error:#}"));
+            last = Some(error);
+        }
+    }
+    match last {
+        None => Ok(()),
+        Some(_) => anyhow::bail!("{failed} of {} failed", instances.len()),
+    }
+}
+
+pub(crate) fn drain(args: &InstanceArgs) -> anyhow::Result<()> {
+    act_on_each(&args.act, &args.instances, |instance| Action::Drain { instance })
+}
+
+pub(crate) fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
+    act_on_each(&args.act, &args.instances, |instance| Action::Undrain {
+        instance,
+    })
+}
+
+pub(crate) fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
+    let action = match (args.instance, &args.flow) {
+        (Some(instance), None) => Action::Purge {
+            instance: Some(InstanceId(instance)),
+            flow: None,
+        },
+        (None, Some(flow)) => Action::Purge {
+            instance: None,
+            flow: Some(flow.clone()),
+        },
+        _ => {
+            return Err(
+                WrongUsage("what to purge is not said: write an instance's id or --flow".to_owned()).into(),
+            );
+        }
+    };
+    act(&args.act, &action)
+}
+
+pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<()> {
+    let client = connect(&args.act.place)?;
+    let outcome = client
+        .act(&Action::Stop { keep: args.keep })
+        .context("cannot stop")?;
+    if !args.no_wait {
+        let started = Instant::now();
+        let mut told = false;
+        while Client::connect(client.socket()).is_ok() {
+            if started.elapsed() > STOP_TIME {
+                anyhow::bail!(
+                    "inco still runs after {} s: see what it logs",
+                    STOP_TIME.as_secs()
+                );
+            }
+            if !told && started.elapsed() > Duration::from_secs(1) {
+                told = true;
+                output::complain("inco: waiting for its containers to end");
+            }
+            std::thread::sleep(STOP_LOOK);
+        }
+    }
+    if args.act.json {
+        output::json(&outcome, true)
+    } else {
+        output::line(&outcome.result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use api::types::{EngineStatus, FlowRow, UplinkRow, WorkerRow};
+    use model::{InstanceState, Nanos};
+
+    use super::*;
+
+    #[test]
+    fn a_status_says_where_all_packets_are() {
+        let status = Status {
+            version: "0.1.0".to_owned(),
+            pid: 7,
+            file: "inco.toml".to_owned(),
+            uptime_s: 61.5,
+            engine: EngineStatus {
+                driver: "oci".to_owned(),
+                up: false,
+                down_ms: 1500,
+            },
+            workers: vec![WorkerRow {
+                cpu: Some(2),
+                busy: 0.5,
+                longest_gap_us: 123.4,
+                ..WorkerRow::default()
+            }],
+            uplinks: vec![UplinkRow {
+                name: "wan".to_owned(),
+                received_pps: 1.5e6,
+                ..UplinkRow::default()
+            }],
+            drops: BTreeMap::from([("unmatched".to_owned(), 1234)]),
+            accounting: api::types::Accounting {
+                offered: 2000,
+                returned: 700,
+                dropped: 1234,
+                in_flight: 66,
+                ..Default::default()
+            },
+            ..Status::default()
+        };
+        let text = status_text(&status);
+        for said in [
+            "inco 0.1.0 has run inco.toml for 1m01s (process 7); engine oci has not answered for 1.5s",
+            "offered 2,000 = returned 700 + dropped 1,234 + in flight 66 - originated 0 (gap 0)",
+            "dropped unmatched: 1,234",
+            "1.50M",
+            "123 us",
+        ] {
+            assert!(text.contains(said), "{text}\nhas no\n{said}");
+        }
+    }
+
+    #[test]
+    fn flows_beyond_the_limit_are_mentioned() {
+        let row = FlowRow {
+            flow: "tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned(),
+            service: "web".to_owned(),
+            forward: Some(InstanceId(3)),
+            reverse: None,
+            packets: [1000, 0],
+            bytes: [64_000, 0],
+            idle_ms: 12,
+            state: "established".to_owned(),
+        };
+        let text = flows_text(&FlowPage {
+            flows: vec![row.clone()],
+            complete: false,
+        });
+        assert!(
+            text.contains("1,000") && text.contains("12ms") && text.contains("there are more: see --limit"),
+            "{text}"
+        );
+        assert!(
+            !flows_text(&FlowPage {
+                flows: vec![row],
+                complete: true
+            })
+            .contains("more")
+        );
+    }
+
+    #[test]
+    fn events_are_sentences() {
+        let event = |service: Option<&str>, instance, kind| Event {
+            sequence: 12,
+            at: Nanos(0),
+            unix_ms: 86_400_000 + 3_723_004,
+            service: service.map(str::to_owned),
+            instance,
+            kind,
+        };
+        let state = EventKind::State {
+            from: InstanceState::Standby,
+            to: InstanceState::Active,
+            reason: "scaled\nout".to_owned(),
+        };
+        assert_eq!(
+            event_text(&event(Some("web"), Some(InstanceId(3)), state)),
+            "01:02:03.004Z     12 web/3: standby -> active (scaled out)"
+        );
+        assert_eq!(
+            event_text(&event(None, None, EventKind::Started { adopted: 2 })),
+            "01:02:03.004Z     12 inco started and took over 2 containers"
+        );
+    }
+
+    #[test]
+    fn empty_tables_have_headings() {
+        assert!(services_text(&[]).starts_with("SERVICE"));
+        assert!(instances_text(&[]).starts_with("ID"));
+    }
+}

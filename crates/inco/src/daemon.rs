@@ -1,0 +1,130 @@
+//! `inco run`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use configuration::{Configuration, EngineDriver};
+use engine::launcher::{Launcher, LauncherCommand};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::check;
+use crate::cli::RunArgs;
+use crate::orchestrator::{Orchestrator, Place, StopRequest};
+use crate::output;
+use crate::run_dir::{api_socket, run_dir};
+
+/// Runs the orchestrator until it is stopped.
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    if args.dry_run {
+        return check::run(&args.check());
+    }
+    let configuration = check::load_for_this_machine(&args.file)?;
+    let launcher = start_launcher(&configuration)?;
+    start_log();
+    let place = Place {
+        run_dir: run_dir(),
+        socket: api_socket(configuration.api.socket.as_deref()),
+    };
+    let services: Vec<_> = configuration.services.iter().map(|s| s.name.clone()).collect();
+    let uplinks: Vec<_> = configuration.uplinks.iter().map(|u| u.name.clone()).collect();
+    let socket = place.socket.clone();
+    let orchestrator = Orchestrator::start(configuration, place, launcher)?;
+    stop_on_signals(orchestrator.stopper())?;
+    if let Some(pid) = args.with_process {
+        stop_with(pid, orchestrator.stopper())?;
+    }
+    output::line(format!(
+        "inco runs: {} {} on {} {}; ask it at {} (`inco status`), end it with Ctrl-C or `inco stop`",
+        if services.len() == 1 {
+            "service"
+        } else {
+            "services"
+        },
+        services.join(", "),
+        if uplinks.len() == 1 { "uplink" } else { "uplinks" },
+        uplinks.join(", "),
+        socket.display(),
+    ))?;
+    while !orchestrator.is_finished() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let summary = orchestrator.wait()?;
+    let reading = &summary.reading;
+    output::line(format!(
+        "inco has ended: {} packets offered, {} returned, {} dropped",
+        reading.offered(),
+        reading.sent(),
+        reading.dropped(),
+    ))
+}
+
+/// Starts the launcher of containers where the engine needs one. It comes before everything that makes threads or maps
+/// memory, because it forks.
+///
+/// # Errors
+/// Where it cannot be started, or another inco has one in the same run directory.
+fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
+    if configuration.engine.driver != EngineDriver::Oci {
+        return Ok(None);
+    }
+    let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())
+        .context("cannot start the launcher of containers")?;
+    Ok(Some(launcher))
+}
+
+/// Logs go to standard error: warnings and errors, or what `INCO_LOG` says.
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("INCO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // Fails only where there is a log already.
+    let _already = log.try_init();
+}
+
+/// The first Ctrl-C or SIGTERM ends inco in good order, the second one at once: the containers are then left to the
+/// next run.
+fn stop_on_signals(stop: Arc<StopRequest>) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    std::thread::Builder::new()
+        .name("inco-signals".to_owned())
+        .spawn(move || {
+            let mut asked = false;
+            for _signal in signals.forever() {
+                if asked {
+                    output::complain("ended at once; `inco run` takes over what is left, or removes it");
+                    std::process::exit(1);
+                }
+                asked = true;
+                output::complain("stopping: containers are being removed (again to end at once)");
+                stop.ask(false);
+            }
+        })
+        .context("cannot start the thread for signals")?;
+    Ok(())
+}
+
+/// Ends inco when that process does: it was killed before it could. (A parent's death signal comes again for each of the
+/// parent's threads, and the second signal would leave the containers.)
+fn stop_with(pid: i32, stop: Arc<StopRequest>) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("there is no process 0")?;
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        stop.ask(false);
+        return Ok(());
+    };
+    std::thread::Builder::new()
+        .name("inco-process".to_owned())
+        .spawn(move || {
+            // It becomes readable when the process ends.
+            while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
+            stop.ask(false);
+        })
+        .context("cannot start the thread that watches a process")?;
+    Ok(())
+}

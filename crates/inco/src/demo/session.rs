@@ -1,0 +1,482 @@
+//! A running inco: started as a program of its own, asked over its API, stopped, and checked to be gone.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use api::Client;
+use api::types::{Action, InstanceRow};
+use rustix::process::{Pid, Signal, kill_process};
+use traffic::MemifPort;
+
+use super::Interrupt;
+use crate::cli::EngineName;
+
+/// How long its instances may take to be there. An environment layer of DPDK takes seconds.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to end and to remove everything, before it is killed: longer than it gives itself.
+const STOP_LIMIT: Duration = Duration::from_secs(75);
+/// How long the uplink may take to answer.
+const UPLINK_LIMIT: Duration = Duration::from_secs(5);
+/// How often something that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long what was removed may still show in the system's lists.
+const GONE_LIMIT: Duration = Duration::from_secs(2);
+/// Lines of its log that an error quotes.
+const LOG_LINES: usize = 8;
+
+/// Where the demo's incos run, one after the other.
+#[derive(Debug)]
+pub(super) struct Ground {
+    directory: PathBuf,
+    engine: EngineName,
+    keep: bool,
+    pub(super) interrupt: Interrupt,
+}
+
+impl Ground {
+    /// A fresh directory below `$INCO_RUN_DIR`, or beside `/run/inco`.
+    pub(super) fn new(engine: EngineName, keep: bool, interrupt: Interrupt) -> Result<Ground> {
+        let name = format!("inco-demo-{}", std::process::id());
+        let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
+            Some(given) => PathBuf::from(given),
+            None if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
+            None => std::env::temp_dir(),
+        };
+        let directory = parent.join(name);
+        fs::create_dir_all(&directory).with_context(|| {
+            format!(
+                "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of yours",
+                directory.display()
+            )
+        })?;
+        Ok(Ground {
+            directory,
+            engine,
+            keep,
+            interrupt,
+        })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The engine's name in configurations.
+    pub(super) fn engine_word(&self) -> &'static str {
+        match self.engine {
+            EngineName::Oci => "oci",
+            EngineName::Docker => "docker",
+        }
+    }
+
+    pub(super) fn engine(&self) -> EngineName {
+        self.engine
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if !self.keep {
+            // Every session has told already what it could not remove.
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+/// What an inco of the demo is to do: one service on one uplink.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) name: &'static str,
+    pub(super) image: &'static str,
+    pub(super) command: Vec<String>,
+    pub(super) cpus: f64,
+    pub(super) memory: &'static str,
+    pub(super) ready: &'static str,
+    pub(super) capacity_pps: f64,
+    pub(super) fit: f64,
+    /// At least, at most, ready beside them.
+    pub(super) instances: (u32, u32, u32),
+    pub(super) scheduler: String,
+    pub(super) scale_down_window: Duration,
+    pub(super) flow_idle: Duration,
+}
+
+impl Service {
+    /// The configuration, as a user would write it.
+    fn configuration(&self, engine: &str) -> String {
+        let (min, max, standby) = self.instances;
+        let mut text = String::new();
+        let mut line = |line: String| {
+            text.push_str(&line);
+            text.push('\n');
+        };
+        line("# Written by `inco demo`.".to_owned());
+        line(format!("[engine]\ndriver = {engine:?}"));
+        line("[switch]\nflows = 65536".to_owned());
+        line(format!(
+            "timeouts = {{ udp = \"{}ms\" }}",
+            self.flow_idle.as_millis()
+        ));
+        line("[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"".to_owned());
+        line(format!("[service.{}]\nimage = {:?}", self.name, self.image));
+        line(format!("command = {:?}", self.command));
+        line(format!("cpus = {}\nmemory = {:?}", self.cpus, self.memory));
+        line(format!("ready = {:?}\nready_deadline = \"30s\"", self.ready));
+        line(format!(
+            "capacity = \"{:.0}pps\"\nfit = {}",
+            self.capacity_pps, self.fit
+        ));
+        line(format!(
+            "instances = {{ min = {min}, max = {max}, standby = {standby} }}"
+        ));
+        line(format!("scheduler = {:?}", self.scheduler));
+        line(format!(
+            "autoscaler = {{ policy = \"smartinco\", target = {}, scale_down_window = \"{}ms\" }}",
+            super::experiment::TARGET,
+            self.scale_down_window.as_millis(),
+        ));
+        text
+    }
+}
+
+/// A running inco. Dropping it stops it.
+pub(super) struct Session<'g> {
+    ground: &'g Ground,
+    child: Child,
+    /// Present but between its start and its first answer.
+    client: Option<Client>,
+    log: PathBuf,
+    seen: Traces,
+    ended: bool,
+}
+
+/// What containers leave in the system while they run.
+#[derive(Debug, Default)]
+struct Traces {
+    pids: BTreeSet<u32>,
+    cgroups: BTreeSet<String>,
+}
+
+impl<'g> Session<'g> {
+    /// Starts it and waits until as many instances as the service has at least are active.
+    ///
+    /// # Errors
+    /// What it complained about.
+    pub(super) fn start(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
+        let file = ground
+            .directory
+            .join(format!("{}-{}.toml", service.name, service.scheduler));
+        let log = ground.directory.join("inco.log");
+        fs::write(&file, service.configuration(ground.engine_word()))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        let to_log = || fs::File::options().create(true).append(true).open(&log);
+        let open = to_log().and_then(|out| Ok((out, to_log()?)));
+        let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
+        // The same program, even if another one has taken its place on disk; in a process group of its own, so that
+        // Ctrl-C is for us to carry out.
+        let child = Command::new("/proc/self/exe")
+            .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
+            .arg(&file)
+            .env("INCO_RUN_DIR", &ground.directory)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .context("cannot start `inco run`")?;
+        let mut session = Session {
+            ground,
+            child,
+            client: None,
+            log,
+            seen: Traces::default(),
+            ended: false,
+        };
+        let since = Instant::now();
+        while !session.is_ready(service.instances.0) {
+            ground.interrupt.check()?;
+            session.check()?;
+            if since.elapsed() > START_LIMIT {
+                bail!(
+                    "its instances were not there within {} s{}",
+                    START_LIMIT.as_secs(),
+                    session.log_end()
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(session)
+    }
+
+    fn is_ready(&mut self, instances: u32) -> bool {
+        if self.client.is_none() {
+            self.client = Client::connect(&self.ground.directory.join("api.sock")).ok();
+        }
+        let Some(client) = &self.client else { return false };
+        client
+            .services()
+            .is_ok_and(|rows| rows.iter().all(|row| row.active >= instances))
+    }
+
+    /// Fails where it has ended by itself.
+    pub(super) fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
+            self.ended = true;
+            bail!("`inco run` has ended ({status}){}", self.log_end());
+        }
+        Ok(())
+    }
+
+    /// Who to ask.
+    pub(super) fn client(&self) -> Result<&Client> {
+        self.client
+            .as_ref()
+            .ok_or_else(|| anyhow!("inco does not answer{}", self.log_end()))
+    }
+
+    pub(super) fn interrupt(&self) -> &Interrupt {
+        &self.ground.interrupt
+    }
+
+    /// Connects to its uplink, as the network.
+    pub(super) fn uplink(&self) -> Result<MemifPort> {
+        let socket = self.ground.directory.join("wan.sock");
+        MemifPort::connect(&socket, 0, UPLINK_LIMIT).with_context(|| {
+            format!(
+                "the uplink does not answer on {}{}",
+                socket.display(),
+                self.log_end()
+            )
+        })
+    }
+
+    /// Sets the number of active instances by hand and waits until there are so many.
+    pub(super) fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
+        let action = Action::Scale {
+            service: service.to_owned(),
+            instances: Some(instances),
+        };
+        self.client()?.act(&action)?;
+        let since = Instant::now();
+        loop {
+            let rows = self.client()?.services()?;
+            if rows
+                .iter()
+                .all(|row| row.active == instances && row.starting == 0)
+            {
+                return Ok(());
+            }
+            self.interrupt().check()?;
+            self.check()?;
+            if since.elapsed() > START_LIMIT {
+                bail!(
+                    "there are no {instances} instances after {} s{}",
+                    START_LIMIT.as_secs(),
+                    self.log_end()
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Notes what is to be gone at the end.
+    pub(super) fn note(&mut self, instances: &[InstanceRow]) {
+        for pid in instances.iter().filter_map(|row| row.pid) {
+            if self.seen.pids.insert(pid)
+                && let Ok(groups) = fs::read_to_string(format!("/proc/{pid}/cgroup"))
+            {
+                self.seen.cgroups.extend(cgroup_directories(&groups));
+            }
+        }
+    }
+
+    /// Stops it and says what is left of it in the system: nothing, if all is well.
+    ///
+    /// # Errors
+    /// Where it did not end in good order.
+    pub(super) fn stop(mut self) -> Result<Vec<String>> {
+        self.end()?;
+        let since = Instant::now();
+        loop {
+            let left = self.left();
+            if left.is_empty() || since.elapsed() > GONE_LIMIT {
+                return Ok(left);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let asked = match &self.client {
+            Some(client) => client.act(&Action::Stop { keep: false }).is_ok(),
+            None => false,
+        };
+        if !asked {
+            self.signal(Signal::TERM);
+        }
+        let since = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => bail!("`inco run` ended with {status}{}", self.log_end()),
+                Ok(None) if since.elapsed() > STOP_LIMIT => {
+                    self.signal(Signal::KILL);
+                    let _ = self.child.wait();
+                    bail!(
+                        "`inco run` did not end within {} s{}",
+                        STOP_LIMIT.as_secs(),
+                        self.log_end()
+                    );
+                }
+                Ok(None) => std::thread::sleep(LOOK),
+                Err(error) => return Err(error).context("cannot wait for `inco run`"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Where it is gone already there is nobody to tell.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Control groups, processes and sockets of it that are still there.
+    fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let groups = &self.seen.cgroups;
+        left.extend(
+            groups
+                .iter()
+                .filter(|path| Path::new(path).exists())
+                .map(|path| format!("control group {path}")),
+        );
+        for pid in &self.seen.pids {
+            let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            // The number may be another program's by now: it is the container's if it is in its control group.
+            if cgroup_directories(&own).iter().any(|path| groups.contains(path)) {
+                left.push(format!("process {pid}"));
+            }
+        }
+        sockets_below(&self.ground.directory, &mut left);
+        left
+    }
+
+    /// The end of its log, to go after a message.
+    fn log_end(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines
+            .get(lines.len().saturating_sub(LOG_LINES)..)
+            .unwrap_or_default();
+        let mut end = String::new();
+        if !last.is_empty() {
+            end.push_str("; it said:");
+            for line in last {
+                let _ = write!(end, "\n  {line}");
+            }
+        }
+        end
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        // Whoever drops it is on the way out with an error of its own.
+        let _ = self.end();
+    }
+}
+
+/// Directories of `/proc/PID/cgroup`'s lines: `7:cpu,cpuacct:/inco/inco-forward-1`, `0::/inco/inco-forward-1`. Only
+/// those of containers.
+fn cgroup_directories(lines: &str) -> Vec<String> {
+    let mut directories = Vec::new();
+    for line in lines.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        if !path.contains("inco") && !path.contains("docker") && !path.contains("libpod") {
+            continue;
+        }
+        let tree = controllers.trim_start_matches("name=");
+        for directory in [
+            format!("/sys/fs/cgroup/{tree}{path}"),
+            format!("/sys/fs/cgroup{path}"),
+        ] {
+            if Path::new(&directory).exists() {
+                directories.push(directory);
+            }
+        }
+    }
+    directories
+}
+
+fn sockets_below(directory: &Path, left: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => sockets_below(&entry.path(), left),
+            Ok(kind) if kind.is_socket() => left.push(format!("socket {}", entry.path().display())),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_a_session_is_right() {
+        let service = Service {
+            name: "forward",
+            image: "inco/forward",
+            command: vec!["/inco-nf".into(), "forward".into(), "--stamp".into()],
+            cpus: 0.1,
+            memory: "64MiB",
+            ready: "connected",
+            capacity_pps: 9_321.4,
+            fit: 0.8,
+            instances: (3, 8, 1),
+            scheduler: "best-fit".into(),
+            scale_down_window: Duration::from_secs(3),
+            flow_idle: Duration::from_millis(2500),
+        };
+        for engine in ["oci", "docker"] {
+            let text = service.configuration(engine);
+            let read = configuration::parse(&text, "demo.toml").unwrap();
+            let of = &read.services[0];
+            assert_eq!(
+                (of.instances.min, of.instances.max, of.instances.standby),
+                (3, 8, 1)
+            );
+            assert_eq!(of.capacity, configuration::Capacity::Pps(9_321.0));
+            assert_eq!(of.scheduler.name(), "best-fit");
+            assert_eq!(read.switch.timeouts.udp, model::Nanos::from_millis(2500));
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("ports/inco-forward-1");
+        fs::create_dir_all(&inner).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(inner.join("port.sock")).unwrap();
+        let mut left = Vec::new();
+        sockets_below(directory.path(), &mut left);
+        assert_eq!(left.len(), 1);
+        assert!(left[0].ends_with("port.sock"));
+        // No directory of that name, and a line that is not of a container.
+        assert!(cgroup_directories("7:cpu:/inco-none/inco-forward-1\n0::/init.scope\n").is_empty());
+    }
+}

@@ -1,0 +1,293 @@
+//! `inco image`: images of network functions.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use engine::image::{Image, ImageFile, Store};
+use engine::{DockerConfig, ImageRef};
+
+use crate::cli::{
+    EngineName, ImageArgs, ImageBuildArgs, ImageCommand, ImageEngine, ImageImportArgs, ImageListArgs,
+};
+use crate::output::{self, WrongUsage};
+use crate::table::{Table, span_ms};
+
+/// Functions that `inco-nf` has.
+const FUNCTIONS: [&str; 1] = ["forward"];
+/// The name of DPDK's own test program in Debian and Ubuntu.
+pub(crate) const TESTPMD: &str = "dpdk-testpmd";
+
+pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<()> {
+    match &args.command {
+        ImageCommand::Build(args) => build(args),
+        ImageCommand::Import(args) => import(args),
+        ImageCommand::List(args) => list(args),
+        ImageCommand::Remove(args) => {
+            let name = ImageRef::from(args.name.as_str());
+            store().remove(&name)?;
+            output::line(format!("removed {}", name.with_tag()))
+        }
+    }
+}
+
+pub(crate) fn store() -> Store {
+    Store::at(Store::default_dir())
+}
+
+fn build(args: &ImageBuildArgs) -> anyhow::Result<()> {
+    let name = args
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("inco/{}", args.function));
+    let image = build_function(&args.function, &ImageRef::from(name.as_str()))?;
+    deliver(&args.to, &image)?;
+    tell(&image, args.json)
+}
+
+/// Makes the image of a built-in function: FROM scratch, with `inco-nf` alone.
+pub(crate) fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
+    if !FUNCTIONS.contains(&function) {
+        let write = match configuration::nearest(function, FUNCTIONS) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are: {}", FUNCTIONS.join(", ")),
+        };
+        return Err(WrongUsage(format!("there is no built-in function {function:?}; {write}")).into());
+    }
+    let program = find_inco_nf()?;
+    let files = [ImageFile::program(&program, "/inco-nf")];
+    let entrypoint = ["/inco-nf".to_owned(), function.to_owned()];
+    store()
+        .build_scratch(name, &files, &entrypoint, &[])
+        .map_err(|error| in_store(error.into()))
+}
+
+/// Says what to do where the store may not be written.
+fn in_store(error: anyhow::Error) -> anyhow::Error {
+    let directory = Store::default_dir();
+    error.context(format!(
+        "cannot make an image in {} (run this with sudo, or set INCO_STATE_DIR to a directory of yours)",
+        directory.display()
+    ))
+}
+
+/// The static `inco-nf`: `$INCO_NF`, or beside this program, or where cargo puts it for this machine's triple.
+pub(crate) fn find_inco_nf() -> anyhow::Result<PathBuf> {
+    if let Some(given) = std::env::var_os("INCO_NF").filter(|given| !given.is_empty()) {
+        let given = PathBuf::from(given);
+        return match is_static(&given) {
+            Ok(true) => Ok(given),
+            Ok(false) => anyhow::bail!(
+                "INCO_NF: {} needs shared libraries; `make build` makes a static one",
+                given.display()
+            ),
+            Err(error) => Err(error).with_context(|| format!("INCO_NF: {} cannot be read", given.display())),
+        };
+    }
+    let own = std::env::current_exe().context("where is this program?")?;
+    let directory = own.parent().unwrap_or(Path::new("."));
+    let mut looked_at = Vec::new();
+    for candidate in candidates(directory) {
+        match is_static(&candidate) {
+            Ok(true) => return Ok(candidate),
+            Ok(false) => looked_at.push(format!("{} (not static)", candidate.display())),
+            Err(_) => looked_at.push(candidate.display().to_string()),
+        }
+    }
+    anyhow::bail!(
+        "there is no static inco-nf at {}: run `make build`, or set INCO_NF to one",
+        looked_at.join(", ")
+    )
+}
+
+/// Where `inco-nf` may be for a program in `directory`: beside it, or, in cargo's target directory (`target/release`),
+/// in the directory of the triple (`target/x86_64-unknown-linux-gnu/release`), of either profile.
+fn candidates(directory: &Path) -> Vec<PathBuf> {
+    let mut candidates = vec![directory.join("inco-nf")];
+    // A test's program is in `deps`.
+    let profile = if directory.ends_with("deps") {
+        directory.parent()
+    } else {
+        Some(directory)
+    };
+    if let Some(target) = profile.and_then(Path::parent) {
+        let arch = std::env::consts::ARCH;
+        for libc in ["gnu", "musl"] {
+            for profile in ["release", "debug"] {
+                candidates.push(
+                    target
+                        .join(format!("{arch}-unknown-linux-{libc}"))
+                        .join(profile)
+                        .join("inco-nf"),
+                );
+            }
+        }
+    }
+    candidates
+}
+
+/// Whether an ELF program runs without a loader: it has no PT_INTERP segment (ELF specification, program header).
+fn is_static(program: &Path) -> std::io::Result<bool> {
+    const PT_INTERP: u32 = 3;
+    let bytes = std::fs::read(program)?;
+    let wrong = || {
+        std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "this is no 64-bit little-endian ELF program",
+        )
+    };
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return Err(wrong());
+    }
+    let number = |at: usize, size: usize| -> Option<usize> {
+        let bytes = bytes.get(at..at.checked_add(size)?)?;
+        let number = bytes
+            .iter()
+            .rev()
+            .fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        usize::try_from(number).ok()
+    };
+    let header = (number(0x20, 8), number(0x36, 2), number(0x38, 2));
+    let (Some(start), Some(size), Some(count)) = header else {
+        return Err(wrong());
+    };
+    for segment in 0..count {
+        let at = segment
+            .checked_mul(size)
+            .and_then(|offset| offset.checked_add(start))
+            .ok_or_else(wrong)?;
+        let kind = number(at, 4).ok_or_else(wrong)?;
+        if kind == PT_INTERP as usize {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
+    let name = ImageRef::from(args.name.as_str());
+    let image = match &args.source {
+        Some(source) => {
+            if args.command.is_empty() {
+                let example = format!(
+                    "inco image import {} {} -- /path/to/program",
+                    args.name,
+                    source.display()
+                );
+                return Err(WrongUsage(format!(
+                    "which program it runs is not said; write for example\n  {example}"
+                ))
+                .into());
+            }
+            store()
+                .import(&name, source, &args.command, &args.env)
+                .map_err(|error| in_store(error.into()))?
+        }
+        None if args.name.trim_end_matches(":latest") == "testpmd" => import_testpmd(&name, &args.command)?,
+        None => {
+            let write = "name a tar archive or a directory (only testpmd is made without)";
+            return Err(WrongUsage(format!("what to import as {} is not said; {write}", args.name)).into());
+        }
+    };
+    deliver(&args.to, &image)?;
+    tell(&image, args.json)
+}
+
+/// Makes an image of this machine's `dpdk-testpmd` with its libraries and drivers.
+pub(crate) fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<Image> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = std::env::split_paths(&path)
+        .map(|directory| directory.join(TESTPMD))
+        .find(|program| program.is_file())
+        .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk`"))?;
+    // The linker's names lead through links of its package.
+    let program =
+        std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;
+    store()
+        .from_host_program(name, &program, arguments)
+        .map_err(|error| in_store(error.into()))
+}
+
+/// Gives an image to Docker where that is asked for.
+pub(crate) fn deliver(to: &ImageEngine, image: &Image) -> anyhow::Result<()> {
+    if to.engine == EngineName::Docker {
+        let name = ImageRef::from(image.name.as_str());
+        engine::import_into_docker(&DockerConfig::at(to.host.clone()), &store(), &name)
+            .with_context(|| format!("cannot give {} to Docker at {}", image.name, to.host))?;
+    }
+    Ok(())
+}
+
+fn tell(image: &Image, json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(image, true);
+    }
+    output::line(format!(
+        "{}: {}, runs {}",
+        image.name,
+        configuration::show_size(image.bytes),
+        image.entrypoint.join(" ")
+    ))
+}
+
+fn list(args: &ImageListArgs) -> anyhow::Result<()> {
+    let images = store().list()?;
+    if args.json {
+        return output::json(&images, true);
+    }
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let mut table = Table::new(&["image", ">size", ">age", "runs"]);
+    for image in &images {
+        table.row([
+            image.name.clone(),
+            configuration::show_size(image.bytes),
+            span_ms(now_ms.saturating_sub(image.created_unix_ms)),
+            image.entrypoint.join(" "),
+        ]);
+    }
+    let mut text = table.text();
+    if images.is_empty() {
+        text.push_str("(none: make one with `inco image build forward`)\n");
+    }
+    output::text(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_a_loader_is_not_static() {
+        // A test's own program is linked to the C library.
+        let own = std::env::current_exe().unwrap();
+        assert!(!is_static(&own).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let text = directory.path().join("text");
+        std::fs::write(&text, "#!/bin/sh").unwrap();
+        assert!(is_static(&text).is_err());
+        // Headers and no program header at all: nothing asks for a loader.
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        std::fs::write(&text, &elf).unwrap();
+        assert!(is_static(&text).unwrap());
+        // Program headers that are not there.
+        elf[0x20] = 64;
+        elf[0x36] = 56;
+        elf[0x38] = 2;
+        std::fs::write(&text, &elf).unwrap();
+        assert!(is_static(&text).is_err());
+    }
+
+    #[test]
+    fn the_program_is_looked_for_beside_this_one_and_in_the_triple() {
+        let found = candidates(Path::new("/work/target/release"));
+        assert_eq!(found[0], Path::new("/work/target/release/inco-nf"));
+        let triple = format!(
+            "/work/target/{}-unknown-linux-gnu/release/inco-nf",
+            std::env::consts::ARCH
+        );
+        assert!(found.contains(&PathBuf::from(triple)));
+    }
+}

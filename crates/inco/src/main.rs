@@ -1,0 +1,81 @@
+//! inco, the in-network container orchestrator: its command line and its daemon.
+#![forbid(unsafe_code)]
+// They panic where nobody reads the output: `output` does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod check;
+mod cli;
+mod client_commands;
+mod daemon;
+mod demo;
+mod image;
+mod machine;
+mod orchestrator;
+mod output;
+mod run_dir;
+mod table;
+mod traffic_command;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+use output::{Interrupted, OutputClosed, WrongUsage};
+
+fn main() -> ExitCode {
+    // The launcher forks: nothing may have been started or read before.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == "launcher")
+    {
+        return launcher();
+    }
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Run(args) => daemon::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Status(args) => client_commands::status(&args),
+        Command::Services(args) => client_commands::services(&args),
+        Command::Instances(args) => client_commands::instances(&args),
+        Command::Flows(args) => client_commands::flows(&args),
+        Command::Events(args) => client_commands::events(&args),
+        Command::Scale(args) => client_commands::scale(&args),
+        Command::Drain(args) => client_commands::drain(&args),
+        Command::Undrain(args) => client_commands::undrain(&args),
+        Command::Purge(args) => client_commands::purge(&args),
+        Command::Stop(args) => client_commands::stop(&args),
+        Command::Traffic(args) => traffic_command::run(&args),
+        Command::Image(args) => image::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough.
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
+        // It names the file and the line itself, as compilers do, so that editors find them.
+        Err(error) if error.is::<WrongUsage>() => {
+            output::complain(&format!("{error:#}"));
+            ExitCode::from(2)
+        }
+        Err(error) if error.is::<Interrupted>() => {
+            output::complain(&format!("inco: {error:#}"));
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            let error = format!("{error:#}");
+            let prefix = if error.starts_with("inco ") { "" } else { "inco: " };
+            output::complain(&format!("{prefix}{error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn launcher() -> ExitCode {
+    match engine::launcher::main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&format!("inco launcher: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}

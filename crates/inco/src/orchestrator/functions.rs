@@ -1,0 +1,75 @@
+//! What functions tell about themselves: the pages that they publish their counters in.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use collector::{FunctionCounters, SlotCounters};
+use model::{Nanos, Slot};
+use nf_page::PageReader;
+
+/// How often a page is offered to a function that does not listen for one yet.
+const OFFER_AGAIN: Nanos = Nanos::from_millis(50);
+/// For how long. A third-party program never listens.
+const OFFER_FOR: Nanos = Nanos::from_secs(5);
+
+/// The page of one instance, offered until it is taken.
+struct FunctionPage {
+    reader: PageReader,
+    socket: PathBuf,
+    since: Nanos,
+    offer_at: Nanos,
+    offered: bool,
+}
+
+/// The pages of all instances.
+#[derive(Default)]
+pub(super) struct FunctionPages {
+    pages: BTreeMap<Slot, FunctionPage>,
+}
+
+impl FunctionPages {
+    /// An instance has that slot from now on and may listen for a page on that socket.
+    pub(super) fn add(&mut self, slot: Slot, socket: &Path, now: Nanos) {
+        // Without a page the function's own figures are missing, nothing else.
+        if let Ok(reader) = PageReader::create() {
+            let socket = socket.to_path_buf();
+            self.pages.insert(
+                slot,
+                FunctionPage {
+                    reader,
+                    socket,
+                    since: now,
+                    offer_at: now,
+                    offered: false,
+                },
+            );
+        }
+    }
+
+    /// The slot is free.
+    pub(super) fn remove(&mut self, slot: Slot) {
+        self.pages.remove(&slot);
+    }
+
+    /// Offers pages that have not been taken, and reads the others into the counters of their slots.
+    pub(super) fn read(&mut self, counters: &mut [SlotCounters], now: Nanos) {
+        for (slot, page) in &mut self.pages {
+            if !page.offered && now >= page.offer_at && now.since(page.since) < OFFER_FOR {
+                page.offered = page.reader.offer(&page.socket).is_ok();
+                page.offer_at = now + OFFER_AGAIN;
+            }
+            let Some(counters) = counters.get_mut(slot.index()) else {
+                continue;
+            };
+            counters.function = page.reader.read().map(|said| {
+                let total = said.total();
+                FunctionCounters {
+                    packets: total.packets_in,
+                    dropped: total.dropped(),
+                    busy_ns: said.busy_ns,
+                    memory_bytes: said.rss_bytes,
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The orchestrator: switch, collector, controller, engine and API put together, and the loop that turns them.
+//!
+//! Threads: the switch's workers; the engine's own; the API's; and the control loop, which wakes every millisecond,
+//! reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
+
+mod answers;
+mod control;
+mod devices;
+mod functions;
+mod wiring;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use api::{EventLog, Server, questions};
+use configuration::Configuration;
+use engine::launcher::Launcher;
+
+use control::ControlLoop;
+pub(crate) use control::Summary;
+
+/// Where an orchestrator keeps its sockets and state.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// `/run/inco`, or what `INCO_RUN_DIR` says.
+    pub(crate) run_dir: PathBuf,
+    /// The API's socket.
+    pub(crate) socket: PathBuf,
+}
+
+/// A running orchestrator. Dropping it before it has ended leaves the containers running.
+pub(crate) struct Orchestrator {
+    thread: Option<JoinHandle<Result<Summary>>>,
+    stop: Arc<StopRequest>,
+}
+
+/// What asks the loop to end.
+#[derive(Debug, Default)]
+pub(crate) struct StopRequest {
+    stop: AtomicBool,
+    keep: AtomicBool,
+}
+
+impl StopRequest {
+    /// Asks for the end; with `keep`, containers go on running.
+    pub(crate) fn ask(&self, keep: bool) {
+        self.keep.store(keep, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
+    }
+
+    fn asked(&self) -> Option<bool> {
+        self.stop
+            .load(Ordering::Acquire)
+            .then(|| self.keep.load(Ordering::Relaxed))
+    }
+}
+
+impl Orchestrator {
+    /// Starts everything. Returns once the switch forwards and the API answers; instances follow. `launcher` must
+    /// have been started before this program had threads.
+    ///
+    /// # Errors
+    /// Whatever cannot be had: the engine, a socket, a device, memory. Nothing runs then.
+    pub(crate) fn start(
+        configuration: Configuration,
+        place: Place,
+        launcher: Option<Launcher>,
+    ) -> Result<Orchestrator> {
+        std::fs::create_dir_all(&place.run_dir).with_context(|| {
+            format!(
+                "cannot make {}; run as root, or set INCO_RUN_DIR",
+                place.run_dir.display()
+            )
+        })?;
+        let events = EventLog::default();
+        let (asker, inbox) = questions();
+        // First of all, because it finds out whether another one is running.
+        let server = Server::start(&place.socket, asker, events.clone())?;
+        let stop = Arc::new(StopRequest::default());
+        let (ready, started) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("inco-control".to_owned())
+            .spawn({
+                let stop = Arc::clone(&stop);
+                move || {
+                    let _server = server;
+                    let control = ControlLoop::start(configuration, &place, launcher, inbox, events, stop);
+                    match control {
+                        Ok(mut control) => {
+                            let _waiting = ready.send(Ok(()));
+                            control.run()
+                        }
+                        Err(error) => {
+                            let _waiting = ready.send(Err(error));
+                            Err(anyhow!("nothing was started"))
+                        }
+                    }
+                }
+            })
+            .context("cannot start the control thread")?;
+        started.recv().context("the control thread ended")??;
+        Ok(Orchestrator {
+            thread: Some(thread),
+            stop,
+        })
+    }
+
+    /// What asks it to end, for a signal's thread.
+    pub(crate) fn stopper(&self) -> Arc<StopRequest> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Whether it has ended by itself: somebody asked for it over the API.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// What ended it, if that was no request.
+    pub(crate) fn wait(mut self) -> Result<Summary> {
+        let thread = self.thread.take().context("it has ended already")?;
+        while !thread.is_finished() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        thread
+            .join()
+            .map_err(|_| anyhow!("the control thread ended with a panic"))?
+    }
+}
+
+impl Drop for Orchestrator {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.stop.ask(true);
+            let _result = thread.join();
+        }
+    }
+}

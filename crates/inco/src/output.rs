@@ -1,0 +1,56 @@
+//! Writes to standard output and error without panicking where nobody reads.
+
+use std::fmt;
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+use thiserror::Error;
+
+/// Nobody reads our output any more: there is nothing to tell, and nothing went wrong.
+#[derive(Debug, Error)]
+#[error("the output was closed")]
+pub(crate) struct OutputClosed;
+
+/// The command or the configuration is wrong: exit status 2.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(crate) struct WrongUsage(pub(crate) String);
+
+/// Somebody pressed Ctrl-C, or asked for the end by SIGTERM: exit status 130.
+#[derive(Debug, Error)]
+#[error("interrupted; nothing is left running")]
+pub(crate) struct Interrupted;
+
+/// Writes text to standard output as it is.
+pub(crate) fn text(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Writes a line to standard output.
+pub(crate) fn line(line: impl fmt::Display) -> anyhow::Result<()> {
+    text(&format!("{line}\n"))
+}
+
+/// Writes a value as JSON: on several lines to a person, on one to a program.
+pub(crate) fn json(value: &impl Serialize, pretty: bool) -> anyhow::Result<()> {
+    let written = if pretty {
+        serde_json::to_string_pretty(value)?
+    } else {
+        serde_json::to_string(value)?
+    };
+    line(written)
+}
+
+/// Writes a line to standard error, if anybody reads it.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Whether standard output is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    std::io::IsTerminal::is_terminal(&io::stdout())
+}

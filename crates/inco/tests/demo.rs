@@ -1,0 +1,327 @@
+//! The demo as its users run it, with shorter pauses between new flows.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Calibration, one run and the end of it, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Whether a part may be tested here; panics where it must and cannot.
+fn available(part: &str, missing: Option<String>) -> bool {
+    let Some(missing) = missing else { return true };
+    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|word| word == part),
+        "{part} is required, but {missing}"
+    );
+    eprintln!("skipped: {part} is not tested, since {missing}");
+    false
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn real_parts(engine: &str) -> bool {
+    let nf = std::env::var_os("INCO_NF").is_none();
+    let answers = |program: &str| {
+        Command::new(program)
+            .args(["version", "--format", "{{.Server.Version}}"])
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
+    available("root", (!is_root()).then(|| "this is not run as root".to_owned()))
+        && available(
+            engine,
+            nf.then(|| "INCO_NF does not name the static inco-nf (`make nf` builds it)".to_owned()),
+        )
+        && (engine != "docker"
+            || available(
+                "docker",
+                (!answers("docker")).then(|| "no Docker engine answers".to_owned()),
+            ))
+}
+
+/// One demo at a time: two would be each other's load.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Demo {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Demo {
+    fn start(arguments: &[&str]) -> Demo {
+        // Short, since sockets below it have paths of at most 107 bytes.
+        let directory = tempfile::Builder::new()
+            .prefix("inco-d")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let file = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
+        // As an operator would run a data plane: before other programs.
+        let child = Command::new("nice")
+            .args(["-n", "-10", env!("CARGO_BIN_EXE_inco"), "demo"])
+            .args(arguments)
+            .current_dir(directory.path())
+            .env("INCO_RUN_DIR", directory.path().join("run"))
+            .env("INCO_STATE_DIR", directory.path().join("state"))
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .unwrap();
+        Demo { child, directory }
+    }
+
+    fn said(&self, name: &str) -> String {
+        std::fs::read_to_string(self.directory.path().join(name)).unwrap()
+    }
+
+    fn wait(&mut self) -> Option<i32> {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(
+                since.elapsed() < PATIENCE,
+                "it does not end:\n{}\n{}",
+                self.said("out"),
+                self.said("err")
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until standard error or output has that text.
+    fn wait_for(&mut self, text: &str) {
+        let since = Instant::now();
+        while !self.said("out").contains(text) && !self.said("err").contains(text) {
+            assert!(
+                self.child.try_wait().unwrap().is_none(),
+                "it has ended:\n{}\n{}",
+                self.said("out"),
+                self.said("err")
+            );
+            assert!(
+                since.elapsed() < PATIENCE,
+                "it does not say {text:?}:\n{}\n{}",
+                self.said("out"),
+                self.said("err")
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.directory
+            .path()
+            .join("run")
+            .join(format!("inco-demo-{}", self.child.id()))
+    }
+
+    /// Processes, control groups and files of it.
+    fn left(&self) -> Vec<String> {
+        let run_dir = self.run_dir();
+        let mut left = Vec::new();
+        let text = run_dir.display().to_string();
+        for process in std::fs::read_dir("/proc").unwrap().flatten() {
+            let read = |name: &str| std::fs::read(process.path().join(name)).unwrap_or_default();
+            let holds = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).contains(&text);
+            if holds(read("environ")) || holds(read("cmdline")) {
+                left.push(format!("process {}", process.path().display()));
+            }
+        }
+        let group = cgroup(&run_dir);
+        for tree in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+            if tree.path().join(&group).exists() || tree.file_name().to_string_lossy() == group {
+                left.push(format!("control group {}", tree.path().join(&group).display()));
+            }
+        }
+        if run_dir.exists() {
+            left.push(format!("directory {text}"));
+        }
+        left
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // A test that failed leaves nothing, either: inco ends with the demo.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The control group of an embedded engine with that run directory: FNV-1a of its path.
+fn cgroup(run_dir: &Path) -> String {
+    let text = run_dir.as_os_str().as_encoded_bytes();
+    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("inco-{hash:016x}")
+}
+
+/// A short demo with that engine keeps what inco promises, and leaves nothing.
+fn keeps_its_promises(engine: &str) {
+    if !real_parts(engine) {
+        return;
+    }
+    let _turn = turn();
+    let mut demo = Demo::start(&[
+        "--quick",
+        "--json",
+        "--engine",
+        engine,
+        "--flow-interval-ms",
+        "100",
+    ]);
+    let status = demo.wait();
+    assert_eq!(status, Some(0), "{}\n{}", demo.said("out"), demo.said("err"));
+    let summary: Value = serde_json::from_str(&demo.said("out")).unwrap();
+    let run = &summary["runs"][0];
+    assert_eq!(summary["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        (run["scheduler"].as_str(), run["instance"].as_str()),
+        (Some("best-fit"), Some("forward"))
+    );
+    assert_eq!(run["engine"], engine);
+    for count in ["mis_steered", "duplicated", "reordered", "altered", "in_flight"] {
+        assert_eq!(run[count], 0, "{count} in {run:#}");
+    }
+    let lost = &run["lost"];
+    assert_eq!(lost["other"], 0, "{run:#}");
+    assert_eq!(lost["function"], 0, "{run:#}");
+    let number = |value: &Value| value.as_u64().unwrap();
+    let (offered, returned) = (number(&run["offered_packets"]), number(&run["returned_packets"]));
+    assert!(returned > 0 && returned <= offered, "{run:#}");
+    let by_place: u64 = ["ring", "function", "instance_lost", "uplink"]
+        .iter()
+        .map(|place| number(&lost[place]))
+        .sum();
+    let by_reason: u64 = lost["by_reason"].as_object().unwrap().values().map(number).sum();
+    assert_eq!(offered - returned, by_place + by_reason, "{run:#}");
+    assert_eq!(
+        run["instances"],
+        serde_json::json!({ "start": 3, "peak": 8, "end": 3 }),
+        "{run:#}"
+    );
+    let flows: u64 = run["flows_per_instance"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(number)
+        .sum();
+    assert_eq!(flows, 32, "{run:#}");
+    assert!(
+        run["reaction_ms"]["activate"].is_number() && run["reaction_ms"]["create"].is_number(),
+        "{run:#}"
+    );
+    assert_eq!(run["left_behind"], serde_json::json!([]), "{run:#}");
+    assert_eq!(demo.left(), Vec::<String>::new());
+    let report = std::fs::read_to_string(demo.directory.path().join("demo-report.html")).unwrap();
+    assert!(report.starts_with("<!doctype html>") && report.contains("best-fit: packets/s of each instance"));
+}
+
+#[test]
+fn the_demo_keeps_its_promises_and_leaves_nothing() {
+    keeps_its_promises("oci");
+}
+
+#[test]
+fn the_demo_does_the_same_with_docker() {
+    keeps_its_promises("docker");
+}
+
+#[test]
+fn ctrl_c_ends_the_demo_and_leaves_nothing() {
+    if !real_parts("oci") {
+        return;
+    }
+    let _turn = turn();
+    let mut demo = Demo::start(&["--quick", "--flow-interval-ms", "100"]);
+    demo.wait_for("Calibration");
+    // In the middle of a run, with containers there and coming.
+    demo.wait_for(" active 3 of");
+    let pid = Pid::from_raw(i32::try_from(demo.child.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(
+        demo.wait(),
+        Some(130),
+        "{}\n{}",
+        demo.said("out"),
+        demo.said("err")
+    );
+    assert!(demo.said("err").contains("interrupted"), "{}", demo.said("err"));
+    assert_eq!(demo.left(), Vec::<String>::new());
+}
+
+#[test]
+fn inco_ends_when_the_demo_is_killed() {
+    if !real_parts("oci") {
+        return;
+    }
+    let _turn = turn();
+    let mut demo = Demo::start(&["--quick", "--flow-interval-ms", "100"]);
+    demo.wait_for(" active 3 of");
+    demo.child.kill().unwrap();
+    demo.child.wait().unwrap();
+    let since = Instant::now();
+    loop {
+        // Its directory stays: nobody is left to remove it.
+        let left: Vec<String> = demo
+            .left()
+            .into_iter()
+            .filter(|what| !what.starts_with("directory"))
+            .collect();
+        if left.is_empty() {
+            break;
+        }
+        assert!(since.elapsed() < Duration::from_secs(120), "{left:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn without_root_it_says_in_one_line_what_to_do() {
+    if is_root()
+        && !available(
+            "setpriv",
+            (!Path::new("/usr/bin/setpriv").exists()).then(|| "there is no setpriv".to_owned()),
+        )
+    {
+        return;
+    }
+    let program = env!("CARGO_BIN_EXE_inco");
+    let mut command = match is_root() {
+        true => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", program]);
+            command
+        }
+        false => Command::new(program),
+    };
+    let output = command
+        .args(["demo", "--quick"])
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("sudo") && said.contains("--engine docker"),
+        "{said}"
+    );
+}

@@ -1,0 +1,191 @@
+//! The engine does not answer for a while, under load.
+
+use std::time::Duration;
+
+use model::{EventKind, InstanceState};
+use rustix::process::Signal;
+
+use crate::support::{
+    Engine, IMAGE, Inco, PATIENCE, Place, PrivateDockerd, assert_clean, eventually, kill, launcher_of,
+};
+
+fn configuration(engine: &str) -> String {
+    format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.forward]
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp", "--pace-cpus", "0.1"]
+cpus = 0.1
+memory = "64MiB"
+capacity = "10kpps"
+instances = {{ min = 2, max = 4, standby = 0 }}
+scheduler = "round-robin"
+autoscaler = "fixed"
+ring = {{ slots = 8192 }}
+{engine}"#
+    )
+}
+
+/// Until it is interrupted.
+const LOAD: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "10m"
+flows = 20
+rate_per_flow = "200pps"
+"#;
+
+/// How long it is away: some seconds, or `INCO_TEST_AWAY_S`.
+fn away() -> Duration {
+    let seconds = std::env::var("INCO_TEST_AWAY_S")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(4))
+}
+
+fn failures(inco: &Inco) -> Vec<String> {
+    let events = inco.events().into_iter();
+    events
+        .filter_map(|event| match event.kind {
+            EventKind::Failure { what, reason } if what == "engine" => Some(reason),
+            _ => None,
+        })
+        .collect()
+}
+
+fn recoveries(inco: &Inco) -> usize {
+    let events = inco.events().into_iter();
+    events
+        .filter(|event| matches!(&event.kind, EventKind::Recovered { what, .. } if what == "engine"))
+        .count()
+}
+
+/// Steering goes on, scaling waits and says so once, and then recovers.
+fn scaling_waits_and_steering_goes_on(
+    place: &Place,
+    engine: &str,
+    go: impl FnOnce(),
+    come_back: impl FnOnce(),
+) {
+    let inco = place.run(&configuration(engine));
+    inco.settled(2, 0);
+    let traffic = place.traffic(LOAD);
+    eventually("packets flow", PATIENCE, || {
+        (inco.status().accounting.returned > 1000).then_some(())
+    });
+    go();
+    eventually("it is noticed that the engine is away", PATIENCE, || {
+        (!inco.status().engine.up).then_some(())
+    });
+    place.must(&["scale", "forward", "4"]);
+    let before = inco.status();
+    std::thread::sleep(away());
+    let after = inco.status();
+    assert!(
+        after.accounting.returned > before.accounting.returned + 1000,
+        "steering does not go on: {before:#?} {after:#?}"
+    );
+    assert!(
+        after.engine.down_ms >= away().as_millis() as u64,
+        "{:?}",
+        after.engine
+    );
+    assert_eq!(inco.instances().len(), 2, "{:#?}", inco.instances());
+    let said = failures(&inco);
+    assert_eq!(said.len(), 1, "{said:#?}");
+    assert!(said[0].contains("scaling waits until it answers"), "{said:#?}");
+    assert_eq!(recoveries(&inco), 0);
+
+    come_back();
+    let rows = inco.settled(4, 0);
+    assert!(rows.iter().all(|i| i.state == InstanceState::Active));
+    assert_eq!(
+        (failures(&inco).len(), recoveries(&inco)),
+        (1, 1),
+        "{}",
+        inco.told()
+    );
+    assert!(inco.status().engine.up);
+    traffic.interrupt();
+    let report = traffic.report();
+    assert!(report.stopped_early);
+    assert_clean(&report);
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(place);
+}
+
+#[test]
+fn while_the_launcher_hangs_steering_goes_on_and_scaling_waits() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let signal = |signal| {
+        let launcher = launcher_of(&place);
+        assert_eq!(launcher.len(), 1, "{launcher:?}");
+        kill(launcher[0], signal);
+    };
+    scaling_waits_and_steering_goes_on(
+        &place,
+        &Engine::Oci.toml(),
+        || signal(Signal::STOP),
+        || signal(Signal::CONT),
+    );
+}
+
+#[test]
+fn while_docker_is_stopped_steering_goes_on_and_scaling_waits() {
+    if !Engine::Docker.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let Some(dockerd) = PrivateDockerd::start(&place.path("docker")) else {
+        return;
+    };
+    let engine = format!("[engine]\ndriver = \"docker\"\nhost = \"{}\"\n", dockerd.host());
+    let dockerd = std::cell::RefCell::new(dockerd);
+    scaling_waits_and_steering_goes_on(
+        &place,
+        &engine,
+        || dockerd.borrow_mut().pause(),
+        || dockerd.borrow_mut().go_on(),
+    );
+}
+
+/// The launcher dies: its containers go on, and another one takes over.
+#[test]
+fn a_launcher_that_dies_is_started_again() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&configuration(&Engine::Oci.toml()));
+    let before = inco.settled(2, 0);
+    let traffic = place.traffic(LOAD);
+    eventually("packets flow", PATIENCE, || {
+        (inco.status().accounting.returned > 1000).then_some(())
+    });
+    let launcher = launcher_of(&place);
+    assert_eq!(launcher.len(), 1, "{launcher:?}");
+    kill(launcher[0], Signal::KILL);
+    place.must(&["scale", "forward", "3"]);
+    let after = inco.settled(3, 0);
+    for row in before {
+        let same = after.iter().find(|i| i.id == row.id).expect("it goes on");
+        assert_eq!(same.pid, row.pid);
+    }
+    assert_ne!(launcher_of(&place), launcher);
+    // What the first launcher started can still be looked after.
+    place.must(&["scale", "forward", "2"]);
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    inco.settled(2, 0);
+    inco.stop(&place);
+}

@@ -1,0 +1,23 @@
+//! The built program end to end: real containers, real traffic, both engines.
+//!
+//! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks is
+//! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`) that is a failure.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by it"
+)]
+
+mod captures;
+mod engine_away;
+mod examples;
+mod failures;
+mod gaps;
+mod refusals;
+mod restart;
+mod support;
+mod testpmd;
+
+mod scaling;

@@ -1,0 +1,149 @@
+//! What cannot run is refused before anything is started, with one line that says where and what to write.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Output, Stdio};
+
+use crate::support::{Engine, IMAGE, Place, text};
+
+const UPLINK: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
+
+fn service(image: &str) -> String {
+    format!("[service.forward]\nimage = \"{image}\"\ninstances = 1\n")
+}
+
+/// Exit status 2, and exactly this one line about the file; nothing was started.
+fn assert_refused(place: &Place, output: &Output, line: u32, said: &str) {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
+    let file = place.path("inco.toml").display().to_string();
+    let expected = format!("{file}:{line}: {said}");
+    assert!(error.starts_with(&expected), "{error}\nis not\n{expected}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+fn run(place: &Place, configuration: &str) -> Output {
+    let file = place.file("inco.toml", configuration);
+    place.output(&["run", "-f", file.to_str().unwrap()])
+}
+
+fn assert_nothing_started(place: &Place) {
+    let there: Vec<_> = std::fs::read_dir(place.run_dir())
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    assert!(there.is_empty(), "{there:?}");
+}
+
+#[test]
+fn what_the_machine_does_not_have_is_refused() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let output = run(&place, &format!("{UPLINK}{}", service("inco-test/forwadr")));
+    let said = "service.forward.image: there is no image \"inco-test/forwadr\"; write \"inco-test/forward";
+    assert_refused(&place, &output, 5, said);
+    let host = "unix:///nonexistent/docker.sock";
+    let engine = format!("[engine]\ndriver = \"docker\"\nhost = \"{host}\"\n");
+    let output = run(&place, &format!("{UPLINK}{}{engine}", service(IMAGE)));
+    let said = format!("engine.host: no engine answers at {host}");
+    assert_refused(&place, &output, 9, &said);
+    assert!(
+        text(&output.stderr).contains("start Docker or Podman"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_nothing_started(&place);
+}
+
+#[test]
+fn what_another_inco_uses_is_refused() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let first = place.run(&format!("{UPLINK}{}", service(IMAGE)));
+    let rows = first.settled(1, 0);
+    // Its API alone.
+    let uplink = UPLINK.replace("wan.sock", "lan.sock");
+    let output = run(
+        &place,
+        &format!("{uplink}[api]\nsocket = \"api.sock\"\n{}", service(IMAGE)),
+    );
+    let socket = place.run_dir().join("api.sock");
+    let said = format!(
+        "api.socket: another inco listens on {}; stop it",
+        socket.display()
+    );
+    assert_refused(&place, &output, 5, &said);
+    // Its uplink alone.
+    let other = place.beside();
+    let socket = place.run_dir().join("wan.sock");
+    let uplink = format!(
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{}\"\n",
+        socket.display()
+    );
+    let output = run(&other, &format!("{uplink}{}", service(IMAGE)));
+    let said = format!(
+        "uplink[0].device: another program listens on {}; stop it",
+        socket.display()
+    );
+    assert_refused(&other, &output, 3, &said);
+    assert_nothing_started(&other);
+    // The first one noticed nothing.
+    assert_eq!(first.settled(1, 0)[0].pid, rows[0].pid);
+    first.stop(&place);
+}
+
+/// As a user without rights, with a program and a run directory that it may use.
+#[test]
+fn without_root_one_line_says_what_to_do() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let open = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    open(place.path("").as_path());
+    let program = place.path("inco");
+    std::fs::copy(env!("CARGO_BIN_EXE_inco"), &program).unwrap();
+    open(&program);
+    let store = place.path("state");
+    std::fs::create_dir(&store).unwrap();
+    let images = Command::new("cp")
+        .arg("-r")
+        .arg(crate::support::state_dir().join("images"))
+        .arg(&store)
+        .status();
+    assert!(images.unwrap().success());
+    std::fs::create_dir(place.run_dir()).unwrap();
+    open(&place.run_dir());
+    let file = place.file(
+        "inco.toml",
+        &format!("{UPLINK}{}[engine]\ndriver = \"oci\"\n", service(IMAGE)),
+    );
+    let as_nobody = |run_dir: &std::path::Path| {
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&program)
+            .args(["run", "-f"])
+            .arg(&file)
+            .env("INCO_RUN_DIR", run_dir)
+            .env("INCO_STATE_DIR", &store)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let said = "engine.driver: containers of the oci engine need root; run inco with sudo, or";
+    assert_refused(&place, &as_nobody(&place.run_dir()), 8, said);
+    assert_nothing_started(&place);
+    // Where it may not even have a run directory, that is told, too.
+    let output = as_nobody(std::path::Path::new("/nonexistent/inco"));
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(
+        error.contains("run inco with sudo, or set INCO_RUN_DIR to a directory of yours"),
+        "{error}"
+    );
+}

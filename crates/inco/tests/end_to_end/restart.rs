@@ -1,0 +1,217 @@
+//! inco ends, one way or the other, and runs again: what it finds it takes over.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use model::{EventKind, InstanceId};
+
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, text};
+
+fn service(name: &str, port: u16, standby_mode: &str) -> String {
+    format!(
+        r#"
+[service.{name}]
+match = {{ proto = "udp", dst_port = {port} }}
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp", "--pace-cpus", "0.1"]
+cpus = 0.1
+memory = "64MiB"
+capacity = "10kpps"
+instances = {{ min = 2, max = 2, standby = 1, standby_mode = "{standby_mode}" }}
+scheduler = "round-robin"
+autoscaler = "fixed"
+ring = {{ slots = 8192 }}
+"#
+    )
+}
+
+fn configuration(engine: Engine, services: &[String]) -> String {
+    let uplink = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
+    format!("{uplink}{}{}", services.concat(), engine.toml())
+}
+
+const LOAD: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "2s"
+[[phase]]
+duration = "1s"
+flows = 8
+dst_port = 53
+rate_per_flow = "200pps"
+"#;
+
+/// Ids and processes.
+fn pids(inco: &Inco) -> BTreeMap<InstanceId, u32> {
+    inco.instances().iter().map(|i| (i.id, i.pid.unwrap())).collect()
+}
+
+/// Containers that the engine has of this place: control groups of the embedded one, Docker's own list.
+fn containers(engine: Engine, place: &Place, inco: &Inco) -> usize {
+    match engine {
+        Engine::Oci => {
+            let pid = inco.instances().iter().find_map(|i| i.pid).unwrap();
+            let groups = crate::support::siblings(pid);
+            assert!(!groups.is_empty());
+            groups.len()
+        }
+        Engine::Docker => {
+            let label = format!("label=inco.run-dir={}", place.run_dir().display());
+            let listed = Command::new("docker")
+                .args(["ps", "-aq", "--filter", &label])
+                .output()
+                .unwrap();
+            text(&listed.stdout).lines().count()
+        }
+    }
+}
+
+fn adopted(inco: &Inco) -> u32 {
+    let events = inco.events();
+    let started = events.iter().find_map(|event| match event.kind {
+        EventKind::Started { adopted } => Some(adopted),
+        _ => None,
+    });
+    started.expect("inco tells that it started")
+}
+
+/// How the first run ends.
+enum End {
+    Killed,
+    Kept,
+}
+
+fn is_taken_over(engine: Engine, end: &End, standby_mode: &str) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = configuration(engine, &[service("dns", 53, standby_mode)]);
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    assert_eq!(adopted(&inco), 0);
+    assert_clean(&place.traffic(LOAD).report());
+    let before = pids(&inco);
+    let traces = match end {
+        End::Killed => inco.kill(),
+        End::Kept => inco.stop_with(&place, &["--keep"]).1,
+    };
+    // The containers go on by themselves.
+    let mut alive = traces.processes_alive();
+    alive.sort_unstable();
+    let mut expected: Vec<u32> = before.values().copied().collect();
+    expected.sort_unstable();
+    assert_eq!(alive, expected);
+
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    assert_eq!(pids(&inco), before);
+    assert_eq!(adopted(&inco), 3);
+    assert!(
+        inco.instances().iter().all(|i| i.adopted),
+        "{:#?}",
+        inco.instances()
+    );
+    assert_eq!(containers(engine, &place, &inco), 3);
+    assert_clean(&place.traffic(LOAD).report());
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    // What was taken over is looked after: its end is noticed and it is replaced, with an id of its own.
+    let (id, pid) = before.iter().next().unwrap();
+    crate::support::kill(*pid, rustix::process::Signal::KILL);
+    eventually("the dead one is gone", PATIENCE, || {
+        inco.instance(*id).is_none().then_some(())
+    });
+    let after = inco.settled(2, 1);
+    assert!(after.iter().any(|i| !before.contains_key(&i.id)), "{after:#?}");
+    inco.stop(&place);
+    traces.assert_nothing_left();
+}
+
+#[test]
+fn after_kill_9_the_containers_are_taken_over_oci() {
+    is_taken_over(Engine::Oci, &End::Killed, "warm");
+}
+
+#[test]
+fn after_kill_9_the_containers_are_taken_over_docker() {
+    is_taken_over(Engine::Docker, &End::Killed, "paused");
+}
+
+#[test]
+fn after_stop_keep_the_containers_are_taken_over_oci() {
+    is_taken_over(Engine::Oci, &End::Kept, "paused");
+}
+
+#[test]
+fn after_stop_keep_the_containers_are_taken_over_docker() {
+    is_taken_over(Engine::Docker, &End::Kept, "warm");
+}
+
+fn what_no_service_wants_is_removed(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let services = [service("dns", 53, "warm"), service("ntp", 123, "warm")];
+    let inco = place.run(&configuration(engine, &services));
+    let rows = inco.settled(4, 2);
+    let before: BTreeMap<_, _> = rows
+        .iter()
+        .filter(|i| i.service == "dns")
+        .map(|i| (i.id, i.pid.unwrap()))
+        .collect();
+    let traces = inco.kill();
+    assert_eq!(traces.processes_alive().len(), 6);
+    let inco = place.run(&configuration(engine, &services[..1]));
+    inco.settled(2, 1);
+    assert_eq!(pids(&inco), before);
+    eventually("the others are gone", PATIENCE, || {
+        (traces.processes_alive().len() == 3 && containers(engine, &place, &inco) == 3).then_some(())
+    });
+    inco.stop(&place);
+    traces.assert_nothing_left();
+}
+
+#[test]
+fn containers_of_a_service_that_is_no_more_are_removed_oci() {
+    what_no_service_wants_is_removed(Engine::Oci);
+}
+
+#[test]
+fn containers_of_a_service_that_is_no_more_are_removed_docker() {
+    what_no_service_wants_is_removed(Engine::Docker);
+}
+
+/// Two incos on one machine with one engine: neither touches the other's containers.
+fn two_live_side_by_side(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let other = place.beside();
+    let text = configuration(engine, &[service("dns", 53, "warm")]);
+    let first = place.run(&text);
+    first.settled(2, 1);
+    let of_first = pids(&first);
+    let second = other.run(&text);
+    second.settled(2, 1);
+    assert_eq!((adopted(&second), containers(engine, &other, &second)), (0, 3));
+    assert_clean(&place.traffic(LOAD).report());
+    assert_clean(&other.traffic(LOAD).report());
+    second.stop(&other);
+    assert_eq!(pids(&first), of_first);
+    assert_clean(&place.traffic(LOAD).report());
+    assert_eq!(containers(engine, &place, &first), 3);
+    first.stop(&place);
+}
+
+#[test]
+fn two_incos_leave_each_others_containers_alone_oci() {
+    two_live_side_by_side(Engine::Oci);
+}
+
+#[test]
+fn two_incos_leave_each_others_containers_alone_docker() {
+    two_live_side_by_side(Engine::Docker);
+}
