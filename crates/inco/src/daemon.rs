@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use configuration::{Configuration, EngineDriver};
 use engine::launcher::{Launcher, LauncherCommand};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -54,6 +54,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let summary = orchestrator.wait()?;
+    if !summary.left.is_empty() {
+        bail!(
+            "not everything could be removed within a minute; `inco run` takes it over or removes it. Left: {}",
+            summary.left.join("; ")
+        );
+    }
     let reading = &summary.reading;
     output::line(format!(
         "inco has ended: {} packets offered, {} returned, {} dropped",

@@ -35,6 +35,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Summary {
     /// Every counter, at the end.
     pub(crate) reading: SwitchReading,
+    /// What could not be removed in time, a line each: empty if all is well.
+    pub(crate) left: Vec<String>,
 }
 
 /// Everything that the loop turns.
@@ -214,6 +216,7 @@ impl ControlLoop {
     pub(super) fn run(&mut self) -> Result<Summary> {
         let mut next = Instant::now();
         let mut stopping_since = None;
+        let mut left = Vec::new();
         loop {
             self.turn();
             if self.stopping {
@@ -222,12 +225,7 @@ impl ControlLoop {
                     break;
                 }
                 if since.elapsed() > SHUTDOWN_LIMIT {
-                    tracing::error!(
-                        "some containers could not be removed within a minute and are left behind"
-                    );
-                    for instance in self.shell.controller().instances() {
-                        tracing::error!(?instance, acknowledged = ?self.reading.acknowledged, waiting = ?self.generations, "left behind");
-                    }
+                    left = self.left_behind();
                     break;
                 }
             }
@@ -244,7 +242,26 @@ impl ControlLoop {
         self.switch.read(&mut self.reading);
         Ok(Summary {
             reading: self.reading.clone(),
+            left,
         })
+    }
+
+    /// What a shutdown waits for, and what for, a line each.
+    fn left_behind(&self) -> Vec<String> {
+        let controller = self.shell.controller();
+        let mut left: Vec<String> = controller
+            .instances()
+            .iter()
+            .map(|of| {
+                tracing::error!(instance = ?of, acknowledged = ?self.reading.acknowledged, waiting = ?self.generations, "left behind");
+                format!("{} ({}: {})", of.name(), of.state().name(), of.reason())
+            })
+            .collect();
+        if let Some(since) = controller.engine_down_since() {
+            let seconds = monotonic().since(since).as_secs_f64();
+            left.push(format!("the engine, which has not answered for {seconds:.0} s"));
+        }
+        left
     }
 
     fn turn(&mut self) {
