@@ -229,7 +229,9 @@ impl<M: FrameMemory> Worker<M> {
         // Commands come before the plan: what is published before a command is sent is then in force when the
         // command is carried out, and no flow is pinned by an older plan after it.
         self.take_commands(now);
-        let is_new_plan = self.load_plan();
+        self.load_plan();
+        // Some commands load the plan, too.
+        let is_new_plan = self.generation.0 != self.parts.counters.figures.generation.get();
         let mut moved = 0;
         for uplink in 0..UPLINK_LIMIT {
             moved += self.poll_uplink(UplinkId(uplink as u8), now);
@@ -541,13 +543,13 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    /// Takes over a new plan or new loads. Returns whether the plan is a new one.
-    fn load_plan(&mut self) -> bool {
+    /// Takes over a new plan or new loads.
+    fn load_plan(&mut self) {
         let published = self.published.load();
         let is_new = published.generation != self.generation;
         let epoch = self.parts.loads.epoch();
         if !is_new && epoch == self.load_epoch {
-            return false;
+            return;
         }
         if is_new {
             // The control plane keeps the old one until this one is acknowledged: nothing is freed here.
@@ -564,7 +566,6 @@ impl<M: FrameMemory> Worker<M> {
             self.load_epoch = epoch;
         }
         self.list_candidates();
-        is_new
     }
 
     fn take_over_services(&mut self) {

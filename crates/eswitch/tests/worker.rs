@@ -328,6 +328,19 @@ fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
 }
 
 #[test]
+fn a_plan_that_a_command_has_loaded_is_acknowledged_too() {
+    let mut alone = alone(1);
+    alone.turn();
+    let mut plan = Plan::clone(&alone.plan.load());
+    plan.generation = Generation(2);
+    alone.plan.store(Arc::new(plan));
+    let uplink = UplinkId(0);
+    assert!(alone.commands.push(Command::DetachUplink { uplink }).is_ok());
+    alone.turn();
+    assert_eq!(alone.counters.figures.generation.get(), 2);
+}
+
+#[test]
 fn new_flows_do_not_wander_while_a_slot_is_purged() {
     let mut alone = alone(1);
     let scheduler = Scheduler::from_name("round-robin").unwrap();
