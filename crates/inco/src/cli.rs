@@ -55,6 +55,9 @@ pub(crate) enum Command {
     Traffic(TrafficArgs),
     /// Make and list images of network functions
     Image(ImageArgs),
+    /// Play traffic against the same policies in simulation: an hour in a second
+    #[command(subcommand)]
+    Sim(SimCommand),
 }
 
 /// Which engine runs containers.
@@ -488,4 +491,42 @@ mod tests {
         }
         look(&Cli::command());
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Play a scenario and say whether it came out as it expects
+    Run(SimRunArgs),
+}
+
+/// What is played, and how often.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Play {
+    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=simulation::SEEDS_LIMIT))]
+    pub(crate) seeds: u64,
+    /// Only these variants
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) variant: Vec<String>,
+    /// Set a key of every variant, as in service.autoscaler.target=0.6
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// The folder of traces, mixtures and captures; by default $INCO_DATA or ../shared/data
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
+)]
+pub(crate) struct SimRunArgs {
+    /// The scenario
+    #[arg(value_name = "SCENARIO.toml")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }

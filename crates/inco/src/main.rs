@@ -13,6 +13,7 @@ mod machine;
 mod orchestrator;
 mod output;
 mod run_dir;
+mod sim_command;
 mod table;
 mod traffic_command;
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Stop(args) => client_commands::stop(&args),
         Command::Traffic(args) => traffic_command::run(&args),
         Command::Image(args) => image::run(&args),
+        Command::Sim(command) => sim_command::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

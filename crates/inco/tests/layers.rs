@@ -17,7 +17,7 @@ const ROWS: &[&[&str]] = &[
     &["traffic"],
     &["eswitch"],
     &["controller"],
-    &["api"],
+    &["api", "simulation"],
     &["inco", "inco-nf"],
 ];
 

@@ -1,0 +1,154 @@
+//! A scenario's result for people and for programs.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+use simulation::{Figure, ScenarioResult};
+
+use crate::table::{Table, short};
+
+/// The metrics that a table shows, with their headings, in this order. The event model has its own.
+const COLUMNS: [(&str, &str); 14] = [
+    ("offered_packets", ">offered"),
+    ("lost_packets", ">lost"),
+    ("lost_share", ">share"),
+    ("throughput_pps_max", ">most pps"),
+    ("throughput_pps_end", ">pps at end"),
+    ("instance_s", ">instance-s"),
+    ("active_mean", ">active"),
+    ("active_max", ">most"),
+    ("changes", ">changes"),
+    ("changes_per_min_max", ">/min"),
+    ("jain_mean", ">jain"),
+    ("latency_us_mean", ">mean us"),
+    ("latency_us_p50", ">p50 us"),
+    ("latency_us_p99", ">p99 us"),
+];
+
+/// A figure with its confidence interval, where there is one.
+pub(super) fn figure(name: &str, figure: &Figure) -> String {
+    let one = |value: f64| match name {
+        "lost_share" if value == 0.0 => "0".to_owned(),
+        "lost_share" => format!("{:.4}%", value * 100.0),
+        "jain_mean" => format!("{value:.3}"),
+        _ => short(value),
+    };
+    if figure.half_width > 0.0 {
+        format!("{} ±{}", one(figure.mean), one(figure.half_width))
+    } else {
+        one(figure.mean)
+    }
+}
+
+/// The table, the expectation and what came of it.
+pub(super) fn text(result: &ScenarioResult) -> String {
+    let mut text = format!(
+        "{}: simulated, {} s, {} of each variant\n",
+        result.name,
+        short(result.duration_s),
+        if result.seeds == 1 {
+            "one run".to_owned()
+        } else {
+            format!("{} seeds", result.seeds)
+        },
+    );
+    text.push_str(&table(result).text());
+    if !result.expected.is_empty() {
+        let _ = write!(text, "\nExpected: {}\n", one_line(&result.expected));
+        for check in &result.checks {
+            let _ = writeln!(
+                text,
+                "  {} {} ({} and {})",
+                if check.met { "met    " } else { "NOT MET" },
+                check.check,
+                exact(check.left),
+                exact(check.right)
+            );
+        }
+    }
+    text
+}
+
+/// A line for each variant.
+pub(super) fn table(result: &ScenarioResult) -> Table {
+    let columns: Vec<(&str, &'static str)> = COLUMNS
+        .into_iter()
+        .filter(|(metric, _)| {
+            result
+                .variants
+                .iter()
+                .any(|variant| variant.metrics.contains_key(*metric))
+        })
+        .collect();
+    let mut headings = vec!["variant"];
+    headings.extend(columns.iter().map(|(_, heading)| *heading));
+    let mut table = Table::new(&headings);
+    for variant in &result.variants {
+        let name = if variant.name.is_empty() {
+            result.name.clone()
+        } else {
+            variant.name.clone()
+        };
+        let cells = columns.iter().map(|(metric, _)| {
+            variant
+                .metrics
+                .get(*metric)
+                .map_or_else(|| "-".to_owned(), |of| figure(metric, of))
+        });
+        table.row(std::iter::once(name).chain(cells));
+    }
+    table
+}
+
+/// Everything, for programs.
+pub(super) fn json(result: &ScenarioResult) -> Value {
+    let variants: Vec<Value> = result
+        .variants
+        .iter()
+        .map(|variant| {
+            json!({
+                "name": variant.name,
+                "metrics": variant.metrics,
+                "decisions": variant.first.decisions,
+                "series": variant.first.series,
+            })
+        })
+        .collect();
+    let checks: Vec<Value> = result
+        .checks
+        .iter()
+        .map(
+            |check| json!({"check": check.check, "left": check.left, "right": check.right, "met": check.met}),
+        )
+        .collect();
+    json!({
+        "simulated": true,
+        "scenario": result.name,
+        "about": one_line(&result.about),
+        "source": result.source,
+        "duration_s": result.duration_s,
+        "seeds": result.seeds,
+        "variants": variants,
+        "expectation": {"met": result.is_met(), "what": one_line(&result.expected), "checks": checks},
+    })
+}
+
+/// A figure without rounding away what a check may turn on.
+fn exact(value: f64) -> String {
+    let digits = if value.fract() == 0.0 || value.abs() >= 1e6 {
+        0
+    } else {
+        6
+    };
+    let text = format!("{value:.digits$}");
+    if digits == 0 {
+        text
+    } else {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+}
+
+/// A text of several lines as one.
+pub(super) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,392 @@
+//! The live system's control loop around modelled instances: the same collector, controller and autoscaler, the fake
+//! engine, and a switch that answers after the modelled times.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use autoscaling::Autoscaler;
+use collector::{Collector, RawCounters, ServiceCounters, SlotCounters};
+use controller::{
+    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, StandbyMode,
+    SwitchReply, SwitchRequest,
+};
+use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
+use model::{Event, InstanceState, Nanos, ServiceId, Slot};
+use scheduling::{Candidate, Scheduler};
+use traffic::Random;
+
+use crate::Error;
+use crate::load::{seconds, whole_ms};
+use crate::scenario::{Action, Counters, Range, Scenario, policy_of};
+
+/// The only service.
+pub(crate) const SERVICE: ServiceId = ServiceId(0);
+/// How long instances may take until the first of them are there.
+const PRELUDE_LIMIT: Nanos = Nanos::from_secs(4 * 3_600);
+
+/// Something that the plant must do with what it has for a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotChange {
+    /// A fresh instance has it.
+    Fresh(Slot),
+    /// Its flows lose their pins.
+    Unpinned(Slot),
+    /// Its instance died: what is in its ring is lost, and its flows lose their pins.
+    Failed(Slot),
+    /// Nobody has it any more.
+    Gone(Slot),
+}
+
+/// The counters as they were at one moment.
+struct Snapshot {
+    at: Nanos,
+    slots: Vec<(Slot, SlotCounters)>,
+    service: ServiceCounters,
+}
+
+/// The control loop.
+pub(crate) struct Control {
+    pub(crate) collector: Collector,
+    controller: Controller,
+    engine: FakeEngine,
+    /// The counters as they are.
+    pub(crate) raw: RawCounters,
+    /// The counters as they are seen, where that is late.
+    seen: RawCounters,
+    counters: Counters,
+    late: VecDeque<Snapshot>,
+    snapshot_at: Option<Nanos>,
+    outputs: Outputs,
+    engine_events: Vec<EngineEvent>,
+    due: BTreeMap<(Nanos, u64), SwitchReply>,
+    order: u64,
+    replies: Vec<SwitchReply>,
+    commands: Vec<(CommandId, Command)>,
+    actions: VecDeque<Action>,
+    /// The table that workers steer by.
+    pub(crate) rows: Vec<InstanceRow>,
+    pub(crate) changes: Vec<SlotChange>,
+    pub(crate) events: Vec<Event>,
+    ready: Range,
+    random: Random,
+    /// Scenario time zero.
+    pub(crate) zero: Nanos,
+    pub(crate) now: Nanos,
+    first: bool,
+}
+
+/// The scheduler that a scenario names.
+pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<Scheduler, Error> {
+    let (name, parameters) = policy_of("service.scheduler", &scenario.service.scheduler)?;
+    if let Some(key) = parameters.keys().next() {
+        return Err(Error::value(
+            format!("service.scheduler.{key}"),
+            format!("{name} has no parameters"),
+        ));
+    }
+    Scheduler::from_name(&name).map_err(|error| Error::value("service.scheduler", error.to_string()))
+}
+
+/// The autoscaler that a scenario names.
+pub(crate) fn autoscaler_of(scenario: &Scenario) -> Result<Autoscaler, Error> {
+    let (name, parameters) = policy_of("service.autoscaler", &scenario.service.autoscaler)?;
+    Autoscaler::with_parameters(&name, toml::Value::Table(parameters))
+        .map_err(|error| Error::value("service.autoscaler", error.to_string().trim_end().to_owned()))
+}
+
+fn latency(range: Range) -> Latency {
+    let (low, high) = range.bounds();
+    let ns = |ms: f64| Nanos((ms * 1e6).round() as u64);
+    Latency {
+        base: ns(low),
+        jitter: ns(high) - ns(low),
+    }
+}
+
+impl Control {
+    /// The loop at the moment when `min` instances are Active and the standbys are there.
+    pub(crate) fn new(scenario: &Scenario, seed: u64) -> Result<Control, Error> {
+        let autoscaler = autoscaler_of(scenario)?;
+        let service = &scenario.service;
+        let instances = &scenario.instances;
+        let mut collector = Collector::new();
+        collector.add_service(autoscaler.stable_window());
+        let mut container = ContainerSpec::new("inco-simulated", "simulated");
+        container.cpu = instances.cpus.map(CpuQuota::of_cpus);
+        let mut settings = ServiceSettings::new("simulated", Some(container), autoscaler);
+        settings.min = service.min;
+        settings.max = service.max;
+        settings.standby = service.standby;
+        settings.standby_mode = if service.standby_paused {
+            StandbyMode::Paused
+        } else {
+            StandbyMode::Warm
+        };
+        settings.capacity_pps = service.capacity_pps;
+        settings.ready_deadline = Nanos::from_secs(7_200);
+        settings.drain_deadline = seconds(service.drain_deadline_s);
+        // A modelled instance never hangs.
+        settings.stall_after = Nanos(u64::MAX);
+        let controller = Controller::new(Settings::default(), vec![settings]);
+        let engine = FakeEngine::new(FakeConfig {
+            seed,
+            create: latency(instances.create_ms),
+            resume: latency(instances.resume_ms),
+            quota: latency(instances.quota_ms),
+            faults: Faults::default(),
+            ..FakeConfig::default()
+        });
+        let mut actions: Vec<Action> = scenario.action.clone();
+        actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        let mut control = Control {
+            collector,
+            controller,
+            engine,
+            raw: RawCounters::new(1, 0, 0),
+            seen: RawCounters::new(1, 0, 0),
+            counters: scenario.counters,
+            late: VecDeque::new(),
+            snapshot_at: None,
+            outputs: Outputs::default(),
+            engine_events: Vec::new(),
+            due: BTreeMap::new(),
+            order: 0,
+            replies: Vec::new(),
+            commands: Vec::new(),
+            actions: VecDeque::new(),
+            rows: Vec::new(),
+            changes: Vec::new(),
+            events: Vec::new(),
+            ready: instances.ready_ms,
+            random: Random::new(seed ^ 0x5eed),
+            zero: Nanos::ZERO,
+            now: Nanos::ZERO,
+            first: true,
+        };
+        let (active, all) = (service.min as usize, (service.min + service.standby) as usize);
+        loop {
+            control.turn();
+            let in_state = |state| {
+                control
+                    .controller
+                    .instances()
+                    .iter()
+                    .filter(|i| i.state() == state)
+                    .count()
+            };
+            let is_ready = in_state(InstanceState::Active) >= active
+                && in_state(InstanceState::Active) + in_state(InstanceState::Standby) >= all;
+            if is_ready && control.next_due().is_none() {
+                break;
+            }
+            if control.now > PRELUDE_LIMIT {
+                return Err(Error::value(
+                    "service.min",
+                    format!(
+                        "{active} instances were not ready within {} s",
+                        PRELUDE_LIMIT.as_secs_f64()
+                    ),
+                ));
+            }
+            let step = control.now + Nanos::from_millis(1);
+            control.now = control.next_due().map_or(step, |at| whole_ms(at).max(step));
+            control.raw.at = control.now;
+        }
+        control.zero = control.now;
+        control.actions = actions.into();
+        control.events.clear();
+        Ok(control)
+    }
+
+    /// When engine or switch have something to say next, or somebody something to ask.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        let engine = self.engine.next_at();
+        let switch = self.due.first_key_value().map(|((at, _), _)| *at);
+        let action = self
+            .actions
+            .front()
+            .map(|action| self.zero + seconds(action.at_s));
+        [engine, switch, action].into_iter().flatten().min()
+    }
+
+    /// The instances.
+    pub(crate) fn instances(&self) -> &[controller::Instance] {
+        self.controller.instances()
+    }
+
+    /// Active instances wanted.
+    pub(crate) fn wanted(&self) -> u32 {
+        self.controller
+            .services()
+            .next()
+            .map_or(0, |service| service.wanted)
+    }
+
+    /// The quota of the instance in a slot.
+    pub(crate) fn quota(&self, slot: Slot) -> Option<CpuQuota> {
+        let instance = self.controller.instances().iter().find(|i| i.slot() == slot)?;
+        self.engine.quota(instance.name())
+    }
+
+    /// One turn at `now`, with the counters in `raw`. Says whether anything beside the windows has changed.
+    pub(crate) fn turn(&mut self) -> bool {
+        let now = self.now;
+        self.sample();
+        self.engine.advance(now);
+        self.engine_events.clear();
+        self.engine.poll(&mut self.engine_events);
+        self.replies.clear();
+        while let Some(entry) = self.due.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            self.replies.push(entry.remove());
+        }
+        self.commands.clear();
+        while let Some(action) = self.actions.front()
+            && self.zero + seconds(action.at_s) <= now
+        {
+            let action = *action;
+            self.actions.pop_front();
+            if let Some(count) = action.scale {
+                let command = Command::Scale {
+                    service: SERVICE,
+                    count: Some(count),
+                };
+                self.commands.push((CommandId(0), command));
+            }
+            if let Some(place) = action.kill {
+                let active: Vec<&controller::Instance> = self
+                    .controller
+                    .instances()
+                    .iter()
+                    .filter(|i| i.state() == InstanceState::Active)
+                    .collect();
+                if let Some(instance) = active.get(place) {
+                    self.engine.kill(instance.name(), 9);
+                }
+            }
+        }
+        let inputs = Inputs {
+            engine: &self.engine_events,
+            containers: None,
+            switch: &self.replies,
+            commands: &self.commands,
+            checks: &[],
+        };
+        self.controller
+            .step(inputs, &mut self.collector, now, &mut self.outputs);
+        let mut disturbed = !self.outputs.is_empty()
+            || !self.engine_events.is_empty()
+            || !self.replies.is_empty()
+            || !self.commands.is_empty();
+        let (requests, mut switch) = (
+            std::mem::take(&mut self.outputs.engine),
+            std::mem::take(&mut self.outputs.switch),
+        );
+        for (ticket, request) in requests {
+            self.engine.submit(ticket, request);
+        }
+        for request in switch.drain(..) {
+            self.carry_out(request);
+        }
+        self.outputs.switch = switch;
+        self.events.append(&mut self.outputs.events);
+        disturbed |= std::mem::take(&mut self.first);
+        disturbed
+    }
+
+    fn sample(&mut self) {
+        if self.counters.every_ms == 0 && self.counters.delay_ms == 0 {
+            self.raw.at = self.now;
+            self.collector.sample(&self.raw);
+            return;
+        }
+        let every = Nanos::from_millis(self.counters.every_ms);
+        if self.snapshot_at.is_none_or(|at| self.now.since(at) >= every) {
+            self.snapshot_at = Some(self.now);
+            let slots = self.collector.assigned().iter();
+            let slots = slots.map(|slot| (*slot, self.raw.slots[slot.index()])).collect();
+            self.late.push_back(Snapshot {
+                at: self.now,
+                slots,
+                service: self.raw.services[0],
+            });
+        }
+        let delay = Nanos::from_millis(self.counters.delay_ms);
+        let mut newest = None;
+        while let Some(snapshot) = self.late.front()
+            && snapshot.at + delay <= self.now
+        {
+            newest = self.late.pop_front();
+        }
+        // Counters are read when they have changed: in between, nothing is known that is new.
+        if let Some(newest) = newest {
+            for (slot, counters) in newest.slots {
+                self.seen.slots[slot.index()] = counters;
+            }
+            self.seen.services[0] = newest.service;
+            self.seen.at = self.now;
+            self.seen.age = self.now.since(newest.at);
+            self.collector.sample(&self.seen);
+        }
+    }
+
+    fn answer(&mut self, after: Nanos, reply: SwitchReply) {
+        self.order += 1;
+        // Never in the same turn.
+        let at = whole_ms(self.now + after).max(self.now + Nanos::from_millis(1));
+        self.due.insert((at, self.order), reply);
+    }
+
+    fn carry_out(&mut self, request: SwitchRequest) {
+        match request {
+            SwitchRequest::Attach { slot, .. } => {
+                let after = Nanos((self.ready.at(self.random.unit()) * 1e6) as u64);
+                self.changes.push(SlotChange::Fresh(slot));
+                self.answer(after, SwitchReply::Attached { slot });
+            }
+            SwitchRequest::Publish { generation, rows } => {
+                self.rows = rows;
+                self.answer(Nanos::ZERO, SwitchReply::Acknowledged(generation));
+            }
+            SwitchRequest::Probe(slot) => self.answer(Nanos::ZERO, SwitchReply::Consumed { slot }),
+            SwitchRequest::FailSlot(slot) => self.changes.push(SlotChange::Failed(slot)),
+            SwitchRequest::PurgeSlot(slot) => self.changes.push(SlotChange::Unpinned(slot)),
+            SwitchRequest::Detach(slot) => {
+                self.changes.push(SlotChange::Gone(slot));
+                self.answer(
+                    Nanos::ZERO,
+                    SwitchReply::Detached {
+                        slot,
+                        lost_packets: 0,
+                    },
+                );
+            }
+        }
+    }
+
+    /// The scheduler's candidates as a worker would list them, with the flows that are pinned now.
+    pub(crate) fn list_candidates(&self, live: impl Fn(Slot) -> f64, into: &mut Vec<Candidate>) {
+        into.clear();
+        for row in &self.rows {
+            if row.state.takes_new_flows() {
+                let load = self
+                    .collector
+                    .slot(row.slot)
+                    .map_or(0.0, |rates| rates.load_pps());
+                into.push(Candidate {
+                    slot: row.slot,
+                    capacity_pps: row.capacity_pps,
+                    load_pps: load as f32,
+                    weight: row.weight,
+                    live_flows: live(row.slot).round() as u32,
+                });
+            }
+        }
+    }
+
+    /// Packets per second that a new flow is expected to bring.
+    pub(crate) fn expected_pps(&self) -> f32 {
+        self.collector.service(SERVICE).expected_pps as f32
+    }
+}

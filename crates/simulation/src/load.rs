@@ -1,0 +1,709 @@
+//! What comes in: single flows, and aggregates of many flows by their rates. All chances are drawn here, before the
+//! run, so that every policy meets the same traffic.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use model::{FlowKey, Nanos, Tuple, protocol};
+use traffic::{Mixture, Random};
+
+use crate::Error;
+use crate::scenario::{Burst, BurstOf, FlowMix, Noise, Scenario, Traffic};
+
+/// Changes of rate that one source may have in a run.
+pub(crate) const CHANGES_LIMIT: usize = 20_000_000;
+/// Single flows that a run may have.
+pub(crate) const FLOWS_LIMIT: usize = 5_000_000;
+/// Bytes of payload in a full packet: what sizes in bytes are divided by.
+const FULL_PACKET_BYTES: f64 = 1_460.0;
+/// Draws that a mixture is turned into classes by.
+const MIXTURE_DRAWS: usize = 100_000;
+/// Shortest life of a flow, in seconds.
+const SHORTEST_LIFE_S: f64 = 0.001;
+/// Single flows that a burst of new flows is made of.
+const BURST_FLOWS: u64 = 32;
+
+/// A value that holds from one change to the next.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Steps {
+    changes: Vec<(Nanos, f64)>,
+    at: usize,
+}
+
+impl Steps {
+    fn new(changes: Vec<(Nanos, f64)>) -> Steps {
+        Steps { changes, at: 0 }
+    }
+
+    /// The value from `now` on. Time must not go back.
+    pub(crate) fn value(&mut self, now: Nanos) -> f64 {
+        while self.changes.get(self.at + 1).is_some_and(|(at, _)| *at <= now) {
+            self.at += 1;
+        }
+        match self.changes.get(self.at) {
+            Some((at, value)) if *at <= now => *value,
+            _ => 0.0,
+        }
+    }
+
+    /// When it changes next, after `now`.
+    pub(crate) fn next(&self, now: Nanos) -> Option<Nanos> {
+        let ahead = self.changes.get(self.at..)?;
+        ahead.iter().map(|(at, _)| *at).find(|at| *at > now)
+    }
+
+    fn peek(&self, at: Nanos) -> f64 {
+        let place = self.changes.partition_point(|(from, _)| *from <= at);
+        place
+            .checked_sub(1)
+            .and_then(|place| self.changes.get(place))
+            .map_or(0.0, |(_, value)| *value)
+    }
+
+    /// This value times the other, which is 1 before its first change.
+    fn times(self, other: &Steps) -> Steps {
+        let mut changes = Vec::with_capacity(self.changes.len() + other.changes.len());
+        let (mut a, mut b) = (self.changes.iter().peekable(), other.changes.iter().peekable());
+        let (mut value, mut factor) = (0.0, 1.0);
+        loop {
+            let next = match (a.peek(), b.peek()) {
+                (Some((x, _)), Some((y, _))) => (*x).min(*y),
+                (Some((x, _)), None) => *x,
+                (None, Some((y, _))) => *y,
+                (None, None) => break,
+            };
+            if let Some((_, new)) = a.next_if(|(at, _)| *at == next) {
+                value = *new;
+            }
+            if let Some((_, new)) = b.next_if(|(at, _)| *at == next) {
+                factor = *new;
+            }
+            changes.push((next, value * factor));
+        }
+        Steps::new(changes)
+    }
+}
+
+/// A class of an aggregate's flows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Class {
+    /// Share of new flows.
+    pub(crate) share: f64,
+    /// Mean life, in seconds.
+    pub(crate) life_s: f64,
+    /// Rate of one of its flows against that of the others.
+    pub(crate) weight: f64,
+}
+
+/// Many flows by their rates.
+#[derive(Clone, Debug)]
+pub(crate) struct Aggregate {
+    /// Packets per second of all of them.
+    pub(crate) pps: Steps,
+    /// New flows per second.
+    pub(crate) new_flows: Steps,
+    pub(crate) classes: Vec<Class>,
+}
+
+/// One flow, or a few that go the same way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Single {
+    pub(crate) at: Nanos,
+    pub(crate) lasts: Option<Nanos>,
+    pub(crate) repeat: bool,
+    /// How many flows it stands for.
+    pub(crate) flows: f64,
+    /// Packets per second of all of them.
+    pub(crate) pps: f64,
+    /// Which of [`Compiled::factors`] its rate is multiplied by.
+    pub(crate) factor: usize,
+    pub(crate) dscp: u8,
+}
+
+/// A run's traffic.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Compiled {
+    pub(crate) aggregates: Vec<Aggregate>,
+    /// In the order of their starts.
+    pub(crate) singles: Vec<Single>,
+    pub(crate) factors: Vec<Steps>,
+}
+
+/// Makes a scenario's traffic for one seed. `data` is the folder of data.
+pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Compiled, Error> {
+    let mut compiled = Compiled::default();
+    let end = seconds(scenario.duration_s);
+    for (index, source) in scenario.traffic.iter().enumerate() {
+        // A source's chances do not depend on what the others draw.
+        let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64 + 1));
+        let key = |name: &str| format!("traffic.{index}.{name}");
+        match source {
+            Traffic::Flows {
+                count,
+                pps,
+                start_s,
+                interval_s,
+                lasts_s,
+                repeat,
+                spread_s,
+                factor,
+                dscp,
+                ..
+            } => {
+                check(&key("pps"), *pps, 0.0, 1e12)?;
+                check(&key("start_s"), *start_s, 0.0, 1e9)?;
+                check(&key("interval_s"), *interval_s, 0.0, 1e9)?;
+                check(&key("spread_s"), *spread_s, 0.0, 1e9)?;
+                check(&key("count"), *count as f64, 0.0, FLOWS_LIMIT as f64)?;
+                if let Some(lasts_s) = lasts_s {
+                    check(&key("lasts_s"), *lasts_s, SHORTEST_LIFE_S, 1e9)?;
+                }
+                let place = compiled.factors.len();
+                let mut changes = vec![(Nanos::ZERO, 1.0)];
+                changes.extend(factor.iter().map(|(at_s, value)| (seconds(*at_s), *value)));
+                changes.sort_by_key(|(at, _)| *at);
+                compiled.factors.push(Steps::new(changes));
+                for n in 0..*count {
+                    let spread = if *spread_s > 0.0 {
+                        random.unit() * spread_s
+                    } else {
+                        0.0
+                    };
+                    compiled.singles.push(Single {
+                        at: seconds(start_s + interval_s * n as f64 + spread),
+                        lasts: lasts_s.map(seconds),
+                        repeat: *repeat,
+                        flows: 1.0,
+                        pps: *pps,
+                        factor: place,
+                        dscp: *dscp,
+                    });
+                }
+            }
+            Traffic::Aggregate {
+                points,
+                smooth,
+                period_s,
+                flows,
+                noise,
+                burst,
+                ..
+            } => {
+                if points.is_empty() || points.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+                    return Err(Error::value(
+                        key("points"),
+                        "write [[seconds, new flows/s, packets/s], …] in ascending order of seconds",
+                    ));
+                }
+                for (_, new_flows, pps) in points {
+                    check(&key("points"), *new_flows, 0.0, 1e12)?;
+                    check(&key("points"), *pps, 0.0, 1e15)?;
+                }
+                if let Some(period_s) = period_s {
+                    check(&key("period_s"), *period_s, 0.1, 1e9)?;
+                }
+                let (new_flows, pps) = sampled(points, *smooth, *period_s, scenario.duration_s);
+                let classes = classes(flows, data, &key("flows"))?;
+                compiled.aggregate(pps, new_flows, classes, noise, burst, end, &mut random, &key)?;
+            }
+            Traffic::Series {
+                file,
+                from_s,
+                peak_pps,
+                flows,
+                noise,
+                burst,
+                ..
+            } => {
+                let path = data.join(file);
+                let rows = read_series(&path)?;
+                let rows: Vec<_> = rows.into_iter().filter(|row| row.0 >= *from_s).collect();
+                let most = rows.iter().map(|row| row.2).fold(0.0, f64::max);
+                if most <= 0.0 {
+                    return Err(Error::Data {
+                        path,
+                        problem: format!("it has no packet from second {from_s} on"),
+                    });
+                }
+                let scale = peak_pps.map_or(1.0, |peak| peak / most);
+                let at = |row: &(f64, f64, f64)| seconds(row.0 - from_s);
+                let new_flows = rows.iter().map(|row| (at(row), row.1 * scale)).collect();
+                let pps = rows.iter().map(|row| (at(row), row.2 * scale)).collect();
+                let classes = classes(flows, data, &key("flows"))?;
+                compiled.aggregate(
+                    Steps::new(pps),
+                    Steps::new(new_flows),
+                    classes,
+                    noise,
+                    burst,
+                    end,
+                    &mut random,
+                    &key,
+                )?;
+            }
+            Traffic::Capture { file, speed, repeat } => {
+                check(&key("speed"), *speed, 1e-6, 1e6)?;
+                compiled.capture(&data.join(file), *speed, *repeat, end)?;
+            }
+        }
+    }
+    compiled.singles.sort_by_key(|single| single.at);
+    if compiled.singles.len() > FLOWS_LIMIT {
+        return Err(Error::value(
+            "traffic",
+            format!("more than {FLOWS_LIMIT} single flows"),
+        ));
+    }
+    if compiled
+        .aggregates
+        .iter()
+        .any(|a| a.pps.changes.len() > CHANGES_LIMIT)
+    {
+        return Err(Error::value(
+            "traffic",
+            format!("more than {CHANGES_LIMIT} changes of rate in one source"),
+        ));
+    }
+    Ok(compiled)
+}
+
+impl Compiled {
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "two callers, each with all of them at hand"
+    )]
+    fn aggregate(
+        &mut self,
+        pps: Steps,
+        new_flows: Steps,
+        classes: Vec<Class>,
+        noise: &Option<Noise>,
+        bursts: &[Burst],
+        end: Nanos,
+        random: &mut Random,
+        key: &dyn Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        let mut pps = pps;
+        if let Some(noise) = noise {
+            check(&key("noise.every_s"), noise.every_s, 0.001, 1e9)?;
+            check(&key("noise.share"), noise.share, 0.0, 1.0)?;
+            let every = seconds(noise.every_s);
+            let count = (end.0 / every.0.max(1)) as usize + 1;
+            if count > CHANGES_LIMIT {
+                return Err(Error::value(
+                    key("noise.every_s"),
+                    format!("more than {CHANGES_LIMIT} changes"),
+                ));
+            }
+            let changes = (0..count as u64).map(|n| {
+                let factor = 1.0 + noise.share * (2.0 * random.unit() - 1.0);
+                (Nanos(n * every.0), factor)
+            });
+            pps = pps.times(&Steps::new(changes.collect()));
+        }
+        let calm = pps.clone();
+        for burst in bursts {
+            let (low, high) = burst.every_s.bounds();
+            check(&key("burst.every_s"), low, 0.01, 1e9)?;
+            check(&key("burst.every_s"), high, low, 1e9)?;
+            let (low, high) = burst.length_ms.bounds();
+            check(&key("burst.length_ms"), low, 1.0, 1e9)?;
+            check(&key("burst.length_ms"), high, low, 1e9)?;
+            let (low, high) = burst.factor.bounds();
+            check(&key("burst.factor"), low, 1.0, 1e6)?;
+            check(&key("burst.factor"), high, low, 1e6)?;
+            check(&key("burst.rise_ms"), burst.rise_ms, 0.0, 1e6)?;
+            let last = burst.to_s.map_or(end, seconds).min(end);
+            let mut at = seconds(burst.from_s);
+            let mut factors: Vec<(Nanos, f64)> = Vec::new();
+            loop {
+                at = at + seconds(burst.every_s.at(random.unit()));
+                let length = seconds(burst.length_ms.at(random.unit()) / 1e3).max(Nanos::from_millis(1));
+                let factor = burst.factor.at(random.unit());
+                if at >= last {
+                    break;
+                }
+                let stages = if burst.rise_ms > 0.0 {
+                    ((burst.rise_ms / 2.0).ceil() as u64).clamp(1, 32)
+                } else {
+                    1
+                };
+                let rise = seconds(burst.rise_ms / 1e3).min(length);
+                match burst.of {
+                    BurstOf::Packets => {
+                        for stage in 1..=stages {
+                            let from = at + Nanos(rise.0 * (stage - 1) / stages);
+                            factors.push((from, 1.0 + (factor - 1.0) * stage as f64 / stages as f64));
+                        }
+                        factors.push((at + length, 1.0));
+                    }
+                    BurstOf::Flows => {
+                        let extra = calm.peek(at) * (factor - 1.0);
+                        let flows = (new_flows.peek(at) * (factor - 1.0) * length.as_secs_f64()).max(1.0);
+                        let pieces = BURST_FLOWS.max(stages);
+                        let place = self.factors.len();
+                        if place == 0 || self.factors[place - 1].changes.as_slice() != [(Nanos::ZERO, 1.0)] {
+                            self.factors.push(Steps::new(vec![(Nanos::ZERO, 1.0)]));
+                        }
+                        for piece in 0..pieces {
+                            let start = at + Nanos(rise.0 * (piece * stages / pieces) / stages);
+                            self.singles.push(Single {
+                                at: whole_ms(start),
+                                lasts: Some((at + length).since(start).max(Nanos::from_millis(1))),
+                                repeat: false,
+                                flows: flows / pieces as f64,
+                                pps: extra / pieces as f64,
+                                factor: self.factors.len() - 1,
+                                dscp: 0,
+                            });
+                        }
+                    }
+                }
+                at = at + length;
+            }
+            if !factors.is_empty() {
+                pps = pps.times(&Steps::new(factors));
+            }
+        }
+        self.aggregates.push(Aggregate {
+            pps,
+            new_flows,
+            classes,
+        });
+        Ok(())
+    }
+
+    fn capture(&mut self, path: &Path, speed: f64, repeat: bool, end: Nanos) -> Result<(), Error> {
+        let bytes = read(path)?;
+        let data = |problem: String| Error::Data {
+            path: path.to_owned(),
+            problem,
+        };
+        let reader = packet::capture::CaptureReader::new(&bytes).map_err(|error| data(error.to_string()))?;
+        // By key: first, last, packets, DSCP.
+        let mut flows: BTreeMap<FlowKey, (u64, u64, u64, u8)> = BTreeMap::new();
+        let (mut first, mut last) = (u64::MAX, 0);
+        for captured in reader {
+            let captured = captured.map_err(|error| data(error.to_string()))?;
+            // What is no flow's, and later fragments, which have no ports, are left out.
+            let info = match packet::parse(captured.frame) {
+                packet::Parsed::Flow(info) => info,
+                packet::Parsed::Fragment(fragment) if fragment.is_first() => fragment.info,
+                _ => continue,
+            };
+            let at = captured.timestamp_ns;
+            (first, last) = (first.min(at), last.max(at));
+            let flow = flows.entry(info.key).or_insert((at, at, 0, info.dscp));
+            flow.0 = flow.0.min(at);
+            flow.1 = flow.1.max(at);
+            flow.2 += 1;
+        }
+        if flows.is_empty() {
+            return Err(data("no packet of it belongs to a flow".to_owned()));
+        }
+        let factor = self.factors.len();
+        self.factors.push(Steps::new(vec![(Nanos::ZERO, 1.0)]));
+        let scaled = |ns: u64| Nanos((ns as f64 / speed) as u64);
+        let length = scaled(last - first) + Nanos::from_millis(1);
+        let mut round = Nanos::ZERO;
+        while round < end {
+            for (from, to, packets, dscp) in flows.values() {
+                let lasts = whole_ms(scaled(to - from)).max(Nanos::from_millis(1));
+                self.singles.push(Single {
+                    at: whole_ms(round + scaled(from - first)),
+                    lasts: Some(lasts),
+                    repeat: false,
+                    flows: 1.0,
+                    pps: *packets as f64 / lasts.as_secs_f64(),
+                    factor,
+                    dscp: *dscp,
+                });
+            }
+            if self.singles.len() > FLOWS_LIMIT {
+                return Err(data(format!(
+                    "played so often it has more than {FLOWS_LIMIT} flows"
+                )));
+            }
+            round = round + length;
+            if !repeat {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A flow's key and hash from its number: a 5-tuple of its own.
+pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
+    let mut random = Random::new(number);
+    let bits = random.bits();
+    let [a, b, c, d, e, f, g, h] = bits.to_le_bytes();
+    let tuple = Tuple {
+        src: IpAddr::V4(Ipv4Addr::new(10, a, b, c)),
+        dst: IpAddr::V4(Ipv4Addr::new(10, 128 | d, e, f)),
+        src_port: u16::from_le_bytes([g, h]) | 1024,
+        dst_port: 443,
+        protocol: protocol::TCP,
+        vlan: 0,
+    };
+    let (key, _) = FlowKey::new(&tuple);
+    let hash = flow_table::FlowHasher::new([1, 2, 3, 4]).hash(&key);
+    (key, hash)
+}
+
+/// Rounds up to a whole millisecond: the finest step of the control loop.
+pub(crate) fn whole_ms(at: Nanos) -> Nanos {
+    Nanos(at.0.div_ceil(1_000_000) * 1_000_000)
+}
+
+/// Seconds as a whole number of milliseconds, rounded up, so that all changes lie on the control loop's steps.
+pub(crate) fn seconds(seconds: f64) -> Nanos {
+    // Rounding first: 0.1 + 0.2 must not become 301 ms.
+    whole_ms(Nanos(
+        ((seconds.max(0.0) * 1e9).round() as u64).div_euclid(1_000) * 1_000,
+    ))
+}
+
+fn check(key: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {
+    if value.is_finite() && (low..=high).contains(&value) {
+        Ok(())
+    } else {
+        Err(Error::value(
+            key,
+            format!("{value} is not within {low} to {high}"),
+        ))
+    }
+}
+
+fn sampled(
+    points: &[(f64, f64, f64)],
+    smooth: bool,
+    period_s: Option<f64>,
+    duration_s: f64,
+) -> (Steps, Steps) {
+    let (mut new_flows, mut pps) = (Vec::new(), Vec::new());
+    let mut round_s = 0.0;
+    loop {
+        for (index, (at_s, flows, packets)) in points.iter().enumerate() {
+            let next = points.get(index + 1);
+            let last_s = period_s.unwrap_or(f64::INFINITY);
+            if *at_s >= last_s {
+                break;
+            }
+            let pieces = match next {
+                // A change of some seconds in pieces of a tenth of one; of hours in 256.
+                Some(next) if smooth => (((next.0 - at_s) * 10.0).round() as u64).clamp(1, 256),
+                _ => 1,
+            };
+            for piece in 0..pieces {
+                let share = if pieces == 1 {
+                    0.0
+                } else {
+                    (piece as f64 + 0.5) / pieces as f64
+                };
+                let (to_s, to_flows, to_packets) = next.copied().unwrap_or((*at_s, *flows, *packets));
+                let at = seconds(round_s + at_s + (to_s - at_s) * piece as f64 / pieces as f64);
+                new_flows.push((at, flows + (to_flows - flows) * share));
+                pps.push((at, packets + (to_packets - packets) * share));
+            }
+        }
+        match period_s {
+            Some(period_s) if round_s + period_s < duration_s && pps.len() < CHANGES_LIMIT => {
+                round_s += period_s
+            }
+            _ => break,
+        }
+    }
+    (Steps::new(new_flows), Steps::new(pps))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::NoData {
+            path: path.to_owned(),
+        },
+        _ => Error::Read {
+            path: path.to_owned(),
+            source,
+        },
+    })
+}
+
+fn read_text(path: &Path) -> Result<String, Error> {
+    String::from_utf8(read(path)?).map_err(|_| Error::Data {
+        path: path.to_owned(),
+        problem: "it is not text".to_owned(),
+    })
+}
+
+/// `second,flows,packets,…` with a heading.
+fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
+    let text = read_text(path)?;
+    let mut rows = Vec::new();
+    for (number, line) in text.lines().enumerate().skip(1) {
+        let mut cells = line.split(',').map(|cell| cell.trim().parse::<f64>());
+        let row = match (cells.next(), cells.next(), cells.next()) {
+            (Some(Ok(second)), Some(Ok(flows)), Some(Ok(packets)))
+                if second.is_finite()
+                    && flows.is_finite()
+                    && packets.is_finite()
+                    && flows >= 0.0
+                    && packets >= 0.0 =>
+            {
+                (second, flows, packets)
+            }
+            _ => {
+                return Err(Error::Data {
+                    path: path.to_owned(),
+                    problem: format!("line {}: {line:?} is not second,flows,packets", number + 1),
+                });
+            }
+        };
+        if rows.last().is_some_and(|last: &(f64, f64, f64)| last.0 >= row.0) {
+            return Err(Error::Data {
+                path: path.to_owned(),
+                problem: format!("line {}: seconds must rise", number + 1),
+            });
+        }
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// The classes of a mix of flows.
+fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
+    let pace = |pace_pps: f64| check(key, pace_pps, 1e-3, 1e12);
+    let found = match mix {
+        FlowMix::Default => vec![Class {
+            share: 1.0,
+            life_s: 1.0,
+            weight: 1.0,
+        }],
+        FlowMix::Classes { classes } => classes
+            .iter()
+            .map(|(share, life_s, weight)| Class {
+                share: *share,
+                life_s: *life_s,
+                weight: *weight,
+            })
+            .collect(),
+        FlowMix::Mixture { mixture, pace_pps } => {
+            pace(*pace_pps)?;
+            let path = data.join(mixture);
+            // The file's absence is told like every other file's.
+            read(&path)?;
+            let mixture = Mixture::load(&path).map_err(|error| Error::Data {
+                path: path.clone(),
+                problem: error.to_string(),
+            })?;
+            let mut random = Random::new(1);
+            // By powers of four of their lengths: count and packets.
+            let mut bins = [(0.0, 0.0); 16];
+            for _ in 0..MIXTURE_DRAWS {
+                let length = mixture.draw(&mut random);
+                let bin = &mut bins[(length.ilog2() / 2) as usize];
+                bin.0 += 1.0;
+                bin.1 += f64::from(length);
+            }
+            bins.iter()
+                .filter(|(count, _)| *count > 0.0)
+                .map(|(count, packets)| Class {
+                    share: count / MIXTURE_DRAWS as f64,
+                    life_s: packets / count / pace_pps,
+                    weight: 1.0,
+                })
+                .collect()
+        }
+        FlowMix::Cdf { cdf, pace_pps } => {
+            pace(*pace_pps)?;
+            let path = data.join(cdf);
+            let text = read_text(&path)?;
+            let mut before: Option<(f64, f64)> = None;
+            let mut classes = Vec::new();
+            for (number, line) in text
+                .lines()
+                .enumerate()
+                .filter(|(_, line)| !line.trim().is_empty())
+            {
+                let mut cells = line.split_whitespace().map(str::parse::<f64>);
+                let (Some(Ok(size)), Some(Ok(probability))) = (cells.next(), cells.next()) else {
+                    return Err(Error::Data {
+                        path,
+                        problem: format!("line {}: {line:?} is not a size and a probability", number + 1),
+                    });
+                };
+                if let Some((from, below)) = before
+                    && probability > below
+                {
+                    let packets = ((from + size) / 2.0 / FULL_PACKET_BYTES).max(1.0);
+                    classes.push(Class {
+                        share: probability - below,
+                        life_s: packets / pace_pps,
+                        weight: 1.0,
+                    });
+                }
+                before = Some((size, probability));
+            }
+            classes
+        }
+    };
+    let total: f64 = found.iter().map(|class| class.share).sum();
+    let sound = |class: &Class| {
+        class.share.is_finite()
+            && class.share >= 0.0
+            && class.life_s.is_finite()
+            && class.life_s > 0.0
+            && class.weight.is_finite()
+            && class.weight > 0.0
+    };
+    if found.is_empty() || !found.iter().all(sound) || total <= 0.0 {
+        return Err(Error::value(
+            key,
+            "each class needs a share of 0 or more, and a life and a weight above 0",
+        ));
+    }
+    Ok(found
+        .into_iter()
+        .map(|class| Class {
+            share: class.share / total,
+            life_s: class.life_s.max(SHORTEST_LIFE_S),
+            weight: class.weight,
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_hold_until_they_change_and_multiply() {
+        let ms = Nanos::from_millis;
+        let mut steps = Steps::new(vec![(ms(1), 2.0), (ms(5), 3.0)])
+            .times(&Steps::new(vec![(ms(4), 10.0), (ms(5), 1.0)]));
+        let values: Vec<f64> = (0..7).map(|n| steps.value(ms(n))).collect();
+        assert_eq!(values, [0.0, 2.0, 2.0, 2.0, 20.0, 3.0, 3.0]);
+        assert_eq!(
+            Steps::new(vec![(ms(1), 2.0), (ms(5), 3.0)]).next(ms(1)),
+            Some(ms(5))
+        );
+        assert_eq!(steps.next(ms(6)), None);
+    }
+
+    #[test]
+    fn points_repeat_and_are_smoothed() {
+        let points = [(0.0, 0.0, 0.0), (1.0, 10.0, 100.0)];
+        let (_, mut pps) = sampled(&points, true, Some(2.0), 4.0);
+        assert!((pps.value(seconds(0.5)) - 55.0).abs() < 1e-9);
+        assert_eq!(pps.value(seconds(1.5)), 100.0);
+        assert!((pps.value(seconds(2.5)) - 55.0).abs() < 1e-9);
+        assert_eq!(pps.value(seconds(3.5)), 100.0);
+    }
+
+    #[test]
+    fn every_flow_has_a_key_of_its_own() {
+        let keys: std::collections::BTreeSet<_> = (0..10_000).map(|n| key_of(n).0).collect();
+        assert_eq!(keys.len(), 10_000);
+    }
+}

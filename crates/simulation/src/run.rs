@@ -1,0 +1,212 @@
+//! Plays all variants of a scenario with their seeds, and looks whether it came out as expected.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::expectation::Checked;
+use crate::outcome::{Outcome, Recorder};
+use crate::scenario::{Model, SEEDS_LIMIT, Scenario, ScenarioFile};
+use crate::{Error, fluid, load};
+
+/// Quantile of the normal distribution for a two-sided interval of 95 %.
+const NORMAL_95: f64 = 1.959_964;
+
+/// A figure over several seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// Its mean.
+    pub mean: f64,
+    /// Half the width of the 95 % confidence interval of the mean (Student's t); 0 with one seed.
+    pub half_width: f64,
+}
+
+/// What came of one variant.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VariantResult {
+    /// Its name; empty where the scenario has no variants.
+    pub name: String,
+    /// Figures by name, over all seeds.
+    pub metrics: BTreeMap<String, Figure>,
+    /// The first seed's run.
+    pub first: Outcome,
+}
+
+/// What came of a scenario.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ScenarioResult {
+    /// Its name.
+    pub name: String,
+    /// What it shows.
+    pub about: String,
+    /// Where it comes from.
+    pub source: String,
+    /// Seconds that were simulated in each run.
+    pub duration_s: f64,
+    /// Seeds of each variant.
+    pub seeds: u64,
+    /// By variant, in the order of their names.
+    pub variants: Vec<VariantResult>,
+    /// What was expected.
+    pub expected: String,
+    /// The checks of it.
+    #[serde(skip)]
+    pub checks: Vec<Checked>,
+}
+
+impl ScenarioResult {
+    /// Whether everything that was expected came to be.
+    pub fn is_met(&self) -> bool {
+        self.checks.iter().all(|check| check.met)
+    }
+
+    /// The means of all metrics by variant.
+    pub fn means(&self) -> BTreeMap<String, BTreeMap<String, f64>> {
+        let of = |variant: &VariantResult| {
+            variant
+                .metrics
+                .iter()
+                .map(|(name, f)| (name.clone(), f.mean))
+                .collect()
+        };
+        self.variants
+            .iter()
+            .map(|variant| (variant.name.clone(), of(variant)))
+            .collect()
+    }
+}
+
+/// Plays one variant with one seed. `data` is the folder of data.
+///
+/// # Errors
+/// What is wrong with the scenario or its data.
+pub fn play(scenario: &Scenario, seed: u64, data: &Path) -> Result<Outcome, Error> {
+    let compiled = load::compile(scenario, seed, data)?;
+    let mut recorder = Recorder::new(scenario);
+    match scenario.model {
+        Model::Fluid => fluid::run(scenario, compiled, seed, &mut recorder)?,
+        Model::Event => return Err(Error::value("model", "the event model is not there")),
+    }
+    Ok(recorder.outcome(seed))
+}
+
+/// Plays every variant of a scenario with `seeds` seeds, from the scenario's own on. `progress` is told each run that
+/// has ended: variant, runs done, runs in all.
+///
+/// # Errors
+/// What is wrong with the scenario, its data or its checks.
+pub fn run(
+    file: &ScenarioFile,
+    seeds: u64,
+    data: &Path,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<ScenarioResult, Error> {
+    if !(1..=SEEDS_LIMIT).contains(&seeds) {
+        return Err(Error::value(
+            "seeds",
+            format!("{seeds} is not within 1 to {SEEDS_LIMIT}"),
+        ));
+    }
+    let names: Vec<String> = file.variants().map(str::to_owned).collect();
+    let mut variants = Vec::new();
+    let mut done = 0;
+    let mut head = None;
+    for name in &names {
+        let scenario = file.variant(name)?;
+        let mut first = None;
+        let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for seed in scenario.seed..scenario.seed.saturating_add(seeds) {
+            let outcome = play(&scenario, seed, data)?;
+            for (metric, value) in &outcome.metrics {
+                values.entry(metric.clone()).or_default().push(*value);
+            }
+            first.get_or_insert(outcome);
+            done += 1;
+            progress(name, done, seeds * names.len() as u64);
+        }
+        let metrics = values
+            .into_iter()
+            .map(|(metric, values)| (metric, figure(&values)));
+        variants.push(VariantResult {
+            name: name.clone(),
+            metrics: metrics.collect(),
+            first: first.unwrap_or_default(),
+        });
+        head.get_or_insert(scenario);
+    }
+    let expectation = file.expectation();
+    let mut result = ScenarioResult {
+        name: head.as_ref().map_or_else(String::new, |s| s.name.clone()),
+        about: head.as_ref().map_or_else(String::new, |s| s.about.clone()),
+        source: head.as_ref().map_or_else(String::new, |s| s.source.clone()),
+        duration_s: head.as_ref().map_or(0.0, |s| s.duration_s),
+        seeds,
+        variants,
+        expected: expectation.what.clone(),
+        checks: Vec::new(),
+    };
+    let means = result.means();
+    result.checks = expectation
+        .checks
+        .iter()
+        .map(|check| check.look(&means))
+        .collect::<Result<_, _>>()?;
+    Ok(result)
+}
+
+/// The mean and its 95 % confidence interval.
+fn figure(values: &[f64]) -> Figure {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    if values.len() < 2 {
+        return Figure {
+            mean,
+            half_width: 0.0,
+        };
+    }
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let error = (squares / (count - 1.0) / count).sqrt();
+    Figure {
+        mean,
+        half_width: student_95(values.len() - 1) * error,
+    }
+}
+
+/// The 97.5 % quantile of Student's t distribution: exact for 1 and 2 degrees of freedom, else Hill's expansion
+/// around the normal one (Abramowitz and Stegun 26.7.5), which is within 1 % from 3 on.
+fn student_95(freedom: usize) -> f64 {
+    match freedom {
+        1 => return 12.706_205,
+        2 => return 4.302_653,
+        _ => {}
+    }
+    let (n, z) = (freedom as f64, NORMAL_95);
+    let (z3, z5, z7) = (z.powi(3), z.powi(5), z.powi(7));
+    z + (z3 + z) / (4.0 * n)
+        + (5.0 * z5 + 16.0 * z3 + 3.0 * z) / (96.0 * n * n)
+        + (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * n * n * n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn confidence_intervals_are_those_of_the_tables() {
+        for (freedom, quantile) in [
+            (1, 12.706),
+            (2, 4.303),
+            (4, 2.776),
+            (9, 2.262),
+            (29, 2.045),
+            (1_000, 1.962),
+        ] {
+            let ours = student_95(freedom);
+            assert!((ours / quantile - 1.0).abs() < 0.01, "{freedom}: {ours}");
+        }
+        let figure = figure(&[1.0, 2.0, 3.0]);
+        assert_eq!(figure.mean, 2.0);
+        assert!((figure.half_width - 4.302_653 / 3f64.sqrt()).abs() < 1e-6);
+    }
+}
