@@ -198,7 +198,7 @@ pub(crate) fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::R
     let program = std::env::split_paths(&path)
         .map(|directory| directory.join(TESTPMD))
         .find(|program| program.is_file())
-        .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk`"))?;
+        .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk-dev`"))?;
     // The linker's names lead through links of its package.
     let program =
         std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;

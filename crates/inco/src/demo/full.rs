@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
 use engine::ImageRef;
 use serde::Serialize;
 use traffic::{Phase, Rate, Span, Verify};
@@ -31,6 +31,8 @@ const FLOWS_EACH: u32 = 4;
 const TESTPMD_TIME: Duration = Duration::from_secs(8);
 const TESTPMD_PPS: f64 = 20_000.0;
 const TESTPMD_IMAGE: &str = "testpmd";
+/// Its command line is written once.
+const TESTPMD_EXAMPLE: &str = include_str!("../../../../examples/testpmd.toml");
 
 /// The figures.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -43,6 +45,8 @@ pub(super) struct Figures {
     pub(super) sizes: Vec<Step>,
     /// Figure 10: the same number of bits in packets of several sizes, and how many instances the autoscaler wants.
     pub(super) sizes_scaled: Vec<Step>,
+    /// What inco promises and did not keep in one of them, in words.
+    pub(super) broken: Vec<String>,
 }
 
 /// A point of a figure.
@@ -86,6 +90,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
     let mut figures = Figures::default();
     // Each phase has flows of its own: those of the one before keep their pins.
     let mut group = 0;
+    let mut broken = Vec::new();
     let mut step = |session: &mut Session<'_>, live: &mut Live, title: &str, phase: Phase| -> Result<Step> {
         group += 1;
         let length = phase.duration.0;
@@ -105,6 +110,12 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
                 live.sample(title, sample, seen);
             },
         )?;
+        let run = RunSummary::of(&recording, "round-robin", ground.engine_word(), "forward");
+        broken.extend(
+            run.broken_promises()
+                .iter()
+                .map(|what| format!("{title}: {what}")),
+        );
         let step = Step::of(&recording, size, length);
         live.say(&format!(
             "{title}: offered {}/s, returned {}/s; {}",
@@ -127,7 +138,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
         let title = format!("{share} of what it sustains");
         figures.saturation.push(step(&mut session, live, &title, phase)?);
     }
-    session.stop()?;
+    let mut left = session.stop()?;
     live.say("\nFigure 7: more and more instances, each offered more than it can take");
     let mut session = Session::start(
         ground,
@@ -160,7 +171,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             .sizes
             .push(step(&mut session, live, &format!("{size} B"), phase)?);
     }
-    session.stop()?;
+    left.extend(session.stop()?);
     live.say(
         "\nFigure 10: the same number of bits per second, and as many instances as the autoscaler wants",
     );
@@ -180,8 +191,10 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
         figures
             .sizes_scaled
             .push(step(&mut session, live, &format!("{size} B"), phase)?);
-        session.stop()?;
+        left.extend(session.stop()?);
     }
+    broken.extend(left.iter().map(|what| format!("left behind: {what}")));
+    figures.broken = broken;
     Ok(figures)
 }
 
@@ -250,7 +263,7 @@ pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<Run
     let mut runs = Vec::new();
     for mode in ["macswap", "mac"] {
         let title = format!("testpmd, {mode}");
-        let mut session = Session::start(ground, &testpmd_service(mode))?;
+        let mut session = Session::start(ground, &testpmd_service(mode)?)?;
         let phase = Phase {
             rate: Some(Rate(TESTPMD_PPS)),
             ..flows(0, 8, TESTPMD_TIME, 64)
@@ -283,33 +296,26 @@ fn cpus() -> Vec<usize> {
         .collect()
 }
 
-fn testpmd_service(mode: &str) -> Service {
+/// The service of the example, with that way to forward.
+fn testpmd_service(mode: &str) -> Result<Service> {
     // A thread that only looks after the other, which polls.
     let on = cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let lcores = format!("0@({on}),1@({on})");
-    let forward_mode = format!("--forward-mode={mode}");
-    let command = [
-        "/usr/bin/dpdk-testpmd",
-        "--lcores",
-        &lcores,
-        "--no-huge",
-        "-m",
-        "128",
-        "--no-pci",
-        "--no-shconf",
-        "--no-telemetry",
-        "--vdev",
-        "net_memif0,role=server,id=0,socket=/run/inco/port.sock,socket-abstract=no",
-        "--",
-        "--total-num-mbufs=16384",
-        "--no-flush-rx",
-        "--auto-start",
-        &forward_mode,
-    ];
-    Service {
+    let own = configuration::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
+        .map_err(|problems| anyhow!("examples/testpmd.toml, as it was when this was built: {problems:?}"))?;
+    let service = own
+        .services
+        .first()
+        .context("examples/testpmd.toml had no service when this was built")?;
+    let command = service.command.iter().map(|word| match word.as_str() {
+        word if word.starts_with("--forward-mode=") => format!("--forward-mode={mode}"),
+        word if word.starts_with("0@") => lcores.clone(),
+        word => word.to_owned(),
+    });
+    Ok(Service {
         name: "testpmd",
         image: TESTPMD_IMAGE,
-        command: command.map(str::to_owned).to_vec(),
+        command: command.collect(),
         cpus: 1.0,
         memory: "512MiB",
         ready: "consumes",
@@ -321,7 +327,7 @@ fn testpmd_service(mode: &str) -> Service {
             (1, 1, 0)
         },
         ..forward(0.0, INSTANCES, "best-fit")
-    }
+    })
 }
 
 #[cfg(test)]
@@ -344,6 +350,16 @@ mod tests {
         assert_eq!(tables.len(), 4);
         assert_eq!(tables[0].1[1][..2], ["3", "512 B"]);
         assert_eq!(tables[0].1[1][4], "4.20Mbit/s");
+    }
+
+    #[test]
+    fn testpmd_runs_as_in_the_example() {
+        let service = testpmd_service("mac").unwrap();
+        let has = |word: &str| service.command.iter().any(|given| given == word);
+        assert!(has("--forward-mode=mac") && !has("--forward-mode=macswap"));
+        assert!(has("/usr/bin/dpdk-testpmd") && has("--stats-period=3600"));
+        let text = service.configuration("oci");
+        assert!(configuration::parse(&text, "demo.toml").is_ok(), "{text}");
     }
 
     #[test]

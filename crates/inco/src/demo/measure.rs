@@ -93,6 +93,8 @@ pub(super) fn run(
     mut each: impl FnMut(&Sample, &Recording),
 ) -> Result<Recording> {
     let generator = Generator::new(profile)?;
+    // inco counts from its start: what an earlier profile in the same session came to is not this one's.
+    let before = session.client()?.status()?;
     let mut port = [session.uplink()?];
     let control = Arc::new(Control::new());
     let (told, intervals) = channel();
@@ -108,7 +110,7 @@ pub(super) fn run(
             }
         })
         .context("cannot start the thread that sends")?;
-    let mut watch = Watch::new(stamped);
+    let mut watch = Watch::new(stamped, before);
     let watched = loop {
         match intervals.recv_timeout(Duration::from_secs(1)) {
             Ok(first) => {
@@ -138,6 +140,8 @@ pub(super) fn run(
 /// A run as it is watched.
 struct Watch {
     recording: Recording,
+    /// inco's counters before the first packet.
+    before: Status,
     last_event: u64,
     last_look: Option<(Instant, HashMap<InstanceId, u64>)>,
     pins: HashMap<String, Option<InstanceId>>,
@@ -145,7 +149,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(stamped: bool) -> Watch {
+    fn new(stamped: bool, before: Status) -> Watch {
         let began = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let recording = Recording {
             began_s: began.tv_sec as f64 + began.tv_nsec as f64 / 1e9,
@@ -154,6 +158,7 @@ impl Watch {
         };
         Watch {
             recording,
+            before,
             last_event: 0,
             last_look: None,
             pins: HashMap::new(),
@@ -170,6 +175,7 @@ impl Watch {
     ) -> Result<()> {
         let client = session.client()?;
         let (services, instances, status) = (client.services()?, client.instances()?, client.status()?);
+        let status = passed(status, &self.before);
         let events = self.new_events(session)?;
         for event in &events {
             if let (
@@ -262,7 +268,7 @@ impl Watch {
             let status = session.client()?.status()?;
             let rests = status.accounting.in_flight == 0 && status.accounting.gap() == 0;
             if rests || since.elapsed() > REST_LIMIT {
-                self.recording.status = status;
+                self.recording.status = passed(status, &self.before);
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -273,6 +279,25 @@ impl Watch {
         }
         Ok(())
     }
+}
+
+/// What has been counted since an earlier status. Gauges are as they are now.
+fn passed(mut status: Status, before: &Status) -> Status {
+    let (now, then) = (&mut status.accounting, &before.accounting);
+    for (count, earlier) in [
+        (&mut now.offered, then.offered),
+        (&mut now.returned, then.returned),
+        (&mut now.originated, then.originated),
+        (&mut now.dropped, then.dropped),
+        (&mut now.expected_moves, then.expected_moves),
+    ] {
+        *count = count.saturating_sub(earlier);
+    }
+    for (reason, count) in &mut status.drops {
+        *count = count.saturating_sub(before.drops.get(reason).copied().unwrap_or_default());
+    }
+    status.drops.retain(|_, count| *count > 0);
+    status
 }
 
 /// What the generator and inco say of the time since the last look.
@@ -313,6 +338,26 @@ fn sample(intervals: &[Interval], services: &[ServiceRow], status: &Status) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_second_profile_counts_from_its_own_start() {
+        let status = |offered, dropped, ring| {
+            let mut status = Status::default();
+            status.accounting.offered = offered;
+            status.accounting.dropped = dropped;
+            status.accounting.returned = offered - dropped;
+            status.drops = [("instance_ring_full", ring), ("function", dropped - ring)]
+                .map(|(reason, count)| (reason.to_owned(), count))
+                .into();
+            status
+        };
+        let since_then = passed(status(1000, 50, 40), &status(600, 30, 20));
+        assert_eq!(
+            (since_then.accounting.offered, since_then.accounting.gap()),
+            (400, 0)
+        );
+        assert_eq!(since_then.drops, [("instance_ring_full".to_owned(), 20)].into());
+    }
 
     #[test]
     fn rates_of_several_intervals_are_those_of_their_whole_time() {

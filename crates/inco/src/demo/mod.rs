@@ -152,7 +152,7 @@ fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, S
         match full::testpmd(ground, live)? {
             Some(runs) => summary.runs.extend(runs),
             None => summary.skipped.push(format!(
-                "{} as instance: it is not installed (apt-get install dpdk)",
+                "{} as instance: it is not installed (apt-get install dpdk-dev)",
                 image::TESTPMD
             )),
         }

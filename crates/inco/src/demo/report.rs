@@ -394,6 +394,7 @@ mod tests {
             instances: vec![step.clone()],
             sizes: vec![step.clone()],
             sizes_scaled: vec![step],
+            broken: Vec::new(),
         };
         let summary = Summary {
             runs: names

@@ -110,7 +110,7 @@ pub(super) struct Service {
 
 impl Service {
     /// The configuration, as a user would write it.
-    fn configuration(&self, engine: &str) -> String {
+    pub(super) fn configuration(&self, engine: &str) -> String {
         let (min, max, standby) = self.instances;
         let mut text = String::new();
         let mut line = |line: String| {

@@ -293,7 +293,12 @@ impl Summary {
 
     /// What was promised and not kept in any run, in words.
     pub(super) fn broken_promises(&self) -> Vec<String> {
-        self.runs.iter().flat_map(RunSummary::broken_promises).collect()
+        let runs = self.runs.iter().flat_map(RunSummary::broken_promises);
+        let figures = self
+            .full
+            .iter()
+            .flat_map(|figures| figures.broken.iter().cloned());
+        runs.chain(figures).collect()
     }
 
     /// Rows of the table: a heading for each run, then what is compared.
