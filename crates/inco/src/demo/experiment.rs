@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use traffic::{Phase, Profile, Rate, Size, Span, Verify};
 
 use super::live::Live;
-use super::measure::{self, LOOK_MS, Recording};
+use super::measure::{self, LOOK_MS, Recording, Sample};
 use super::session::{Ground, Service, Session};
 use super::{FORWARD_IMAGE, summary};
 use crate::cli::DemoArgs;
@@ -133,7 +133,9 @@ impl Calibration {
         )?;
         session.stop()?;
         live.clear();
-        let sustained_pps = steady(&recording, CALIBRATION.as_secs_f64());
+        let sustained_pps = steady(&recording, CALIBRATION.as_secs_f64(), |sample| {
+            sample.returned_pps
+        });
         if sustained_pps < SUSTAINED_MIN {
             bail!(
                 "one instance gave back {sustained_pps:.0} packets/s: this machine is too busy for a demo ({})",
@@ -148,13 +150,13 @@ impl Calibration {
     }
 }
 
-/// Packets per second that came back, without the first third of `length_s`.
-pub(super) fn steady(recording: &Recording, length_s: f64) -> f64 {
+/// The mean of that rate, without the first third of `length_s`.
+pub(super) fn steady(recording: &Recording, length_s: f64, rate: fn(&Sample) -> f64) -> f64 {
     let samples = recording
         .samples
         .iter()
         .filter(|s| s.at_s > length_s / 3.0 && s.at_s <= length_s + 0.05);
-    let rates: Vec<f64> = samples.map(|s| s.returned_pps).collect();
+    let rates: Vec<f64> = samples.map(rate).collect();
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 

@@ -67,11 +67,12 @@ impl Step {
     fn of(recording: &Recording, size_bytes: u16, length: Duration) -> Step {
         let report = &recording.report;
         let last = recording.samples.iter().rev().find(|sample| sample.flows > 0);
-        let returned_pps = steady(recording, length.as_secs_f64());
+        let length_s = length.as_secs_f64();
+        let returned_pps = steady(recording, length_s, |sample| sample.returned_pps);
         Step {
             instances: last.map_or(0, |sample| sample.active),
             size_bytes,
-            offered_pps: report.generator.intended_pps,
+            offered_pps: steady(recording, length_s, |sample| sample.offered_pps),
             returned_pps,
             returned_bps: returned_pps * wire_bits(size_bytes),
             loss: report.loss_ratio(),
