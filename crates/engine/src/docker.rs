@@ -80,6 +80,8 @@ impl DockerConfig {
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long it may take to say that it is there.
 const PING_LIMIT: Duration = Duration::from_secs(2);
+/// The same at first, when it may have to be woken: Podman's first answer takes about 2 s.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How often it is asked.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How long its word on an exit status is waited for where the end was asked for, so that nobody waits to act on it.
@@ -121,7 +123,7 @@ pub struct DockerEngine {
 }
 
 impl DockerEngine {
-    /// Connects, and starts the engine's thread. Blocks for up to 2 s.
+    /// Connects, and starts the engine's thread. Blocks for up to 10 s.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`] where nothing answers there; [`EngineError::BadSpec`] for a host that cannot be.
@@ -239,13 +241,13 @@ async fn connect(config: &DockerConfig) -> Result<(Docker, bool), EngineError> {
     } else {
         return Err(bad(format!("{host}: it begins with unix:// or tcp://")));
     };
-    let asked = timeout(PING_LIMIT, docker.negotiate_version()).await;
+    let asked = timeout(CONNECT_LIMIT, docker.negotiate_version()).await;
     let docker = asked
-        .map_err(|_| silent(PING_LIMIT))?
+        .map_err(|_| silent(CONNECT_LIMIT))?
         .map_err(|e| unavailable(&e))?;
-    let version = timeout(PING_LIMIT, docker.version()).await;
+    let version = timeout(CONNECT_LIMIT, docker.version()).await;
     let version = version
-        .map_err(|_| silent(PING_LIMIT))?
+        .map_err(|_| silent(CONNECT_LIMIT))?
         .map_err(|e| unavailable(&e))?;
     let is_podman = version
         .components
@@ -1192,6 +1194,22 @@ fn exit_of(code: i64, out_of_memory: bool) -> Exit {
 }
 
 /// What Docker is asked for: the same as the `oci` engine makes.
+/// Limits per user, beside those of the control group.
+fn user_limits(is_podman: bool) -> Vec<ResourcesUlimits> {
+    let limit = |name: &str, most: i64| ResourcesUlimits {
+        name: Some(name.to_owned()),
+        soft: Some(most),
+        hard: Some(most),
+    };
+    let mut limits = vec![limit("nofile", 4_096)];
+    // Unless told otherwise, Podman asks for more than a host without CAP_SYS_RESOURCE may give. What holds is the
+    // control group's limit.
+    if is_podman {
+        limits.push(limit("nproc", 4_096));
+    }
+    limits
+}
+
 fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
     let mounts = spec.mounts.iter().map(|mount| DockerMount {
         target: Some(mount.target.display().to_string()),
@@ -1231,11 +1249,7 @@ fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
             ("/tmp".to_owned(), "size=16m,mode=1777".to_owned()),
             ("/run".to_owned(), "size=64m,mode=755".to_owned()),
         ])),
-        ulimits: Some(vec![ResourcesUlimits {
-            name: Some("nofile".to_owned()),
-            soft: Some(4_096),
-            hard: Some(4_096),
-        }]),
+        ulimits: Some(user_limits(is_podman)),
         mounts: Some(mounts.chain(hugepages).collect()),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
