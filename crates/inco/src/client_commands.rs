@@ -428,7 +428,7 @@ fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Act
                 return Err(error);
             }
             failed += 1;
-            output::complain(&format!("inco: {error:#}"));
+            output::complain(&format!("inco: {}", output::explain(&error)));
             last = Some(error);
         }
     }

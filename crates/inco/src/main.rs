@@ -56,15 +56,15 @@ fn main() -> ExitCode {
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         // It names the file and the line itself, as compilers do, so that editors find them.
         Err(error) if error.is::<WrongUsage>() => {
-            output::complain(&format!("{error:#}"));
+            output::complain(&output::explain(&error));
             ExitCode::from(2)
         }
         Err(error) if error.is::<Interrupted>() => {
-            output::complain(&format!("inco: {error:#}"));
+            output::complain(&format!("inco: {}", output::explain(&error)));
             ExitCode::from(130)
         }
         Err(error) => {
-            let error = format!("{error:#}");
+            let error = output::explain(&error);
             let prefix = if error.starts_with("inco ") { "" } else { "inco: " };
             output::complain(&format!("{prefix}{error}"));
             ExitCode::FAILURE

@@ -50,7 +50,38 @@ pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// An error and its causes in one line. Many errors end with their cause already: it is not said twice.
+pub(crate) fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 /// Whether standard output is a terminal.
 pub(crate) fn is_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&io::stdout())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context as _, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let cause = io::Error::from(io::ErrorKind::NotFound);
+        let own = anyhow!(cause).context("nobody listens: entity not found");
+        assert_eq!(explain(&own), "nobody listens: entity not found");
+        let own = Err::<(), _>(anyhow!("no room"))
+            .context("cannot write")
+            .unwrap_err();
+        assert_eq!(explain(&own), "cannot write: no room");
+    }
 }
