@@ -41,6 +41,12 @@ pub trait FrameMemory: Send + 'static {
     fn take(&mut self) -> Option<Self::Frame>;
     /// Gives a frame back.
     fn give(&mut self, frame: Self::Frame);
+    /// Gives all these frames back and leaves the list empty.
+    fn give_all(&mut self, frames: &mut Vec<Self::Frame>) {
+        for frame in frames.drain(..) {
+            self.give(frame);
+        }
+    }
     /// The largest frame in bytes.
     fn frame_limit(&self) -> usize;
 }

@@ -65,6 +65,10 @@ impl FrameMemory for MbufMemory {
         drop(frame);
     }
 
+    fn give_all(&mut self, frames: &mut Vec<Mbuf>) {
+        Mbuf::free_all(frames);
+    }
+
     fn frame_limit(&self) -> usize {
         usize::from(self.pool.frame_bytes())
     }

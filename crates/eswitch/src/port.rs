@@ -127,6 +127,27 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
+    /// Puts frames into the port, `bytes` in all, after those put before, and leaves the list empty.
+    pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+        match self {
+            Port::Memif(port) => {
+                for frame in frames.iter() {
+                    port.send(frame.bytes());
+                }
+                memory.give_all(frames);
+            }
+            Port::Null(pending) => {
+                pending.packets += frames.len() as u64;
+                pending.bytes += bytes;
+                memory.give_all(frames);
+            }
+            Port::Device(port) => {
+                port.send_staged(memory);
+                port.send_now(frames, bytes, memory);
+            }
+        }
+    }
+
     /// Makes everything sent so far visible to the peer, and says what came of it since the last flush.
     pub fn flush(&mut self, memory: &mut M) -> Pending {
         match self {
@@ -235,16 +256,20 @@ impl<M: FrameMemory> DevicePort<M> {
         if self.staged.is_empty() {
             return;
         }
-        let offered = self.staged.len() as u64;
-        let offered_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
-        self.device.send(&mut self.staged);
-        let left = self.staged.len() as u64;
-        let left_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
+        let mut staged = std::mem::take(&mut self.staged);
+        let bytes = staged.iter().map(|f| f.len() as u64).sum();
+        self.send_now(&mut staged, bytes, memory);
+        self.staged = staged;
+    }
+
+    fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+        let offered = frames.len() as u64;
+        self.device.send(frames);
+        let left = frames.len() as u64;
+        let left_bytes: u64 = frames.iter().map(|f| f.len() as u64).sum();
         self.pending.packets += offered - left;
-        self.pending.bytes += offered_bytes - left_bytes;
+        self.pending.bytes += bytes - left_bytes;
         self.pending.full += left;
-        for frame in self.staged.drain(..) {
-            memory.give(frame);
-        }
+        memory.give_all(frames);
     }
 }

@@ -360,14 +360,56 @@ impl<M: FrameMemory> SoftSwitch<M> {
             }
         }
         for (uplink, queues) in devices {
-            limit("queues of an uplink", queues.len(), count)?;
-            for (queue, device) in queues.into_iter().enumerate() {
-                let worker = (uplink.index() + queue) % count;
-                let port = Box::new(Port::device(device));
-                switch.command(worker, Command::AttachUplink { uplink, port });
-            }
+            switch.attach_uplink_device(uplink, queues)?;
         }
         Ok(switch)
+    }
+
+    /// Gives an uplink the queues of its device, at most one per worker, from now on.
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for an uplink that does not exist, no queue or too many.
+    pub fn attach_uplink_device(
+        &mut self,
+        uplink: UplinkId,
+        queues: Vec<M::Device>,
+    ) -> Result<(), SwitchError> {
+        let workers = self.workers.len();
+        limit("uplinks", uplink.index() + 1, self.uplinks.len())?;
+        limit("queues of an uplink", queues.len(), workers)?;
+        for (queue, device) in queues.into_iter().enumerate() {
+            let worker = (uplink.index() + queue) % workers;
+            let port = Box::new(Port::device(device));
+            self.command(worker, Command::AttachUplink { uplink, port });
+        }
+        Ok(())
+    }
+
+    /// Connects the data ports of the instance in that slot, which are devices: the queues of each, at most one per
+    /// worker. [`SwitchEvent::Attached`] follows, as after [`Switch::attach`].
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist; [`SwitchError::SlotInUse`].
+    pub fn attach_devices(&mut self, slot: Slot, ports: Vec<Vec<M::Device>>) -> Result<(), SwitchError> {
+        let workers = self.workers.len();
+        limit("slots", slot.index() + 1, Slot::LIMIT)?;
+        limit("data ports of an instance", ports.len(), PORT_LIMIT)?;
+        if self.instances[slot.index()].is_some() {
+            return Err(SwitchError::SlotInUse { slot });
+        }
+        // All ports of an instance have as many queues, or a worker would be at home to one of them alone.
+        let queues = ports.iter().map(Vec::len).min().unwrap_or(0);
+        limit("queues of a data port", queues, workers)?;
+        self.slots_used = self.slots_used.max(slot.index() + 1);
+        self.instances[slot.index()] = Some(Attachment::new(Arc::default()));
+        let mut by_worker: Vec<Vec<Port<M>>> = (0..workers).map(|_| Vec::new()).collect();
+        for port in ports {
+            for (queue, device) in port.into_iter().enumerate().take(queues) {
+                by_worker[home(slot, queue, queues, workers)].push(Port::device(device));
+            }
+        }
+        self.attach_ports(slot, by_worker, Some(queues as u16), String::new(), Vec::new());
+        Ok(())
     }
 
     /// Sends a command to a worker, in the order of the calls, whether its ring has room now or later.

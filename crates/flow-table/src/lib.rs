@@ -7,8 +7,10 @@
 //!
 //! # Life of a flow
 //!
-//! 1. A burst is parsed, then hashed, then looked up as one batch ([`FlowTable::lookup_batch`]).
-//! 2. A miss is looked up once more (an earlier packet of the burst may have entered it), the caller picks an instance, and
+//! 1. A [`Burst`] of IPv4 packets is hashed as it is filled; the table is asked for all their buckets
+//!    ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
+//!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
+//! 2. That one is looked up alone ([`FlowTable::lookup`]). Of a flow that is not there the caller picks an instance, and
 //!    [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`], and the caller applies the
 //!    service's policy.
 //! 3. [`FlowTable::hit`] counts each packet, the first one too, and gives the pin of its direction. A direction without a pin
@@ -79,6 +81,7 @@
 #![forbid(unsafe_code)]
 
 mod bucket;
+mod burst;
 mod entry;
 mod hash;
 mod header;
@@ -89,6 +92,7 @@ mod slots;
 mod table;
 mod timeout;
 
+pub use burst::{BURST, Burst, BurstPacket, Lanes};
 pub use hash::FlowHasher;
 pub use header::LAYOUT_VERSION;
 pub use line::Line;
