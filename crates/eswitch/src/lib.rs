@@ -29,6 +29,7 @@ mod plan;
 mod port;
 mod soft;
 mod switch;
+mod table_memory;
 mod worker;
 
 pub use counters::{
@@ -46,4 +47,5 @@ pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, 
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
 pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Worker, WorkerParts};

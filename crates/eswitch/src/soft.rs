@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowRow, FlowTable, Line, TableConfig, TimeoutPolicy};
+use flow_table::{FlowHasher, FlowRow, FlowTable, TableConfig, TimeoutPolicy};
 use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,6 +25,7 @@ use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan, home};
 use crate::port::Port;
 use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+use crate::table_memory::TableMemory;
 use crate::worker::{Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
@@ -276,9 +277,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
             let (worker_events, events) = RingBuffer::new(EVENT_SLOTS);
             let counters = Arc::new(WorkerCounters::default());
             let waker = Arc::clone(&wakers[index]);
-            let lines = FlowTable::<Box<[Line]>>::lines_needed(&config.table).map_err(SwitchError::Table)?;
-            // Written to here, so that no page is missing later.
-            let storage = vec![Line::ZERO; lines].into_boxed_slice();
+            let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
+            let storage = TableMemory::new(lines).map_err(|e| system("memory for a flow table", e))?;
             let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, monotonic())
                 .map_err(SwitchError::Table)?;
             parts.push(WorkerParts {

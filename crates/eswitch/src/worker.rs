@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowTable, Lanes, Line, Progress};
+use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowTable, Lanes, Progress};
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
@@ -22,6 +22,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
 use crate::port::Port;
+use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
 pub const BURST_FRAMES: usize = flow_table::BURST;
@@ -53,7 +54,7 @@ pub struct WorkerParts<M: FrameMemory> {
     /// Its frames.
     pub memory: M,
     /// Its flow table.
-    pub table: FlowTable<Box<[Line]>>,
+    pub table: FlowTable<TableMemory>,
     /// The hash that all workers share.
     pub hasher: FlowHasher,
     /// Secret of the fragment tracker's own hash.
