@@ -787,7 +787,7 @@ fn hint(error: &CommandError) -> &'static str {
 }
 
 /// The secret of the flow hash: another one each run, so that nobody can aim at a bucket or a worker.
-fn secret() -> Result<[u64; 4]> {
+pub(crate) fn secret() -> Result<[u64; 4]> {
     let mut bytes = [0u8; 32];
     let mut filled = 0;
     while filled < bytes.len() {
