@@ -13,7 +13,7 @@ const ROWS: &[&[&str]] = &[
     &["packet", "scheduling", "autoscaling", "flow-table", "openflow"],
     &["configuration"],
     &["dpdk-sys"],
-    &["dpdk", "memif", "engine", "collector", "nf-page"],
+    &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
     &["traffic"],
     &["eswitch"],
     &["controller"],
