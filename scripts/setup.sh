@@ -50,6 +50,7 @@ for part in "$@"; do
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the DPDK program that tests run as an instance and as a peer'
         has ip || want iproute2 'network namespaces and veth pairs for tests'
         has valgrind || want valgrind 'counts the instructions of the packet path, which no busy machine changes'
+        has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
         ;;
     bench)
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the limit that input and output set'
@@ -173,6 +174,7 @@ for part in "$@"; do
     test)
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
         has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
+        has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
         ;;
     bench)
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the bench has no limit to compare with'
