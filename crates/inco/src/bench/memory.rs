@@ -6,6 +6,8 @@ use std::fs;
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 /// Bytes of a page.
 const PAGE: usize = 2 << 20;
+/// Pages beside those that are asked for: EAL's own needs differ from release to release.
+const SPARE_PAGES: usize = 16;
 /// Mbufs beside those that the capture holds: the sinks' and the core's own.
 const SPARE_MBUFS: usize = 32_768;
 /// Bytes that an mbuf takes in all: header, headroom, room, padding.
@@ -27,7 +29,7 @@ impl Memory {
     /// Sets pages aside for `programs` with a capture of `frames` frames each, and for OVS where it takes part.
     pub(super) fn reserve(programs: usize, frames: usize, with_ovs: bool) -> Memory {
         let mib = programs * Memory::mib(frames) + if with_ovs { OVS_MIB } else { 0 };
-        let pages = (mib << 20).div_ceil(PAGE);
+        let pages = (mib << 20).div_ceil(PAGE) + SPARE_PAGES;
         let read = || {
             fs::read_to_string(COUNT)
                 .ok()
@@ -56,7 +58,8 @@ impl Memory {
 
     /// MiB of DPDK memory of a program with such a capture.
     pub(super) fn mib(frames: usize) -> usize {
-        (Memory::mbufs(frames) * MBUF_BYTES + OTHER_BYTES) >> 20
+        // In whole pages: a program asks for no part of one.
+        (Memory::mbufs(frames) * MBUF_BYTES + OTHER_BYTES).next_multiple_of(PAGE) >> 20
     }
 
     /// MiB for OVS.
@@ -89,6 +92,19 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             let _given_back = fs::write(COUNT, before.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_ask_for_whole_pages() {
+        for frames in [32, 1000, 10_000, 100_000, 1_000_000] {
+            assert!((Memory::mib(frames) << 20).is_multiple_of(PAGE), "{frames}");
+            assert!(Memory::mib(frames) << 20 > Memory::mbufs(frames) * MBUF_BYTES);
         }
     }
 }

@@ -63,22 +63,21 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
     let mut hash_rows = Vec::new();
     let with_ovs = !args.no_ovs && ovs::is_there();
     for case in cases(args, with_ovs) {
-        if !args.json {
-            output::complain(&format!(
-                "{} flows, {} B, {}, {} instances on {} ...",
-                grouped(case.flows.into()),
-                case.size,
-                case.ip.name(),
-                case.instances,
-                case.port.name()
-            ));
-        }
+        output::complain(&format!(
+            "{} flows, {} B, {}, {} instances on {} ...",
+            grouped(case.flows.into()),
+            case.size,
+            case.ip.name(),
+            case.instances,
+            case.port.name()
+        ));
         let (row, hash) = compare(args, case, &mut raw)?;
         rows.push(row);
         hash_rows.push(hash);
-    }
-    if let Some(raw) = raw {
-        raw.write(&args.csv)?;
+        // Long before the last case somebody may have seen enough.
+        if let Some(raw) = &raw {
+            raw.write(&args.csv)?;
+        }
     }
     if args.json {
         return output::json(&rows, output::is_terminal());
@@ -212,19 +211,28 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     let mut ovs = None;
     if with_ovs {
         let flows = (case.ip, case.flows);
-        ovs = Some(Ovs::start(
+        let started = Ovs::start(
             &folder.0.join("ovs"),
             &capture,
             flows,
             case.instances.into(),
             &memory,
             (control, cpu),
-        )?);
-        if let Some(ovs) = &mut ovs {
+        )
+        .and_then(|mut ovs| {
             let warm_up = Duration::from_secs_f64(f64::from(case.flows) / OVS_SET_UPS).min(OVS_WARM_UP);
-            measure(ovs, warm_up, TRIAL)?;
+            measure(&mut ovs, warm_up, TRIAL)?;
+            Ok(ovs)
+        });
+        match started {
+            Ok(started) => ovs = Some(started),
+            // What the others do is worth knowing without it.
+            Err(error) => {
+                output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
+            }
         }
     }
+    let has_ovs = ovs.is_some();
     let text = format!("burst {} cache {}", tuning.burst, tuning.cache);
     let mut rounds = Vec::new();
     for round in 1..=args.rounds {
@@ -258,7 +266,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         hash = Some(median(rates));
     }
     let theirs = || rounds.iter().filter_map(|r| r.2);
-    let some = |value: f64| with_ovs.then_some(value);
+    let some = |value: f64| has_ovs.then_some(value);
     let row = Row {
         flows: case.flows,
         size: case.size,
