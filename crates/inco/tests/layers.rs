@@ -10,10 +10,10 @@ use serde_json::Value;
 /// Crates from the bottom up. One may use what lies strictly below its own row.
 const ROWS: &[&[&str]] = &[
     &["simd", "model", "stamp"],
-    &["packet", "scheduling", "autoscaling", "flow-table", "openflow"],
+    &["packet", "scheduling", "autoscaling", "flow-table"],
     &["configuration"],
     &["dpdk-sys"],
-    &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
+    &["dpdk", "memif", "engine", "collector", "nf-page"],
     &["traffic"],
     &["eswitch"],
     &["controller"],

@@ -5,8 +5,6 @@
 
 mod answers;
 mod control;
-#[cfg(feature = "dpdk")]
-pub(crate) use control::secret;
 mod devices;
 mod functions;
 mod wiring;
