@@ -12,11 +12,11 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks where DPDK is: looked up when a recipe runs, after the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-dpdk test-without-dpdk demo lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-dpdk test-without-dpdk demo bench lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker and ARGS='...' go to make demo)"
+	@echo "  (ENGINE=oci|docker and ARGS='...' go to make demo, ARGS also to make bench)"
 
 setup: ## install what building, testing and the demo need; says what and why
 	@scripts/setup.sh rust build dpdk test lint
@@ -58,6 +58,11 @@ demo: ## the whole loop on this machine, live, and a report (ENGINE=oci|docker, 
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@$(MAKE) --no-print-directory binaries
 	$(TARGET_DIR)/release/inco demo --engine $(ENGINE) $(ARGS)
+
+bench: ## the data plane side by side with its peers (ARGS=--full); needs root for hugepages
+	@scripts/setup.sh rust build dpdk bench
+	@$(MAKE) --no-print-directory binaries
+	$(TARGET_DIR)/release/inco bench steer $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	@scripts/setup.sh rust build dpdk lint

@@ -2,7 +2,7 @@
 # Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
 # else it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker, bench
 #
 # Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
 set -euo pipefail
@@ -49,6 +49,13 @@ for part in "$@"; do
     test)
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the DPDK program that tests run as an instance and as a peer'
         has ip || want iproute2 'network namespaces and veth pairs for tests'
+        has valgrind || want valgrind 'counts the instructions of the packet path, which no busy machine changes'
+        has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
+        ;;
+    bench)
+        has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the limit that input and output set'
+        [ -x /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk ] ||
+            want openvswitch-switch-dpdk 'OVS-DPDK: what the soft switch is compared with'
         ;;
     lint)
         # rustup's cargo brings both; the distribution's packages are asked for only where its Rust is the one in use.
@@ -61,7 +68,7 @@ for part in "$@"; do
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test docker"
+        say "no part '$part'; there are: rust build dpdk lint test docker bench"
         exit 2
         ;;
     esac
@@ -164,7 +171,15 @@ for part in "$@"; do
     dpdk)
         pkg-config --exists libdpdk 2>/dev/null || say 'building without DPDK: uplinks are memif: and null only'
         ;;
-    test) has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip' ;;
+    test)
+        has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
+        has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
+        has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
+        ;;
+    bench)
+        has dpdk-testpmd || say 'dpdk-testpmd is missing: the bench has no limit to compare with'
+        has ovs-vswitchd || say 'OVS-DPDK is missing: the bench leaves its columns empty'
+        ;;
     docker) has dockerd || has podman || say 'no container daemon: the docker engine will not work, oci does' ;;
     esac
 done

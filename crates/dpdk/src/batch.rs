@@ -104,11 +104,12 @@ impl Batch {
         self.len = left;
     }
 
-    /// Frees the packets for which `keep` is false.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Mbuf) -> bool) {
+    /// Frees the packets for which `keep` is false; gives how many.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Mbuf) -> bool) -> usize {
+        let before = self.len;
         let mut kept = 0;
-        for at in 0..self.len {
-            let Some(wanted) = self.get(at).map(&mut keep) else {
+        for at in 0..before {
+            let Some(wanted) = self.get(at).map(&keep) else {
                 break;
             };
             if wanted {
@@ -119,6 +120,7 @@ impl Batch {
         while self.len > kept {
             drop(self.pop());
         }
+        before - kept
     }
 }
 

@@ -44,6 +44,5 @@ pub use mbuf::{Mbuf, Segments};
 pub use mempool::{Mempool, MempoolConfig, POOL_LIMIT};
 #[cfg(feature = "link")]
 pub use port::{
-    FRAME_BYTES_MIN, FRAME_OVERHEAD_BYTES, Link, PORT_LIMIT, Port, PortConfig, PortInfo, PortStats, Queues,
-    Refused, RxQueue, TxQueue, interface_mtu,
+    FRAME_BYTES_MIN, Link, PORT_LIMIT, Port, PortConfig, PortInfo, PortStats, Queues, RxQueue, TxQueue,
 };

@@ -241,6 +241,18 @@ impl Mbuf {
         Ok(())
     }
 
+    /// Frees all of them at once and leaves the list empty. Of more than 2^32 the rest leaks.
+    pub fn free_all(mbufs: &mut Vec<Mbuf>) {
+        let (start, count) = (mbufs.as_mut_ptr(), mbufs.len());
+        if count == 0 {
+            return;
+        }
+        // SAFETY: nobody sees them any more, whatever happens below.
+        unsafe { mbufs.set_len(0) };
+        // SAFETY: the first `count` handles, each a pointer, are live mbufs with one owner, which has just forgotten them.
+        unsafe { sys::rte_pktmbuf_free_bulk(start.cast(), u32::try_from(count).unwrap_or(u32::MAX)) };
+    }
+
     /// Gives the mbuf away without freeing it.
     pub(crate) fn into_raw(self) -> *mut sys::rte_mbuf {
         let mbuf = self.0.as_ptr();

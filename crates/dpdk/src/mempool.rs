@@ -13,8 +13,8 @@ use crate::{Eal, Error};
 /// Pools in one process: they are never freed, so their number is bounded.
 pub const POOL_LIMIT: usize = 64;
 
-/// Mbufs that one registered thread keeps at hand, unless told otherwise: four bursts.
-const CACHE_MBUFS: u32 = 256;
+/// Mbufs that one registered thread keeps at hand, unless told otherwise: two turns of a worker.
+const CACHE_MBUFS: u32 = 512;
 
 /// The most that DPDK allows as a cache.
 const CACHE_MBUFS_MAX: u32 = 512;

@@ -6,6 +6,7 @@ use crate::counters::SlotCounters;
 use crate::frame::{Frame, FrameMemory};
 use crate::plan::{Plan, SlotPlan};
 use crate::port::{Pending, Port};
+use crate::worker::OUTBOX_FRAMES;
 
 /// An instance has a data port per uplink of its service.
 pub(crate) const PORT_LIMIT: usize = 2;
@@ -55,8 +56,8 @@ pub struct InstancePorts<M: FrameMemory> {
     /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
     /// dies.
     pub outstanding: u64,
-    /// Whether something was sent since the last flush.
-    pub touched: bool,
+    /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
+    pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
     /// Which instance it is, once a plan has told.
     pub(crate) id: Option<InstanceId>,
     /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance has
@@ -80,7 +81,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         InstancePorts {
             ports,
             outstanding: 0,
-            touched: false,
+            rooms: std::array::from_fn(|_| Vec::with_capacity(OUTBOX_FRAMES)),
             id: None,
             ways: [None; PORT_LIMIT],
             is_broken: false,
@@ -126,13 +127,6 @@ impl<M: FrameMemory> InstancePorts<M> {
         }
     }
 
-    /// Something is being sent: an answer is likely.
-    #[inline]
-    pub(crate) fn touch(&mut self) {
-        self.touched = true;
-        self.quiet = 0;
-    }
-
     /// Sends a probe on the first port, uncounted; everything else must have been flushed. Nothing happens where no
     /// frame or no room is left: it can be asked again.
     pub fn probe(&mut self, memory: &mut M) {
@@ -158,7 +152,8 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Makes what was sent visible to the instance and counts it, and that its ring is hot where it was full, or at least
     /// a quarter full at two flushes in a row. Returns what was sent.
     pub fn flush(&mut self, memory: &mut M, counters: &SlotCounters) -> Pending {
-        self.touched = false;
+        // Something is being sent: an answer is likely.
+        self.quiet = 0;
         let (mut all, mut used, mut slots) = (Pending::default(), 0, 0);
         for port in &mut self.ports {
             let sent = port.flush(memory);

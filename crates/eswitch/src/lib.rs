@@ -29,6 +29,7 @@ mod plan;
 mod port;
 mod soft;
 mod switch;
+mod table_memory;
 mod worker;
 
 pub use counters::{
@@ -36,9 +37,7 @@ pub use counters::{
     WorkerFigures, WorkerTotals,
 };
 pub use dump::{FlowDump, FlowFilter};
-pub use frame::{
-    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Unsendable,
-};
+pub use frame::{Device, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice};
 pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
@@ -46,6 +45,7 @@ pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
-pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
+pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Worker, WorkerParts};

@@ -4,9 +4,6 @@
 //! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
 //! control plane.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::frame::{Device, Frame, FrameMemory};
 
 /// One queue of a port.
@@ -29,7 +26,7 @@ pub struct Pending {
     pub bytes: u64,
     /// Packets that found it full.
     pub full: u64,
-    /// Packets of a length that it does not carry.
+    /// Packets that can never fit.
     pub too_large: u64,
 }
 
@@ -40,7 +37,7 @@ pub struct Received {
     pub packets: usize,
     /// Packets that the peer announced with a descriptor that cannot be true.
     pub bad: u64,
-    /// Packets larger than a frame, or than the port carries.
+    /// Packets larger than a frame.
     pub too_large: u64,
 }
 
@@ -61,8 +58,6 @@ pub struct Occupancy {
 pub struct MemifPort {
     queues: memif::QueuePair,
     pending: Pending,
-    /// The longest frame that it carries, in bytes.
-    frame_limit: usize,
 }
 
 /// One queue of a device, and the frames that wait for its next burst.
@@ -70,9 +65,6 @@ pub struct DevicePort<M: FrameMemory> {
     device: M::Device,
     staged: Vec<M::Frame>,
     pending: Pending,
-    frame_limit: usize,
-    /// While false, nothing is received from it.
-    is_open: Arc<AtomicBool>,
 }
 
 /// Frames that a device port stages before it sends them: one burst.
@@ -84,7 +76,6 @@ impl<M: FrameMemory> Port<M> {
         Port::Memif(MemifPort {
             queues,
             pending: Pending::default(),
-            frame_limit: usize::MAX,
         })
     }
 
@@ -93,26 +84,13 @@ impl<M: FrameMemory> Port<M> {
         Port::Null(Pending::default())
     }
 
-    /// A port on one queue of a device. Nothing is received from it before `is_open` says so.
-    pub fn device(device: M::Device, is_open: Arc<AtomicBool>) -> Port<M> {
+    /// A port on one queue of a device.
+    pub fn device(device: M::Device) -> Port<M> {
         Port::Device(DevicePort {
             device,
             staged: Vec::with_capacity(STAGED_FRAMES),
             pending: Pending::default(),
-            frame_limit: usize::MAX,
-            is_open,
         })
-    }
-
-    /// The same port for frames of at most `bytes` bytes, in both directions.
-    #[must_use]
-    pub fn for_frames(mut self, bytes: usize) -> Port<M> {
-        match &mut self {
-            Port::Memif(port) => port.frame_limit = bytes,
-            Port::Device(port) => port.frame_limit = bytes,
-            Port::Null(_) => {}
-        }
-        self
     }
 
     /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then
@@ -121,7 +99,10 @@ impl<M: FrameMemory> Port<M> {
         match self {
             Port::Memif(port) => port.receive(memory, into, limit),
             Port::Null(_) => Received::default(),
-            Port::Device(port) => port.receive(memory, into, limit),
+            Port::Device(port) => Received {
+                packets: port.device.receive(into, limit),
+                ..Received::default()
+            },
         }
     }
 
@@ -137,15 +118,32 @@ impl<M: FrameMemory> Port<M> {
                 pending.bytes += frame.len() as u64;
                 memory.give(frame);
             }
-            Port::Device(port) if frame.len() > port.frame_limit => {
-                port.pending.too_large += 1;
-                memory.give(frame);
-            }
             Port::Device(port) => {
                 port.staged.push(frame);
                 if port.staged.len() == STAGED_FRAMES {
                     port.send_staged(memory);
                 }
+            }
+        }
+    }
+
+    /// Puts frames into the port, `bytes` in all, after those put before, and leaves the list empty.
+    pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+        match self {
+            Port::Memif(port) => {
+                for frame in frames.iter() {
+                    port.send(frame.bytes());
+                }
+                memory.give_all(frames);
+            }
+            Port::Null(pending) => {
+                pending.packets += frames.len() as u64;
+                pending.bytes += bytes;
+                memory.give_all(frames);
+            }
+            Port::Device(port) => {
+                port.send_staged(memory);
+                port.send_now(frames, bytes, memory);
             }
         }
     }
@@ -215,23 +213,26 @@ impl MemifPort {
         while received.packets < limit {
             let Some(mut frame) = memory.take() else { break };
             match rx.pop(frame.room()) {
-                Some(Ok(len)) if len <= self.frame_limit => {
+                Some(Ok(len)) => {
                     frame.set_len(len);
                     into.push(frame);
                     received.packets += 1;
-                    continue;
                 }
-                Some(Ok(_)) | Some(Err(memif::RxError::TooLarge { .. })) => received.too_large += 1,
-                Some(Err(_)) => received.bad += 1,
+                Some(Err(error)) => {
+                    memory.give(frame);
+                    match error {
+                        memif::RxError::TooLarge { .. } => received.too_large += 1,
+                        _ => received.bad += 1,
+                    }
+                    // One burst of errors is enough for one turn.
+                    if received.bad + received.too_large >= limit as u64 {
+                        break;
+                    }
+                }
                 None => {
                     memory.give(frame);
                     break;
                 }
-            }
-            memory.give(frame);
-            // One burst of errors is enough for one turn.
-            if received.bad + received.too_large >= limit as u64 {
-                break;
             }
         }
         rx.release();
@@ -239,10 +240,6 @@ impl MemifPort {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        if bytes.len() > self.frame_limit {
-            self.pending.too_large += 1;
-            return;
-        }
         match self.queues.tx.push(bytes) {
             Ok(()) => {
                 self.pending.packets += 1;
@@ -255,40 +252,24 @@ impl MemifPort {
 }
 
 impl<M: FrameMemory> DevicePort<M> {
-    fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
-        // Acquire: what was published before it was opened is seen by whoever looks from here on.
-        if !self.is_open.load(Ordering::Acquire) {
-            return Received::default();
-        }
-        let first = into.len();
-        self.device.receive(into, limit);
-        let mut too_large = 0;
-        for frame in into.extract_if(first.., |frame| frame.len() > self.frame_limit) {
-            memory.give(frame);
-            too_large += 1;
-        }
-        Received {
-            packets: into.len() - first,
-            bad: 0,
-            too_large,
-        }
-    }
-
     fn send_staged(&mut self, memory: &mut M) {
         if self.staged.is_empty() {
             return;
         }
-        let offered = self.staged.len() as u64;
-        let offered_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
-        let unsendable = self.device.send(&mut self.staged);
-        let left = self.staged.len() as u64;
-        let left_bytes: u64 = self.staged.iter().map(|f| f.len() as u64).sum();
-        self.pending.packets += offered - left - unsendable.packets;
-        self.pending.bytes += offered_bytes - left_bytes - unsendable.bytes;
-        self.pending.too_large += unsendable.packets;
+        let mut staged = std::mem::take(&mut self.staged);
+        let bytes = staged.iter().map(|f| f.len() as u64).sum();
+        self.send_now(&mut staged, bytes, memory);
+        self.staged = staged;
+    }
+
+    fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+        let offered = frames.len() as u64;
+        self.device.send(frames);
+        let left = frames.len() as u64;
+        let left_bytes: u64 = frames.iter().map(|f| f.len() as u64).sum();
+        self.pending.packets += offered - left;
+        self.pending.bytes += bytes - left_bytes;
         self.pending.full += left;
-        for frame in self.staged.drain(..) {
-            memory.give(frame);
-        }
+        memory.give_all(frames);
     }
 }

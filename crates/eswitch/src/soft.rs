@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowRow, FlowTable, Line, TableConfig, TimeoutPolicy};
+use flow_table::{FlowHasher, FlowRow, FlowTable, TableConfig, TimeoutPolicy};
 use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,13 +18,14 @@ use scheduling::Scheduler;
 
 use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
 use crate::dump::{FlowDump, FlowFilter};
-use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
+use crate::frame::FrameMemory;
 use crate::idle::{Idle, Polling, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan, home};
 use crate::port::Port;
 use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
+use crate::table_memory::TableMemory;
 use crate::worker::{Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
@@ -39,8 +40,6 @@ const FLOW_ROWS_LIMIT: usize = 1 << 20;
 const HAND_OFF_SLOTS: usize = 4096;
 /// How often the sockets of ports are looked at: death of a peer is noticed within 100 ms by far.
 const SOCKET_PERIOD: Nanos = Nanos::from_millis(5);
-/// How often devices are looked at: reading a card's counters can take as long as 0.1 ms.
-const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
 /// How long an uplink's listener waits at a time, so that it notices the end.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
 /// How often a switch that stops looks whether its workers have.
@@ -74,8 +73,6 @@ pub struct UplinkConfig {
     pub name: String,
     /// What is behind it.
     pub device: UplinkDevice,
-    /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
-    pub max_frame: usize,
 }
 
 /// What is behind an uplink.
@@ -85,25 +82,15 @@ pub enum UplinkDevice {
     Memif {
         /// The socket's path.
         socket: PathBuf,
-        /// Queue pairs that its peer may have, at most one for each worker.
-        queues: u16,
     },
-    /// A device that is given to [`SoftSwitch::start`].
+    /// A device whose queues are given to [`SoftSwitch::start`].
     Device,
-    /// The same, but nothing is received from it before [`Switch::open_uplink`]: its packets wait, as those of a capture
-    /// do.
-    Waiting,
     /// A sink.
     Null,
 }
 
-/// A device that was opened for an uplink.
-pub struct OpenDevice<D> {
-    /// Its queues, each for a worker of its own.
-    pub queues: Vec<D>,
-    /// What the control plane sees of it.
-    pub watch: Box<dyn DeviceWatch>,
-}
+/// Ports that are given to the workers when the switch starts: for devices that need no peer, by uplink and queue.
+pub type DevicePorts<M> = Vec<(UplinkId, Vec<<M as FrameMemory>::Device>)>;
 
 /// The soft switch. Dropping it stops the workers.
 pub struct SoftSwitch<M: FrameMemory> {
@@ -120,7 +107,6 @@ pub struct SoftSwitch<M: FrameMemory> {
     background: Background,
     dumps: Vec<PendingDump>,
     sockets_at: Nanos,
-    watch_at: Nanos,
     /// Where link makers report; kept so that each can be given a sender.
     report: mpsc::Sender<Report>,
     reports: mpsc::Receiver<Report>,
@@ -185,11 +171,8 @@ struct Removing {
     outstanding: u64,
 }
 
+#[derive(Default)]
 struct UplinkState {
-    max_frame: usize,
-    /// Whether its device's packets are received; a memif link's always are.
-    is_open: Arc<AtomicBool>,
-    watch: Option<Watched>,
     control: Option<memif::Control>,
     /// Workers that have not yet taken their queue, and what the peer calls itself.
     attaching: usize,
@@ -198,38 +181,6 @@ struct UplinkState {
     detaching: usize,
     /// The link that comes next, while the old one's queues are being given back.
     next: Option<Box<memif::Link>>,
-}
-
-impl UplinkState {
-    fn of(config: &UplinkConfig) -> UplinkState {
-        UplinkState {
-            max_frame: config.max_frame,
-            is_open: Arc::new(AtomicBool::new(config.device != UplinkDevice::Waiting)),
-            watch: None,
-            control: None,
-            attaching: 0,
-            peer: String::new(),
-            detaching: 0,
-            next: None,
-        }
-    }
-}
-
-/// A device and how it was when it was last looked at.
-struct Watched {
-    watch: Box<dyn DeviceWatch>,
-    state: DeviceState,
-}
-
-impl Watched {
-    /// A device that was just opened: up until the first look says otherwise.
-    fn new(watch: Box<dyn DeviceWatch>) -> Watched {
-        let state = DeviceState {
-            up: true,
-            ..DeviceState::default()
-        };
-        Watched { watch, state }
-    }
 }
 
 struct PendingDump {
@@ -280,8 +231,7 @@ impl<M: FrameMemory> WorkerHandle<M> {
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker, `devices` one for each uplink
-    /// that is one.
+    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker.
     ///
     /// # Errors
     /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
@@ -289,7 +239,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     pub fn start(
         config: &SoftSwitchConfig,
         memories: Vec<M>,
-        devices: Vec<(UplinkId, OpenDevice<M::Device>)>,
+        devices: DevicePorts<M>,
     ) -> Result<SoftSwitch<M>, SwitchError> {
         let count = config.workers.len();
         limit("workers", count, WORKER_LIMIT)?;
@@ -297,10 +247,10 @@ impl<M: FrameMemory> SoftSwitch<M> {
         limit("workers with frames", count, memories.len())?;
         let mut listeners = Vec::new();
         for (index, uplink) in config.uplinks.iter().enumerate() {
-            if let UplinkDevice::Memif { socket, queues } = &uplink.device {
+            if let UplinkDevice::Memif { socket } = &uplink.device {
                 let server = memif::ServerConfig {
                     // A worker serves one queue of an uplink.
-                    max_queues: (*queues).clamp(1, count as u16),
+                    max_queues: count as u16,
                     ..memif::ServerConfig::new("inco")
                 };
                 let listener =
@@ -327,9 +277,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
             let (worker_events, events) = RingBuffer::new(EVENT_SLOTS);
             let counters = Arc::new(WorkerCounters::default());
             let waker = Arc::clone(&wakers[index]);
-            let lines = FlowTable::<Box<[Line]>>::lines_needed(&config.table).map_err(SwitchError::Table)?;
-            // Written to here, so that no page is missing later.
-            let storage = vec![Line::ZERO; lines].into_boxed_slice();
+            let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
+            let storage = TableMemory::new(lines).map_err(|e| system("memory for a flow table", e))?;
             let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, monotonic())
                 .map_err(SwitchError::Table)?;
             parts.push(WorkerParts {
@@ -376,11 +325,12 @@ impl<M: FrameMemory> SoftSwitch<M> {
             loads,
             workers: handles,
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
-            uplinks: config.uplinks.iter().map(UplinkState::of).collect(),
+            uplinks: (0..config.uplinks.len())
+                .map(|_| UplinkState::default())
+                .collect(),
             background: Background::default(),
             dumps: Vec::new(),
             sockets_at: Nanos::ZERO,
-            watch_at: Nanos::ZERO,
             report,
             reports,
         };
@@ -409,20 +359,57 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 }
             }
         }
-        for (uplink, device) in devices {
-            limit("queues of an uplink", device.queues.len(), count)?;
-            let Some(state) = switch.uplinks.get_mut(uplink.index()) else {
-                continue;
-            };
-            state.watch = Some(Watched::new(device.watch));
-            let (is_open, max_frame) = (Arc::clone(&state.is_open), state.max_frame);
-            for (queue, device) in device.queues.into_iter().enumerate() {
-                let worker = (uplink.index() + queue) % count;
-                let port = Box::new(Port::device(device, Arc::clone(&is_open)).for_frames(max_frame));
-                switch.command(worker, Command::AttachUplink { uplink, port });
-            }
+        for (uplink, queues) in devices {
+            switch.attach_uplink_device(uplink, queues)?;
         }
         Ok(switch)
+    }
+
+    /// Gives an uplink the queues of its device, at most one per worker, from now on.
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for an uplink that does not exist, no queue or too many.
+    pub fn attach_uplink_device(
+        &mut self,
+        uplink: UplinkId,
+        queues: Vec<M::Device>,
+    ) -> Result<(), SwitchError> {
+        let workers = self.workers.len();
+        limit("uplinks", uplink.index() + 1, self.uplinks.len())?;
+        limit("queues of an uplink", queues.len(), workers)?;
+        for (queue, device) in queues.into_iter().enumerate() {
+            let worker = (uplink.index() + queue) % workers;
+            let port = Box::new(Port::device(device));
+            self.command(worker, Command::AttachUplink { uplink, port });
+        }
+        Ok(())
+    }
+
+    /// Connects the data ports of the instance in that slot, which are devices: the queues of each, at most one per
+    /// worker. [`SwitchEvent::Attached`] follows, as after [`Switch::attach`].
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist; [`SwitchError::SlotInUse`].
+    pub fn attach_devices(&mut self, slot: Slot, ports: Vec<Vec<M::Device>>) -> Result<(), SwitchError> {
+        let workers = self.workers.len();
+        limit("slots", slot.index() + 1, Slot::LIMIT)?;
+        limit("data ports of an instance", ports.len(), PORT_LIMIT)?;
+        if self.instances[slot.index()].is_some() {
+            return Err(SwitchError::SlotInUse { slot });
+        }
+        // All ports of an instance have as many queues, or a worker would be at home to one of them alone.
+        let queues = ports.iter().map(Vec::len).min().unwrap_or(0);
+        limit("queues of a data port", queues, workers)?;
+        self.slots_used = self.slots_used.max(slot.index() + 1);
+        self.instances[slot.index()] = Some(Attachment::new(Arc::default()));
+        let mut by_worker: Vec<Vec<Port<M>>> = (0..workers).map(|_| Vec::new()).collect();
+        for port in ports {
+            for (queue, device) in port.into_iter().enumerate().take(queues) {
+                by_worker[home(slot, queue, queues, workers)].push(Port::device(device));
+            }
+        }
+        self.attach_ports(slot, by_worker, Some(queues as u16), String::new(), Vec::new());
+        Ok(())
     }
 
     /// Sends a command to a worker, in the order of the calls, whether its ring has room now or later.
@@ -580,16 +567,14 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     fn attach_uplink(&mut self, uplink: UplinkId, link: memif::Link) {
         let workers = self.workers.len();
-        let Some(state) = self.uplinks.get_mut(uplink.index()) else {
-            return;
-        };
-        state.attaching = link.queues.len().min(workers);
-        state.peer = link.peer_name;
-        state.control = Some(link.control);
-        let max_frame = state.max_frame;
+        if let Some(state) = self.uplinks.get_mut(uplink.index()) {
+            state.attaching = link.queues.len().min(workers);
+            state.peer = link.peer_name;
+            state.control = Some(link.control);
+        }
         for (queue, pair) in link.queues.into_iter().enumerate().take(workers) {
             let worker = (uplink.index() + queue) % workers;
-            let port = Box::new(Port::memif(pair).for_frames(max_frame));
+            let port = Box::new(Port::memif(pair));
             self.command(worker, Command::AttachUplink { uplink, port });
         }
     }
@@ -772,23 +757,6 @@ impl<M: FrameMemory> SoftSwitch<M> {
                         events.push(SwitchEvent::UplinkDown { uplink, reason });
                     }
                 }
-            }
-        }
-    }
-
-    /// Looks at the devices: their links and their own counters.
-    fn watch_devices(&mut self, events: &mut Vec<SwitchEvent>) {
-        for (index, uplink) in self.uplinks.iter_mut().enumerate() {
-            let Some(Watched { watch, state }) = &mut uplink.watch else {
-                continue;
-            };
-            let (uplink, before) = (UplinkId(index as u8), state.up);
-            *state = watch.look();
-            let (peer, reason) = ("its link is up".to_owned(), "its link is down".to_owned());
-            match (before, state.up) {
-                (false, true) => events.push(SwitchEvent::UplinkUp { uplink, peer }),
-                (true, false) => events.push(SwitchEvent::UplinkDown { uplink, reason }),
-                _ => {}
             }
         }
     }
@@ -1047,13 +1015,6 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         })
     }
 
-    fn open_uplink(&mut self, uplink: UplinkId) {
-        if let Some(state) = self.uplinks.get(uplink.index()) {
-            // Release: the plan that was published before is then seen by a worker that sees this.
-            state.is_open.store(true, Ordering::Release);
-        }
-    }
-
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
         for (slot, pps) in loads {
             self.loads.set_load(*slot, *pps);
@@ -1113,15 +1074,6 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 longest_gap_ns: totals.longest_gap_ns,
             };
         }
-        for (uplink, sum) in self.uplinks.iter().zip(&mut sums.uplinks) {
-            let state = uplink
-                .watch
-                .as_ref()
-                .map(|watched| watched.state)
-                .unwrap_or_default();
-            sum.missed_packets = state.missed_packets;
-            sum.failed_packets = state.failed_packets;
-        }
         sums.at = monotonic();
         sums.age = Nanos::ZERO;
     }
@@ -1152,10 +1104,6 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if now >= self.sockets_at {
             self.sockets_at = now + SOCKET_PERIOD;
             self.poll_sockets(events);
-        }
-        if now >= self.watch_at {
-            self.watch_at = now + WATCH_PERIOD;
-            self.watch_devices(events);
         }
         let acknowledged = self.acknowledged();
         while self
@@ -1206,12 +1154,9 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             let _panicked = thread.join();
         }
         self.instances.iter_mut().for_each(|place| *place = None);
-        for uplink in &mut self.uplinks {
-            uplink.control = None;
-            uplink.next = None;
-            // The last that has it closes the device: what it wrote is then in its file.
-            uplink.watch = None;
-        }
+        self.uplinks
+            .iter_mut()
+            .for_each(|uplink| *uplink = UplinkState::default());
     }
 }
 

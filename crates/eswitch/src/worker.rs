@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{EntryIndex, FlowHasher, FlowTable, Line, Progress};
+use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowTable, Lanes, Progress};
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
-use packet::{FragmentTracker, Offer, PacketInfo, Parsed};
+use packet::{FragmentTracker, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, NewFlow, Pick, Scheduler};
 
@@ -22,17 +22,20 @@ use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
 use crate::port::Port;
+use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
-pub const BURST_FRAMES: usize = 64;
-/// Packets that one burst can become: a fragment that resolves can release all that wait with it.
-const STAGE_PACKETS: usize = BURST_FRAMES + packet::WAITING_LIMIT;
+pub const BURST_FRAMES: usize = flow_table::BURST;
+/// Frames that may wait for instances before all are sent. With four instances each is then sent a burst at once.
+pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
 /// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
+/// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
+const BURSTS_PER_TURN: usize = 4;
 /// Commands taken per turn: an upper bound on what a turn may spend on the control plane.
 const COMMANDS_PER_TURN: usize = 8;
-/// Expired flows removed per turn. At a turn per 64 packets this keeps up with any rate of set-up.
-const EXPIRIES_PER_TURN: usize = 64;
+/// Expired flows removed per turn: as many as a turn's bursts can set up, so that this keeps up with any rate of it.
+const EXPIRIES_PER_TURN: usize = BURSTS_PER_TURN * BURST_FRAMES;
 /// How long a worker that leaves waits for the others to leave: what they still send to it is then counted.
 const LEAVING_STEPS: u32 = 20_000;
 /// The time between two looks at whether they have.
@@ -51,7 +54,7 @@ pub struct WorkerParts<M: FrameMemory> {
     /// Its frames.
     pub memory: M,
     /// Its flow table.
-    pub table: FlowTable<Box<[Line]>>,
+    pub table: FlowTable<TableMemory>,
     /// The hash that all workers share.
     pub hasher: FlowHasher,
     /// Secret of the fragment tracker's own hash.
@@ -100,17 +103,21 @@ pub struct Worker<M: FrameMemory> {
     instances: Vec<Option<Box<InstancePorts<M>>>>,
     /// Slots with ports here, in the order of their attachment.
     attached: Vec<Slot>,
-    /// Slots with something to flush.
-    touched: Vec<Slot>,
     services: Vec<ServiceState>,
     /// Received frames of the current burst.
     received: Vec<M::Frame>,
-    /// Packets of the current burst, in order.
-    stage: Vec<Staged<M::Frame>>,
-    /// Their keys, hashes and entries: side by side, for the table's batches.
-    keys: Vec<FlowKey>,
-    hashes: Vec<u64>,
-    found: Vec<Option<EntryIndex>>,
+    /// What the table needs of them, in the same places.
+    burst: Box<Burst>,
+    /// What those are that are not plain, with their places.
+    unusual: Vec<(usize, Parsed)>,
+    /// Frames on their way to instances at home here, by slot and data port, until the next flush.
+    outboxes: Box<[Outbox<M::Frame>]>,
+    /// Frames in all outboxes.
+    waiting: usize,
+    /// By uplink: the outbox of each slot to which packets of known flows go without another look.
+    lanes: Box<[Lanes]>,
+    /// Whether what the lanes follow from has changed.
+    lanes_are_stale: bool,
     /// Slots whose pins are being taken away, a part per turn.
     sweeps: Vec<Sweep>,
     dump: Option<Box<FlowDump>>,
@@ -124,11 +131,20 @@ pub struct Worker<M: FrameMemory> {
     stopping: bool,
 }
 
-/// A packet on its way through the steps of a burst.
-struct Staged<F> {
-    frame: F,
-    info: PacketInfo,
-    uplink: UplinkId,
+/// Frames for one data port of an instance, until the next flush.
+struct Outbox<F> {
+    frames: Vec<F>,
+    bytes: u64,
+    /// How many of them, and of their bytes, have been counted as offered to their service already.
+    counted: (u64, u64),
+}
+
+impl<F> Outbox<F> {
+    const EMPTY: Outbox<F> = Outbox {
+        frames: Vec::new(),
+        bytes: 0,
+        counted: (0, 0),
+    };
 }
 
 /// What a plan says of a slot, as packets need it.
@@ -154,6 +170,12 @@ impl Route {
         home: WorkerId(0),
         serves: false,
     };
+
+    /// The data port for a packet that came in on that uplink. One of the flow that came in elsewhere still reaches its
+    /// instance, on the first port.
+    fn port_of(&self, uplink: UplinkId) -> u8 {
+        u8::from(uplink != self.uplinks[0] && uplink == self.uplinks[1])
+    }
 }
 
 /// A slot whose pins are being taken away.
@@ -206,13 +228,14 @@ impl<M: FrameMemory> Worker<M> {
             uplinks_touched: [false; UPLINK_LIMIT],
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
             attached: Vec::with_capacity(Slot::LIMIT),
-            touched: Vec::with_capacity(Slot::LIMIT),
             services: Vec::with_capacity(SERVICE_LIMIT),
             received: Vec::with_capacity(BURST_FRAMES),
-            stage: Vec::with_capacity(STAGE_PACKETS),
-            keys: Vec::with_capacity(STAGE_PACKETS),
-            hashes: Vec::with_capacity(STAGE_PACKETS),
-            found: Vec::with_capacity(STAGE_PACKETS),
+            burst: Box::default(),
+            unusual: Vec::with_capacity(BURST_FRAMES),
+            outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
+            waiting: 0,
+            lanes: (0..UPLINK_LIMIT).map(|_| Lanes::default()).collect(),
+            lanes_are_stale: true,
             sweeps: Vec::with_capacity(Slot::LIMIT),
             dump: None,
             handed_to: 0,
@@ -234,7 +257,13 @@ impl<M: FrameMemory> Worker<M> {
         let is_new_plan = self.generation.0 != self.parts.counters.figures.generation.get();
         let mut moved = 0;
         for uplink in 0..UPLINK_LIMIT {
-            moved += self.poll_uplink(UplinkId(uplink as u8), now);
+            for _ in 0..BURSTS_PER_TURN {
+                let packets = self.poll_uplink(UplinkId(uplink as u8), now);
+                moved += packets;
+                if packets < BURST_FRAMES {
+                    break;
+                }
+            }
         }
         for peer in 0..self.parts.from_peers.len() {
             moved += self.poll_peer(peer, now);
@@ -364,6 +393,12 @@ impl<M: FrameMemory> Worker<M> {
                     if let Some(slot_plan) = plan.slot(slot) {
                         ports.note(slot_plan, plan);
                     }
+                    for (port, room) in ports.rooms.iter_mut().enumerate() {
+                        if let Some(outbox) = self.outboxes.get_mut(outbox_of(slot, port as u8)) {
+                            outbox.frames = std::mem::take(room);
+                        }
+                    }
+                    self.lanes_are_stale = true;
                     if let Some(place) = self.instances.get_mut(slot.index()) {
                         if place.replace(ports).is_none() {
                             self.attached.push(slot);
@@ -459,7 +494,12 @@ impl<M: FrameMemory> Worker<M> {
         let mut outstanding = 0;
         if let (Some(ports), Some(counters)) = (ports.as_mut(), self.parts.counters.slots.get(slot.index())) {
             self.attached.retain(|s| *s != slot);
-            self.touched.retain(|s| *s != slot);
+            self.lanes_are_stale = true;
+            for (port, room) in ports.rooms.iter_mut().enumerate() {
+                if let Some(outbox) = self.outboxes.get_mut(outbox_of(slot, port as u8)) {
+                    *room = std::mem::take(&mut outbox.frames);
+                }
+            }
             outstanding = std::mem::take(&mut ports.outstanding);
             if failed {
                 counters.lost.add(outstanding);
@@ -501,6 +541,7 @@ impl<M: FrameMemory> Worker<M> {
             counters.live_flows.set(0);
         }
         let slot = sweep.slot;
+        self.lanes_are_stale = true;
         let place = match self.sweeps.iter().position(|s| s.slot == slot) {
             Some(place) => {
                 if let Some(same) = self.sweeps.get_mut(place) {
@@ -538,6 +579,7 @@ impl<M: FrameMemory> Worker<M> {
         let Sweep { slot, then, .. } = self.sweeps.swap_remove(place);
         // It may be a candidate again.
         self.load_epoch = u64::MAX;
+        self.lanes_are_stale = true;
         if let Some(Removal { outstanding }) = then {
             self.tell(WorkerEvent::InstanceRemoved { slot, outstanding });
         }
@@ -557,6 +599,7 @@ impl<M: FrameMemory> Worker<M> {
             self.generation = self.plan.generation;
             self.take_over_services();
             self.take_over_slots();
+            self.lanes_are_stale = true;
         }
         if epoch != self.load_epoch {
             // After a sweep the epoch is as it was, and so are the estimates.
@@ -676,47 +719,149 @@ impl<M: FrameMemory> Worker<M> {
         received.packets
     }
 
-    /// Steers the frames in `self.received`, which came in on that uplink.
+    /// Steers the frames in `self.received`, which came in on that uplink, in their order. Packets of known flows take
+    /// the short way, a step at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
     fn steer(&mut self, uplink: UplinkId, now: Nanos) {
-        // The list is taken out and put back, so that its room is used again.
-        let mut frames = std::mem::take(&mut self.received);
-        for frame in frames.drain(..) {
-            match packet::parse(frame.bytes()) {
-                Parsed::Flow(info) => {
-                    if let Some(frame) = self.own(frame, &info.key, uplink) {
-                        self.stage_packet(frame, info, uplink);
-                    }
+        const CHANGING: u8 = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
+        if self.lanes_are_stale {
+            self.draw_lanes();
+        }
+        if self.waiting + self.received.len() > OUTBOX_FRAMES {
+            self.flush_instances();
+        }
+        let hasher = self.parts.hasher;
+        let burst = &mut *self.burst;
+        let packets = self.received.iter().enumerate().map(|(place, frame)| {
+            let bytes = frame.bytes();
+            if let Some(plain) = packet::plain(bytes) {
+                return Some(BurstPacket {
+                    key: plain.key,
+                    direction: plain.direction,
+                    bytes: bytes.len() as u32,
+                    is_odd: plain.tcp_flags.0 & CHANGING != 0,
+                });
+            }
+            let parsed = packet::parse(bytes);
+            if let Parsed::Flow(info) = &parsed {
+                self.parts.table.prefetch(&info.key, hasher.hash(&info.key));
+            }
+            self.unusual.push((place, parsed));
+            None
+        });
+        burst.fill(&hasher, packets);
+        self.parts.table.ask(burst);
+        if self.parts.workers > 1 {
+            for place in 0..burst.len() {
+                if burst.owner(place, &hasher, self.parts.workers) != self.parts.id.index() {
+                    burst.make_odd(place);
                 }
-                Parsed::Fragment(fragment) => {
-                    let Some(frame) = self.own(frame, &fragment.info.key, uplink) else {
-                        continue;
-                    };
-                    match self.fragments.offer(&fragment, (frame, uplink), now) {
-                        Offer::Resolved {
-                            frame: (frame, uplink),
-                            info,
-                        } => {
-                            self.stage_packet(frame, info, uplink);
-                            while let Some(((frame, uplink), info)) = self.fragments.release() {
-                                self.stage_packet(frame, info, uplink);
-                            }
-                        }
-                        Offer::Waiting => {}
-                        Offer::Refused {
-                            frame: (frame, _),
-                            reason,
-                        } => self.discard(frame, reason),
-                    }
-                }
-                Parsed::Other { .. } => {
-                    let fallback = self.plan.other;
-                    self.fall_back(frame, fallback, DropReason::Other);
-                }
-                Parsed::Invalid(reason) => self.discard(frame, reason),
             }
         }
+        self.parts.table.choose(burst);
+        // The lists are taken out and put back, so that their room is used again.
+        let mut frames = std::mem::take(&mut self.received);
+        let mut unusual = std::mem::take(&mut self.unusual);
+        let mut others = unusual.drain(..).peekable();
+        let (count, mut place) = (frames.len(), 0);
+        let mut rest = frames.drain(..);
+        while place < count {
+            let (outboxes, lanes) = (&mut self.outboxes, &self.lanes[uplink.index() % UPLINK_LIMIT]);
+            let until = self
+                .parts
+                .table
+                .hit_burst(&self.burst, place, now, lanes, |lane, bytes| {
+                    if let (Some(frame), Some(outbox)) = (rest.next(), outboxes.get_mut(usize::from(lane))) {
+                        outbox.frames.push(frame);
+                        outbox.bytes += u64::from(bytes);
+                    }
+                });
+            self.waiting += until - place;
+            if until < count
+                && let Some(frame) = rest.next()
+            {
+                let parsed = match others.next_if(|(place, _)| *place == until) {
+                    Some((_, parsed)) => parsed,
+                    None => packet::parse(frame.bytes()),
+                };
+                self.steer_one(frame, parsed, uplink, now);
+            }
+            place = until + 1;
+        }
+        drop((rest, others));
         self.received = frames;
-        self.place(now);
+        self.unusual = unusual;
+    }
+
+    /// Steers a packet the long way: whatever it is.
+    fn steer_one(&mut self, frame: M::Frame, parsed: Parsed, uplink: UplinkId, now: Nanos) {
+        match parsed {
+            Parsed::Flow(info) => {
+                if let Some(frame) = self.own(frame, &info.key, uplink) {
+                    self.place(frame, &info, uplink, now);
+                }
+            }
+            Parsed::Fragment(fragment) => {
+                let Some(frame) = self.own(frame, &fragment.info.key, uplink) else {
+                    return;
+                };
+                match self.fragments.offer(&fragment, (frame, uplink), now) {
+                    Offer::Resolved {
+                        frame: (frame, uplink),
+                        info,
+                    } => {
+                        self.place(frame, &info, uplink, now);
+                        while let Some(((frame, uplink), info)) = self.fragments.release() {
+                            self.place(frame, &info, uplink, now);
+                        }
+                    }
+                    Offer::Waiting => {}
+                    Offer::Refused {
+                        frame: (frame, _),
+                        reason,
+                    } => self.discard(frame, reason),
+                }
+            }
+            Parsed::Other { .. } => {
+                let fallback = self.plan.other;
+                self.fall_back(frame, fallback, DropReason::Other);
+            }
+            Parsed::Invalid(reason) => self.discard(frame, reason),
+        }
+    }
+
+    /// Looks a packet's flow up and sends it on its way.
+    fn place(&mut self, frame: M::Frame, info: &PacketInfo, uplink: UplinkId, now: Nanos) {
+        let hash = self.parts.hasher.hash(&info.key);
+        match self.verdict(info, hash, uplink, now) {
+            Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+            Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
+            Verdict::Drop(reason) => self.discard(frame, reason),
+        }
+    }
+
+    /// Writes down to which slots packets of known flows go the short way: instances that serve and whose ports are here.
+    #[cold]
+    fn draw_lanes(&mut self) {
+        self.lanes_are_stale = false;
+        for (uplink, lanes) in self.lanes.iter_mut().enumerate() {
+            lanes.clear();
+            for &slot in &self.attached {
+                let (Some(route), Some(Some(instance))) =
+                    (self.routes.get(slot.index()), self.instances.get(slot.index()))
+                else {
+                    continue;
+                };
+                let port = route.port_of(UplinkId(uplink as u8));
+                let is_direct = route.serves
+                    && route.home == self.parts.id
+                    && instance.id == Some(route.instance)
+                    && usize::from(port) < instance.ports.len()
+                    && self.parts.table.is_slot_usable(slot);
+                if is_direct {
+                    lanes.set(slot, outbox_of(slot, port) as u16);
+                }
+            }
+        }
     }
 
     /// Gives the frame back if this worker owns flows between these addresses, else hands it to the one that does.
@@ -733,50 +878,9 @@ impl<M: FrameMemory> Worker<M> {
         None
     }
 
-    #[inline]
-    fn stage_packet(&mut self, frame: M::Frame, info: PacketInfo, uplink: UplinkId) {
-        self.keys.push(info.key);
-        self.hashes.push(self.parts.hasher.hash(&info.key));
-        self.stage.push(Staged { frame, info, uplink });
-    }
-
-    /// Looks up every staged packet and sends it on its way, in order.
-    fn place(&mut self, now: Nanos) {
-        self.found.clear();
-        self.found.resize(self.keys.len(), None);
-        self.parts
-            .table
-            .lookup_batch(&self.keys, &self.hashes, &mut self.found);
-        // The lists are taken out and put back, so that their room is used again.
-        let mut stage = std::mem::take(&mut self.stage);
-        let (hashes, found) = (std::mem::take(&mut self.hashes), std::mem::take(&mut self.found));
-        for ((staged, &hash), &entry) in stage.drain(..).zip(&hashes).zip(&found) {
-            let Staged { frame, info, uplink } = staged;
-            match self.verdict(&info, hash, entry, uplink, now) {
-                Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
-                Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
-                Verdict::Drop(reason) => self.discard(frame, reason),
-            }
-        }
-        self.stage = stage;
-        self.hashes = hashes;
-        self.found = found;
-        self.hashes.clear();
-        self.keys.clear();
-    }
-
     /// Where a packet goes. Pins its flow if it is new.
-    #[inline]
-    fn verdict(
-        &mut self,
-        info: &PacketInfo,
-        hash: u64,
-        entry: Option<EntryIndex>,
-        uplink: UplinkId,
-        now: Nanos,
-    ) -> Verdict {
-        // A miss may be the second packet of a flow that this very burst has brought.
-        let Some(entry) = entry.or_else(|| self.parts.table.lookup(&info.key, hash)) else {
+    fn verdict(&mut self, info: &PacketInfo, hash: u64, uplink: UplinkId, now: Nanos) -> Verdict {
+        let Some(entry) = self.parts.table.lookup(&info.key, hash) else {
             return self.set_up(info, hash, uplink, now, None, Slot::NONE);
         };
         let pin = if info.is_icmp_error {
@@ -917,18 +1021,17 @@ impl<M: FrameMemory> Worker<M> {
     /// Sends a packet to the instance that its flow is pinned to.
     #[inline]
     fn send_to_instance(&mut self, frame: M::Frame, slot: Slot, uplink: UplinkId) {
-        let &Route {
+        let &route = self.route(slot);
+        let Route {
             instance,
-            uplinks,
             home,
             serves,
             ..
-        } = self.route(slot);
+        } = route;
         if !serves {
             return self.discard(frame, DropReason::NoInstance);
         }
-        // A packet of the flow that came in elsewhere still reaches its instance, on the first port.
-        let port = u8::from(uplink != uplinks[0] && uplink == uplinks[1]);
+        let port = route.port_of(uplink);
         if home != self.parts.id {
             let to = Destination::Instance { slot, instance, port };
             return self.hand_off(home.index(), frame, to);
@@ -950,17 +1053,26 @@ impl<M: FrameMemory> Worker<M> {
             match plan.slot(slot) {
                 Some(slot_plan) if slot_plan.instance == id && instance.id.is_none() => {
                     instance.note(slot_plan, plan);
+                    self.lanes_are_stale = true;
                 }
                 _ => return self.discard(frame, DropReason::InstanceLost),
             }
         }
-        let Some(ring) = instance.ports.get_mut(usize::from(port)) else {
+        let bytes = frame.len() as u64;
+        let place = outbox_of(slot, port);
+        let (Some(_), Some(outbox)) = (
+            instance.ports.get(usize::from(port)),
+            self.outboxes.get_mut(place),
+        ) else {
             return self.discard(frame, DropReason::NoInstance);
         };
-        ring.send(frame, &mut self.parts.memory);
-        if !instance.touched {
-            instance.touch();
-            self.touched.push(slot);
+        outbox.frames.push(frame);
+        outbox.bytes += bytes;
+        outbox.counted.0 += 1;
+        outbox.counted.1 += bytes;
+        self.waiting += 1;
+        if self.waiting >= OUTBOX_FRAMES {
+            self.flush_instances();
         }
     }
 
@@ -1180,10 +1292,26 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
+    /// Gives the instances what waits for them.
+    fn flush_instances(&mut self) {
+        for place in 0..self.attached.len() {
+            if let Some(&slot) = self.attached.get(place)
+                && (0..PORT_LIMIT as u8).any(|port| {
+                    self.outboxes
+                        .get(outbox_of(slot, port))
+                        .is_some_and(|outbox| !outbox.frames.is_empty())
+                })
+            {
+                self.flush_instance(slot);
+            }
+        }
+        self.waiting = 0;
+    }
+
     /// Makes everything that was sent visible.
     fn flush(&mut self) {
-        while let Some(slot) = self.touched.pop() {
-            self.flush_instance(slot);
+        if self.waiting > 0 {
+            self.flush_instances();
         }
         for (index, touched) in self.uplinks_touched.iter_mut().enumerate() {
             if !std::mem::take(touched) {
@@ -1217,15 +1345,37 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     fn flush_instance(&mut self, slot: Slot) {
-        if let (Some(Some(instance)), Some(counters)) = (
+        let service = self.route(slot).service;
+        let (Some(Some(instance)), Some(counters)) = (
             self.instances.get_mut(slot.index()),
             self.parts.counters.slots.get(slot.index()),
-        ) {
-            let sent = instance.flush(&mut self.parts.memory, counters);
-            let counters = &self.parts.counters;
-            counters.drop_packets(DropReason::InstanceRingFull, sent.full);
-            counters.drop_packets(DropReason::TooLarge, sent.too_large);
+        ) else {
+            return;
+        };
+        let all = &self.parts.counters;
+        for (port, ring) in instance.ports.iter_mut().enumerate() {
+            let Some(outbox) = self.outboxes.get_mut(outbox_of(slot, port as u8)) else {
+                continue;
+            };
+            if outbox.frames.is_empty() {
+                continue;
+            }
+            let (bytes, (packets_counted, bytes_counted)) = (
+                std::mem::take(&mut outbox.bytes),
+                std::mem::take(&mut outbox.counted),
+            );
+            if let Some(offered) = all.services.get(service.index()) {
+                offered
+                    .offered_packets
+                    .add(outbox.frames.len() as u64 - packets_counted);
+                offered.offered_bytes.add(bytes - bytes_counted);
+            }
+            self.waiting = self.waiting.saturating_sub(outbox.frames.len());
+            ring.send_all(&mut outbox.frames, bytes, &mut self.parts.memory);
         }
+        let sent = instance.flush(&mut self.parts.memory, counters);
+        all.drop_packets(DropReason::InstanceRingFull, sent.full);
+        all.drop_packets(DropReason::TooLarge, sent.too_large);
     }
 
     /// Gauges, broken ports, and the next rows of a dump.
@@ -1267,7 +1417,9 @@ impl<M: FrameMemory> Worker<M> {
         figures.live_flows.set(self.parts.table.flows() as u64);
         figures.fragments_waiting.set(self.fragments.occupied() as u64);
         let in_rings: usize = self.parts.from_peers.iter().flatten().map(Consumer::slots).sum();
-        figures.held.set((in_rings + self.fragments.occupied()) as u64);
+        figures
+            .held
+            .set((in_rings + self.fragments.occupied() + self.waiting) as u64);
         self.go_on_with_dump(now);
     }
 
@@ -1362,6 +1514,12 @@ fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
         .filter(|(_, p)| takes(p))
         .nth(wanted)?;
     Some(Slot(index as u16))
+}
+
+/// The outbox of a data port.
+#[inline(always)]
+fn outbox_of(slot: Slot, port: u8) -> usize {
+    slot.index() * PORT_LIMIT + usize::from(port)
 }
 
 /// An instance by the flow's hash alone: without a pin.

@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicUsize;
 use arc_swap::ArcSwap;
 use eswitch::{
     Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle, InstancePorts,
-    LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, WakeSet, Waker, Worker,
-    WorkerCounters, WorkerEvent, WorkerParts,
+    LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, TableMemory, WakeSet, Waker,
+    Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
-use flow_table::{FlowHasher, FlowTable, Line, TableConfig, TimeoutPolicy};
+use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
 use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -83,13 +83,13 @@ fn alone(workers: usize) -> Alone {
         ipv6_flows: 1000,
         return_counters: true,
     };
-    let lines = FlowTable::<Box<[Line]>>::lines_needed(&table).unwrap();
+    let lines = table.lines_needed().unwrap();
     let hasher = FlowHasher::new(HASH_KEY);
     let timeouts = TimeoutPolicy {
         udp: Nanos::from_millis(50),
         ..TimeoutPolicy::default()
     };
-    let storage = vec![Line::ZERO; lines].into_boxed_slice();
+    let storage = TableMemory::new(lines).unwrap();
     let table = FlowTable::new(storage, &table, &timeouts, hasher, Nanos::ZERO).unwrap();
     let (mut commands, worker_commands) = RingBuffer::new(64);
     let (worker_events, events) = RingBuffer::new(4096);

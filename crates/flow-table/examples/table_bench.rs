@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 
-use flow_table::{EntryIndex, FlowHasher, FlowTable, Line, TableConfig, TimeoutPolicy, tcp_flag};
+use flow_table::{BURST, Burst, BurstPacket, FlowHasher, FlowTable, Lanes, Line, TableConfig, TimeoutPolicy};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot};
 use zerocopy::FromBytes;
 
@@ -33,11 +33,14 @@ impl Timer {
     }
 }
 
-const BURST: usize = 32;
 const HASHER: FlowHasher = FlowHasher::new([0x1234, 0x5678, 0x9abc, 0xdef0]);
 
 fn key(i: u32) -> FlowKey {
-    FlowKey::V4(FlowKeyV4 {
+    FlowKey::V4(key_v4(i))
+}
+
+fn key_v4(i: u32) -> FlowKeyV4 {
+    FlowKeyV4 {
         a: Ipv4Addr::from(0x0a00_0000 + (i >> 8)).octets(),
         b: [192, 0, 2, 1],
         a_port: (i & 0xff) as u16 + 1024,
@@ -45,7 +48,7 @@ fn key(i: u32) -> FlowKey {
         vlan: 0,
         protocol: 17,
         zero: 0,
-    })
+    }
 }
 
 type Table = FlowTable<&'static mut [Line]>;
@@ -66,7 +69,6 @@ fn storage(config: &TableConfig) -> &'static mut [Line] {
 fn set_up(table: &mut Table, from: u32, to: u32, now: Nanos) {
     let mut keys = [key(0); BURST];
     let mut hashes = [0; BURST];
-    let mut found = [None; BURST];
     let mut next = from;
     while next < to {
         let n = BURST.min((to - next) as usize);
@@ -76,9 +78,11 @@ fn set_up(table: &mut Table, from: u32, to: u32, now: Nanos) {
         for (key, hash) in keys[..n].iter().zip(&mut hashes) {
             *hash = HASHER.hash(key);
         }
-        table.lookup_batch(&keys[..n], &hashes[..n], &mut found[..n]);
-        for ((key, &hash), found) in keys[..n].iter().zip(&hashes).zip(&found) {
-            assert!(found.is_none());
+        for (key, &hash) in keys[..n].iter().zip(&hashes) {
+            table.prefetch(key, hash);
+        }
+        for (key, &hash) in keys[..n].iter().zip(&hashes) {
+            assert!(table.lookup(key, hash).is_none());
             let slot = Slot(hash as u16 & 3);
             let entry = table
                 .insert(key, hash, Direction::Forward, [slot; 2], ServiceId(0), now)
@@ -101,27 +105,30 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
             (((state >> 33) * u64::from(flows)) >> 31) as u32
         })
         .collect();
-    let mut keys = [key(0); BURST];
-    let mut hashes = [0; BURST];
-    let mut found: [Option<EntryIndex>; BURST] = [None; BURST];
+    let mut burst = Burst::default();
+    let mut lanes = Lanes::default();
+    (0..4).for_each(|slot| lanes.set(Slot(slot), slot));
     let mut times: Vec<f64> = (0..5)
         .map(|_| {
             let start = Timer::start();
             let mut done = 0;
             while done < packets {
-                for burst in order.chunks_exact(BURST) {
-                    // The whole burst is parsed before it is hashed: a key read right after it was written waits.
-                    for (&i, place) in burst.iter().zip(&mut keys) {
-                        *place = key(i);
-                    }
-                    for (key, hash) in keys.iter().zip(&mut hashes) {
-                        *hash = HASHER.hash(key);
-                    }
-                    table.lookup_batch(&keys, &hashes, &mut found);
-                    for found in &found {
-                        let hit = table.hit(found.unwrap(), Direction::Forward, 1, 60, now, tcp_flag::ACK);
-                        black_box(hit.pin);
-                    }
+                for numbers in order.chunks_exact(BURST) {
+                    let packets = numbers.iter().map(|&i| {
+                        Some(BurstPacket {
+                            key: key_v4(i),
+                            direction: 0,
+                            bytes: 60,
+                            is_odd: false,
+                        })
+                    });
+                    burst.fill(&HASHER, packets);
+                    table.ask(&burst);
+                    table.choose(&mut burst);
+                    let until = table.hit_burst(&burst, 0, now, &lanes, |lane, _| {
+                        black_box(lane);
+                    });
+                    black_box(until);
                     done += BURST;
                 }
             }

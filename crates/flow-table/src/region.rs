@@ -153,6 +153,20 @@ impl Region {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
     }
 
+    /// As [`head`](Region::head), of an IPv4 entry that may be none at all.
+    #[inline(always)]
+    pub(crate) fn head_if_any<'a>(&self, lines: &'a [Line], entry: u32) -> Option<&'a [u64; 4]> {
+        let line = lines.get(self.flows_at + (entry >> 1) as usize)?;
+        Some(line.half((entry & 1) as usize))
+    }
+
+    /// The same, to change.
+    #[inline(always)]
+    pub(crate) fn head_mut_if_any<'a>(&self, lines: &'a mut [Line], entry: u32) -> Option<&'a mut [u64; 4]> {
+        let line = lines.get_mut(self.flows_at + (entry >> 1) as usize)?;
+        Some(line.half_mut((entry & 1) as usize))
+    }
+
     #[inline(always)]
     pub(crate) fn prefetch_flow(&self, lines: &[Line], entry: u32) {
         simd::prefetch_at(lines, self.flow_line(entry));
@@ -345,25 +359,6 @@ impl Region {
         simd::prefetch_at(lines, self.first_bucket(hash));
     }
 
-    /// The first entry in a flow's first bucket that may be its own, and asks for it; where there is none but the flow
-    /// may lie in its second bucket, or would have to be put there, asks for that.
-    #[inline(always)]
-    pub(crate) fn prefetch_candidate(&self, lines: &[Line], hash: u64) -> Option<u32> {
-        let line = &lines[self.first_bucket(hash)];
-        let candidates = bucket::candidates(line, Region::signature(hash));
-        if candidates != 0 {
-            let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
-            self.prefetch_flow(lines, entry);
-            return Some(entry);
-        }
-        if (bucket::overflow(line) != 0 || bucket::free_place(line).is_none())
-            && let Some(second) = lines.get(self.second_bucket(hash))
-        {
-            simd::prefetch(second);
-        }
-        None
-    }
-
     /// Index and entries as slices of their own, for loops over many flows.
     #[inline(always)]
     pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [Line]) {
@@ -373,8 +368,9 @@ impl Region {
         )
     }
 
-    /// As [`prefetch_candidate`](Region::prefetch_candidate), for IPv4 and the slices of [`split`](Region::split);
-    /// `u32::MAX` where there is none.
+    /// The first IPv4 entry in a flow's first bucket that may be its own, by the slices of [`split`](Region::split), and
+    /// asks for it; `u32::MAX` where there is none. Where the flow may lie in its second bucket, or would have to be put
+    /// there, asks for that.
     #[inline(always)]
     pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[Line], hash: u64) -> u32 {
         let Some(line) = index.get(Region::share_of(hash, index.len() as u64)) else {
@@ -399,15 +395,6 @@ impl Region {
     #[inline(always)]
     pub(crate) fn prefetch_bucket_in(index: &[Line], hash: u64) {
         simd::prefetch_at(index, Region::share_of(hash, index.len() as u64));
-    }
-
-    /// Whether an IPv4 entry, of the slices of [`split`](Region::split), has this key.
-    #[inline(always)]
-    pub(crate) fn has_key_v4(flows: &[Line], entry: u32, key: &KeyWords<1>) -> bool {
-        flows.get((entry >> 1) as usize).is_some_and(|line| {
-            let head = line.half((entry & 1) as usize);
-            (head[0] ^ key.ports) & PORTS_MASK | (head[3] ^ key.addresses[0]) == 0
-        })
     }
 
     #[inline(always)]

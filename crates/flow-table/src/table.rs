@@ -3,7 +3,8 @@ use std::ops::DerefMut;
 
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
 
-use crate::entry::{KeyWords, Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
+use crate::burst::{self, BURST, Burst, Lanes};
+use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
 use crate::slots::{Slots, Use};
@@ -75,9 +76,6 @@ fn family_of(key: &FlowKey) -> usize {
         FlowKey::V6(_) => 1,
     }
 }
-
-/// Keys that a batch look-up works on together; a longer batch is done in parts.
-const BATCH: usize = 32;
 
 /// The bounded flow table of one worker. See the [crate's page](crate) for its life, its layout and what it costs.
 ///
@@ -303,68 +301,101 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         found
     }
 
-    /// Looks up a batch, so that the cache misses of its flows overlap: all buckets are asked for, then all entries, then
-    /// keys are compared. `found[i]` becomes the entry of `keys[i]`; the shortest of the three slices counts.
-    ///
-    /// Two packets of one new flow in a batch are both not found: look the second one up again after inserting the first
-    /// ([`insert`](FlowTable::insert) does, and gives the entry that is there).
-    #[inline]
-    pub fn lookup_batch(&mut self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
-        let parts = keys
-            .chunks(BATCH)
-            .zip(hashes.chunks(BATCH))
-            .zip(found.chunks_mut(BATCH));
-        for ((keys, hashes), found) in parts {
-            let n = keys.len().min(hashes.len()).min(found.len());
-            let (keys, hashes, found) = (&keys[..n], &hashes[..n], &mut found[..n]);
-            if keys.iter().all(|key| matches!(key, FlowKey::V4(_))) {
-                self.lookup_v4(keys, hashes, found);
-            } else {
-                self.lookup_mixed(keys, hashes, found);
-            }
-            let hits = found.iter().flatten().count() as u64;
-            self.counters.hits += hits;
-            self.counters.misses += n as u64 - hits;
-        }
-    }
+    // The short way: known IPv4 flows, a burst at a time.
 
+    /// Asks for the buckets of a burst's packets.
     #[inline(always)]
-    fn lookup_v4(&self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
-        let region = &self.regions[0];
-        let (index, flows) = region.split(&self.storage);
-        for &hash in hashes {
+    pub fn ask(&self, burst: &Burst) {
+        let (index, _) = self.regions[0].split(&self.storage);
+        for &hash in burst.hashes.iter().take(burst.len) {
             Region::prefetch_bucket_in(index, hash);
         }
-        let mut candidates = [u32::MAX; BATCH];
-        for (&hash, candidate) in hashes.iter().zip(&mut candidates) {
+    }
+
+    /// Chooses for each packet of a burst the entry that may be its flow's, and asks for that.
+    #[inline(always)]
+    pub fn choose(&self, burst: &mut Burst) {
+        let (index, flows) = self.regions[0].split(&self.storage);
+        let Burst {
+            len,
+            hashes,
+            candidates,
+            ..
+        } = burst;
+        for (&hash, candidate) in hashes.iter().zip(candidates).take(*len) {
             *candidate = Region::prefetch_candidate_v4(index, flows, hash);
-        }
-        let base = region.place_of(0);
-        for (((key, &hash), &candidate), found) in keys.iter().zip(hashes).zip(&candidates).zip(found) {
-            let right = match key {
-                FlowKey::V4(key) => Region::has_key_v4(flows, candidate, &KeyWords::v4(key)),
-                FlowKey::V6(_) => false,
-            };
-            *found = if right {
-                NonZeroU32::new(base + candidate).map(EntryIndex)
-            } else {
-                self.find(family_of(key), key, hash)
-            };
         }
     }
 
+    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells the lane of each one's
+    /// pin and its length to `to`, in order. Stops at the first packet that needs more than that (its flow is not known or
+    /// not steady, it was pushed as odd, its pin has no lane, or its flow's counters carry), and gives its place; the
+    /// burst's length where there is none.
+    #[inline(always)]
+    pub fn hit_burst(
+        &mut self,
+        burst: &Burst,
+        from: usize,
+        now: Nanos,
+        lanes: &Lanes,
+        mut to: impl FnMut(u16, u32),
+    ) -> usize {
+        const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;
+        let seen = half::seen(tick(now));
+        let len = burst.len.min(BURST);
+        let region = &self.regions[0];
+        let lines = &mut *self.storage;
+        let lanes = &*lanes.0;
+        let packets = burst.candidates[..len]
+            .iter()
+            .zip(&burst.addresses)
+            .zip(&burst.ports)
+            .zip(&burst.lengths)
+            .skip(from);
+        let mut at = from;
+        for (((&candidate, &addresses), &ports), &length) in packets {
+            let mut entry = candidate;
+            let is_known = region
+                .head_if_any(lines, entry)
+                .is_some_and(|head| !burst::is_other(head, ports, addresses));
+            if !is_known {
+                // A few in a hundred share a signature with the flow, or lie in their second bucket.
+                match Self::find_known(region, lines, burst, at) {
+                    Some(found) => entry = found,
+                    None => break,
+                }
+            }
+            let Some(head) = region.head_mut_if_any(lines, entry) else {
+                break;
+            };
+            let (bytes, d) = burst::length(length);
+            let (word, other) = (head[1 + d], head[2 - d]);
+            let add = 1 | u64::from(bytes) << half::PACKETS_BITS;
+            let sum = word.wrapping_add(add);
+            let lane = lanes[(word >> half::PIN_SHIFT & half::PIN_MASK) as usize];
+            if (sum ^ word ^ add) & CARRIES != 0 || lane == Lanes::NONE {
+                break;
+            }
+            head[1 + d] = sum & half::BELOW_SEEN | seen[d];
+            head[2 - d] = other & half::BELOW_SEEN | seen[1 - d];
+            to(lane, bytes);
+            at += 1;
+        }
+        self.counters.hits += (at - from) as u64;
+        at
+    }
+
+    /// The entry of a burst's packet, where its flow is in the table and steady.
+    #[cold]
     #[inline(never)]
-    fn lookup_mixed(&self, keys: &[FlowKey], hashes: &[u64], found: &mut [Option<EntryIndex>]) {
-        let lines = &*self.storage;
-        for (key, &hash) in keys.iter().zip(hashes) {
-            self.regions[family_of(key)].prefetch_bucket(lines, hash);
+    fn find_known(region: &Region, lines: &[Line], burst: &Burst, at: usize) -> Option<u32> {
+        if burst.is_odd(at) {
+            return None;
         }
-        for (key, &hash) in keys.iter().zip(hashes) {
-            self.regions[family_of(key)].prefetch_candidate(lines, hash);
-        }
-        for ((key, &hash), found) in keys.iter().zip(hashes).zip(found) {
-            *found = self.find(family_of(key), key, hash);
-        }
+        let key = burst.key(at).key();
+        let entry = region.find(lines, &key, burst.hashes[at])?;
+        let is_other = burst::is_other(region.head(lines, entry), burst.ports[at], burst.addresses[at]);
+        (!is_other).then_some(entry)
     }
 
     #[inline(never)]

@@ -9,7 +9,10 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 
-use flow_table::{DumpCursor, FlowHasher, FlowTable, Line, Progress, TableConfig, TimeoutPolicy, tcp_flag};
+use flow_table::{
+    Burst, BurstPacket, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, TimeoutPolicy,
+    tcp_flag,
+};
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
 
 thread_local! {
@@ -69,6 +72,8 @@ fn the_steady_state_allocates_nothing() {
     let mut table = FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
     assert!(allocations() > before, "the allocator is not counted");
 
+    let mut burst = Burst::default();
+    let lanes = Lanes::default();
     let before = allocations();
     let mut now = Nanos::ZERO;
     let mut shown = 0_u32;
@@ -77,9 +82,7 @@ fn the_steady_state_allocates_nothing() {
         for i in 0..25_000 {
             let key = key(i + round % 3 * 10_000);
             let hash = hasher.hash(&key);
-            let mut found = [None];
-            table.lookup_batch(&[key], &[hash], &mut found);
-            let entry = match found[0] {
+            let entry = match table.lookup(&key, hash) {
                 Some(entry) => Some(entry),
                 None => {
                     let pins = [Slot(i as u16 % 64); 2];
@@ -94,6 +97,19 @@ fn the_steady_state_allocates_nothing() {
                 table.count_returned(entry, 1);
             }
             if i % 64 == 0 {
+                let packets = (i..i + 64).map(|i| match self::key(i) {
+                    FlowKey::V4(key) => Some(BurstPacket {
+                        key,
+                        direction: 0,
+                        bytes: 60,
+                        is_odd: false,
+                    }),
+                    FlowKey::V6(_) => None,
+                });
+                burst.fill(&hasher, packets);
+                table.ask(&burst);
+                table.choose(&mut burst);
+                table.hit_burst(&burst, 0, now, &lanes, |lane, _| shown += u32::from(lane));
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);
             }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Line, Progress,
-    TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    Burst, BurstPacket, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full,
+    Lanes, Line, Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
 use proptest::prelude::*;
@@ -256,6 +256,63 @@ impl Harness {
         found
     }
 
+    /// A burst of packets of 60 bytes, of which the table counts those of known, steady flows with a pin.
+    fn burst(&mut self, numbers: &[u32]) {
+        const BYTES: u64 = 60;
+        let now = self.now;
+        let keys: Vec<FlowKey> = numbers.iter().map(|&i| key(i)).take(flow_table::BURST).collect();
+        let mut burst = Burst::default();
+        let packets = keys.iter().map(|key| match key {
+            FlowKey::V4(key) => Some(BurstPacket {
+                key: *key,
+                direction: u32::from(key.a_port % 2),
+                bytes: BYTES as u32,
+                is_odd: key.a_port.is_multiple_of(7),
+            }),
+            FlowKey::V6(_) => None,
+        });
+        burst.fill(&HASHER, packets);
+        let mut lanes = Lanes::default();
+        for slot in (0..SLOTS).filter(|slot| !self.sweeps.contains_key(slot)) {
+            lanes.set(Slot(slot), slot + 100);
+        }
+        self.table().ask(&burst);
+        self.table().choose(&mut burst);
+        let mut from = 0;
+        while from < keys.len() {
+            let mut told = Vec::new();
+            let until = self
+                .table()
+                .hit_burst(&burst, from, now, &lanes, |lane, bytes| told.push((lane, bytes)));
+            assert_eq!(told.len(), until - from);
+            for (key, (lane, bytes)) in keys[from..until].iter().zip(told) {
+                let FlowKey::V4(words) = key else { unreachable!() };
+                let d = usize::from(words.a_port % 2);
+                let flow = self.flows.get_mut(key).unwrap();
+                assert_eq!(flow.pins[d], Slot(lane - 100));
+                assert!(matches!(flow.tcp, TcpState::None | TcpState::Established));
+                flow.packets[d] += 1;
+                flow.bytes[d] += u64::from(bytes);
+                flow.seen = now;
+                self.counters.hits += 1;
+            }
+            if let Some(FlowKey::V4(words)) = keys.get(until)
+                && let Some(flow) = self.flows.get(&FlowKey::V4(*words))
+            {
+                let d = usize::from(words.a_port % 2);
+                let carries = flow.packets[d] % (1 << 16) == (1 << 16) - 1
+                    || flow.bytes[d] % (1 << 24) + BYTES >= 1 << 24;
+                let is_steady = matches!(flow.tcp, TcpState::None | TcpState::Established);
+                let is_odd = words.a_port.is_multiple_of(7);
+                assert!(
+                    is_odd || !is_steady || carries || !flow.pins[d].is_some(),
+                    "{flow:?}"
+                );
+            }
+            from = until + 1;
+        }
+    }
+
     fn step(&mut self, op: &Op) {
         let now = self.now;
         match *op {
@@ -352,20 +409,7 @@ impl Harness {
             Op::Lookup(i) => {
                 self.entry(&key(i));
             }
-            Op::Batch(ref numbers) => {
-                let keys: Vec<FlowKey> = numbers.iter().map(|&i| key(i)).collect();
-                let hashes: Vec<u64> = keys.iter().map(|key| HASHER.hash(key)).collect();
-                let mut found = vec![None; keys.len()];
-                self.table().lookup_batch(&keys, &hashes, &mut found);
-                for (key, found) in keys.iter().zip(&found) {
-                    assert_eq!(self.entry(key), *found);
-                    self.counters.hits += u64::from(found.is_some());
-                    self.counters.misses += u64::from(found.is_none());
-                    if let Some(found) = found {
-                        assert_eq!(self.table().key(*found), *key);
-                    }
-                }
-            }
+            Op::Batch(ref numbers) => self.burst(numbers),
             Op::SetPin {
                 key: i,
                 reverse,

@@ -58,6 +58,9 @@ pub(crate) enum Command {
     /// Play traffic against the same policies in simulation: an hour in a second
     #[command(subcommand)]
     Sim(SimCommand),
+    /// Measure the data plane side by side with its peers
+    #[cfg(feature = "dpdk")]
+    Bench(BenchArgs),
 }
 
 /// Which engine runs containers.
@@ -462,6 +465,83 @@ pub(crate) struct ImageListArgs {
 pub(crate) struct ImageRemoveArgs {
     /// The image's name
     pub(crate) name: String,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
+)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) bench: BenchCommand,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Established flows to their instances: against the limit of input and output, and OVS-DPDK
+    Steer(SteerArgs),
+    /// New flows: how many a core sets up in a second, by how full its table is
+    Setup(SetupArgs),
+    /// The process that `steer` measures
+    #[command(hide = true, after_help = "Example: started by inco bench steer")]
+    Contestant(ContestantArgs),
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco bench steer\n  inco bench steer --full --csv all.csv\n  inco bench steer --json --flows 32,1000 --rounds 5"
+)]
+pub(crate) struct SteerArgs {
+    /// How many flows, each number on its own
+    #[arg(long, value_delimiter = ',', value_name = "N", default_values_t = [32, 1_000, 10_000, 100_000, 1_000_000], value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    pub(crate) flows: Vec<u32>,
+    /// Rounds; the medians of their ratios count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// What the instances' ports are
+    #[arg(long, value_enum, default_value = "net_null")]
+    pub(crate) port: crate::bench::SinkPort,
+    /// Also packets of 512 and 1500 bytes, IPv6, and 4 to 256 instances
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Leave OVS out
+    #[arg(long)]
+    pub(crate) no_ovs: bool,
+    /// Where every measurement goes, with its command lines
+    #[arg(long, value_name = "FILE", default_value = "bench-steer.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench setup\n  inco bench setup --json --flows 1000000")]
+pub(crate) struct SetupArgs {
+    /// IPv4 flows that the table has room for
+    #[arg(long, value_name = "N", default_value_t = flow_table::TableConfig::LIMIT)]
+    pub(crate) flows: usize,
+    /// Rounds; their medians count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// Where every measurement goes
+    #[arg(long, value_name = "FILE", default_value = "bench-setup.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+pub(crate) struct ContestantArgs {
+    /// What it is to do, as JSON
+    #[arg(long)]
+    pub(crate) spec: String,
 }
 
 #[cfg(test)]

@@ -86,8 +86,6 @@ fn status_text(status: &Status) -> String {
         ">received",
         ">sent",
         ">dropped",
-        ">missed",
-        ">failed",
     ]);
     for uplink in &status.uplinks {
         uplinks.row([
@@ -99,8 +97,6 @@ fn status_text(status: &Status) -> String {
             grouped(uplink.received_packets),
             grouped(uplink.sent_packets),
             grouped(uplink.dropped_packets),
-            grouped(uplink.missed_packets),
-            grouped(uplink.failed_packets),
         ]);
     }
     text.push_str(&uplinks.text());

@@ -3,6 +3,8 @@
 // They panic where nobody reads the output: `output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(feature = "dpdk")]
+mod bench;
 mod check;
 mod cli;
 mod client_commands;
@@ -49,6 +51,8 @@ fn main() -> ExitCode {
         Command::Traffic(args) => traffic_command::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Sim(command) => sim_command::run(&command),
+        #[cfg(feature = "dpdk")]
+        Command::Bench(args) => bench::run(&args.bench),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,10 +10,10 @@ use serde_json::Value;
 /// Crates from the bottom up. One may use what lies strictly below its own row.
 const ROWS: &[&[&str]] = &[
     &["simd", "model", "stamp"],
-    &["packet", "scheduling", "autoscaling", "flow-table"],
+    &["packet", "scheduling", "autoscaling", "flow-table", "openflow"],
     &["configuration"],
     &["dpdk-sys"],
-    &["dpdk", "memif", "engine", "collector", "nf-page"],
+    &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
     &["traffic"],
     &["eswitch"],
     &["controller"],

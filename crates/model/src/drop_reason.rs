@@ -54,8 +54,7 @@ reasons! {
     InstanceLost = "instance_lost",
     /// Taken by the function and never given back.
     Function = "function",
-    /// Of a length that a port does not carry: larger than its buffers or than the uplink's longest frame, or shorter
-    /// than an Ethernet header where a device has to send it.
+    /// Larger than the port's buffers can carry.
     TooLarge = "too_large",
     /// The uplink's transmit queue had no free slot.
     UplinkRingFull = "uplink_ring_full",

@@ -28,7 +28,7 @@ pub use fragments::{
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,
 };
 pub use headers::{MAX_EXTENSION_HEADERS, MAX_VLAN_TAGS, ethertype};
-pub use parse::{Fragment, PacketInfo, Parsed, TcpFlags, parse};
+pub use parse::{Fragment, PacketInfo, Parsed, Plain, TcpFlags, parse, plain};
 
 /// What can be wrong with a capture file or with a frame that is to be built. What is wrong with a received frame is
 /// not an error but a [`model::DropReason`].

@@ -146,61 +146,129 @@ pub fn parse(frame: &[u8]) -> Parsed {
     }
 }
 
+/// What steering needs of a plain packet: see [`plain`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// The flow.
+    pub key: FlowKeyV4,
+    /// 0 where the packet travels [`Direction::Forward`], 1 where it travels [`Direction::Reverse`].
+    pub direction: u32,
+    /// Flags of a TCP packet, else none.
+    pub tcp_flags: TcpFlags,
+}
+
 /// The short way: UDP or TCP in IPv4 without tags, options or fragments, nothing wrong with it. Everything else is
-/// `None` and takes the long way, which says the same of these frames.
+/// `None` and needs [`parse`], which says the same of these frames. Nothing in here depends on data that differs between
+/// packets of ordinary traffic (protocol, which end is the lower one) by a branch.
 #[inline(always)]
-fn parse_plain(frame: &[u8]) -> Option<PacketInfo> {
+pub fn plain(frame: &[u8]) -> Option<Plain> {
     // As far as a TCP header goes. Every frame on a wire is at least 60 bytes long; a shorter one goes the long way.
     let h = frame.first_chunk::<{ ETHERNET_LEN + IPV4_LEN + TCP_LEN }>()?;
-    let total_len = u32::from(u16::from_be_bytes([h[16], h[17]]));
-    // EtherType, version and header length in one comparison.
-    let is_plain = u32::from_be_bytes([h[12], h[13], h[14], h[15]]) & 0xffff_ff00 == 0x0800_4500
-        && u16::from_be_bytes([h[20], h[21]]) & 0x3fff == 0
-        && total_len as usize + ETHERNET_LEN <= frame.len();
-    if !is_plain {
-        return None;
-    }
-    // The sum does not depend on the order of bytes, as long as it is compared with all ones. A header that is not
-    // summed by its sender is left to the long way.
-    let word = |at: usize| u64::from(u32::from_ne_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]));
-    let sum = word(14) + word(18) + word(22) + word(26) + word(30);
-    let (sum, carry) = (sum as u32).overflowing_add((sum >> 32) as u32);
-    let sum = sum + u32::from(carry);
-    // The upper half is now that of both halves' one's complement sum.
-    if sum.wrapping_add(sum.rotate_left(16)) < 0xffff_0000 {
-        return None;
-    }
-    let (transport_len, shortest, tcp_flags) = match h[23] {
-        protocol::UDP => (u32::from(u16::from_be_bytes([h[38], h[39]])), UDP_LEN as u32, 0),
-        protocol::TCP => (u32::from(h[46] >> 4) * 4, TCP_LEN as u32, h[47]),
-        _ => return None,
+    let u16_at = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
+    let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let u64_at = |at: usize| {
+        u64::from_le_bytes([
+            h[at],
+            h[at + 1],
+            h[at + 2],
+            h[at + 3],
+            h[at + 4],
+            h[at + 5],
+            h[at + 6],
+            h[at + 7],
+        ])
     };
-    if transport_len < shortest || transport_len + IPV4_LEN as u32 > total_len {
+    // Version to fragment offset, TTL to source, destination: the words that are compared, summed and hashed.
+    let (first, second, destination) = (u64_at(14), u64_at(22), u32_at(30));
+    /// Version and header length; "more fragments" and the fragment's offset.
+    const SHAPE_MASK: u64 = 0xff3f_0000_0000_00ff;
+    const SHAPE: u64 = 0x45;
+    let total_len = u32::from(u16_at(16));
+    let has_shape = u16_at(12) == ethertype::IPV4 && first & SHAPE_MASK == SHAPE;
+    if !has_shape || total_len as usize + ETHERNET_LEN > frame.len() {
         return None;
     }
-    let (key, direction) = key_v4(
-        Addresses {
-            src: u32::from_be_bytes([h[26], h[27], h[28], h[29]]),
-            dst: u32::from_be_bytes([h[30], h[31], h[32], h[33]]),
+    // The header's sum in one's complement is a multiple of 65,535, whatever the size and order of the words: a carry out
+    // of 64 bits is worth 1. That is tested by the multiplication with its inverse (Granlund and Montgomery, "Division by
+    // invariant integers using multiplication", section 9). A sender that leaves the sum to hardware goes the long way.
+    const INVERSE: u64 = inverse_of_65535();
+    let (sum, carry) = first.overflowing_add(second);
+    let (sum, more) = sum.overflowing_add(u64::from(destination) + u64::from(carry));
+    let sum = sum.wrapping_add(u64::from(more));
+    if sum.wrapping_mul(INVERSE) > u64::MAX / 65_535 {
+        return None;
+    }
+    let protocol = h[23];
+    let is_udp = protocol == protocol::UDP;
+    let is_tcp = protocol == protocol::TCP;
+    let (transport_len, shortest) = if is_udp {
+        (u32::from(u16_at(38)), UDP_LEN as u32)
+    } else {
+        (u32::from(h[46] >> 4) * 4, TCP_LEN as u32)
+    };
+    if !(is_udp | is_tcp) || transport_len < shortest || transport_len + IPV4_LEN as u32 > total_len {
+        return None;
+    }
+    let addresses = u64_at(26);
+    let ports = u32_at(34);
+    // Both ends as numbers, so that the lower one comes first; `ports` has the source's in its upper half.
+    let swapped = (addresses.swap_bytes(), ports.swap_bytes());
+    let src = swapped.0 >> 32 << 16 | u64::from(swapped.1 >> 16);
+    let dst = (swapped.0 << 32 >> 16) | u64::from(swapped.1 & 0xffff);
+    let is_reverse = src > dst;
+    let (ends, ports) = if is_reverse {
+        (addresses.rotate_left(32), swapped.1)
+    } else {
+        (addresses, swapped.1.rotate_left(16))
+    };
+    let tcp_flags = if is_tcp { h[47] } else { 0 };
+    Some(Plain {
+        key: FlowKeyV4 {
+            a: (ends as u32).to_le_bytes(),
+            b: ((ends >> 32) as u32).to_le_bytes(),
+            a_port: ports as u16,
+            b_port: (ports >> 16) as u16,
+            vlan: 0,
+            protocol,
+            zero: 0,
         },
-        Ports {
-            src: u16::from_be_bytes([h[34], h[35]]),
-            dst: u16::from_be_bytes([h[36], h[37]]),
-        },
-        h[23],
-        0,
-    );
-    Some(PacketInfo {
-        key,
-        direction,
-        protocol: h[23],
+        direction: u32::from(is_reverse),
         tcp_flags: TcpFlags(tcp_flags),
+    })
+}
+
+/// The number by which 65,535 gives 1 modulo 2^64.
+const fn inverse_of_65535() -> u64 {
+    let mut inverse = 1_u64;
+    let mut step = 0;
+    // Newton's iteration doubles the correct bits; one bit is correct at first.
+    while step < 6 {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(65_535_u64.wrapping_mul(inverse)));
+        step += 1;
+    }
+    inverse
+}
+
+/// [`plain`] with everything that a packet's information has.
+#[inline(always)]
+fn parse_plain(frame: &[u8]) -> Option<PacketInfo> {
+    let plain = plain(frame)?;
+    let h = frame.first_chunk::<{ ETHERNET_LEN + IPV4_LEN }>()?;
+    Some(PacketInfo {
+        key: FlowKey::V4(plain.key),
+        direction: if plain.direction == 0 {
+            Direction::Forward
+        } else {
+            Direction::Reverse
+        },
+        protocol: plain.key.protocol,
+        tcp_flags: plain.tcp_flags,
         is_icmp_error: false,
         dscp: h[15] >> 2,
         vlan: 0,
         l3_offset: ETHERNET_LEN as u16,
         l4_offset: (ETHERNET_LEN + IPV4_LEN) as u16,
-        l3_len: total_len,
+        l3_len: u32::from(u16::from_be_bytes([h[16], h[17]])),
         frame_len: frame_len(frame),
     })
 }

@@ -5,6 +5,8 @@
 
 mod answers;
 mod control;
+#[cfg(feature = "dpdk")]
+pub(crate) use control::secret;
 mod devices;
 mod functions;
 mod wiring;

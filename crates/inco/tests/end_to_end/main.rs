@@ -11,7 +11,6 @@
 )]
 
 mod captures;
-mod devices;
 mod engine_away;
 mod examples;
 mod failures;

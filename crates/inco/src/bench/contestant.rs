@@ -1,0 +1,194 @@
+//! What all contestants of a bench have in common: a process that polls on one core, that is stopped while the others run,
+//! and that says how many packets it has moved.
+
+use std::collections::HashMap;
+use std::fs;
+use std::process::Child;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a contestant runs before it is measured, after each time that it was stopped: caches and branch predictors.
+const WARM_UP: Duration = Duration::from_millis(150);
+/// Nanoseconds in a second.
+const SECOND: f64 = 1e9;
+
+/// One of those that are compared.
+pub(super) trait Contestant {
+    /// Its name in tables and files.
+    fn name(&self) -> &'static str;
+    /// The command lines that started it.
+    fn commands(&self) -> &[String];
+    /// The process that polls.
+    fn pid(&self) -> u32;
+    /// Packets that it has received from its sources since it started.
+    fn packets(&mut self) -> Result<u64>;
+}
+
+/// What one look at a contestant gave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Measured {
+    pub(super) packets: u64,
+    /// How long its polling threads were on a CPU, in seconds: the longest of them.
+    pub(super) seconds: f64,
+}
+
+impl Measured {
+    /// Millions of packets per second that a core was given to it.
+    pub(super) fn mpps(&self) -> f64 {
+        self.packets as f64 / self.seconds.max(1e-9) / 1e6
+    }
+}
+
+/// Lets a contestant run for `warm_up`, measures it for `window`, and stops it again.
+pub(super) fn measure(
+    contestant: &mut dyn Contestant,
+    warm_up: Duration,
+    window: Duration,
+) -> Result<Measured> {
+    let pid = contestant.pid();
+    signal(pid, Signal::CONT)?;
+    std::thread::sleep(warm_up + WARM_UP);
+    let (packets, times) = (contestant.packets()?, thread_times(pid)?);
+    std::thread::sleep(window);
+    let (packets_after, times_after) = (contestant.packets()?, thread_times(pid)?);
+    signal(pid, Signal::STOP)?;
+    // A machine has others to serve, too: what counts is the time that the polling thread had, not the clock's.
+    let longest = times_after
+        .iter()
+        .map(|(thread, after)| after.saturating_sub(times.get(thread).copied().unwrap_or(0)))
+        .max()
+        .unwrap_or(0);
+    let packets = packets_after.saturating_sub(packets);
+    if packets == 0 || longest == 0 {
+        bail!(
+            "{} moved no packet in {} ms (started by: {})",
+            contestant.name(),
+            window.as_millis(),
+            contestant.commands().join(" && ")
+        );
+    }
+    Ok(Measured {
+        packets,
+        seconds: longest as f64 / SECOND,
+    })
+}
+
+/// Stops a contestant until it is measured.
+pub(super) fn suspend(contestant: &dyn Contestant) -> Result<()> {
+    signal(contestant.pid(), Signal::STOP)
+}
+
+/// Lets a contestant run that was stopped.
+pub(super) fn resume(contestant: &dyn Contestant) -> Result<()> {
+    signal(contestant.pid(), Signal::CONT)
+}
+
+fn signal(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a process without a number")?;
+    kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))
+}
+
+/// How long each thread of a process has been on a CPU, in nanoseconds.
+fn thread_times(pid: u32) -> Result<HashMap<String, u64>> {
+    let tasks = format!("/proc/{pid}/task");
+    let mut times = HashMap::new();
+    for task in fs::read_dir(&tasks).with_context(|| format!("{tasks}: the process has ended"))? {
+        let task = task?;
+        // A thread may end while we look.
+        let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else {
+            continue;
+        };
+        if let Some(on_cpu) = text.split_whitespace().next().and_then(|n| n.parse().ok()) {
+            times.insert(task.file_name().to_string_lossy().into_owned(), on_cpu);
+        }
+    }
+    Ok(times)
+}
+
+/// How long the thread of that name of this process has been on a CPU, in nanoseconds.
+pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
+    for task in fs::read_dir("/proc/self/task").context("cannot list this process's threads")? {
+        let task = task?.path();
+        let is_it = fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+        if is_it && let Ok(text) = fs::read_to_string(task.join("schedstat")) {
+            let first = text.split_whitespace().next().and_then(|n| n.parse().ok());
+            return first.context("the kernel does not say how long threads ran");
+        }
+    }
+    bail!("there is no thread {name}")
+}
+
+/// A child that is killed when nobody needs it any more.
+pub(super) struct Killed(pub(super) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // SIGKILL ends a stopped process, too; one that has ended already is only waited for.
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// A command as a person would write it.
+pub(super) fn shown(command: &std::process::Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| {
+            let word = word.to_string_lossy();
+            if word.contains([' ', '(', '"', ';']) {
+                format!("'{word}'")
+            } else {
+                word.into_owned()
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The middle one; the mean of both where their number is even. 0 of none.
+pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.as_slice() {
+        [] => 0.0,
+        all if all.len() % 2 == 1 => all[middle],
+        all => (all[middle - 1] + all[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([]), 0.0);
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn threads_have_times() {
+        let busy: u64 = (0..20_000_000_u64).map(std::hint::black_box).sum();
+        assert!(busy > 0);
+        assert!(
+            thread_times(std::process::id())
+                .unwrap()
+                .values()
+                .any(|&ns| ns > 0)
+        );
+    }
+
+    #[test]
+    fn commands_can_be_pasted() {
+        let mut command = std::process::Command::new("a");
+        command.args(["b c", "d"]);
+        assert_eq!(shown(&command), "a 'b c' d");
+    }
+}

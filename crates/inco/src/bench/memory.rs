@@ -1,0 +1,110 @@
+//! Memory of the contestants: hugepages for all of them where the machine gives as many, else ordinary pages for all.
+
+use std::fs;
+
+/// The kernel's count of 2 MiB pages.
+const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+/// Bytes of a page.
+const PAGE: usize = 2 << 20;
+/// Pages beside those that are asked for: EAL's own needs differ from release to release.
+const SPARE_PAGES: usize = 16;
+/// Mbufs beside those that the capture holds: the sinks' and the core's own.
+const SPARE_MBUFS: usize = 32_768;
+/// Bytes that an mbuf takes in all: header, headroom, room, padding.
+const MBUF_BYTES: usize = 2432;
+/// What a DPDK program needs beside its mbufs, in bytes.
+const OTHER_BYTES: usize = 96 << 20;
+/// What OVS needs: its pool has 262,144 mbufs of 3 KiB.
+const OVS_MIB: usize = 1088;
+
+/// Pages that were set aside for a bench; given back when dropped.
+pub(super) struct Memory {
+    before: Option<usize>,
+}
+
+impl Memory {
+    /// Room in an mbuf with its headroom, in bytes; the same for all.
+    pub(super) const MBUF_ROOM: usize = 2176;
+
+    /// Sets pages aside for `programs` with a capture of `frames` frames each, and for OVS where it takes part.
+    pub(super) fn reserve(programs: usize, frames: usize, with_ovs: bool) -> Memory {
+        let mib = programs * Memory::mib(frames) + if with_ovs { OVS_MIB } else { 0 };
+        let pages = (mib << 20).div_ceil(PAGE) + SPARE_PAGES;
+        let read = || {
+            fs::read_to_string(COUNT)
+                .ok()
+                .and_then(|text| text.trim().parse::<usize>().ok())
+        };
+        let Some(before) = read() else {
+            return Memory { before: None };
+        };
+        let wanted = before + pages;
+        if fs::write(COUNT, wanted.to_string()).is_ok() && read().is_some_and(|now| now >= wanted) {
+            return Memory { before: Some(before) };
+        }
+        let _as_before = fs::write(COUNT, before.to_string());
+        Memory { before: None }
+    }
+
+    /// Whether there are hugepages.
+    pub(super) fn is_huge(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// Mbufs of a program with such a capture.
+    pub(super) fn mbufs(frames: usize) -> usize {
+        frames + SPARE_MBUFS
+    }
+
+    /// MiB of DPDK memory of a program with such a capture.
+    pub(super) fn mib(frames: usize) -> usize {
+        // In whole pages: a program asks for no part of one.
+        (Memory::mbufs(frames) * MBUF_BYTES + OTHER_BYTES).next_multiple_of(PAGE) >> 20
+    }
+
+    /// MiB for OVS.
+    pub(super) const fn ovs_mib() -> usize {
+        OVS_MIB
+    }
+
+    /// The arguments that tell EAL so.
+    pub(super) fn eal_args(&self, frames: usize, prefix: &str) -> Vec<String> {
+        let mut args = vec!["-m".to_owned(), Memory::mib(frames).to_string()];
+        args.push(format!(
+            "--file-prefix=inco-bench-{prefix}-{}",
+            std::process::id()
+        ));
+        args.push(self.kind().to_owned());
+        args
+    }
+
+    /// Hugepages without files in any folder, or none.
+    pub(super) fn kind(&self) -> &'static str {
+        if self.is_huge() {
+            "--in-memory"
+        } else {
+            "--no-huge"
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            let _given_back = fs::write(COUNT, before.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_ask_for_whole_pages() {
+        for frames in [32, 1000, 10_000, 100_000, 1_000_000] {
+            assert!((Memory::mib(frames) << 20).is_multiple_of(PAGE), "{frames}");
+            assert!(Memory::mib(frames) << 20 > Memory::mbufs(frames) * MBUF_BYTES);
+        }
+    }
+}

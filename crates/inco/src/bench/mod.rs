@@ -1,0 +1,37 @@
+//! `inco bench`: the data plane measured side by side with its peers, on the same work in the same run.
+//!
+//! Every contestant is a process of its own that polls on one core. Those of a comparison are started together, stopped by
+//! a signal, and let run in turn for a second each, several rounds; what counts are the medians over the rounds of the
+//! ratios within them. Rates are packets per second of processor time of the polling thread, so that other work on the
+//! machine distorts them little.
+
+mod contestant;
+mod facts;
+mod memory;
+mod ovs;
+mod raw;
+mod setup;
+mod steer;
+mod steering;
+mod testpmd;
+mod traffic;
+
+use anyhow::{Context as _, Result};
+
+pub(crate) use steering::SinkPort;
+
+use crate::cli::BenchCommand;
+
+/// Runs a bench.
+///
+/// # Errors
+/// Where a contestant cannot be started or does not do its work.
+pub(crate) fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Steer(args) => steer::run(args),
+        BenchCommand::Setup(args) => setup::run(args),
+        BenchCommand::Contestant(args) => {
+            steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)
+        }
+    }
+}

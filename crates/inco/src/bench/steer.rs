@@ -1,0 +1,354 @@
+//! Steering established flows, against the limit of input and output and against OVS.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
+use super::facts::facts;
+use super::memory::Memory;
+use super::ovs::{self, Ovs};
+use super::raw::Raw;
+use super::steering::{SinkPort, Spec, Steering, captures};
+use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
+use super::traffic::{Ip, write_capture};
+use crate::cli::SteerArgs;
+use crate::output;
+use crate::table::{Table, grouped};
+
+/// How long each contestant is measured in each round.
+const WINDOW: Duration = Duration::from_millis(700);
+/// The same where the best tuning of the limit is looked for.
+const TRIAL: Duration = Duration::from_millis(400);
+/// How many new flows OVS is trusted to take in a second, before it is measured.
+const OVS_SET_UPS: f64 = 12_000.0;
+/// The longest that it is waited for.
+const OVS_WARM_UP: Duration = Duration::from_secs(10);
+/// Room of the flow tables beside the flows of the bench.
+const SPARE_FLOWS: usize = 10_000;
+
+/// One row of the result. Rates are in millions of packets per second and core.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    flows: u32,
+    size: usize,
+    ip: &'static str,
+    instances: u16,
+    workers: usize,
+    port: &'static str,
+    mpps: f64,
+    io_limit_mpps: f64,
+    ovs_mpps: Option<f64>,
+    ratio_to_limit: f64,
+    ratio_to_ovs: Option<f64>,
+}
+
+/// What is measured in one comparison.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    flows: u32,
+    size: usize,
+    ip: Ip,
+    instances: u16,
+    port: SinkPort,
+    with_ovs: bool,
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &SteerArgs) -> Result<()> {
+    let mut raw = None;
+    let mut rows = Vec::new();
+    let mut hash_rows = Vec::new();
+    let with_ovs = !args.no_ovs && ovs::is_there();
+    for case in cases(args, with_ovs) {
+        output::complain(&format!(
+            "{} flows, {} B, {}, {} instances on {} ...",
+            grouped(case.flows.into()),
+            case.size,
+            case.ip.name(),
+            case.instances,
+            case.port.name()
+        ));
+        let (row, hash) = compare(args, case, &mut raw)?;
+        rows.push(row);
+        hash_rows.push(hash);
+        // Long before the last case somebody may have seen enough.
+        if let Some(raw) = &raw {
+            raw.write(&args.csv)?;
+        }
+    }
+    if args.json {
+        return output::json(&rows, output::is_terminal());
+    }
+    let headings = [
+        ">flows",
+        ">size",
+        "ip",
+        ">instances",
+        "port",
+        ">inco",
+        ">limit",
+        ">ovs exact",
+        ">ovs hash",
+        ">÷ limit",
+        ">÷ ovs",
+    ];
+    let mut table = Table::new(&headings);
+    for (row, hash) in rows.iter().zip(hash_rows) {
+        let optional =
+            |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |v| format!("{v:.digits$}"));
+        table.row([
+            grouped(row.flows.into()),
+            row.size.to_string(),
+            row.ip.to_owned(),
+            row.instances.to_string(),
+            row.port.to_owned(),
+            format!("{:.1}", row.mpps),
+            format!("{:.1}", row.io_limit_mpps),
+            optional(row.ovs_mpps, 2),
+            optional(hash, 2),
+            format!("{:.2}", row.ratio_to_limit),
+            optional(row.ratio_to_ovs, 1),
+        ]);
+    }
+    output::text(&table.text())?;
+    output::line(format!(
+        "Mpps per core; the limit is testpmd without a look-up. Every measurement: {}",
+        args.csv.display()
+    ))
+}
+
+fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
+    let plain = |flows| Case {
+        flows,
+        size: 64,
+        ip: Ip::V4,
+        instances: 4,
+        port: args.port,
+        with_ovs,
+    };
+    let mut cases: Vec<Case> = args.flows.iter().map(|&flows| plain(flows)).collect();
+    if args.full {
+        let more = Case {
+            with_ovs: false,
+            ..plain(10_000)
+        };
+        cases.extend([512, 1500].map(|size| Case { size, ..more }));
+        cases.push(Case { ip: Ip::V6, ..more });
+        cases.extend([4, 16, 64, 256].map(|instances| Case {
+            instances,
+            port: SinkPort::Null,
+            ..more
+        }));
+    }
+    cases
+}
+
+/// The CPU that is measured, and the one for everything else: the last and the first that we may use.
+pub(super) fn cpus() -> Result<(usize, usize)> {
+    let allowed = rustix::thread::sched_getaffinity(None).context("cannot tell which CPUs may be used")?;
+    let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .collect();
+    match all.as_slice() {
+        [first, .., last] => Ok((*first, *last)),
+        _ => anyhow::bail!("a bench needs two CPUs: one that is measured, one for everything else"),
+    }
+}
+
+fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, Option<f64>)> {
+    let folder = Folder::new()?;
+    let (control, cpu) = cpus()?;
+    let with_ovs = case.with_ovs && case.flows as usize <= ovs::FRAMES_LIMIT;
+    let capture = captures(&folder.0, 1).remove(0);
+    write_capture(&capture, case.ip, 0..case.flows, case.size)?;
+    let memory = Memory::reserve(2, case.flows as usize, with_ovs);
+    let columns = [
+        "flows",
+        "size",
+        "ip",
+        "instances",
+        "port",
+        "round",
+        "contestant",
+        "tuning",
+        "packets",
+        "cpu_seconds",
+        "mpps",
+        "command",
+    ];
+    let raw = raw.get_or_insert_with(|| Raw::new(&facts(memory.is_huge()), &columns));
+    let mut note = |round: &str, who: &dyn Contestant, tuning: &str, measured: Measured| {
+        raw.row(&[
+            case.flows.to_string(),
+            case.size.to_string(),
+            case.ip.name().to_owned(),
+            case.instances.to_string(),
+            case.port.name().to_owned(),
+            round.to_owned(),
+            who.name().to_owned(),
+            tuning.to_owned(),
+            measured.packets.to_string(),
+            format!("{:.6}", measured.seconds),
+            format!("{:.4}", measured.mpps()),
+            who.commands().join(" && "),
+        ]);
+    };
+    let (mut limit, tuning) = best_limit(&capture, case, &memory, (control, cpu), &mut note)?;
+    let mut steering = Steering::start(&Spec {
+        captures: vec![capture.clone()],
+        frames: case.flows as usize,
+        instances: case.instances,
+        port: case.port,
+        cpus: vec![cpu],
+        control_cpu: control,
+        huge: memory.is_huge(),
+        table_flows: case.flows as usize + SPARE_FLOWS,
+    })?;
+    suspend(&steering)?;
+    let mut ovs = None;
+    if with_ovs {
+        let flows = (case.ip, case.flows);
+        let started = Ovs::start(
+            &folder.0.join("ovs"),
+            &capture,
+            flows,
+            case.instances.into(),
+            &memory,
+            (control, cpu),
+        )
+        .and_then(|mut ovs| {
+            let warm_up = Duration::from_secs_f64(f64::from(case.flows) / OVS_SET_UPS).min(OVS_WARM_UP);
+            measure(&mut ovs, warm_up, TRIAL)?;
+            Ok(ovs)
+        });
+        match started {
+            Ok(started) => ovs = Some(started),
+            // What the others do is worth knowing without it.
+            Err(error) => {
+                output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
+            }
+        }
+    }
+    let has_ovs = ovs.is_some();
+    let text = format!("burst {} cache {}", tuning.burst, tuning.cache);
+    let mut rounds = Vec::new();
+    for round in 1..=args.rounds {
+        let round = round.to_string();
+        let io = measure(&mut limit, Duration::ZERO, WINDOW)?;
+        note(&round, &limit, &text, io);
+        let ours = measure(&mut steering, Duration::ZERO, WINDOW)?;
+        note(&round, &steering, "", ours);
+        let theirs = match &mut ovs {
+            Some(ovs) => {
+                let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
+                note(&round, ovs, "", theirs);
+                Some(theirs.mpps())
+            }
+            None => None,
+        };
+        rounds.push((ours.mpps(), io.mpps(), theirs));
+    }
+    steering_is_right(&mut steering, case.flows.into())?;
+    let mut hash = None;
+    if let Some(ovs) = ovs.as_mut().filter(|_| !args.json) {
+        // Its control side must run to take the group.
+        resume(ovs)?;
+        ovs.select_by_hash(case.instances.into())?;
+        let mut rates = Vec::new();
+        for round in 1..=args.rounds {
+            let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
+            note(&round.to_string(), ovs, "", theirs);
+            rates.push(theirs.mpps());
+        }
+        hash = Some(median(rates));
+    }
+    let theirs = || rounds.iter().filter_map(|r| r.2);
+    let some = |value: f64| has_ovs.then_some(value);
+    let row = Row {
+        flows: case.flows,
+        size: case.size,
+        ip: case.ip.name(),
+        instances: case.instances,
+        workers: 1,
+        port: case.port.name(),
+        mpps: median(rounds.iter().map(|r| r.0)),
+        io_limit_mpps: median(rounds.iter().map(|r| r.1)),
+        ovs_mpps: some(median(theirs())),
+        ratio_to_limit: median(rounds.iter().map(|r| r.0 / r.1)),
+        ratio_to_ovs: some(median(rounds.iter().filter_map(|r| Some(r.0 / r.2?)))),
+    };
+    Ok((row, hash))
+}
+
+fn steering_is_right(steering: &mut Steering, flows: u64) -> Result<()> {
+    resume(steering)?;
+    let checked = steering.check(flows);
+    suspend(steering)?;
+    checked
+}
+
+/// The limit with the burst and the cache that are best for it here.
+fn best_limit(
+    capture: &Path,
+    case: Case,
+    memory: &Memory,
+    cpus: (usize, usize),
+    note: &mut impl FnMut(&str, &dyn Contestant, &str, Measured),
+) -> Result<(Testpmd, Tuning)> {
+    let frames = case.flows as usize;
+    let start = |tuning| Testpmd::start(&[capture], frames, tuning, memory, (cpus.0, &[cpus.1]));
+    let mut best: Option<(f64, Tuning)> = None;
+    let mut last = None;
+    for cache in CACHES {
+        // Two at once would take the memory of two.
+        drop(last.take());
+        let first = Tuning {
+            burst: BURSTS[0],
+            cache,
+        };
+        let mut limit = start(first)?;
+        for burst in BURSTS {
+            limit.set_burst(burst)?;
+            let tuning = Tuning { burst, cache };
+            let tried = measure(&mut limit, Duration::ZERO, TRIAL)?;
+            note("trial", &limit, &format!("burst {burst} cache {cache}"), tried);
+            resume(&limit)?;
+            if best.is_none_or(|(mpps, _)| tried.mpps() > mpps) {
+                best = Some((tried.mpps(), tuning));
+            }
+        }
+        last = Some((limit, cache));
+    }
+    let (_, tuning) = best.context("the limit was never measured")?;
+    let mut limit = match last.take() {
+        Some((limit, cache)) if cache == tuning.cache => limit,
+        other => {
+            drop(other);
+            start(tuning)?
+        }
+    };
+    limit.set_burst(tuning.burst)?;
+    limit.packets()?;
+    suspend(&limit)?;
+    Ok((limit, tuning))
+}
+
+/// A folder for captures and databases that goes with its owner.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new() -> Result<Folder> {
+        let folder = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Folder(folder))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}

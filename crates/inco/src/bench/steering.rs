@@ -1,0 +1,325 @@
+//! inco's own contestant: the soft switch of `inco run`, workers and all, in a process of its own that is asked over its
+//! standard input.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use dpdk::device::from_shorthand;
+use dpdk::{DeviceArgs, Eal, EalConfig, Mempool, MempoolConfig};
+use eswitch::{
+    AttachSpec, DpdkQueue, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
+    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
+};
+use flow_table::{TableConfig, TimeoutPolicy};
+use model::{InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use scheduling::Scheduler;
+use serde::{Deserialize, Serialize};
+
+use super::contestant::{Contestant, Killed, shown};
+use super::memory::Memory;
+use crate::output;
+
+/// What the instances' ports are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SinkPort {
+    /// DPDK's own sink, as the peers have; at most 28 of them
+    #[value(name = "net_null")]
+    NetNull,
+    /// inco's own sink
+    #[value(name = "null")]
+    Null,
+}
+
+impl SinkPort {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            SinkPort::NetNull => "net_null",
+            SinkPort::Null => "null",
+        }
+    }
+}
+
+/// What the process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    /// A capture for each worker.
+    pub(super) captures: Vec<PathBuf>,
+    /// Frames in the largest capture.
+    pub(super) frames: usize,
+    pub(super) instances: u16,
+    pub(super) port: SinkPort,
+    /// A CPU for each worker.
+    pub(super) cpus: Vec<usize>,
+    pub(super) control_cpu: usize,
+    pub(super) huge: bool,
+    /// Flows that each worker's table has room for, of either family.
+    pub(super) table_flows: usize,
+}
+
+/// What it says when asked.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Reading {
+    pub(super) received: u64,
+    pub(super) delivered: u64,
+    pub(super) dropped: u64,
+    pub(super) flows: u64,
+}
+
+/// The running process.
+pub(super) struct Steering {
+    child: Killed,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    commands: Vec<String>,
+}
+
+impl Steering {
+    /// Starts the process, and waits until it forwards.
+    pub(super) fn start(spec: &Spec) -> Result<Steering> {
+        let program = std::env::current_exe().context("cannot find inco's own program")?;
+        let mut command = Command::new(program);
+        command.args(["bench", "contestant", "--spec", &serde_json::to_string(spec)?]);
+        let commands = vec![shown(&command)];
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start inco's own contestant")?;
+        let input = child.stdin.take().context("the contestant has no input")?;
+        let output = BufReader::new(child.stdout.take().context("the contestant has no output")?);
+        let mut started = Steering {
+            child: Killed(child),
+            input,
+            output,
+            commands,
+        };
+        started.read()?;
+        Ok(started)
+    }
+
+    /// Asks for all figures.
+    pub(super) fn read(&mut self) -> Result<Reading> {
+        writeln!(self.input, "read").context("inco's contestant takes no questions any more")?;
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!(
+                "inco's contestant ended; it was started by: {}",
+                self.commands.join(" ")
+            );
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// What no run may show: a packet dropped, or a flow not pinned.
+    pub(super) fn check(&mut self, flows: u64) -> Result<()> {
+        let reading = self.read()?;
+        if reading.dropped > 0 || reading.flows != flows {
+            bail!(
+                "of {flows} flows {} are pinned, and {} packets were dropped",
+                reading.flows,
+                reading.dropped
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Contestant for Steering {
+    fn name(&self) -> &'static str {
+        "inco"
+    }
+
+    fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    fn packets(&mut self) -> Result<u64> {
+        Ok(self.read()?.delivered)
+    }
+}
+
+/// How long the switch may take to have its instances.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often the switch's control side is looked after.
+const STEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+const SERVICE: ServiceId = ServiceId(0);
+
+/// The process itself: `inco bench contestant`.
+pub(super) fn serve(spec: &Spec) -> Result<()> {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(spec.control_cpu);
+    rustix::thread::sched_setaffinity(None, &cpus).context("cannot go to the control CPU")?;
+    let mut switch = start(spec)?;
+    let mut reading = SwitchReading::new(1, spec.captures.len(), spec.cpus.len());
+    let mut input = BufReader::new(std::io::stdin());
+    let mut events = Vec::new();
+    loop {
+        switch.poll(now(), &mut events);
+        events.clear();
+        let stdin = std::io::stdin();
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        if poll(&mut fds, Some(&STEP))? == 0 {
+            continue;
+        }
+        let mut line = String::new();
+        if input.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        switch.read(&mut reading);
+        output::json(
+            &Reading {
+                received: reading.offered(),
+                delivered: reading.counters.slots.iter().map(|slot| slot.to_packets).sum(),
+                dropped: reading.dropped(),
+                flows: reading.workers.iter().map(|worker| worker.live_flows).sum(),
+            },
+            false,
+        )?;
+    }
+}
+
+pub(super) fn now() -> Nanos {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
+    let workers = spec.cpus.len();
+    let frames = spec.frames * spec.captures.len();
+    let eal = Eal::init(
+        &EalConfig {
+            memory_mib: Memory::mib(frames) as u32,
+            hugepages: spec.huge,
+            cpu: spec.control_cpu as u16,
+            more: if spec.huge {
+                vec!["--in-memory".to_owned()]
+            } else {
+                Vec::new()
+            },
+            ..EalConfig::new(format!("inco-bench-{}", std::process::id()))
+        }
+        .args(),
+    )?;
+    let pool = Mempool::create(
+        &eal,
+        &MempoolConfig {
+            mbufs: Memory::mbufs(frames) as u32,
+            frame_bytes: (Memory::MBUF_ROOM - 128) as u16,
+            ..MempoolConfig::default()
+        },
+    )?;
+    let mut devices = Vec::new();
+    let mut uplinks = Vec::new();
+    for (index, capture) in spec.captures.iter().enumerate() {
+        let device = from_shorthand(&format!("pcap:{},loop", capture.display()))?;
+        devices.push((UplinkId(index as u8), DpdkQueue::open(&eal, &device, pool, 1)?));
+        uplinks.push(UplinkConfig {
+            name: format!("source{index}"),
+            device: UplinkDevice::Device,
+        });
+    }
+    let config = SoftSwitchConfig {
+        workers: spec.cpus.iter().copied().map(Some).collect(),
+        polling: Polling::Busy,
+        table: TableConfig {
+            ipv4_flows: spec.table_flows,
+            ipv6_flows: spec.table_flows,
+            return_counters: false,
+        },
+        timeouts: TimeoutPolicy::default(),
+        uplinks,
+        hash_key: crate::orchestrator::secret()?,
+    };
+    let ids = (0..spec.captures.len())
+        .map(|index| UplinkId(index as u8))
+        .collect();
+    // Sources are attached last: until instances are there, packets would be dropped.
+    let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
+    for instance in 0..spec.instances {
+        let slot = Slot(instance);
+        match spec.port {
+            SinkPort::Null => switch.attach(slot, AttachSpec::Null)?,
+            SinkPort::NetNull => {
+                let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
+                let queues = DpdkQueue::open(&eal, &device, pool, workers as u16)?;
+                switch.attach_devices(slot, vec![queues])?;
+            }
+        }
+    }
+    let plan = switch.publish(plan(spec.instances, ids)?);
+    let mut attached = 0;
+    let mut events = Vec::new();
+    let mut reading = SwitchReading::new(1, spec.captures.len(), workers);
+    let started = Instant::now();
+    while attached < spec.instances || reading.acknowledged < plan {
+        switch.poll(now(), &mut events);
+        for event in events.drain(..) {
+            match event {
+                SwitchEvent::Attached { .. } => attached += 1,
+                SwitchEvent::AttachFailed { error, .. } => return Err(error.into()),
+                _ => {}
+            }
+        }
+        switch.read(&mut reading);
+        if started.elapsed() > PATIENCE {
+            bail!(
+                "{attached} of {} instances are attached after {} s",
+                spec.instances,
+                PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for (uplink, queues) in devices {
+        switch.attach_uplink_device(uplink, queues)?;
+    }
+    Ok(switch)
+}
+
+/// One service for all packets, its instances ready.
+pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
+    let service = ServicePlan {
+        id: SERVICE,
+        matches: Match::default(),
+        symmetric: true,
+        uplinks,
+        scheduler: Scheduler::from_name("round-robin")?,
+        fit: 1.0,
+        table_full: TableFull::Hash,
+        return_counters: false,
+    };
+    let slot = |instance| SlotPlan {
+        instance: InstanceId(instance),
+        service: SERVICE,
+        state: InstanceState::Active,
+        capacity_pps: 1e9,
+        weight: 256,
+        queues: 1,
+    };
+    Ok(Plan {
+        services: vec![service],
+        slots: (0..u32::from(instances))
+            .map(|instance| Some(slot(instance)))
+            .collect(),
+        ..Plan::default()
+    })
+}
+
+/// The captures of `workers` workers: all flows in each where there is one, else the flows dealt out.
+pub(super) fn captures(folder: &Path, workers: usize) -> Vec<PathBuf> {
+    (0..workers)
+        .map(|worker| folder.join(format!("flows{worker}.pcap")))
+        .collect()
+}

@@ -1,0 +1,167 @@
+//! DPDK's own forwarder without a look-up: the limit that input and output set.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::contestant::{Contestant, Killed, shown};
+use super::memory::Memory;
+
+/// The program.
+pub(super) const PROGRAM: &str = "dpdk-testpmd";
+
+/// How it is tuned: packets per burst and mbufs that its core keeps at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tuning {
+    pub(super) burst: u16,
+    pub(super) cache: u16,
+}
+
+/// Bursts and caches that are tried; the best combination counts.
+pub(super) const BURSTS: [u16; 2] = [32, 64];
+/// See [`BURSTS`].
+pub(super) const CACHES: [u16; 2] = [256, 512];
+
+/// A `testpmd` that forwards from captures to sinks.
+pub(super) struct Testpmd {
+    child: Killed,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    ports: usize,
+    commands: Vec<String>,
+}
+
+impl Testpmd {
+    /// Starts it with a sink for each capture; it forwards on these CPUs, one for each.
+    pub(super) fn start(
+        captures: &[&Path],
+        frames: usize,
+        tuning: Tuning,
+        memory: &Memory,
+        (control, cpus): (usize, &[usize]),
+    ) -> Result<Testpmd> {
+        // Into a pipe it would write nothing before its buffer is full.
+        let mut command = Command::new("stdbuf");
+        command.args(["-oL", PROGRAM]);
+        let mut lcores = format!("0@{control}");
+        for (index, cpu) in cpus.iter().enumerate() {
+            lcores.push_str(&format!(",{}@{cpu}", index + 1));
+        }
+        command.args(["--lcores", &lcores, "--no-pci", "--no-shconf", "--no-telemetry"]);
+        command.args(memory.eal_args(frames, "testpmd"));
+        for (index, capture) in captures.iter().enumerate() {
+            command.arg("--vdev").arg(format!(
+                "net_pcap{index},rx_pcap={},infinite_rx=1",
+                capture.display()
+            ));
+            command.arg("--vdev").arg(format!("net_null{index},no-rx=1"));
+        }
+        command.args(["--", "-i", "--auto-start", "--no-flush-rx", "--forward-mode=io"]);
+        command.args([
+            format!("--nb-cores={}", cpus.len()),
+            format!("--burst={}", tuning.burst),
+            format!("--mbcache={}", tuning.cache),
+            format!("--mbuf-size={}", Memory::MBUF_ROOM),
+            format!("--total-num-mbufs={}", Memory::mbufs(frames)),
+        ]);
+        let commands = vec![shown(&command)];
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {PROGRAM}; `scripts/setup.sh bench` installs it"))?;
+        let input = child.stdin.take().context("testpmd has no input")?;
+        let output = BufReader::new(child.stdout.take().context("testpmd has no output")?);
+        let mut started = Testpmd {
+            child: Killed(child),
+            input,
+            output,
+            ports: captures.len(),
+            commands,
+        };
+        // It answers once it forwards.
+        started.packets()?;
+        Ok(started)
+    }
+
+    /// Changes the burst of a running one.
+    pub(super) fn set_burst(&mut self, burst: u16) -> Result<()> {
+        writeln!(self.input, "set burst {burst}").context("testpmd takes no commands any more")
+    }
+}
+
+impl Contestant for Testpmd {
+    fn name(&self) -> &'static str {
+        "testpmd"
+    }
+
+    fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.0.id()
+    }
+
+    fn packets(&mut self) -> Result<u64> {
+        let mut sum = 0;
+        // A capture and its sink each; sinks receive nothing.
+        for port in 0..2 * self.ports {
+            writeln!(self.input, "show port stats {port}").context("testpmd takes no commands any more")?;
+            sum += self.next_count()?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Testpmd {
+    fn next_count(&mut self) -> Result<u64> {
+        let mut seen = String::new();
+        loop {
+            let mut line = String::new();
+            if self
+                .output
+                .read_line(&mut line)
+                .context("cannot read what testpmd says")?
+                == 0
+            {
+                bail!(
+                    "testpmd ended; it said: {seen}; it was started by: {}",
+                    self.commands.join(" ")
+                );
+            }
+            if let Some(count) = received(&line) {
+                return Ok(count);
+            }
+            seen.push_str(&line);
+        }
+    }
+}
+
+/// The count of a line such as `  RX-packets: 50829024   RX-missed: 0`.
+fn received(line: &str) -> Option<u64> {
+    line.trim_start()
+        .strip_prefix("RX-packets:")?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read() {
+        assert_eq!(
+            received("  RX-packets: 50829024       RX-missed: 0          RX-bytes:  1\n"),
+            Some(50_829_024)
+        );
+        assert_eq!(received("  TX-packets: 1\n"), None);
+        assert_eq!(received("testpmd> \n"), None);
+    }
+}

@@ -1,0 +1,301 @@
+//! What a rule does: actions (section 7.2.6 of the specification) and instructions (7.2.5).
+
+use crate::field::Field;
+use crate::wire::{DecodeError, Reader, Result, Write};
+
+const OUTPUT: u16 = 0;
+const PUSH_VLAN: u16 = 17;
+const POP_VLAN: u16 = 18;
+const GROUP: u16 = 22;
+const SET_FIELD: u16 = 25;
+const EXPERIMENTER: u16 = 0xffff;
+/// Nicira, whose extensions Open vSwitch has.
+const NICIRA: u32 = 0x0000_2320;
+const NICIRA_CT: u16 = 35;
+/// Connection tracking without a table to go on in.
+const NO_TABLE: u8 = 0xff;
+const CT_COMMIT: u16 = 1;
+/// Actions of one list at most.
+const ACTION_LIMIT: usize = 256;
+/// Actions within actions within actions are refused.
+const DEPTH_LIMIT: u8 = 2;
+
+/// What is done to a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Send it to a port; to the controller `max_bytes` of it at most.
+    Output {
+        /// Which, see [`crate::port`].
+        port: u32,
+        /// Bytes of it for the controller.
+        max_bytes: u16,
+    },
+    /// Let a group decide.
+    Group(u32),
+    /// Write a field.
+    SetField(Field),
+    /// Add a VLAN tag of that EtherType.
+    PushVlan(u16),
+    /// Take the outer VLAN tag away.
+    PopVlan,
+    /// Track its connection (Open vSwitch).
+    ConnectionTracking(ConnectionTracking),
+    /// One that is not known here, as it came, without its type and length.
+    Other {
+        /// Its type.
+        kind: u16,
+        /// What followed.
+        body: Vec<u8>,
+    },
+}
+
+/// Open vSwitch's `ct(...)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ConnectionTracking {
+    /// Whether the connection is entered into the table of connections.
+    pub commit: bool,
+    /// Which of the tables of connections.
+    pub zone: u16,
+    /// The table in which a copy of the packet goes on, with the connection's state known.
+    pub table: Option<u8>,
+    /// What is done to the connection, as setting its mark.
+    pub actions: Vec<Action>,
+}
+
+impl Action {
+    /// To a port, or whole to the controller.
+    pub fn output(port: u32) -> Action {
+        Action::Output {
+            port,
+            max_bytes: crate::WHOLE_PACKET,
+        }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let head = |out: &mut Vec<u8>, kind: u16| {
+            out.put_u16(kind);
+            out.put_u16(0);
+        };
+        match self {
+            Action::Output { port, max_bytes } => {
+                head(out, OUTPUT);
+                out.put_u32(*port);
+                out.put_u16(*max_bytes);
+                out.pad(6);
+            }
+            Action::Group(group) => {
+                head(out, GROUP);
+                out.put_u32(*group);
+            }
+            Action::SetField(field) => {
+                head(out, SET_FIELD);
+                field.encode(out);
+                out.pad_to_8(start);
+            }
+            Action::PushVlan(eth_type) => {
+                head(out, PUSH_VLAN);
+                out.put_u16(*eth_type);
+                out.pad(2);
+            }
+            Action::PopVlan => {
+                head(out, POP_VLAN);
+                out.pad(4);
+            }
+            Action::ConnectionTracking(of) => {
+                head(out, EXPERIMENTER);
+                out.put_u32(NICIRA);
+                out.put_u16(NICIRA_CT);
+                out.put_u16(if of.commit { CT_COMMIT } else { 0 });
+                // The zone is a number and not a field.
+                out.put_u32(0);
+                out.put_u16(of.zone);
+                out.put_u8(of.table.unwrap_or(NO_TABLE));
+                out.pad(5);
+                of.actions.iter().for_each(|action| action.encode(out));
+            }
+            Action::Other { kind, body } => {
+                head(out, *kind);
+                out.put(body);
+            }
+        }
+        out.set_length(start, 2);
+    }
+
+    fn decode(reader: &mut Reader<'_>, depth: u8) -> Result<Action> {
+        let kind = reader.u16()?;
+        let length = usize::from(reader.u16()?);
+        let wrong = DecodeError::Length {
+            what: "an action",
+            length,
+        };
+        if length < 8 || length % 8 != 0 {
+            return Err(wrong);
+        }
+        let mut body = reader.part(length - 4, "an action")?;
+        let whole = body;
+        Ok(match kind {
+            OUTPUT => Action::Output {
+                port: body.u32()?,
+                max_bytes: body.u16()?,
+            },
+            GROUP => Action::Group(body.u32()?),
+            SET_FIELD => Action::SetField(Field::decode(&mut body)?),
+            PUSH_VLAN => Action::PushVlan(body.u16()?),
+            POP_VLAN => Action::PopVlan,
+            EXPERIMENTER if length >= 24 => {
+                let (vendor, subtype) = (body.u32()?, body.u16()?);
+                let tracking = (vendor == NICIRA && subtype == NICIRA_CT)
+                    .then(|| connection_tracking(&mut body, depth))
+                    .transpose()?
+                    .flatten();
+                tracking.map_or_else(|| other(kind, whole), Action::ConnectionTracking)
+            }
+            _ => other(kind, whole),
+        })
+    }
+
+    /// A list of them that fills what is left of the reader.
+    pub(crate) fn decode_all(reader: &mut Reader<'_>) -> Result<Vec<Action>> {
+        list(reader, 0)
+    }
+
+    pub(crate) fn encode_all(actions: &[Action], out: &mut Vec<u8>) {
+        actions.iter().for_each(|action| action.encode(out));
+    }
+}
+
+fn list(reader: &mut Reader<'_>, depth: u8) -> Result<Vec<Action>> {
+    let mut actions = Vec::new();
+    while !reader.is_empty() {
+        if actions.len() >= ACTION_LIMIT || depth >= DEPTH_LIMIT {
+            return Err(DecodeError::Length {
+                what: "a list of actions",
+                length: reader.len(),
+            });
+        }
+        actions.push(Action::decode(reader, depth)?);
+    }
+    Ok(actions)
+}
+
+fn other(kind: u16, mut body: Reader<'_>) -> Action {
+    Action::Other {
+        kind,
+        body: body.rest().to_vec(),
+    }
+}
+
+/// [`None`] for one that does more than can be said here.
+fn connection_tracking(body: &mut Reader<'_>, depth: u8) -> Result<Option<ConnectionTracking>> {
+    let flags = body.u16()?;
+    let zone_field = body.u32()?;
+    let zone = body.u16()?;
+    let table = body.u8()?;
+    body.skip(3)?;
+    let helper = body.u16()?;
+    if zone_field != 0 || helper != 0 || flags & !CT_COMMIT != 0 {
+        return Ok(None);
+    }
+    Ok(Some(ConnectionTracking {
+        commit: flags & CT_COMMIT != 0,
+        zone,
+        table: (table != NO_TABLE).then_some(table),
+        actions: list(body, depth + 1)?,
+    }))
+}
+
+/// What a rule does with its actions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Instruction {
+    /// Go on in a later table.
+    GotoTable(u8),
+    /// Do this now.
+    ApplyActions(Vec<Action>),
+    /// Do this at the end of the last table.
+    WriteActions(Vec<Action>),
+    /// Forget what was to be done at the end.
+    ClearActions,
+    /// One that is not known here, as it came, without its type and length.
+    Other {
+        /// Its type.
+        kind: u16,
+        /// What followed.
+        body: Vec<u8>,
+    },
+}
+
+const GOTO_TABLE: u16 = 1;
+const WRITE_ACTIONS: u16 = 3;
+const APPLY_ACTIONS: u16 = 4;
+const CLEAR_ACTIONS: u16 = 5;
+
+impl Instruction {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let (kind, actions): (u16, &[Action]) = match self {
+            Instruction::GotoTable(_) => (GOTO_TABLE, &[]),
+            Instruction::ApplyActions(actions) => (APPLY_ACTIONS, actions),
+            Instruction::WriteActions(actions) => (WRITE_ACTIONS, actions),
+            Instruction::ClearActions => (CLEAR_ACTIONS, &[]),
+            Instruction::Other { kind, .. } => (*kind, &[]),
+        };
+        out.put_u16(kind);
+        out.put_u16(0);
+        match self {
+            Instruction::GotoTable(table) => {
+                out.put_u8(*table);
+                out.pad(3);
+            }
+            Instruction::Other { body, .. } => out.put(body),
+            _ => {
+                out.pad(4);
+                Action::encode_all(actions, out);
+            }
+        }
+        out.set_length(start, 2);
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Instruction> {
+        let kind = reader.u16()?;
+        let length = usize::from(reader.u16()?);
+        if length < 8 || length % 8 != 0 {
+            return Err(DecodeError::Length {
+                what: "an instruction",
+                length,
+            });
+        }
+        let mut body = reader.part(length - 4, "an instruction")?;
+        Ok(match kind {
+            GOTO_TABLE => Instruction::GotoTable(body.u8()?),
+            APPLY_ACTIONS => {
+                body.skip(4)?;
+                Instruction::ApplyActions(Action::decode_all(&mut body)?)
+            }
+            WRITE_ACTIONS => {
+                body.skip(4)?;
+                Instruction::WriteActions(Action::decode_all(&mut body)?)
+            }
+            CLEAR_ACTIONS => Instruction::ClearActions,
+            _ => Instruction::Other {
+                kind,
+                body: body.rest().to_vec(),
+            },
+        })
+    }
+
+    /// A list of them that fills what is left of the reader.
+    pub(crate) fn decode_all(reader: &mut Reader<'_>) -> Result<Vec<Instruction>> {
+        let mut instructions = Vec::new();
+        while !reader.is_empty() {
+            instructions.push(Instruction::decode(reader)?);
+        }
+        Ok(instructions)
+    }
+
+    pub(crate) fn encode_all(instructions: &[Instruction], out: &mut Vec<u8>) {
+        instructions
+            .iter()
+            .for_each(|instruction| instruction.encode(out));
+    }
+}

@@ -1,0 +1,589 @@
+//! Questions that are answered in several messages (section 7.3.5 of the specification).
+
+use crate::action::Instruction;
+use crate::field::Match;
+use crate::stats::{Counted, duration, put_duration};
+use crate::wire::{DecodeError, Reader, Result, Write};
+use crate::{ALL_TABLES, ANY_GROUP, Version, port};
+
+const DESCRIPTION: u16 = 0;
+const FLOW: u16 = 1;
+const AGGREGATE: u16 = 2;
+const TABLE: u16 = 3;
+const PORT_STATS: u16 = 4;
+const PORT_DESCRIPTION: u16 = 13;
+/// Lengths of the parts of the switch's description.
+const TEXT: usize = 256;
+const SERIAL: usize = 32;
+const PORT_NAME: usize = 16;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MultipartRequest {
+    /// Who are you?
+    Description,
+    /// Rules with their counters.
+    Flows(FlowFilter),
+    /// The sum over rules.
+    Aggregate(FlowFilter),
+    /// How full the tables are.
+    Tables,
+    /// Counters of a port, or of all ([`port::ANY`]).
+    Ports(u32),
+    /// The ports.
+    PortDescriptions,
+}
+
+/// Which rules are asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowFilter {
+    /// Of this table; [`ALL_TABLES`].
+    pub table: u8,
+    /// That send to this port; [`port::ANY`].
+    pub out_port: u32,
+    /// With this cookie.
+    pub cookie: u64,
+    /// The bits of the cookie that count.
+    pub cookie_mask: u64,
+    /// That match what this matches, or a part of it.
+    pub matches: Match,
+}
+
+impl Default for FlowFilter {
+    fn default() -> Self {
+        FlowFilter {
+            table: ALL_TABLES,
+            out_port: port::ANY,
+            cookie: 0,
+            cookie_mask: 0,
+            matches: Match::default(),
+        }
+    }
+}
+
+/// An answer, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MultipartReply {
+    /// Who it is.
+    Description(Box<SwitchDescription>),
+    /// Rules with their counters.
+    Flows(Vec<FlowStats>),
+    /// The sum over rules.
+    Aggregate(Aggregate),
+    /// How full the tables are.
+    Tables(Vec<TableStats>),
+    /// Counters of ports.
+    Ports(Vec<PortStats>),
+    /// The ports.
+    PortDescriptions(Vec<PortDescription>),
+    /// One that is not known here, as it came.
+    Other {
+        /// Its type.
+        kind: u16,
+        /// What followed.
+        body: Vec<u8>,
+    },
+}
+
+/// Who a switch is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwitchDescription {
+    /// Who made it.
+    pub manufacturer: String,
+    /// What it is.
+    pub hardware: String,
+    /// Its program and version.
+    pub software: String,
+    /// Its number.
+    pub serial: String,
+    /// The bridge.
+    pub datapath: String,
+}
+
+/// A rule and what it counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlowStats {
+    /// Its table.
+    pub table: u8,
+    /// How long it has been there, in nanoseconds.
+    pub duration_ns: u64,
+    /// Its priority.
+    pub priority: u16,
+    /// Seconds without a packet after which it ends; 0: never.
+    pub idle_timeout_s: u16,
+    /// Seconds after which it ends; 0: never.
+    pub hard_timeout_s: u16,
+    /// As they were given.
+    pub flags: u16,
+    /// As it was given (1.5).
+    pub importance: u16,
+    /// Whose it is.
+    pub cookie: u64,
+    /// Packets that it matched.
+    pub packets: u64,
+    /// Bytes that it matched.
+    pub bytes: u64,
+    /// What it matches.
+    pub matches: Match,
+    /// What it does.
+    pub instructions: Vec<Instruction>,
+}
+
+/// A sum over rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Aggregate {
+    /// Packets that they matched.
+    pub packets: u64,
+    /// Bytes that they matched.
+    pub bytes: u64,
+    /// How many they are.
+    pub flows: u32,
+}
+
+/// How full a table is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStats {
+    /// Which.
+    pub table: u8,
+    /// Rules in it.
+    pub active: u32,
+    /// Packets that were looked up in it.
+    pub lookups: u64,
+    /// Packets that a rule of it matched.
+    pub matched: u64,
+}
+
+/// What a port counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// Which.
+    pub port: u32,
+    /// Packets received.
+    pub received_packets: u64,
+    /// Packets sent.
+    pub sent_packets: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Received packets that were dropped.
+    pub received_dropped: u64,
+    /// Packets to be sent that were dropped.
+    pub sent_dropped: u64,
+    /// Received packets with an error.
+    pub received_errors: u64,
+    /// Packets that could not be sent for an error.
+    pub sent_errors: u64,
+    /// How long it has been there, in nanoseconds.
+    pub duration_ns: u64,
+}
+
+/// A port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortDescription {
+    /// Its number.
+    pub port: u32,
+    /// Its MAC address.
+    pub address: [u8; 6],
+    /// Its name, at most 15 bytes.
+    pub name: String,
+    /// What was set: bit 0 is "down by the operator".
+    pub config: u32,
+    /// How it is: bit 0 is "no link".
+    pub state: u32,
+}
+
+impl MultipartRequest {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let kind = match self {
+            MultipartRequest::Description => DESCRIPTION,
+            MultipartRequest::Flows(_) => FLOW,
+            MultipartRequest::Aggregate(_) => AGGREGATE,
+            MultipartRequest::Tables => TABLE,
+            MultipartRequest::Ports(_) => PORT_STATS,
+            MultipartRequest::PortDescriptions => PORT_DESCRIPTION,
+        };
+        out.put_u16(kind);
+        // No further part of it comes.
+        out.put_u16(0);
+        out.pad(4);
+        match self {
+            MultipartRequest::Flows(filter) | MultipartRequest::Aggregate(filter) => {
+                out.put_u8(filter.table);
+                out.pad(3);
+                out.put_u32(filter.out_port);
+                out.put_u32(ANY_GROUP);
+                out.pad(4);
+                out.put_u64(filter.cookie);
+                out.put_u64(filter.cookie_mask);
+                filter.matches.encode(out);
+            }
+            MultipartRequest::Ports(port) => {
+                out.put_u32(*port);
+                out.pad(4);
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn decode(reader: &mut Reader<'_>) -> Result<MultipartRequest> {
+        let kind = reader.u16()?;
+        reader.skip(6)?;
+        Ok(match kind {
+            DESCRIPTION => MultipartRequest::Description,
+            FLOW => MultipartRequest::Flows(flow_filter(reader)?),
+            AGGREGATE => MultipartRequest::Aggregate(flow_filter(reader)?),
+            TABLE => MultipartRequest::Tables,
+            PORT_STATS => MultipartRequest::Ports(reader.u32()?),
+            PORT_DESCRIPTION => MultipartRequest::PortDescriptions,
+            _ => {
+                return Err(DecodeError::Value {
+                    what: "the type of a multipart request",
+                    value: kind.into(),
+                });
+            }
+        })
+    }
+}
+
+fn flow_filter(reader: &mut Reader<'_>) -> Result<FlowFilter> {
+    let table = reader.u8()?;
+    reader.skip(3)?;
+    let out_port = reader.u32()?;
+    reader.skip(8)?;
+    Ok(FlowFilter {
+        table,
+        out_port,
+        cookie: reader.u64()?,
+        cookie_mask: reader.u64()?,
+        matches: Match::decode(reader)?,
+    })
+}
+
+impl MultipartReply {
+    pub(crate) fn encode(&self, version: Version, more: bool, out: &mut Vec<u8>) {
+        let kind = match self {
+            MultipartReply::Description(_) => DESCRIPTION,
+            MultipartReply::Flows(_) => FLOW,
+            MultipartReply::Aggregate(_) => AGGREGATE,
+            MultipartReply::Tables(_) => TABLE,
+            MultipartReply::Ports(_) => PORT_STATS,
+            MultipartReply::PortDescriptions(_) => PORT_DESCRIPTION,
+            MultipartReply::Other { kind, .. } => *kind,
+        };
+        out.put_u16(kind);
+        out.put_u16(u16::from(more));
+        out.pad(4);
+        match self {
+            MultipartReply::Description(of) => {
+                out.put_text(&of.manufacturer, TEXT);
+                out.put_text(&of.hardware, TEXT);
+                out.put_text(&of.software, TEXT);
+                out.put_text(&of.serial, SERIAL);
+                out.put_text(&of.datapath, TEXT);
+            }
+            MultipartReply::Flows(flows) => flows.iter().for_each(|flow| flow.encode(version, out)),
+            MultipartReply::Aggregate(of) => of.encode(version, out),
+            MultipartReply::Tables(tables) => {
+                for table in tables {
+                    out.put_u8(table.table);
+                    out.pad(3);
+                    out.put_u32(table.active);
+                    out.put_u64(table.lookups);
+                    out.put_u64(table.matched);
+                }
+            }
+            MultipartReply::Ports(ports) => ports.iter().for_each(|port| port.encode(version, out)),
+            MultipartReply::PortDescriptions(ports) => {
+                ports.iter().for_each(|port| port.encode(version, out));
+            }
+            MultipartReply::Other { body, .. } => out.put(body),
+        }
+    }
+
+    /// The part, and whether another one follows.
+    pub(crate) fn decode(version: Version, reader: &mut Reader<'_>) -> Result<(MultipartReply, bool)> {
+        let kind = reader.u16()?;
+        let more = reader.u16()? & 1 == 1;
+        reader.skip(4)?;
+        let reply = match kind {
+            DESCRIPTION => MultipartReply::Description(Box::new(SwitchDescription {
+                manufacturer: reader.text(TEXT)?,
+                hardware: reader.text(TEXT)?,
+                software: reader.text(TEXT)?,
+                serial: reader.text(SERIAL)?,
+                datapath: reader.text(TEXT)?,
+            })),
+            FLOW => MultipartReply::Flows(all(reader, |reader| FlowStats::decode(version, reader))?),
+            AGGREGATE => MultipartReply::Aggregate(Aggregate::decode(version, reader)?),
+            TABLE => MultipartReply::Tables(all(reader, |reader| {
+                let table = reader.u8()?;
+                reader.skip(3)?;
+                Ok(TableStats {
+                    table,
+                    active: reader.u32()?,
+                    lookups: reader.u64()?,
+                    matched: reader.u64()?,
+                })
+            })?),
+            PORT_STATS => MultipartReply::Ports(all(reader, |reader| PortStats::decode(version, reader))?),
+            PORT_DESCRIPTION => MultipartReply::PortDescriptions(all(reader, |reader| {
+                PortDescription::decode(version, reader)
+            })?),
+            _ => MultipartReply::Other {
+                kind,
+                body: reader.rest().to_vec(),
+            },
+        };
+        Ok((reply, more))
+    }
+}
+
+fn all<T>(reader: &mut Reader<'_>, one: impl Fn(&mut Reader<'_>) -> Result<T>) -> Result<Vec<T>> {
+    let mut items = Vec::new();
+    while !reader.is_empty() {
+        items.push(one(reader)?);
+    }
+    Ok(items)
+}
+
+/// What follows a length field of two bytes that counts itself.
+fn sized<'a>(reader: &mut Reader<'a>, before: usize, what: &'static str) -> Result<Reader<'a>> {
+    let length = usize::from(reader.u16()?);
+    let rest = length
+        .checked_sub(before + 2)
+        .ok_or(DecodeError::Length { what, length })?;
+    reader.part(rest, what)
+}
+
+impl FlowStats {
+    fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.put_u16(0);
+        match version {
+            Version::V13 => {
+                out.put_u8(self.table);
+                out.pad(1);
+                put_duration(out, self.duration_ns);
+            }
+            Version::V15 => {
+                out.pad(2);
+                out.put_u8(self.table);
+                out.pad(1);
+            }
+        }
+        for value in [
+            self.priority,
+            self.idle_timeout_s,
+            self.hard_timeout_s,
+            self.flags,
+            self.importance,
+        ] {
+            out.put_u16(value);
+        }
+        match version {
+            Version::V13 => {
+                out.pad(2);
+                out.put_u64(self.cookie);
+                out.put_u64(self.packets);
+                out.put_u64(self.bytes);
+                self.matches.encode(out);
+            }
+            Version::V15 => {
+                out.put_u64(self.cookie);
+                self.matches.encode(out);
+                Counted {
+                    duration_ns: self.duration_ns,
+                    packets: self.packets,
+                    bytes: self.bytes,
+                    flows: 0,
+                }
+                .encode(out);
+            }
+        }
+        Instruction::encode_all(&self.instructions, out);
+        out.set_length(start, 0);
+    }
+
+    fn decode(version: Version, reader: &mut Reader<'_>) -> Result<FlowStats> {
+        let mut of = sized(reader, 0, "a flow's entry")?;
+        let mut flow = FlowStats::default();
+        match version {
+            Version::V13 => {
+                flow.table = of.u8()?;
+                of.skip(1)?;
+                flow.duration_ns = duration(&mut of)?;
+            }
+            Version::V15 => {
+                of.skip(2)?;
+                flow.table = of.u8()?;
+                of.skip(1)?;
+            }
+        }
+        flow.priority = of.u16()?;
+        flow.idle_timeout_s = of.u16()?;
+        flow.hard_timeout_s = of.u16()?;
+        flow.flags = of.u16()?;
+        flow.importance = of.u16()?;
+        match version {
+            Version::V13 => {
+                of.skip(2)?;
+                flow.cookie = of.u64()?;
+                flow.packets = of.u64()?;
+                flow.bytes = of.u64()?;
+                flow.matches = Match::decode(&mut of)?;
+            }
+            Version::V15 => {
+                flow.cookie = of.u64()?;
+                flow.matches = Match::decode(&mut of)?;
+                let counted = Counted::decode(&mut of)?;
+                flow.duration_ns = counted.duration_ns;
+                flow.packets = counted.packets;
+                flow.bytes = counted.bytes;
+            }
+        }
+        flow.instructions = Instruction::decode_all(&mut of)?;
+        Ok(flow)
+    }
+}
+
+impl Aggregate {
+    fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        match version {
+            Version::V13 => {
+                out.put_u64(self.packets);
+                out.put_u64(self.bytes);
+                out.put_u32(self.flows);
+                out.pad(4);
+            }
+            Version::V15 => Counted {
+                duration_ns: 0,
+                flows: self.flows,
+                packets: self.packets,
+                bytes: self.bytes,
+            }
+            .encode(out),
+        }
+    }
+
+    fn decode(version: Version, reader: &mut Reader<'_>) -> Result<Aggregate> {
+        match version {
+            Version::V13 => Ok(Aggregate {
+                packets: reader.u64()?,
+                bytes: reader.u64()?,
+                flows: reader.u32()?,
+            }),
+            Version::V15 => Counted::decode(reader).map(|of| Aggregate {
+                packets: of.packets,
+                bytes: of.bytes,
+                flows: of.flows,
+            }),
+        }
+    }
+}
+
+impl PortStats {
+    fn counters(&self) -> [u64; 8] {
+        [
+            self.received_packets,
+            self.sent_packets,
+            self.received_bytes,
+            self.sent_bytes,
+            self.received_dropped,
+            self.sent_dropped,
+            self.received_errors,
+            self.sent_errors,
+        ]
+    }
+
+    fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        let start = out.len();
+        match version {
+            Version::V13 => {
+                out.put_u32(self.port);
+                out.pad(4);
+                self.counters().iter().for_each(|counter| out.put_u64(*counter));
+                // Kinds of errors that only Ethernet has.
+                out.pad(4 * 8);
+                put_duration(out, self.duration_ns);
+            }
+            Version::V15 => {
+                out.put_u16(0);
+                out.pad(2);
+                out.put_u32(self.port);
+                put_duration(out, self.duration_ns);
+                self.counters().iter().for_each(|counter| out.put_u64(*counter));
+                out.set_length(start, 0);
+            }
+        }
+    }
+
+    fn decode(version: Version, reader: &mut Reader<'_>) -> Result<PortStats> {
+        let mut stats = PortStats::default();
+        let mut of = match version {
+            Version::V13 => reader.part(112, "a port's counters")?,
+            Version::V15 => sized(reader, 0, "a port's counters")?,
+        };
+        if version == Version::V15 {
+            of.skip(2)?;
+            stats.port = of.u32()?;
+            stats.duration_ns = duration(&mut of)?;
+        } else {
+            stats.port = of.u32()?;
+            of.skip(4)?;
+        }
+        for counter in [
+            &mut stats.received_packets,
+            &mut stats.sent_packets,
+            &mut stats.received_bytes,
+            &mut stats.sent_bytes,
+            &mut stats.received_dropped,
+            &mut stats.sent_dropped,
+            &mut stats.received_errors,
+            &mut stats.sent_errors,
+        ] {
+            *counter = of.u64()?;
+        }
+        if version == Version::V13 {
+            of.skip(4 * 8)?;
+            stats.duration_ns = duration(&mut of)?;
+        }
+        Ok(stats)
+    }
+}
+
+impl PortDescription {
+    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.put_u32(self.port);
+        out.pad(4);
+        out.put(&self.address);
+        out.pad(2);
+        out.put_text(&self.name, PORT_NAME);
+        out.put_u32(self.config);
+        out.put_u32(self.state);
+        match version {
+            // What it can do, and its speed.
+            Version::V13 => out.pad(6 * 4),
+            Version::V15 => out.set_length(start, 4),
+        }
+    }
+
+    pub(crate) fn decode(version: Version, reader: &mut Reader<'_>) -> Result<PortDescription> {
+        let port = reader.u32()?;
+        let mut of = match version {
+            Version::V13 => reader.part(60, "a port")?,
+            Version::V15 => sized(reader, 4, "a port")?,
+        };
+        of.skip(if version == Version::V13 { 4 } else { 2 })?;
+        let address = of.array()?;
+        of.skip(2)?;
+        Ok(PortDescription {
+            port,
+            address,
+            name: of.text(PORT_NAME)?,
+            config: of.u32()?,
+            state: of.u32()?,
+        })
+    }
+}

@@ -1,0 +1,433 @@
+//! The few calls of OVSDB (RFC 7047) that make bridges and ports. The schema is that of `ovs-vswitchd.conf.db(5)`.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::endpoint::{Endpoint, Stream};
+
+const DATABASE: &str = "Open_vSwitch";
+/// Between two looks at whether a change has been carried out.
+const LOOK: Duration = Duration::from_millis(5);
+/// The longest answer that is taken: a database of thousands of ports is far smaller.
+const ANSWER_BYTES: usize = 16 << 20;
+
+/// Why a call failed.
+#[derive(Debug, Error)]
+pub enum OvsdbError {
+    /// The socket failed, or nobody listens.
+    #[error("{endpoint}: {source}")]
+    Socket {
+        /// Where to.
+        endpoint: Endpoint,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// No answer in time.
+    #[error("{endpoint}: {what} took longer than {limit:?}")]
+    Timeout {
+        /// Where to.
+        endpoint: Endpoint,
+        /// What was asked for.
+        what: String,
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// What came is not an answer.
+    #[error("{endpoint}: this is not OVSDB: {what}")]
+    NotOvsdb {
+        /// Where to.
+        endpoint: Endpoint,
+        /// What came.
+        what: String,
+    },
+    /// The database refused it.
+    #[error("Open vSwitch refused it: {what}")]
+    Refused {
+        /// Its reason.
+        what: String,
+    },
+    /// The switch could not make the interface.
+    #[error("Open vSwitch could not make the interface {interface}: {what}")]
+    Interface {
+        /// Which.
+        interface: String,
+        /// Its reason.
+        what: String,
+    },
+}
+
+/// What a bridge is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BridgeSpec {
+    /// Its name, also of its own interface: at most 15 bytes.
+    pub name: String,
+    /// `netdev` is the datapath in user space, `system` the kernel's, which a card can take over.
+    pub datapath: String,
+    /// Key and value: who made it, so that it is told from others.
+    pub external_ids: BTreeMap<String, String>,
+}
+
+/// What a port with one interface is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Its name, and its interface's.
+    pub name: String,
+    /// The interface's type: empty for one that the system has, `dpdk`, `internal`.
+    pub kind: String,
+    /// The interface's options, as `dpdk-devargs`.
+    pub options: BTreeMap<String, String>,
+    /// Its OpenFlow number, if it is to have a certain one.
+    pub number: Option<u16>,
+}
+
+/// How an interface is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceStatus {
+    /// Its OpenFlow number, once it has one.
+    pub number: Option<u32>,
+    /// Why it could not be made.
+    pub error: Option<String>,
+    /// Whether it has a link.
+    pub is_up: bool,
+}
+
+/// A connection to the database. Each call waits for at most the limit that was given.
+#[derive(Debug)]
+pub struct Ovsdb {
+    endpoint: Endpoint,
+    stream: Stream,
+    limit: Duration,
+    received: Vec<u8>,
+    next_id: u64,
+}
+
+impl Ovsdb {
+    /// Connects to `unix:/run/openvswitch/db.sock` or another endpoint.
+    ///
+    /// # Errors
+    /// [`OvsdbError::Socket`].
+    pub fn connect(endpoint: &Endpoint, limit: Duration) -> Result<Ovsdb, OvsdbError> {
+        let failed = |source| OvsdbError::Socket {
+            endpoint: endpoint.clone(),
+            source,
+        };
+        let stream = Stream::connect(endpoint).map_err(failed)?;
+        stream.set_limit(limit).map_err(failed)?;
+        Ok(Ovsdb {
+            endpoint: endpoint.clone(),
+            stream,
+            limit,
+            received: Vec::new(),
+            next_id: 1,
+        })
+    }
+
+    /// Makes a bridge without rules that asks no controller, where there is none of that name.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn ensure_bridge(&mut self, bridge: &BridgeSpec) -> Result<(), OvsdbError> {
+        if self.find("Bridge", &bridge.name)?.is_some() {
+            return Ok(());
+        }
+        let operations = [
+            json!({"op": "insert", "table": "Interface", "uuid-name": "interface",
+                "row": {"name": bridge.name, "type": "internal"}}),
+            json!({"op": "insert", "table": "Port", "uuid-name": "port",
+                "row": {"name": bridge.name, "interfaces": ["named-uuid", "interface"]}}),
+            json!({"op": "insert", "table": "Bridge", "uuid-name": "bridge", "row": {
+                "name": bridge.name,
+                "datapath_type": bridge.datapath,
+                // Without a controller's rules it drops, and does not learn addresses.
+                "fail_mode": "secure",
+                "protocols": ["set", ["OpenFlow13", "OpenFlow15"]],
+                "external_ids": map(&bridge.external_ids),
+                "ports": ["named-uuid", "port"]}}),
+            json!({"op": "mutate", "table": "Open_vSwitch", "where": [],
+                "mutations": [["bridges", "insert", ["set", [["named-uuid", "bridge"]]]]]}),
+        ];
+        self.change(format!("making the bridge {}", bridge.name), &operations)
+    }
+
+    /// Deletes a bridge with its ports, where there is one.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn delete_bridge(&mut self, name: &str) -> Result<(), OvsdbError> {
+        let Some(id) = self.find("Bridge", name)? else {
+            return Ok(());
+        };
+        let operations = [json!({"op": "mutate", "table": "Open_vSwitch", "where": [],
+            "mutations": [["bridges", "delete", ["set", [["uuid", id]]]]]})];
+        self.change(format!("deleting the bridge {name}"), &operations)
+    }
+
+    /// Makes ports of a bridge where there are none of their names, all in one change, and gives their OpenFlow numbers in
+    /// the order in which they were given.
+    ///
+    /// # Errors
+    /// [`OvsdbError::Interface`] where the switch cannot make one of them; [`OvsdbError`].
+    pub fn ensure_ports(&mut self, bridge: &str, ports: &[PortSpec]) -> Result<Vec<u32>, OvsdbError> {
+        let mut operations = Vec::new();
+        let mut new = Vec::new();
+        for (index, port) in ports.iter().enumerate() {
+            if self.find("Port", &port.name)?.is_some() {
+                continue;
+            }
+            let (interface_id, port_id) = (format!("interface{index}"), format!("port{index}"));
+            let mut interface = json!({"name": port.name, "type": port.kind, "options": map(&port.options)});
+            if let (Some(number), Some(row)) = (port.number, interface.as_object_mut()) {
+                row.insert("ofport_request".to_owned(), json!(number));
+            }
+            operations.push(
+                json!({"op": "insert", "table": "Interface", "uuid-name": interface_id, "row": interface}),
+            );
+            operations.push(json!({"op": "insert", "table": "Port", "uuid-name": port_id,
+                "row": {"name": port.name, "interfaces": ["named-uuid", interface_id]}}));
+            new.push(json!(["named-uuid", port_id]));
+        }
+        if !new.is_empty() {
+            operations.push(
+                json!({"op": "mutate", "table": "Bridge", "where": [["name", "==", bridge]],
+                "mutations": [["ports", "insert", ["set", new]]]}),
+            );
+            self.change(format!("making ports of {bridge}"), &operations)?;
+        }
+        let mut numbers = Vec::new();
+        for port in ports {
+            let status = self.interface(&port.name)?;
+            let failed = |what: String| OvsdbError::Interface {
+                interface: port.name.clone(),
+                what,
+            };
+            if let Some(error) = status.error {
+                return Err(failed(error));
+            }
+            numbers.push(
+                status
+                    .number
+                    .ok_or_else(|| failed("it has no number".to_owned()))?,
+            );
+        }
+        Ok(numbers)
+    }
+
+    /// Deletes ports of a bridge; those that are not there are no matter.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn delete_ports(&mut self, bridge: &str, names: &[&str]) -> Result<(), OvsdbError> {
+        let mut ids = Vec::new();
+        for name in names {
+            if let Some(id) = self.find("Port", name)? {
+                ids.push(json!(["uuid", id]));
+            }
+        }
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let operations = [
+            json!({"op": "mutate", "table": "Bridge", "where": [["name", "==", bridge]],
+            "mutations": [["ports", "delete", ["set", ids]]]}),
+        ];
+        self.change(format!("deleting ports of {bridge}"), &operations)
+    }
+
+    /// Sets keys of the switch's own configuration (`other_config`), as `max-revalidator`.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn set_other_config(&mut self, settings: &BTreeMap<String, String>) -> Result<(), OvsdbError> {
+        let keys: Vec<&String> = settings.keys().collect();
+        let operations = [
+            json!({"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [
+            ["other_config", "delete", ["set", keys]],
+            ["other_config", "insert", map(settings)]]}),
+        ];
+        self.change("setting other_config".to_owned(), &operations)
+    }
+
+    /// How an interface is.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn interface(&mut self, name: &str) -> Result<InterfaceStatus, OvsdbError> {
+        let answers = self.transact(&[json!({"op": "select", "table": "Interface",
+            "where": [["name", "==", name]], "columns": ["ofport", "error", "link_state"]})])?;
+        let row = answers
+            .first()
+            .and_then(|answer| answer.pointer("/rows/0"))
+            .cloned()
+            .unwrap_or_default();
+        let text = |key: &str| row.get(key).and_then(Value::as_str).map(str::to_owned);
+        Ok(InterfaceStatus {
+            // -1 where it could not be made, an empty set where that is not known yet.
+            number: row
+                .get("ofport")
+                .and_then(Value::as_u64)
+                .and_then(|number| u32::try_from(number).ok()),
+            error: text("error"),
+            is_up: text("link_state").as_deref() == Some("up"),
+        })
+    }
+
+    /// The id of the row of that name.
+    fn find(&mut self, table: &str, name: &str) -> Result<Option<String>, OvsdbError> {
+        let answers = self.transact(&[json!({"op": "select", "table": table,
+            "where": [["name", "==", name]], "columns": ["_uuid"]})])?;
+        Ok(answers
+            .first()
+            .and_then(|answer| answer.pointer("/rows/0/_uuid/1"))
+            .and_then(Value::as_str)
+            .map(str::to_owned))
+    }
+
+    /// Changes the database, and waits until the switch has carried it out.
+    fn change(&mut self, what: String, operations: &[Value]) -> Result<(), OvsdbError> {
+        let mut all = operations.to_vec();
+        all.push(json!({"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [["next_cfg", "+=", 1]]}));
+        all.push(json!({"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["next_cfg"]}));
+        let answers = self.transact(&all)?;
+        let wanted = answers
+            .get(all.len() - 1)
+            .and_then(|answer| answer.pointer("/rows/0/next_cfg"))
+            .and_then(Value::as_i64)
+            .ok_or_else(|| OvsdbError::Refused {
+                what: "the database has no switch in it; `ovs-vsctl init` makes it".to_owned(),
+            })?;
+        let since = Instant::now();
+        loop {
+            let answers = self.transact(&[
+                json!({"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["cur_cfg"]}),
+            ])?;
+            let now = answers
+                .first()
+                .and_then(|answer| answer.pointer("/rows/0/cur_cfg"));
+            if now.and_then(Value::as_i64).is_some_and(|now| now >= wanted) {
+                return Ok(());
+            }
+            if since.elapsed() > self.limit {
+                return Err(OvsdbError::Timeout {
+                    endpoint: self.endpoint.clone(),
+                    what,
+                    limit: self.limit,
+                });
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Carries out operations, all of them or none, and gives an answer for each.
+    fn transact(&mut self, operations: &[Value]) -> Result<Vec<Value>, OvsdbError> {
+        let mut parameters = vec![json!(DATABASE)];
+        parameters.extend_from_slice(operations);
+        let id = self.next_id;
+        self.next_id += 1;
+        let call = json!({"method": "transact", "params": parameters, "id": id}).to_string();
+        self.stream
+            .write_all(call.as_bytes())
+            .map_err(|error| self.failed(error))?;
+        let since = Instant::now();
+        loop {
+            let message = self.read(since)?;
+            // Whoever asks whether we are there gets its question back.
+            if message.get("method").and_then(Value::as_str) == Some("echo") {
+                let answer = json!({"result": message.get("params"), "error": null, "id": message.get("id")});
+                self.stream
+                    .write_all(answer.to_string().as_bytes())
+                    .map_err(|error| self.failed(error))?;
+                continue;
+            }
+            if message.get("id").and_then(Value::as_u64) != Some(id) {
+                continue;
+            }
+            let refused = |error: &Value| OvsdbError::Refused {
+                what: match (
+                    error.get("error").and_then(Value::as_str),
+                    error.get("details").and_then(Value::as_str),
+                ) {
+                    (Some(error), Some(details)) => format!("{error} ({details})"),
+                    _ => error.to_string(),
+                },
+            };
+            if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
+                return Err(refused(error));
+            }
+            let Some(answers) = message.get("result").and_then(Value::as_array) else {
+                return Err(OvsdbError::NotOvsdb {
+                    endpoint: self.endpoint.clone(),
+                    what: message.to_string(),
+                });
+            };
+            if let Some(failed) = answers.iter().find(|answer| answer.get("error").is_some()) {
+                return Err(refused(failed));
+            }
+            return Ok(answers.clone());
+        }
+    }
+
+    /// The next whole message.
+    fn read(&mut self, since: Instant) -> Result<Value, OvsdbError> {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            let mut values = serde_json::Deserializer::from_slice(&self.received).into_iter::<Value>();
+            match values.next() {
+                Some(Ok(value)) => {
+                    let end = values.byte_offset();
+                    self.received.drain(..end);
+                    return Ok(value);
+                }
+                Some(Err(error)) if !error.is_eof() => {
+                    return Err(OvsdbError::NotOvsdb {
+                        endpoint: self.endpoint.clone(),
+                        what: error.to_string(),
+                    });
+                }
+                _ => {}
+            }
+            let late = since.elapsed() > self.limit;
+            let read = match self.stream.read(&mut buffer) {
+                Err(error) if late || is_late(&error) => {
+                    return Err(OvsdbError::Timeout {
+                        endpoint: self.endpoint.clone(),
+                        what: "an answer".to_owned(),
+                        limit: self.limit,
+                    });
+                }
+                other => other.map_err(|error| self.failed(error))?,
+            };
+            if read == 0 {
+                return Err(self.failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.received
+                .extend_from_slice(buffer.get(..read).unwrap_or_default());
+            if self.received.len() > ANSWER_BYTES {
+                return Err(OvsdbError::NotOvsdb {
+                    endpoint: self.endpoint.clone(),
+                    what: format!("an answer of more than {ANSWER_BYTES} bytes"),
+                });
+            }
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> OvsdbError {
+        OvsdbError::Socket {
+            endpoint: self.endpoint.clone(),
+            source,
+        }
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// A map as OVSDB writes it.
+fn map(entries: &BTreeMap<String, String>) -> Value {
+    let pairs: Vec<Value> = entries.iter().map(|(key, value)| json!([key, value])).collect();
+    json!(["map", pairs])
+}

@@ -1,0 +1,475 @@
+//! Against a real `ovs-vswitchd` of its own, with Open vSwitch's dummy datapath: rules, counters, packets, bundles, and an
+//! end of the switch.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use openflow::{
+    Action, BundleControl, BundleStep, Event, Field, FieldKind, FlowCommand, FlowFilter, FlowFlags, FlowMod,
+    FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest, PacketOut,
+};
+use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec, Reconnecting, Turned};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A switch and its database in a directory of their own.
+struct Switch {
+    directory: tempfile::TempDir,
+    database: Child,
+    switch: Child,
+}
+
+impl Switch {
+    /// [`None`] where Open vSwitch is not installed, or this is not run as root.
+    fn start() -> Option<Switch> {
+        let missing = ["ovsdb-server", "ovs-vswitchd", "ovsdb-tool"]
+            .iter()
+            .find(|program| Command::new(program).arg("--version").output().is_err());
+        if let Some(missing) = missing {
+            let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
+            assert!(
+                !required.split(',').any(|word| word == "ovs"),
+                "ovs is required, but there is no {missing}"
+            );
+            eprintln!("skipped: there is no {missing}");
+            return None;
+        }
+        let directory = tempfile::Builder::new().prefix("ovs").tempdir_in("/tmp").unwrap();
+        let of = |name: &str| directory.path().join(name).display().to_string();
+        let created = Command::new("ovsdb-tool")
+            .args([
+                "create",
+                &of("conf.db"),
+                "/usr/share/openvswitch/vswitch.ovsschema",
+            ])
+            .status()
+            .unwrap();
+        assert!(created.success());
+        let database = in_place(directory.path(), "ovsdb-server")
+            .args([of("conf.db"), format!("--remote=punix:{}", of("db.sock"))])
+            .spawn()
+            .unwrap();
+        until("the database listens", || Path::new(&of("db.sock")).exists());
+        let made = Command::new("ovs-vsctl")
+            .args([
+                format!("--db=unix:{}", of("db.sock")),
+                "--no-wait".into(),
+                "init".into(),
+            ])
+            .status();
+        assert!(made.unwrap().success());
+        let switch = vswitchd(directory.path());
+        Some(Switch {
+            directory,
+            database,
+            switch,
+        })
+    }
+
+    fn endpoint(&self, name: &str) -> Endpoint {
+        Endpoint::Unix(self.directory.path().join(name))
+    }
+
+    fn database(&self) -> Ovsdb {
+        Ovsdb::connect(&self.endpoint("db.sock"), LIMIT).unwrap()
+    }
+
+    /// Gives a packet to a port, as the network would.
+    fn receive(&self, port: &str, packet: &str) {
+        let control = self
+            .directory
+            .path()
+            .join("ovs-vswitchd.ctl")
+            .display()
+            .to_string();
+        let said = self.tool(
+            "ovs-appctl",
+            &["-t", &control, "netdev-dummy/receive", port, packet],
+        );
+        assert_eq!(said, "", "{said}");
+    }
+
+    fn tool(&self, program: &str, arguments: &[&str]) -> String {
+        let output = Command::new(program)
+            .args(arguments)
+            .env("OVS_RUNDIR", self.directory.path())
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// A bridge with two ports, numbers 1 and 2.
+    fn bridge(&self) -> Vec<u32> {
+        let mut database = self.database();
+        database
+            .ensure_bridge(&BridgeSpec {
+                name: "br0".into(),
+                datapath: "dummy".into(),
+                external_ids: BTreeMap::from([("owner".into(), "test".into())]),
+            })
+            .unwrap();
+        let ports = [port("p1", 1), port("p2", 2)];
+        let numbers = database.ensure_ports("br0", &ports).unwrap();
+        // What is there already stays.
+        assert_eq!(database.ensure_ports("br0", &ports).unwrap(), numbers);
+        numbers
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        for child in [&mut self.switch, &mut self.database] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn in_place(directory: &Path, program: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args([
+            format!("--unixctl={}", directory.join(format!("{program}.ctl")).display()),
+            format!(
+                "--log-file={}",
+                directory.join(format!("{program}.log")).display()
+            ),
+            "-vconsole:off".to_owned(),
+            format!("--pidfile={}", directory.join(format!("{program}.pid")).display()),
+        ])
+        .env("OVS_RUNDIR", directory)
+        .env("OVS_DBDIR", directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+fn vswitchd(directory: &Path) -> Child {
+    let database = format!("unix:{}", directory.join("db.sock").display());
+    let mut command = in_place(directory, "ovs-vswitchd");
+    command.args([
+        database,
+        "--enable-dummy".to_owned(),
+        "--disable-system".to_owned(),
+    ]);
+    command.spawn().unwrap()
+}
+
+fn port(name: &str, number: u16) -> PortSpec {
+    PortSpec {
+        name: name.into(),
+        kind: "dummy".into(),
+        options: BTreeMap::new(),
+        number: Some(number),
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        assert!(since.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A controller on a connection.
+struct Controller {
+    began: Instant,
+    connection: Reconnecting,
+    turned: Vec<Turned>,
+}
+
+impl Controller {
+    fn new(endpoint: Endpoint) -> Controller {
+        Controller {
+            began: Instant::now(),
+            connection: Reconnecting::new(endpoint, Limits::default()),
+            turned: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self) {
+        let now = self.began.elapsed().as_nanos() as u64;
+        self.connection.turn(now, &mut self.turned);
+    }
+
+    fn send(&mut self, message: &Message) -> u32 {
+        self.connection.connection().unwrap().send(message).unwrap()
+    }
+
+    /// Turns until one of what was said gives something.
+    fn wait<T>(&mut self, what: &str, mut pick: impl FnMut(&Turned) -> Option<T>) -> T {
+        let since = Instant::now();
+        loop {
+            self.turn();
+            let found = self.turned.iter().position(|turned| {
+                if let Turned::Said(Event::Message {
+                    message: Message::Error(error),
+                    ..
+                }) = turned
+                {
+                    panic!("the switch refused something: {error:?}");
+                }
+                pick(turned).is_some()
+            });
+            if let Some(place) = found {
+                let turned = self.turned.remove(place);
+                return pick(&turned).unwrap();
+            }
+            assert!(
+                since.elapsed() < LIMIT,
+                "not within {LIMIT:?}: {what}; {:?}",
+                self.turned
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn message<T>(&mut self, what: &str, mut pick: impl FnMut(u32, &Message) -> Option<T>) -> T {
+        self.wait(what, |turned| match turned {
+            Turned::Said(Event::Message { xid, message }) => pick(*xid, message),
+            Turned::Said(Event::Garbled { kind, error }) => panic!("{kind}: {error}"),
+            _ => None,
+        })
+    }
+
+    fn up(&mut self) {
+        let tables = self.wait("up", |turned| match turned {
+            Turned::Up(features) => Some(features.tables),
+            _ => None,
+        });
+        assert!(tables > 100);
+        // Packets and events are for those who ask for whole packets.
+        self.send(&Message::SetConfig {
+            flags: 0,
+            miss_send_bytes: 0xffff,
+        });
+    }
+
+    fn barrier(&mut self) {
+        let asked = self.send(&Message::BarrierRequest);
+        self.message("a barrier's reply", |xid, message| {
+            (xid == asked && *message == Message::BarrierReply).then_some(())
+        });
+    }
+
+    fn flows(&mut self, filter: FlowFilter) -> Vec<FlowStats> {
+        let asked = self.send(&Message::MultipartRequest(MultipartRequest::Flows(filter)));
+        let mut flows = Vec::new();
+        loop {
+            let (part, more) = self.message("flows", |xid, message| match message {
+                Message::MultipartReply {
+                    more,
+                    reply: MultipartReply::Flows(flows),
+                } if xid == asked => Some((flows.clone(), *more)),
+                _ => None,
+            });
+            flows.extend(part);
+            if !more {
+                return flows;
+            }
+        }
+    }
+
+    fn sent_by(&mut self, port: u32) -> u64 {
+        let asked = self.send(&Message::MultipartRequest(MultipartRequest::Ports(port)));
+        self.message("counters of a port", |xid, message| match message {
+            Message::MultipartReply {
+                reply: MultipartReply::Ports(ports),
+                ..
+            } if xid == asked => Some(ports.first().unwrap().sent_packets),
+            _ => None,
+        })
+    }
+}
+
+fn udp(port: u16) -> Match {
+    Match::new([
+        Field::in_port(1),
+        Field::eth_type(0x0800),
+        Field::ip_proto(17),
+        Field::source("10.0.0.7".parse().unwrap()),
+        Field::destination("10.128.0.1".parse().unwrap()),
+        Field::u16(FieldKind::UDP_SRC, 1000),
+        Field::u16(FieldKind::UDP_DST, port),
+    ])
+}
+
+fn rule(port: u16, cookie: u64, actions: Vec<Action>) -> FlowMod {
+    FlowMod {
+        cookie,
+        priority: 100,
+        flags: FlowFlags::SEND_REMOVED,
+        matches: udp(port),
+        instructions: vec![Instruction::ApplyActions(actions)],
+        ..FlowMod::default()
+    }
+}
+
+const PACKET: &str = "in_port(1),eth(src=02:00:00:00:00:01,dst=02:00:00:00:00:02),eth_type(0x0800),\
+                      ipv4(src=10.0.0.7,dst=10.128.0.1,proto=17,tos=0,ttl=64,frag=no),udp(src=1000,dst=9)";
+
+#[test]
+fn rules_packets_and_counters_go_both_ways() {
+    let Some(switch) = Switch::start() else { return };
+    assert_eq!(switch.bridge(), [1, 2]);
+    let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
+    controller.up();
+    let own = rule(
+        9,
+        0x77,
+        vec![Action::output(2), Action::output(openflow::port::CONTROLLER)],
+    );
+    controller.send(&Message::FlowMod(own.clone()));
+    controller.barrier();
+    let shown = switch.tool("ovs-ofctl", &["-O", "OpenFlow15", "dump-flows", "br0"]);
+    assert!(
+        shown.contains("priority=100,udp,in_port=p1,nw_src=10.0.0.7,nw_dst=10.128.0.1,tp_src=1000,tp_dst=9")
+            || shown.contains(
+                "priority=100,udp,in_port=1,nw_src=10.0.0.7,nw_dst=10.128.0.1,tp_src=1000,tp_dst=9"
+            ),
+        "{shown}"
+    );
+    switch.receive("p1", PACKET);
+    let data = controller.message("the packet", |_, message| match message {
+        Message::PacketIn(packet) if packet.in_port() == Some(1) && packet.cookie == 0x77 => {
+            Some(packet.data.clone())
+        }
+        _ => None,
+    });
+    assert_eq!(data[..6], [2, 0, 0, 0, 0, 2]);
+    until("it left by port 2", || controller.sent_by(2) == 1);
+    // Counters reach OpenFlow when the datapath's are looked at.
+    let all = || FlowFilter {
+        cookie: 0x77,
+        cookie_mask: u64::MAX,
+        ..FlowFilter::default()
+    };
+    until("it is counted", || {
+        let flows = controller.flows(all());
+        assert_eq!(flows.len(), 1);
+        assert_eq!((&flows[0].matches, flows[0].priority), (&own.matches, 100));
+        assert_eq!(flows[0].instructions, own.instructions);
+        flows[0].packets == 1
+    });
+    let packet = PacketOut {
+        in_port: openflow::port::CONTROLLER,
+        actions: vec![Action::output(2)],
+        data,
+    };
+    controller.send(&Message::PacketOut(packet));
+    until("ours left, too", || controller.sent_by(2) == 2);
+    controller.send(&Message::FlowMod(FlowMod {
+        command: FlowCommand::Delete,
+        cookie: 0x77,
+        cookie_mask: u64::MAX,
+        table: openflow::ALL_TABLES,
+        ..FlowMod::default()
+    }));
+    let removed = controller.message("its end", |_, message| match message {
+        Message::FlowRemoved(removed) => Some((removed.cookie, removed.packets, removed.matches.clone())),
+        _ => None,
+    });
+    assert_eq!(removed, (0x77, 1, own.matches));
+}
+
+#[test]
+fn a_bundle_is_done_as_a_whole() {
+    let Some(switch) = Switch::start() else { return };
+    switch.bridge();
+    let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
+    controller.up();
+    let flags = BundleControl::ATOMIC | BundleControl::ORDERED;
+    let step = |step| {
+        Message::BundleControl(BundleControl {
+            bundle: 5,
+            step,
+            flags,
+        })
+    };
+    controller.send(&step(BundleStep::Open));
+    for number in 0..500 {
+        controller.send(&Message::BundleAdd {
+            bundle: 5,
+            flags,
+            xid: 0,
+            message: Box::new(Message::FlowMod(rule(
+                number,
+                number.into(),
+                vec![Action::output(2)],
+            ))),
+        });
+    }
+    controller.barrier();
+    assert_eq!(
+        controller.flows(FlowFilter::default()),
+        [],
+        "nothing is done before"
+    );
+    controller.send(&step(BundleStep::Commit));
+    controller.message("the commit", |_, message| match message {
+        Message::BundleControl(control) if control.step == BundleStep::CommitDone => Some(()),
+        _ => None,
+    });
+    let mut cookies: Vec<u64> = controller
+        .flows(FlowFilter::default())
+        .iter()
+        .map(|flow| flow.cookie)
+        .collect();
+    cookies.sort_unstable();
+    assert_eq!(cookies, (0..500).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_switch_that_died_is_found_again() {
+    let Some(mut switch) = Switch::start() else { return };
+    switch.bridge();
+    let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
+    controller.up();
+    controller.send(&Message::FlowMod(rule(9, 1, vec![Action::output(2)])));
+    controller.barrier();
+    switch.switch.kill().unwrap();
+    switch.switch.wait().unwrap();
+    controller.wait("down", |turned| matches!(turned, Turned::Down(_)).then_some(()));
+    assert!(!controller.connection.is_up());
+    switch.switch = vswitchd(switch.directory.path());
+    controller.turned.clear();
+    controller.up();
+    assert_eq!(
+        controller.flows(FlowFilter::default()),
+        [],
+        "its rules went with it"
+    );
+}
+
+#[test]
+fn what_cannot_be_made_is_told_with_its_reason() {
+    let Some(switch) = Switch::start() else { return };
+    switch.bridge();
+    let mut database = switch.database();
+    let wrong = PortSpec {
+        kind: "nonsense".into(),
+        ..port("p9", 9)
+    };
+    match database.ensure_ports("br0", &[wrong]) {
+        Err(OvsdbError::Interface { interface, what }) => {
+            assert_eq!(interface, "p9");
+            assert!(what.contains("could not open network device p9"), "{what}");
+        }
+        other => panic!("{other:?}"),
+    }
+    database.delete_ports("br0", &["p9", "p1", "not-there"]).unwrap();
+    assert_eq!(database.interface("p1").unwrap().number, None);
+    database
+        .set_other_config(&BTreeMap::from([("max-revalidator".into(), "100".into())]))
+        .unwrap();
+    database.delete_bridge("br0").unwrap();
+    database.delete_bridge("br0").unwrap();
+    assert!(!switch.directory.path().join("br0.mgmt").exists());
+    let nowhere = Ovsdb::connect(&switch.endpoint("nobody.sock"), LIMIT);
+    assert!(matches!(nowhere, Err(OvsdbError::Socket { .. })));
+}
