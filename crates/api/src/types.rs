@@ -337,6 +337,14 @@ pub enum Action {
         /// How many; absent: the autoscaler decides again.
         instances: Option<u32>,
     },
+    /// Another policy decides from now on, without a restart and without moving a flow.
+    Policy {
+        /// For which service.
+        service: String,
+        /// How many instances there are, and how large.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        autoscaler: Option<PolicyChoice>,
+    },
     /// No new flows for an instance; it goes when its flows have ended.
     Drain {
         /// Which one.
@@ -363,11 +371,23 @@ pub enum Action {
     },
 }
 
+/// A policy and its parameters, as the configuration has them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyChoice {
+    /// Its name.
+    pub policy: String,
+    /// Its parameters; those that are not there have their defaults.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub parameters: serde_json::Map<String, serde_json::Value>,
+}
+
 impl Action {
     /// The word for it.
     pub const fn name(&self) -> &'static str {
         match self {
             Action::Scale { .. } => "scale",
+            Action::Policy { .. } => "policy",
             Action::Drain { .. } => "drain",
             Action::Undrain { .. } => "undrain",
             Action::Purge { .. } => "purge",

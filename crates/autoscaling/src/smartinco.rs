@@ -1,9 +1,9 @@
 use std::collections::VecDeque;
 
-use model::{InstanceState, Nanos, Observation};
-use serde::Deserialize;
+use model::{Nanos, Observation};
+use serde::{Deserialize, Serialize};
 
-use crate::{Decision, Policy, Reason, span, within_limits};
+use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, span, within_limits};
 
 /// Rounding errors of a product of rates must not ask for one more instance than the exact figure would.
 const ROUNDING: f64 = 1e-9;
@@ -17,7 +17,7 @@ const ROUNDING: f64 = 1e-9;
 ///   does not make it ask again.
 /// - When a ring ran hot it does not wait for the window to fill: the fast rate counts where it is higher.
 /// - It goes down to the highest count that it would have wanted within `scale_down_window`, never below.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmartInco {
     /// The share of capacity that instances should be used to, above 0 and at most 1. The paper's default is 0.5.
@@ -27,18 +27,26 @@ pub struct SmartInco {
     #[serde(deserialize_with = "share_or_nothing")]
     pub tolerance: f64,
     /// The span of the stable rate that decides. The paper states none.
-    #[serde(deserialize_with = "span::deserialize")]
+    #[serde(with = "span")]
     pub window: Nanos,
     /// For how long fewer instances must have been enough before there are fewer.
-    #[serde(deserialize_with = "span::deserialize")]
+    #[serde(with = "span")]
     pub scale_down_window: Nanos,
 
-    /// What was wanted within the scale-down window: later ones are lower, so the first is the highest.
     #[serde(skip)]
+    state: State,
+}
+
+/// What [`SmartInco`] remembers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// What was wanted within the scale-down window: later ones are lower, so the first is the highest.
     recent: VecDeque<(Nanos, u32)>,
     /// The last capacity of an instance that was seen, for when there is none to look at.
-    #[serde(skip)]
     capacity_pps: f64,
+    /// Whether anything was seen yet.
+    started: bool,
 }
 
 impl Default for SmartInco {
@@ -50,8 +58,7 @@ impl Default for SmartInco {
             // Ten windows: HPA has twenty of its periods (300 s of 15 s), but a drained instance here can be taken
             // back at no cost.
             scale_down_window: Nanos::from_secs(10),
-            recent: VecDeque::new(),
-            capacity_pps: 0.0,
+            state: State::default(),
         }
     }
 }
@@ -65,11 +72,11 @@ impl SmartInco {
         let load_pps = if hot { fast } else { stable };
         let reason = Reason::new("at_target")
             .with("load_pps", load_pps)
-            .with("capacity_pps", self.capacity_pps);
-        if self.capacity_pps <= 0.0 {
+            .with("capacity_pps", self.state.capacity_pps);
+        if self.state.capacity_pps <= 0.0 {
             return (current, reason.named("capacity_unknown"));
         }
-        let needed = load_pps / (self.capacity_pps * self.target);
+        let needed = load_pps / (self.state.capacity_pps * self.target);
         let reason = reason
             .with("target", self.target)
             .with("current", f64::from(current));
@@ -97,58 +104,74 @@ impl SmartInco {
         };
         (proposal, reason.named(rule))
     }
-
-    /// Notes a proposal and gives the highest one within the window that ends now.
-    fn highest_recent(&mut self, proposal: u32, now: Nanos) -> u32 {
-        while self
-            .recent
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
-        {
-            self.recent.pop_front();
-        }
-        while self.recent.back().is_some_and(|(_, value)| *value <= proposal) {
-            self.recent.pop_back();
-        }
-        // Strictly falling, so it never holds more entries than there are counts within the limits.
-        self.recent.push_back((now, proposal));
-        self.recent.front().map_or(proposal, |(_, value)| *value)
-    }
 }
 
 impl Policy for SmartInco {
     const NAME: &'static str = "smartinco";
-    const PARAMETERS: &'static [&'static str] = &["target", "tolerance", "window", "scale_down_window"];
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::new(
+            "target",
+            "share, above 0 and at most 1",
+            "0.5",
+            "The share of capacity that instances should be used to.",
+        ),
+        Parameter::new(
+            "tolerance",
+            "share, 0 to 1",
+            "0.1",
+            "How far utilisation may be from the target, as a share of it, before anything is done.",
+        ),
+        Parameter::new(
+            "window",
+            "span of time",
+            "1s",
+            "The span of the rate that decides.",
+        ),
+        Parameter::new(
+            "scale_down_window",
+            "span of time",
+            "10s",
+            "For how long fewer instances must have been enough before there are fewer.",
+        ),
+    ];
+
+    type State = State;
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn restore(&mut self, state: State) {
+        self.state = state;
+    }
 
     fn stable_window(&self) -> Nanos {
         self.window
     }
 
-    fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
-        let mut sum = 0.0;
-        let mut count = 0u32;
-        for instance in &observation.instances {
-            let usable = !matches!(
-                instance.state,
-                InstanceState::Failed | InstanceState::Stopping | InstanceState::Gone
-            );
-            if usable && instance.capacity_pps.is_finite() && instance.capacity_pps > 0.0 {
-                sum += instance.capacity_pps;
-                count += 1;
-            }
+    fn note(&mut self, observation: &Observation, now: Nanos) {
+        if let Some(capacity_pps) = mean_capacity_pps(observation) {
+            self.state.capacity_pps = capacity_pps;
         }
-        if count > 0 {
-            self.capacity_pps = sum / f64::from(count);
-        }
-
-        let current = within_limits(observation.wanted, observation);
-        if self.recent.is_empty() {
+        let recent = &mut self.state.recent;
+        if !std::mem::replace(&mut self.state.started, true) {
             // As after a restart: what there is was wanted by somebody, and stays for a whole window.
-            self.recent.push_back((now, current));
+            recent.push_back((now, within_limits(observation.wanted, observation)));
         }
+        while recent
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
+        {
+            recent.pop_front();
+        }
+    }
+
+    fn judge(&self, observation: &Observation, _now: Nanos) -> Decision {
+        let current = within_limits(observation.wanted, observation);
         let (proposal, reason) = self.proposal(observation, current);
         let proposal_within = within_limits(proposal, observation);
-        let highest = within_limits(self.highest_recent(proposal_within, now), observation);
+        let highest = self.state.recent.front().map_or(0, |(_, value)| *value);
+        let highest = within_limits(highest.max(proposal_within), observation);
         let reason = reason.with("proposal", f64::from(proposal));
         let (desired, reason) = if proposal_within > current {
             let limited = proposal_within < proposal;
@@ -174,23 +197,28 @@ impl Policy for SmartInco {
         } else {
             (current, reason)
         };
-        Decision {
-            desired,
-            quotas: Vec::new(),
-            reason,
+        Decision::count(desired, reason)
+    }
+
+    fn commit(&mut self, observation: &Observation, _decision: &Decision, now: Nanos) {
+        let current = within_limits(observation.wanted, observation);
+        let proposal = within_limits(self.proposal(observation, current).0, observation);
+        let recent = &mut self.state.recent;
+        while recent.back().is_some_and(|(_, value)| *value <= proposal) {
+            recent.pop_back();
         }
+        // Strictly falling, so it never holds more entries than there are counts within the limits.
+        recent.push_back((now, proposal));
     }
 
     fn is_overloaded(&self, observation: &Observation) -> bool {
         let fast = finite(observation.offered_fast_pps);
-        let enough = f64::from(observation.wanted) * self.capacity_pps * self.target * (1.0 + self.tolerance);
-        observation.hot || observation.unserved_fast_pps > 0.0 || (self.capacity_pps > 0.0 && fast > enough)
+        let enough =
+            f64::from(observation.wanted) * self.state.capacity_pps * self.target * (1.0 + self.tolerance);
+        observation.hot
+            || observation.unserved_fast_pps > 0.0
+            || (self.state.capacity_pps > 0.0 && fast > enough)
     }
-}
-
-/// A rate that can be reckoned with: what is not a number or below 0 is 0.
-fn finite(rate: f64) -> f64 {
-    if rate.is_finite() { rate.max(0.0) } else { 0.0 }
 }
 
 fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

@@ -3,11 +3,24 @@
 use std::fmt;
 
 use model::Nanos;
-use serde::Deserializer;
 use serde::de::{Error, Visitor};
+use serde::{Deserializer, Serializer};
 
 /// The longest span that a parameter may name: a day. Longer ones are slips of the unit.
 const LONGEST_S: f64 = 86_400.0;
+
+/// Writes a span as seconds, for `#[serde(serialize_with)]`.
+pub(crate) fn serialize<S: Serializer>(span: &Nanos, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(span.as_secs_f64())
+}
+
+/// Reads a span that must not be 0, for `#[serde(deserialize_with)]`.
+pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
+    match deserialize(deserializer)? {
+        Nanos::ZERO => Err(Error::custom("0 is not a span above 0")),
+        span => Ok(span),
+    }
+}
 
 /// Reads a span, for `#[serde(deserialize_with)]`.
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {

@@ -161,7 +161,11 @@ fn parameters_are_read_and_wrong_ones_refused() {
         ("smartinco", r#"{"targt":0.5}"#, "targt"),
         ("smartinco", r#"{"recent":[]}"#, "recent"),
         ("fixed", r#"{"count":-1}"#, "-1"),
-        ("hpaa", "{}", "smartinco, fixed"),
+        (
+            "hpaa",
+            "{}",
+            "smartinco, fixed, hpa, kpa, threshold, predictive, ladder",
+        ),
     ] {
         let error = read(name, json).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");

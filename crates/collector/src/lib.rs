@@ -363,6 +363,22 @@ impl Collector {
         id
     }
 
+    /// The span of a service's stable window from now on; the stable rates begin anew.
+    pub fn set_stable_window(&mut self, service: ServiceId, stable_window: Nanos) {
+        let Some(state) = self.services.get_mut(service.index()) else {
+            return;
+        };
+        state.clock = Clock::new(stable_window);
+        state.offered_history = History::default();
+        for slot in self.slots.iter_mut().flatten() {
+            if slot.rates.service == service {
+                slot.arrivals_history = History::default();
+                slot.returns_history = History::default();
+                slot.drops_history = History::default();
+            }
+        }
+    }
+
     /// From now on `slot` belongs to that instance. Its windows begin anew; what the slot's counters say at the next
     /// sample is where its counting begins, whether or not the switch has set them back to 0 for it.
     pub fn assign(&mut self, slot: Slot, service: ServiceId, id: InstanceId) {

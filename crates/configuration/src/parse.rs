@@ -898,7 +898,11 @@ fn read_autoscaler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Autosc
             }
         }
     };
-    let parameters = Autoscaler::parameters_of(policy).unwrap_or_default();
+    let parameters: Vec<&str> = Autoscaler::parameters_of(policy)
+        .unwrap_or_default()
+        .iter()
+        .map(|parameter| parameter.name)
+        .collect();
     let known: Vec<&str> = std::iter::once("policy")
         .chain(parameters.iter().copied())
         .collect();

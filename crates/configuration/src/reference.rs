@@ -40,10 +40,18 @@ pub fn reference() -> String {
             let _ = write!(text, "\nSchedulers: {}.\n", words(Scheduler::NAMES));
         }
         if *table == "service.NAME.autoscaler" {
-            text.push_str("\n| policy | parameters |\n| --- | --- |\n");
             for policy in Autoscaler::NAMES {
-                let parameters = Autoscaler::parameters_of(policy).unwrap_or_default();
-                let _ = writeln!(text, "| `{policy}` | {} |", words(parameters));
+                let _ = write!(text, "\n### `{policy}`\n\n");
+                text.push_str(
+                    "| parameter | what may be written | default | meaning |\n| --- | --- | --- | --- |\n",
+                );
+                for parameter in Autoscaler::parameters_of(policy).unwrap_or_default() {
+                    let _ = writeln!(
+                        text,
+                        "| `{}` | {} | {} | {} |",
+                        parameter.name, parameter.kind, parameter.default, parameter.meaning
+                    );
+                }
             }
         }
     }

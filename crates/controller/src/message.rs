@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use autoscaling::Autoscaler;
 use engine::{Container, EngineEvent, Request, Ticket};
 use model::{Event, Generation, InstanceId, InstanceState, ServiceId, Slot};
 use thiserror::Error;
@@ -109,7 +110,7 @@ pub enum SwitchReply {
 pub struct CommandId(pub u64);
 
 /// What somebody asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Command {
     /// So many active instances, whatever the autoscaler says; [`None`] lets it decide again.
     Scale {
@@ -117,6 +118,13 @@ pub enum Command {
         service: ServiceId,
         /// How many; must be within the service's limits.
         count: Option<u32>,
+    },
+    /// Another autoscaler decides from now on; the count and the quotas stay what they are until it does.
+    Autoscaler {
+        /// For which service.
+        service: ServiceId,
+        /// In its first state.
+        autoscaler: Box<Autoscaler>,
     },
     /// No new flows for this instance; it goes when its flows have ended. Another takes its place where the service
     /// would otherwise have fewer than it should.

@@ -58,6 +58,8 @@ pub struct ServiceSettings {
     /// After how long without taking a packet from a ring that holds some an instance counts as stalled, time in
     /// which its quota held it up not counted.
     pub stall_after: Nanos,
+    /// Descriptors of an instance's ring in each direction: how long a quota may hold it up rests on that.
+    pub ring_slots: u32,
     /// How many there should be.
     pub autoscaler: Autoscaler,
 }
@@ -80,7 +82,20 @@ impl ServiceSettings {
             drain_deadline: Nanos::from_secs(60),
             stop_grace: Nanos::from_secs(10),
             stall_after: STALL_AFTER,
+            ring_slots: 1_024,
             autoscaler,
+        }
+    }
+}
+
+impl ServiceSettings {
+    /// Packets per second that an instance can process that has `cpus`, where `usual_pps` is what one with the
+    /// service's own quota can.
+    pub(crate) fn capacity_of(&self, usual_pps: f64, cpus: Option<f64>) -> f64 {
+        let usual = self.container.as_ref().and_then(|spec| spec.cpu);
+        match (usual, cpus) {
+            (Some(usual), Some(cpus)) if usual.cpus() > 0.0 => usual_pps * cpus / usual.cpus(),
+            _ => usual_pps,
         }
     }
 }

@@ -627,10 +627,21 @@ impl Simulation {
                     to,
                     policy,
                     reason,
+                    case,
                 } => {
                     assert_ne!(from, to);
                     assert!(!reason.is_empty());
                     self.seen.insert(policy.clone());
+                    assert_eq!(case.is_some(), policy != "manual");
+                    if let Some(case) = case {
+                        assert_eq!(explained(&case.to_string()), u64::from(*to), "{case}");
+                        let event = serde_json::to_string(event).unwrap();
+                        assert_eq!(
+                            explained(&event),
+                            u64::from(*to),
+                            "the event as it is logged: {event}"
+                        );
+                    }
                 }
                 _ => {}
             }
@@ -1402,4 +1413,14 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
     }
     // Acknowledged at 50; the counters of that turn may be older than what was acknowledged, the next ones are not.
     assert_eq!(draining_at, (30..=50).collect::<Vec<u64>>());
+}
+
+/// How many instances the policy wants in a case of the event log.
+fn explained(case: &str) -> u64 {
+    let answer = autoscaling::explain::explain(case).unwrap_or_else(|wrong| panic!("{wrong}: {case}"));
+    let answer = serde_json::to_value(answer).unwrap();
+    let replicas = answer
+        .get("replicas")
+        .or_else(|| answer["steps"][0].get("replicas"));
+    replicas.and_then(serde_json::Value::as_u64).unwrap()
 }

@@ -82,6 +82,8 @@ pub struct CpuQuota {
 impl CpuQuota {
     /// What the kernel takes as a quota at least (below: EINVAL).
     pub const MIN_QUOTA_US: u32 = 1_000;
+    /// What the kernel takes as a period at least.
+    pub const MIN_PERIOD_US: u32 = 1_000;
     /// What the kernel takes as a period at most.
     pub const MAX_PERIOD_US: u32 = 1_000_000;
     /// The usual period. A tenth of the kernel's own 100 ms: a program that used its share up then waits a third as long (measured: 99th
@@ -110,6 +112,28 @@ impl CpuQuota {
         }
     }
 
+    /// The quota that allows `cpus` CPUs, in periods so short that what arrives at `rate_pps` while the quota holds a
+    /// single-threaded program up fills at most half of a ring of `ring_slots`: it stands still for `(1 − cpus) ×
+    /// period`. Never longer than the usual period, nor shorter than the kernel takes.
+    pub fn for_ring(cpus: f64, ring_slots: u32, rate_pps: f64) -> CpuQuota {
+        let usual = CpuQuota::of_cpus(cpus);
+        let allowed = usual.cpus();
+        let held_up = (1.0 - allowed) * rate_pps;
+        if held_up.is_nan() || held_up <= 0.0 {
+            return usual;
+        }
+        let longest_us = 0.5 * f64::from(ring_slots) / held_up * 1e6;
+        let shortest_us = (f64::from(Self::MIN_QUOTA_US) / allowed).max(f64::from(Self::MIN_PERIOD_US));
+        let period_us = longest_us.max(shortest_us).ceil();
+        if period_us >= f64::from(usual.period_us) {
+            return usual;
+        }
+        CpuQuota {
+            quota_us: (allowed * period_us).round().max(f64::from(Self::MIN_QUOTA_US)) as u32,
+            period_us: period_us as u32,
+        }
+    }
+
     /// How many CPUs it allows.
     pub fn cpus(&self) -> f64 {
         f64::from(self.quota_us) / f64::from(self.period_us.max(1))
@@ -129,7 +153,7 @@ impl CpuQuota {
         if self.quota_us < Self::MIN_QUOTA_US {
             return bad(format!("{} us is below the kernel's 1000 us", self.quota_us));
         }
-        if !(1_000..=Self::MAX_PERIOD_US).contains(&self.period_us) {
+        if !(Self::MIN_PERIOD_US..=Self::MAX_PERIOD_US).contains(&self.period_us) {
             return bad(format!(
                 "a period of {} us is not within 1000 us and 1 s",
                 self.period_us

@@ -43,6 +43,10 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Set the number of active instances by hand, or let the autoscaler decide again
     Scale(ScaleArgs),
+    /// Give a running service another autoscaler, without a restart
+    Policy(PolicyArgs),
+    /// Say what a policy decides in a situation that is written down, and why
+    Explain(ExplainArgs),
     /// Give instances no new flows; they go when their flows have ended
     Drain(InstanceArgs),
     /// Take drains back
@@ -284,6 +288,69 @@ pub(crate) struct ScaleArgs {
     pub(crate) auto: bool,
     #[command(flatten)]
     pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco policy firewall --autoscaler kpa\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n\nThe count stays what it is until the new policy decides. Parameters are those of the configuration's reference."
+)]
+pub(crate) struct PolicyArgs {
+    /// Which service
+    pub(crate) service: String,
+    /// The autoscaler that decides from now on
+    #[arg(long, value_name = "NAME", required = true, value_parser = autoscaler)]
+    pub(crate) autoscaler: Option<String>,
+    /// A parameter of it; what is not set has its default
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, requires = "autoscaler")]
+    pub(crate) set: Vec<(String, serde_json::Value)>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+fn autoscaler(text: &str) -> Result<String, String> {
+    match autoscaling::Autoscaler::from_name(text) {
+        Ok(policy) => Ok(policy.name().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A value is a number, a truth value or a table where it reads as JSON, and text otherwise.
+fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => {
+            let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+            Ok((name.to_owned(), value))
+        }
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco explain autoscaler --input case.json\n  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler --input -"
+)]
+pub(crate) struct ExplainArgs {
+    #[command(subcommand)]
+    pub(crate) command: ExplainCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExplainCommand {
+    /// How many instances, and how large
+    Autoscaler(ExplainInput),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+)]
+pub(crate) struct ExplainInput {
+    /// The situation, as JSON; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// How an action is asked for.

@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use api::types::{Action, FlowFilter, FlowPage, InstanceRow, ServiceRow, Status};
+use api::types::{Action, FlowFilter, FlowPage, InstanceRow, PolicyChoice, ServiceRow, Status};
 use api::{ApiError, Client};
 use model::{Event, EventKind, InstanceId};
 use serde::Serialize;
 
 use crate::cli::{
-    Act, EventsArgs, FlowsArgs, InstanceArgs, InstancesArgs, PurgeArgs, ScaleArgs, ServicesArgs, Show,
-    StatusArgs, StopArgs, UndrainArgs, Where,
+    Act, EventsArgs, FlowsArgs, InstanceArgs, InstancesArgs, PolicyArgs, PurgeArgs, ScaleArgs, ServicesArgs,
+    Show, StatusArgs, StopArgs, UndrainArgs, Where,
 };
 use crate::output::{self, WrongUsage};
 use crate::run_dir;
@@ -356,7 +356,24 @@ pub(crate) fn event_sentence(event: &Event) -> String {
             to,
             policy,
             reason,
+            ..
         } => format!("{from} -> {to} instances wanted by {policy} ({reason})"),
+        EventKind::Shadowed {
+            wanted,
+            would,
+            policy,
+            reason,
+        } => format!("{policy} would want {would} instances instead of {wanted} ({reason})"),
+        EventKind::Resized {
+            from_cpus,
+            to_cpus,
+            policy,
+            reason,
+            ..
+        } => {
+            let from = from_cpus.map_or_else(|| "no limit".to_owned(), |cpus| format!("{cpus:.3}"));
+            format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
+        }
         EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
         EventKind::Overcommitted { flows } => {
             format!("{flows} new flows fitted nowhere; given to the least loaded")
@@ -414,6 +431,20 @@ pub(crate) fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
         &Action::Scale {
             service: args.service.clone(),
             instances,
+        },
+    )
+}
+
+pub(crate) fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
+    let autoscaler = args.autoscaler.as_ref().map(|policy| PolicyChoice {
+        policy: policy.clone(),
+        parameters: args.set.iter().cloned().collect(),
+    });
+    act(
+        &args.act,
+        &Action::Policy {
+            service: args.service.clone(),
+            autoscaler,
         },
     )
 }

@@ -10,6 +10,7 @@ mod cli;
 mod client_commands;
 mod daemon;
 mod demo;
+mod explain;
 mod image;
 mod machine;
 mod orchestrator;
@@ -44,6 +45,8 @@ fn main() -> ExitCode {
         Command::Flows(args) => client_commands::flows(&args),
         Command::Events(args) => client_commands::events(&args),
         Command::Scale(args) => client_commands::scale(&args),
+        Command::Policy(args) => client_commands::policy(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Drain(args) => client_commands::drain(&args),
         Command::Undrain(args) => client_commands::undrain(&args),
         Command::Purge(args) => client_commands::purge(&args),

@@ -74,6 +74,8 @@ fn the_help_of_every_command_has_an_example() {
         "flows",
         "events",
         "scale",
+        "policy",
+        "explain",
         "drain",
         "undrain",
         "purge",

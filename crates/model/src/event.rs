@@ -55,6 +55,35 @@ pub enum EventKind {
         policy: String,
         /// The rule that decided, and its figures.
         reason: String,
+        /// All that it rested on, as `inco explain autoscaler` takes it; absent where somebody decided by hand.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        case: Option<Box<serde_json::Value>>,
+    },
+    /// An autoscaler that only says what it would do would want another count.
+    Shadowed {
+        /// Active instances that are wanted.
+        wanted: u32,
+        /// Those that it would want.
+        would: u32,
+        /// The policy's name.
+        policy: String,
+        /// The rule that decided, and its figures.
+        reason: String,
+    },
+    /// The autoscaler gave an instance another CPU quota.
+    Resized {
+        /// CPUs before; absent where there was no quota.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from_cpus: Option<f64>,
+        /// CPUs from now on.
+        to_cpus: f64,
+        /// The policy's name.
+        policy: String,
+        /// The rule that decided, and its figures.
+        reason: String,
+        /// All that it rested on, as `inco explain autoscaler` takes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        case: Option<Box<serde_json::Value>>,
     },
     /// A ring was full, or a quarter full twice in a row.
     Hot {

@@ -1,7 +1,8 @@
 //! How many instances there should be, and which.
 
+use autoscaling::Decision;
 use collector::Collector;
-use engine::{Mount, Request};
+use engine::{CpuQuota, Mount, Request};
 use model::{
     EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Nanos, ServiceId, Slot,
 };
@@ -44,7 +45,7 @@ impl Controller {
                         Slot::NONE
                     },
                     state: instance.state,
-                    capacity_pps: service.capacity_pps,
+                    capacity_pps: service.settings.capacity_of(service.capacity_pps, instance.cpus),
                     arrivals_fast_pps: 0.0,
                     arrivals_stable_pps: 0.0,
                     returns_fast_pps: 0.0,
@@ -73,17 +74,18 @@ impl Controller {
         } else if now.since(service.overloaded_at) > OVERLOAD_GAP {
             service.overloaded_since = None;
         }
-        for quota in &decision.quotas {
-            let at = self.instances.binary_search_by_key(&quota.instance, |i| i.id);
-            if let Ok(at) = at {
-                self.instances[at].wanted_cpus = Some(quota.cpus);
-            }
-        }
         // A policy's promise is checked where it matters: nothing leaves the limits.
         let desired = decision
             .desired
             .max(service.settings.min)
             .min(service.settings.max);
+        if !decision.quotas.is_empty() {
+            self.resize(index, &decision);
+        }
+        if decision.shadow.is_some() {
+            self.tell_shadow(index, &decision);
+        }
+        let service = &mut self.services[index];
         if service.manual || desired == service.wanted {
             return;
         }
@@ -100,8 +102,53 @@ impl Controller {
             to: desired,
             policy,
             reason: service.reason.clone(),
+            case: decision.case,
         };
         self.event(Some(id), None, kind);
+    }
+
+    /// What an autoscaler in shadow mode would do, whenever that becomes something else.
+    fn tell_shadow(&mut self, index: usize, decision: &Decision) {
+        let service = &mut self.services[index];
+        let (Some(would), wanted) = (decision.shadow, service.wanted) else {
+            return;
+        };
+        if service.shadow.replace(would) == Some(would) || would == wanted {
+            return;
+        }
+        let kind = EventKind::Shadowed {
+            wanted,
+            would,
+            policy: scaler_name(&service.settings.autoscaler),
+            reason: decision.reason.to_string(),
+        };
+        let id = service.id;
+        self.event(Some(id), None, kind);
+    }
+
+    /// Remembers the quotas that instances should have; the engine gives them what differs from what they have.
+    fn resize(&mut self, index: usize, decision: &Decision) {
+        let service = &self.services[index];
+        let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        for quota in &decision.quotas {
+            let Some(at) = self.position(quota.instance) else {
+                continue;
+            };
+            let to_cpus = CpuQuota::of_cpus(quota.cpus).cpus();
+            let instance = &mut self.instances[at];
+            if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
+                continue;
+            }
+            let from_cpus = instance.wanted_cpus.replace(to_cpus);
+            let kind = EventKind::Resized {
+                from_cpus,
+                to_cpus,
+                policy: policy.clone(),
+                reason: decision.reason.to_string(),
+                case: decision.case.clone(),
+            };
+            self.event(Some(id), Some(quota.instance), kind);
+        }
     }
 
     /// Events about rings and flows that do not fit: at most one a second about the same thing.

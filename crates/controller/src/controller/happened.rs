@@ -113,6 +113,7 @@ impl Controller {
             Op::Resume => instance.container = Container::Running,
             Op::Quota => {
                 instance.cpus = instance.wanted_cpus;
+                self.table_changed = true;
                 instance.retry.worked();
             }
             Op::Stop => instance.container = Container::Exited,
@@ -307,11 +308,27 @@ impl Controller {
         }
     }
 
-    pub(super) fn command(&mut self, command: Command) -> Result<String, CommandError> {
+    pub(super) fn command(
+        &mut self,
+        command: &Command,
+        collector: &mut Collector,
+    ) -> Result<String, CommandError> {
         if self.shutdown.is_some() {
             return Err(CommandError::ShuttingDown);
         }
-        match command {
+        match *command {
+            Command::Autoscaler {
+                service: id,
+                ref autoscaler,
+            } => {
+                let service = self
+                    .services
+                    .get_mut(id.index())
+                    .ok_or(CommandError::UnknownService { service: id })?;
+                collector.set_stable_window(id, autoscaler.stable_window());
+                let before = std::mem::replace(&mut service.settings.autoscaler, (**autoscaler).clone());
+                Ok(format!("{autoscaler} decides instead of {before}"))
+            }
             Command::Scale { service: id, count } => {
                 let policy = self.service(id)?.settings.autoscaler.name();
                 let service = self
@@ -341,6 +358,7 @@ impl Controller {
                         to: count,
                         policy: "manual".to_owned(),
                         reason,
+                        case: None,
                     };
                     self.event(Some(id), None, kind);
                 }

@@ -311,10 +311,9 @@ impl Controller {
             let mut rows: Vec<InstanceRow> = Vec::with_capacity(self.instances.len());
             for instance in &mut self.instances {
                 if instance.is_in_table() {
-                    let capacity = self
-                        .services
-                        .get(instance.service.index())
-                        .map_or(0.0, |s| s.capacity_pps);
+                    let service = self.services.get(instance.service.index());
+                    let capacity =
+                        service.map_or(0.0, |s| s.settings.capacity_of(s.capacity_pps, instance.cpus));
                     rows.push(InstanceRow {
                         slot: instance.slot,
                         id: instance.id,

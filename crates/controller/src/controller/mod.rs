@@ -32,6 +32,8 @@ struct Service {
     manual: bool,
     /// What the autoscaler said when it last changed its mind.
     reason: String,
+    /// What an autoscaler in shadow mode last said that it would want.
+    shadow: Option<u32>,
     capacity_pps: f64,
     back_off: BackOff,
     overloaded_since: Option<Nanos>,
@@ -138,6 +140,7 @@ impl Controller {
                     wanted: settings.min,
                     manual: false,
                     reason: String::new(),
+                    shadow: None,
                     capacity_pps: settings.capacity_pps.unwrap_or(0.0),
                     back_off: BackOff::default(),
                     overloaded_since: None,
@@ -282,7 +285,7 @@ impl Controller {
             self.check_ended(*id, *passed);
         }
         for (id, command) in inputs.commands {
-            let answer = self.command(*command);
+            let answer = self.command(command, collector);
             self.out.answers.push((*id, answer));
         }
         if self.shutdown.is_none() {
@@ -405,13 +408,24 @@ impl Controller {
             Op::Resume => Request::Resume { name },
             Op::Quota => Request::SetQuota {
                 name,
-                quota: instance.wanted_cpus.map(CpuQuota::of_cpus),
+                quota: instance.wanted_cpus.map(|cpus| self.quota_for(index, cpus)),
             },
             Op::Stop => Request::Stop { name, grace },
             // A create is asked for with its specification, where that is made.
             Op::Remove | Op::Create => Request::Remove { name },
         };
         self.submit(index, op, request);
+    }
+
+    /// A quota of so many CPUs, in periods that the instance's ring survives at the rate that it is given now.
+    fn quota_for(&self, index: usize, cpus: f64) -> CpuQuota {
+        let instance = &self.instances[index];
+        let Some(service) = self.services.get(instance.service.index()) else {
+            return CpuQuota::of_cpus(cpus);
+        };
+        let seen = service.observation.instances.iter().find(|i| i.id == instance.id);
+        let rate_pps = seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps));
+        CpuQuota::for_ring(cpus, service.settings.ring_slots, rate_pps)
     }
 
     fn submit(&mut self, index: usize, op: Op, request: Request) {

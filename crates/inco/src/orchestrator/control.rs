@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use api::types::{Action, FlowPage, Outcome, Refusal};
+use api::types::{Action, FlowPage, Outcome, PolicyChoice, Refusal};
 use api::{Answer, EventLog, Inbox, Question};
+use autoscaling::Autoscaler;
 use collector::{Collector, SAMPLE_PERIOD};
 use configuration::Configuration;
 use controller::{
@@ -690,6 +691,16 @@ impl ControlLoop {
                 service: self.service_id(service)?,
                 count: *instances,
             },
+            Action::Policy {
+                service,
+                autoscaler: Some(choice),
+            } => Command::Autoscaler {
+                service: self.service_id(service)?,
+                autoscaler: Box::new(autoscaler_of(choice)?),
+            },
+            Action::Policy { .. } => {
+                return Err(Refusal::new("it is not said which policy", "give an autoscaler"));
+            }
             Action::Drain { instance } => Command::Drain { instance: *instance },
             Action::Undrain { instance } => Command::Undrain { instance: *instance },
             Action::Purge {
@@ -773,6 +784,21 @@ impl ControlLoop {
         event.sequence = self.sequence;
         self.events.push(event);
     }
+}
+
+/// The autoscaler that somebody chose.
+fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
+    let known = Autoscaler::from_name(&choice.policy);
+    known.map_err(|error| Refusal::new(error.to_string(), "name one of those"))?;
+    let parameters = serde_json::Value::Object(choice.parameters.clone());
+    Autoscaler::with_parameters(&choice.policy, parameters).map_err(|error| {
+        let names = Autoscaler::parameters_of(&choice.policy).unwrap_or_default();
+        let names: Vec<&str> = names.iter().map(|parameter| parameter.name).collect();
+        Refusal::new(
+            format!("{}: {error}", choice.policy),
+            format!("its parameters are {}", names.join(", ")),
+        )
+    })
 }
 
 fn hint(error: &CommandError) -> &'static str {

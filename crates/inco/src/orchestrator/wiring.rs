@@ -201,6 +201,7 @@ pub(super) fn service_settings(service: &Service) -> Result<ServiceSettings> {
         drain_deadline: service.drain_deadline,
         stop_grace: service.stop_grace,
         stall_after: stall_after(service),
+        ring_slots: service.ring.slots,
         ..ServiceSettings::new(service.name.clone(), container, service.autoscaler.clone())
     })
 }

@@ -1,0 +1,457 @@
+//! What Knative's own tests state (`autoscaler_test.go`): the same figures in, the same figures out.
+
+use super::*;
+
+const UTILIZATION: f64 = 0.75;
+
+fn decider(target: f64, target_burst_capacity: f64) -> Decider {
+    Decider {
+        spec: Spec {
+            target,
+            total: target / UTILIZATION,
+            target_burst_capacity,
+            panic_threshold: 2.0,
+            max_scale_up_rate: 10.0,
+            max_scale_down_rate: 10.0,
+            stable_window_s: 60.0,
+            ..Spec::default()
+        },
+        state: State::default(),
+    }
+}
+
+fn reading(at_s: f64, ready: u32, stable: f64, panic: f64) -> Reading {
+    Reading {
+        at_s,
+        ready: Some(ready),
+        stable: Some(stable),
+        panic: Some(panic),
+    }
+}
+
+/// As Knative's `expectedEBC`.
+fn excess(target: f64, burst: f64, panic: f64, ready: u32) -> i32 {
+    (target / UTILIZATION * f64::from(ready) - burst - panic).floor() as i32
+}
+
+#[track_caller]
+fn expect(decider: &mut Decider, reading: Reading, replicas: i32, excess: i32) {
+    let verdict = decider.step(&reading);
+    assert_eq!(verdict.replicas, Some(replicas));
+    // Theirs allows for one as well: it is a difference of rounded figures.
+    assert!(
+        (verdict.excess_burst_capacity.unwrap() - excess).abs() <= 1,
+        "{verdict:?} {excess}"
+    );
+}
+
+fn delayed(scale_down_delay_s: f64, reachable: bool) -> Decider {
+    Decider {
+        spec: Spec {
+            target: 10.0,
+            total: 0.0,
+            target_burst_capacity: 0.0,
+            panic_threshold: 100.0,
+            max_scale_up_rate: 10.0,
+            max_scale_down_rate: 10.0,
+            stable_window_s: 0.0,
+            scale_down_delay_s,
+            reachable,
+            ..Spec::default()
+        },
+        state: State::default(),
+    }
+}
+
+#[test]
+fn scale_down_delay() {
+    let mut simple = delayed(300.0, true);
+    for (at_s, value, replicas) in [
+        (2.0, 40.0, 4),
+        (300.0, 0.0, 4),
+        (302.0, 0.0, 0),
+        // gradual
+        (540.0, 40.0, 4),
+        (600.0, 30.0, 4),
+        (660.0, 0.0, 4),
+        (840.0, 0.0, 3),
+        (900.0, 0.0, 0),
+    ] {
+        expect(&mut simple, reading(at_s, 0, value, value), replicas, 0);
+    }
+}
+
+#[test]
+fn scale_down_delay_does_not_hold_what_nobody_can_reach() {
+    let mut decider = delayed(300.0, true);
+    expect(&mut decider, reading(2.0, 0, 40.0, 40.0), 4, 0);
+    expect(&mut decider, reading(60.0, 0, 0.0, 0.0), 4, 0);
+    decider.spec.reachable = false;
+    expect(&mut decider, reading(62.0, 0, 0.0, 0.0), 0, 0);
+}
+
+#[test]
+fn no_scale_down_delay() {
+    let mut decider = delayed(0.0, false);
+    expect(&mut decider, reading(0.0, 0, 40.0, 40.0), 4, 0);
+    expect(&mut decider, reading(0.5, 0, 20.0, 20.0), 2, 0);
+}
+
+#[test]
+fn no_data_no_decision() {
+    let mut decider = decider(10.0, 100.0);
+    for nothing in [
+        Reading {
+            stable: None,
+            panic: None,
+            ..reading(0.0, 1, 0.0, 0.0)
+        },
+        // The pods could not be counted.
+        Reading {
+            ready: None,
+            ..reading(0.0, 1, 1000.0, 888.0)
+        },
+    ] {
+        let verdict = decider.step(&nothing);
+        assert_eq!((verdict.replicas, verdict.excess_burst_capacity), (None, None));
+    }
+    assert_eq!(decider.state, State::default());
+}
+
+#[test]
+fn one_step() {
+    let panicking = |decider: &mut Decider| {
+        decider.state.panicking_since_s = Some(-5.0);
+        decider.state.max_panic = 5;
+    };
+    let nothing = |_: &mut Decider| {};
+    type Prepare = fn(&mut Decider);
+    let rows: [(&str, f64, f64, f64, f64, u32, Prepare, i32); 16] = [
+        ("no traffic", 10.0, 100.0, 0.0, 0.0, 1, nothing, 0),
+        ("metrics", 10.0, 100.0, 50.0, 50.0, 1, nothing, 5),
+        ("requests per second", 10.0, 100.0, 100.0, 99.0, 1, nothing, 10),
+        ("any burst", 181.0, -1.0, 21.0, 26.0, 1, nothing, 1),
+        ("no burst", 10.0, 0.0, 50.0, 49.0, 1, nothing, 5),
+        ("from one", 10.0, 100.0, 50.0, 50.0, 1, nothing, 5),
+        (
+            "panic, stable is larger",
+            1.0,
+            100.0,
+            50.0,
+            30.0,
+            5,
+            panicking,
+            50,
+        ),
+        (
+            "panic, stable is smaller",
+            1.0,
+            100.0,
+            20.0,
+            30.0,
+            5,
+            panicking,
+            30,
+        ),
+        ("already there", 10.0, 100.0, 50.0, 50.0, 5, nothing, 5),
+        (
+            "small rate up",
+            1.0,
+            1982.0,
+            3.0,
+            3.1,
+            2,
+            |d| d.spec.max_scale_up_rate = 1.1,
+            3,
+        ),
+        (
+            "small rate down",
+            10.0,
+            1982.0,
+            1.0,
+            1.0,
+            100,
+            |d| d.spec.max_scale_down_rate = 1.1,
+            90,
+        ),
+        (
+            "not reachable",
+            10.0,
+            1982.0,
+            1.0,
+            1.0,
+            100,
+            |d| (d.spec.max_scale_down_rate, d.spec.reachable) = (1.1, false),
+            1,
+        ),
+        ("panic doubles", 10.0, 84.0, 50.0, 100.0, 1, nothing, 10),
+        (
+            "no endpoints: one at least",
+            10.0,
+            81.0,
+            1000.0,
+            888.0,
+            0,
+            nothing,
+            10,
+        ),
+        (
+            "activation scale, no traffic",
+            10.0,
+            75.0,
+            0.0,
+            0.0,
+            1,
+            |d| d.spec.activation_scale = 2,
+            0,
+        ),
+        (
+            "activation scale",
+            10.0,
+            75.0,
+            1.0,
+            0.0,
+            1,
+            |d| d.spec.activation_scale = 2,
+            2,
+        ),
+    ];
+    for (name, target, burst, stable, panic, ready, prepare, replicas) in rows {
+        let mut decider = decider(target, burst);
+        prepare(&mut decider);
+        let verdict = decider.step(&reading(0.0, ready, stable, panic));
+        assert_eq!(verdict.replicas, Some(replicas), "{name}");
+        let expected = match burst {
+            0.0 => 0,
+            -1.0 => -1,
+            burst => excess(target, burst, panic, ready),
+        };
+        assert!(
+            (verdict.excess_burst_capacity.unwrap() - expected).abs() <= 1,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn stable_mode_goes_up_and_down() {
+    let mut up = decider(10.0, 101.0);
+    expect(
+        &mut up,
+        reading(0.0, 1, 50.0, 10.0),
+        5,
+        excess(10.0, 101.0, 10.0, 1),
+    );
+    expect(
+        &mut up,
+        reading(0.0, 1, 100.0, 10.0),
+        10,
+        excess(10.0, 101.0, 10.0, 1),
+    );
+    let mut per_second = decider(10.0, 101.0);
+    expect(
+        &mut per_second,
+        reading(0.0, 1, 50.0, 50.0),
+        5,
+        excess(10.0, 101.0, 50.0, 1),
+    );
+    expect(
+        &mut per_second,
+        reading(0.0, 1, 100.0, 99.0),
+        10,
+        excess(10.0, 101.0, 99.0, 1),
+    );
+    let mut down = decider(10.0, 98.0);
+    expect(
+        &mut down,
+        reading(0.0, 8, 100.0, 100.0),
+        10,
+        excess(10.0, 98.0, 100.0, 8),
+    );
+    expect(
+        &mut down,
+        reading(0.0, 8, 50.0, 50.0),
+        5,
+        excess(10.0, 98.0, 50.0, 8),
+    );
+    let mut to_zero = decider(10.0, 75.0);
+    expect(
+        &mut to_zero,
+        reading(0.0, 1, 1.0, 0.0),
+        1,
+        excess(10.0, 75.0, 0.0, 1),
+    );
+    expect(
+        &mut to_zero,
+        reading(0.0, 1, 0.0, 0.0),
+        0,
+        excess(10.0, 75.0, 0.0, 1),
+    );
+}
+
+#[test]
+fn a_panic_ends_after_a_slow_increase() {
+    let mut decider = decider(1.0, 98.0);
+    expect(
+        &mut decider,
+        reading(0.0, 10, 11.0, 25.0),
+        25,
+        excess(1.0, 98.0, 25.0, 10),
+    );
+    assert_eq!(decider.state.panicking_since_s, Some(0.0));
+    expect(
+        &mut decider,
+        reading(30.0, 40, 30.0, 41.0),
+        41,
+        excess(1.0, 98.0, 41.0, 40),
+    );
+    assert_eq!(decider.state.panicking_since_s, Some(0.0));
+    expect(
+        &mut decider,
+        reading(62.0, 55, 50.0, 56.0),
+        50,
+        excess(1.0, 98.0, 56.0, 55),
+    );
+    assert_eq!(decider.state.panicking_since_s, None);
+}
+
+#[test]
+fn a_panic_is_extended() {
+    let mut decider = decider(1.0, 98.0);
+    expect(
+        &mut decider,
+        reading(0.0, 10, 11.0, 25.0),
+        25,
+        excess(1.0, 98.0, 25.0, 10),
+    );
+    expect(
+        &mut decider,
+        reading(30.0, 40, 30.0, 80.0),
+        80,
+        excess(1.0, 98.0, 80.0, 40),
+    );
+    assert_eq!(decider.state.panicking_since_s, Some(30.0));
+}
+
+#[test]
+fn a_panic_follows_exponential_growth() {
+    let mut decider = decider(1.0, 101.0);
+    for (at_s, ready, value, since_s) in [
+        (0.0, 1, 6.0, 0.0),
+        (0.0, 6, 36.0, 0.0),
+        (1.0, 36, 216.0, 1.0),
+        (1.0, 216, 1296.0, 1.0),
+        (2.0, 1296, 1296.0, 1.0),
+    ] {
+        let expected = excess(1.0, 101.0, value, ready);
+        expect(
+            &mut decider,
+            reading(at_s, ready, value, value),
+            value as i32,
+            expected,
+        );
+        assert_eq!(decider.state.panicking_since_s, Some(since_s));
+    }
+}
+
+#[test]
+fn a_panic_then_none_then_down() {
+    let mut decider = decider(10.0, 93.0);
+    expect(
+        &mut decider,
+        reading(0.0, 1, 100.0, 100.0),
+        10,
+        excess(10.0, 93.0, 100.0, 1),
+    );
+    expect(
+        &mut decider,
+        reading(0.0, 10, 100.0, 1000.0),
+        100,
+        excess(10.0, 93.0, 1000.0, 10),
+    );
+    expect(
+        &mut decider,
+        reading(30.0, 10, 1.0, 1.0),
+        100,
+        excess(10.0, 93.0, 1.0, 10),
+    );
+    expect(
+        &mut decider,
+        reading(61.0, 10, 1.0, 1.0),
+        1,
+        excess(10.0, 93.0, 1.0, 10),
+    );
+}
+
+#[test]
+fn rates_are_limited() {
+    let mut up = decider(10.0, 61.0);
+    expect(
+        &mut up,
+        reading(0.0, 1, 1000.0, 1001.0),
+        10,
+        excess(10.0, 61.0, 1001.0, 1),
+    );
+    expect(
+        &mut up,
+        reading(0.0, 10, 1000.0, 1001.0),
+        100,
+        excess(10.0, 61.0, 1001.0, 10),
+    );
+    let mut down = decider(10.0, 61.0);
+    expect(
+        &mut down,
+        reading(0.0, 100, 1.0, 1.0),
+        10,
+        excess(10.0, 61.0, 1.0, 100),
+    );
+    expect(
+        &mut down,
+        reading(0.0, 10, 1.0, 1.0),
+        1,
+        excess(10.0, 61.0, 1.0, 10),
+    );
+}
+
+#[test]
+fn a_new_target_counts_at_once() {
+    let mut decider = decider(10.0, 77.0);
+    expect(
+        &mut decider,
+        reading(0.0, 1, 100.0, 101.0),
+        10,
+        excess(10.0, 77.0, 101.0, 1),
+    );
+    decider.spec = Spec {
+        target: 1.0,
+        total: 1.0 / UTILIZATION,
+        target_burst_capacity: 71.0,
+        reachable: false,
+        ..decider.spec
+    };
+    expect(
+        &mut decider,
+        reading(0.0, 10, 100.0, 101.0),
+        100,
+        excess(1.0, 71.0, 101.0, 10),
+    );
+}
+
+#[test]
+fn it_starts_in_a_panic_beside_more_than_one() {
+    for (ready, since_s) in [(0, None), (1, None), (2, Some(7.0))] {
+        let state = State::starting(ready, 7.0);
+        assert_eq!(
+            (state.panicking_since_s, state.max_panic),
+            (since_s, ready as i32)
+        );
+    }
+}
+
+#[test]
+fn the_reconcilers_bounds() {
+    let mut decider = decider(10.0, 0.0);
+    (decider.spec.min, decider.spec.max) = (3, 7);
+    expect(&mut decider, reading(0.0, 1, 0.0, 0.0), 3, 0);
+    expect(&mut decider, reading(2.0, 3, 100.0, 10.0), 7, 0);
+}

@@ -1,0 +1,347 @@
+use std::collections::VecDeque;
+
+use augurs::ets::AutoETS;
+use augurs::mstl::MSTLModel;
+use augurs::{Fit as _, Predict as _};
+use model::{Nanos, Observation};
+use serde::{Deserialize, Serialize};
+
+use crate::holt::{Holt, Record};
+use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, span, within_limits};
+
+/// Below this step nobody fits a model: the damped Holt alone forecasts.
+const SHORTEST_FIT: Nanos = Nanos::from_secs(1);
+/// Values that a model without a season is fitted to at most; with one, three seasons.
+const HISTORY: usize = 240;
+/// Values that a fit needs at least.
+const FIRST_FIT: usize = 20;
+/// Steps of a season at most: fitting costs time in the control loop.
+const SEASON_LIMIT: u64 = 1_440;
+/// Steps between two fits.
+const REFIT: u32 = 30;
+/// Steps that count in the record of errors.
+const RECORD_STEPS: u32 = 60;
+
+/// As many instances as keep the stable rate, or the rate that is expected when a new instance would be ready, at
+/// `target` of the capacity. The forecast only ever adds (AWS' rule: a wrong one must not take away), and only while it
+/// has been better than the naive forecast that nothing changes.
+///
+/// With a step of a second or more the `augurs` crate forecasts: exponential smoothing (ETS), and with a `season` MSTL
+/// around it; below that a damped Holt does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Predictive {
+    /// The share of capacity that instances should be used to.
+    #[serde(deserialize_with = "share")]
+    pub target: f64,
+    /// How far the load may be from the target, as a share of it, before anything is done.
+    pub tolerance: f64,
+    /// The span of the stable rate.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub window: Nanos,
+    /// The time between two values of the series.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub step: Nanos,
+    /// How far ahead it looks: what an instance takes to start.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub lead: Nanos,
+    /// After which time the load repeats itself; 0 for never.
+    #[serde(with = "span")]
+    pub season: Nanos,
+    /// For how long fewer instances must have been enough before there are fewer.
+    #[serde(with = "span")]
+    pub scale_down_window: Nanos,
+    /// Whether it only says what its forecast would have done.
+    pub shadow: bool,
+
+    #[serde(skip)]
+    state: State,
+}
+
+/// What [`Predictive`] remembers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    noted: Option<Nanos>,
+    capacity_pps: f64,
+    /// The value that is being gathered: packets, seconds.
+    gathered: (f64, f64),
+    next: Nanos,
+    values: VecDeque<f64>,
+    holt: Holt,
+    /// What the last fit expects, step by step, and how many steps of it have passed.
+    path: Vec<f64>,
+    passed: u32,
+    record: Record,
+    /// What was wanted within the scale-down window: later ones are lower.
+    recent: VecDeque<(Nanos, u32)>,
+}
+
+impl Default for Predictive {
+    fn default() -> Self {
+        Predictive {
+            target: 0.7,
+            tolerance: 0.1,
+            window: Nanos::from_secs(1),
+            step: Nanos::from_secs(1),
+            lead: Nanos::from_secs(2),
+            season: Nanos::ZERO,
+            scale_down_window: Nanos::from_secs(30),
+            shadow: false,
+            state: State::default(),
+        }
+    }
+}
+
+impl Predictive {
+    fn lead_steps(&self) -> u32 {
+        u32::try_from(self.lead.0.div_ceil(self.step.0.max(1)))
+            .unwrap_or(u32::MAX)
+            .clamp(1, 600)
+    }
+
+    fn season_steps(&self) -> usize {
+        (self.season.0 / self.step.0.max(1)).min(SEASON_LIMIT) as usize
+    }
+
+    fn history(&self) -> usize {
+        HISTORY.max(3 * self.season_steps())
+    }
+
+    /// What is expected `lead` from now.
+    fn expected_pps(&self) -> f64 {
+        let lead = self.lead_steps();
+        let at = self.state.passed as usize + lead as usize;
+        match self.state.path.get(at.saturating_sub(1)) {
+            Some(expected) => finite(*expected),
+            None => self.state.holt.ahead(lead),
+        }
+    }
+
+    /// The next value of the series.
+    fn add(&mut self, value: f64) {
+        let (history, lead) = (self.history(), self.lead_steps());
+        let state = &mut self.state;
+        while state.values.len() >= history {
+            state.values.pop_front();
+        }
+        state.values.push_back(value);
+        state.holt.add(value);
+        state.passed = state.passed.saturating_add(1);
+        let due = state.path.is_empty() || state.passed >= REFIT;
+        if due && self.step >= SHORTEST_FIT && state.values.len() >= FIRST_FIT {
+            // A fit that fails leaves Holt's forecast.
+            self.state.path = self.fit().unwrap_or_default();
+            self.state.passed = 0;
+        }
+        let expected = self.expected_pps();
+        self.state.record.note(value, expected, lead, RECORD_STEPS);
+    }
+
+    fn fit(&self) -> Option<Vec<f64>> {
+        let values: Vec<f64> = self.state.values.iter().copied().collect();
+        let steps = (self.lead_steps() + REFIT) as usize;
+        // Additive errors, a trend where it helps, damped or not: multiplicative models fail on a silent service.
+        let ets = AutoETS::new(1, "AZN").ok()?;
+        let season = self.season_steps();
+        let point = if season >= 2 && values.len() >= 2 * season {
+            let fitted = MSTLModel::new(vec![season], ets.into_trend_model())
+                .fit(&values)
+                .ok()?;
+            fitted.predict(steps, None).ok()?.point
+        } else {
+            ets.fit(&values).ok()?.predict(steps, None).ok()?.point
+        };
+        point.iter().all(|value| value.is_finite()).then_some(point)
+    }
+
+    /// How many instances carry that rate at the target; `current` within the tolerance.
+    fn count_for(&self, pps: f64, current: u32) -> u32 {
+        let capacity = self.state.capacity_pps * self.target;
+        let needed = pps / capacity;
+        if current > 0 && (needed / f64::from(current) - 1.0).abs() <= self.tolerance {
+            return current;
+        }
+        (needed * (1.0 - 1e-9)).ceil().clamp(0.0, f64::from(u32::MAX)) as u32
+    }
+
+    /// What the load asks for now, and what the forecast does.
+    fn counts(&self, observation: &Observation) -> (u32, u32) {
+        let current = within_limits(observation.wanted, observation);
+        let stable = finite(observation.offered_stable_pps);
+        let fast = finite(observation.offered_fast_pps);
+        let load = if observation.hot { stable.max(fast) } else { stable };
+        let now = within_limits(self.count_for(load, current), observation);
+        let trusted = self.state.record.is_trusted();
+        let forecast = if trusted {
+            self.count_for(self.expected_pps(), current)
+        } else {
+            0
+        };
+        (now, within_limits(forecast, observation).max(now))
+    }
+}
+
+impl Policy for Predictive {
+    const NAME: &'static str = "predictive";
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::new(
+            "target",
+            "share, above 0 and at most 1",
+            "0.7",
+            "The share of capacity that instances should be used to.",
+        ),
+        Parameter::new(
+            "tolerance",
+            "share",
+            "0.1",
+            "How far the load may be from the target, as a share of it, before anything is done.",
+        ),
+        Parameter::new(
+            "window",
+            "span of time above 0",
+            "1s",
+            "The span of the stable rate.",
+        ),
+        Parameter::new(
+            "step",
+            "span of time above 0",
+            "1s",
+            "The time between two values of the series; below 1s a damped Holt forecasts alone.",
+        ),
+        Parameter::new(
+            "lead",
+            "span of time above 0",
+            "2s",
+            "How far ahead it looks: what an instance takes to start.",
+        ),
+        Parameter::new(
+            "season",
+            "span of time",
+            "0s",
+            "After which time the load repeats itself, at most 1440 steps; 0 for never.",
+        ),
+        Parameter::new(
+            "scale_down_window",
+            "span of time",
+            "30s",
+            "For how long fewer instances must have been enough before there are fewer.",
+        ),
+        Parameter::new(
+            "shadow",
+            "true or false",
+            "false",
+            "Whether it only says, in the event log, what its forecast would have done.",
+        ),
+    ];
+
+    type State = State;
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn restore(&mut self, state: State) {
+        self.state = state;
+    }
+
+    fn stable_window(&self) -> Nanos {
+        self.window
+    }
+
+    fn note(&mut self, observation: &Observation, now: Nanos) {
+        if self.state.noted == Some(now) {
+            return;
+        }
+        if let Some(capacity_pps) = mean_capacity_pps(observation) {
+            self.state.capacity_pps = capacity_pps;
+        }
+        let lead = self.lead_steps();
+        match self.state.noted {
+            Some(before) => {
+                let span_s = now.since(before).as_secs_f64();
+                let (packets, seconds) = self.state.gathered;
+                let fast = finite(observation.offered_fast_pps);
+                self.state.gathered = (packets + fast * span_s, seconds + span_s);
+            }
+            None => {
+                self.state.record.reserve(lead);
+                self.state.values.reserve(self.history());
+                self.state.next = now + self.step;
+                self.state
+                    .recent
+                    .push_back((now, within_limits(observation.wanted, observation)));
+            }
+        }
+        self.state.noted = Some(now);
+        if now >= self.state.next {
+            let (packets, seconds) = std::mem::take(&mut self.state.gathered);
+            self.state.next = now + self.step;
+            if seconds > 0.0 {
+                self.add(packets / seconds);
+            }
+        }
+        let recent = &mut self.state.recent;
+        while recent
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
+        {
+            recent.pop_front();
+        }
+    }
+
+    fn judge(&self, observation: &Observation, _now: Nanos) -> Decision {
+        let current = within_limits(observation.wanted, observation);
+        if self.state.capacity_pps <= 0.0 {
+            return Decision::count(current, Reason::new("capacity_unknown"));
+        }
+        let (now, with_forecast) = self.counts(observation);
+        let (error, naive_error) = self.state.record.errors();
+        let reason = Reason::new("load")
+            .with("stable_pps", finite(observation.offered_stable_pps))
+            .with("expected_pps", self.expected_pps())
+            .with("capacity_pps", self.state.capacity_pps)
+            .with("error", error)
+            .with("naive_error", naive_error);
+        let wanted = if self.shadow { now } else { with_forecast };
+        let highest = self.state.recent.front().map_or(0, |(_, count)| *count);
+        let held = |count: u32| count.max(within_limits(highest, observation).min(current));
+        let rule = match (held(wanted).cmp(&current), wanted > now) {
+            (std::cmp::Ordering::Greater, true) => "forecast",
+            (std::cmp::Ordering::Greater, false) => "above_target",
+            (std::cmp::Ordering::Less, _) => "below_target",
+            (std::cmp::Ordering::Equal, _) if wanted < current => "scale_down_held",
+            (std::cmp::Ordering::Equal, _) => "at_target",
+        };
+        let desired = held(wanted);
+        Decision {
+            shadow: self.shadow.then(|| held(with_forecast)),
+            ..Decision::count(desired, reason.named(rule))
+        }
+    }
+
+    fn commit(&mut self, observation: &Observation, _decision: &Decision, now: Nanos) {
+        if self.state.capacity_pps <= 0.0 {
+            return;
+        }
+        let (load, with_forecast) = self.counts(observation);
+        let wanted = if self.shadow { load } else { with_forecast };
+        let recent = &mut self.state.recent;
+        while recent.back().is_some_and(|(_, count)| *count <= wanted) {
+            recent.pop_back();
+        }
+        // Strictly falling, so it never holds more entries than there are counts within the limits.
+        recent.push_back((now, wanted));
+    }
+}
+
+fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value > 0.0 && value <= 1.0 {
+        Ok(value)
+    } else {
+        Err(serde::de::Error::custom(format_args!(
+            "{value} is not a share above 0 and at most 1"
+        )))
+    }
+}

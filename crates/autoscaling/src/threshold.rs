@@ -1,0 +1,194 @@
+use model::{InstanceState, Nanos, Observation};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, span, vertical, within_limits,
+};
+
+/// SmartLB's and InReal's rule: above a high threshold one step up, below a low one one step down. A step is one of
+/// CPU quota where quotas may move, and one instance where they have gone as far as they may.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Threshold {
+    /// Utilisation above which it steps up.
+    pub high: f64,
+    /// Utilisation below which it steps down.
+    pub low: f64,
+    /// The span of the rate that decides.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub window: Nanos,
+    /// The time from one step to the next.
+    #[serde(with = "span")]
+    pub period: Nanos,
+    /// CPUs that an instance may be given at most; unset, quotas stay as they are.
+    pub cpus_max: Option<f64>,
+    /// CPUs that an instance keeps at least; unset, those that it has when it is first seen.
+    pub cpus_min: Option<f64>,
+    /// How much of a quota one step is, as a share of it.
+    pub cpus_step: f64,
+
+    #[serde(skip)]
+    state: State,
+}
+
+/// What [`Threshold`] remembers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    next: Nanos,
+    capacity_pps: f64,
+    base_cpus: Option<f64>,
+}
+
+impl Default for Threshold {
+    fn default() -> Self {
+        Threshold {
+            // The papers give no figures.
+            high: 0.8,
+            low: 0.3,
+            window: Nanos::from_secs(1),
+            period: Nanos::from_secs(1),
+            cpus_max: None,
+            cpus_min: None,
+            cpus_step: 0.25,
+            state: State::default(),
+        }
+    }
+}
+
+impl Threshold {
+    /// The load as a share of what the instances that are wanted can process.
+    fn utilisation(&self, observation: &Observation) -> Option<f64> {
+        let capacity = self.state.capacity_pps * f64::from(observation.wanted);
+        (capacity > 0.0).then(|| finite(observation.offered_stable_pps) / capacity)
+    }
+
+    /// The same step of quota for every Active instance that may take one.
+    fn resized(&self, observation: &Observation, up: bool) -> Vec<Quota> {
+        let Some(most) = self.cpus_max else {
+            return Vec::new();
+        };
+        let least = self.cpus_min.or(self.state.base_cpus);
+        let active = observation
+            .instances
+            .iter()
+            .filter(|i| i.state == InstanceState::Active);
+        let step = |has: f64| {
+            let cpus = if up {
+                (has * (1.0 + self.cpus_step)).min(most)
+            } else {
+                (has / (1.0 + self.cpus_step)).max(least.unwrap_or(has)).min(has)
+            };
+            ((cpus - has).abs() > vertical::SAME * has).then_some(cpus)
+        };
+        let quotas = active.filter_map(|i| {
+            Some(Quota {
+                instance: i.id,
+                cpus: step(i.cpu_quota?)?,
+            })
+        });
+        quotas.collect()
+    }
+}
+
+impl Policy for Threshold {
+    const NAME: &'static str = "threshold";
+    const PARAMETERS: &'static [Parameter] = &[
+        Parameter::new("high", "utilisation, above 0", "0.8", "Above it, one step up."),
+        Parameter::new("low", "utilisation, 0 or more", "0.3", "Below it, one step down."),
+        Parameter::new(
+            "window",
+            "span of time above 0",
+            "1s",
+            "The span of the rate that decides.",
+        ),
+        Parameter::new(
+            "period",
+            "span of time",
+            "1s",
+            "The time from one step to the next.",
+        ),
+        Parameter::new(
+            "cpus_max",
+            "CPUs",
+            "quotas stay as they are",
+            "CPUs that an instance may be given; steps of quota come before steps of count.",
+        ),
+        Parameter::new(
+            "cpus_min",
+            "CPUs",
+            "those that it has",
+            "CPUs that an instance keeps at least.",
+        ),
+        Parameter::new(
+            "cpus_step",
+            "share, above 0",
+            "0.25",
+            "How much of a quota one step is.",
+        ),
+    ];
+
+    type State = State;
+
+    fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn restore(&mut self, state: State) {
+        self.state = state;
+    }
+
+    fn stable_window(&self) -> Nanos {
+        self.window
+    }
+
+    fn note(&mut self, observation: &Observation, _now: Nanos) {
+        if let Some(capacity_pps) = mean_capacity_pps(observation) {
+            self.state.capacity_pps = capacity_pps;
+        }
+        if self.state.base_cpus.is_none() {
+            self.state.base_cpus = vertical::least_quota(observation);
+        }
+    }
+
+    fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
+        let current = within_limits(observation.wanted, observation);
+        let Some(utilisation) = self.utilisation(observation) else {
+            return Decision::count(current, Reason::new("capacity_unknown"));
+        };
+        let reason = Reason::new("between_thresholds")
+            .with("utilisation", utilisation)
+            .with("high", self.high)
+            .with("low", self.low);
+        let up = utilisation > self.high;
+        if !up && utilisation >= self.low {
+            return Decision::count(current, reason);
+        }
+        if now < self.state.next {
+            return Decision::count(current, reason.named("between_steps"));
+        }
+        // Vertical before horizontal.
+        let quotas = self.resized(observation, up);
+        if !quotas.is_empty() {
+            let rule = if up { "above_high_quota" } else { "below_low_quota" };
+            return Decision {
+                quotas,
+                ..Decision::count(current, reason.named(rule))
+            };
+        }
+        let (desired, rule, limit) = if up {
+            (current.saturating_add(1), "above_high", "at_max")
+        } else {
+            (current.saturating_sub(1), "below_low", "at_min")
+        };
+        let desired = within_limits(desired, observation);
+        let rule = if desired == current { limit } else { rule };
+        Decision::count(desired, reason.named(rule))
+    }
+
+    fn commit(&mut self, observation: &Observation, decision: &Decision, now: Nanos) {
+        if decision.changes(observation) {
+            self.state.next = now + self.period;
+        }
+    }
+}

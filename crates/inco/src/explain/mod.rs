@@ -1,0 +1,45 @@
+//! `inco explain`: what a policy decides in a situation that is written down, and why. It runs the code that decides
+//! live.
+
+mod autoscaler;
+
+use std::io::Read as _;
+use std::path::Path;
+
+use crate::cli::{ExplainArgs, ExplainCommand};
+use crate::output::WrongUsage;
+
+/// Inputs longer than this are refused, in bytes: a case has some kilobytes.
+const INPUT_LIMIT: u64 = 64 << 20;
+
+pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
+    match &args.command {
+        ExplainCommand::Autoscaler(input) => autoscaler::run(input),
+    }
+}
+
+/// The input's name, for messages, and its text.
+fn read(path: &Path) -> anyhow::Result<(String, String)> {
+    let is_standard_input = path == Path::new("-");
+    let name = if is_standard_input {
+        "standard input".to_owned()
+    } else {
+        path.display().to_string()
+    };
+    let mut bytes = Vec::new();
+    let read = if is_standard_input {
+        std::io::stdin()
+            .lock()
+            .take(INPUT_LIMIT + 1)
+            .read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(INPUT_LIMIT + 1).read_to_end(&mut bytes))
+    };
+    read.map_err(|error| WrongUsage(format!("{name}: it cannot be read ({error})")))?;
+    if bytes.len() as u64 > INPUT_LIMIT {
+        return Err(WrongUsage(format!("{name}: it is longer than 64 MiB; give one case")).into());
+    }
+    let text = String::from_utf8(bytes)
+        .map_err(|_| WrongUsage(format!("{name}: this is not UTF-8 text; write JSON")))?;
+    Ok((name, text))
+}

@@ -1,0 +1,189 @@
+//! `inco explain autoscaler`: the shapes of its input and output, and what it says to a wrong one.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+fn explain(arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_inco"))
+        .args(["explain", "autoscaler"])
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn answer(case: &Value) -> Value {
+    let output = explain(&["--input", "-", "--json"], &case.to_string());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success(),
+        "{case}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_str(&said).unwrap()
+}
+
+fn hpa() -> Value {
+    json!({"policy":"hpa","replicas":3,
+     "spec":{"min":1,"max":100,"tolerance":{"up":0.1,"down":0.1},
+       "metrics":[{"kind":"utilization","target_percent":30}],
+       "behavior":{"up":{"window_s":0,"select":"max","policies":[{"type":"pods","value":4,"period_s":15},{"type":"percent","value":100,"period_s":15}]},
+                   "down":{"window_s":300,"select":"max","policies":[{"type":"percent","value":100,"period_s":15}]}}},
+     "instances":[{"state":"ready","usage":300,"request":1000},{"state":"unready","usage":500,"request":1000},{"state":"missing","request":1000}],
+     "history":{"recommendations":[{"value":5,"age_s":60}],"changes":[{"change":4,"age_s":30}]}})
+}
+
+#[test]
+fn hpa_answers_with_its_own_names() {
+    assert_eq!(
+        answer(&hpa()),
+        json!({"replicas":3,"proposal":3,"utilization_percent":30,"reason":"DesiredWithinRange"})
+    );
+    let mut case = hpa();
+    case["instances"] = json!([{"state":"ready","usage":900,"request":1000}, {"state":"pending"}]);
+    case["spec"]["behavior"] = Value::Null;
+    // 90 % of one, with a pending one that counts as idle: it needs a request, too.
+    assert_eq!(answer(&case)["error"], "FailedGetResourceMetric");
+    case["instances"][1]["request"] = json!(1000);
+    assert_eq!(
+        answer(&case),
+        json!({"replicas":3,"proposal":3,"utilization_percent":90,"reason":"DesiredWithinRange"})
+    );
+    case["instances"] = json!([{"state":"ready","usage":900,"request":1000}]);
+    assert_eq!(answer(&case)["proposal"], 3);
+    let limits = json!({"policy":"hpa","replicas":10,"desired":50,"spec":{"min":1,"max":1000}});
+    assert_eq!(
+        answer(&limits),
+        json!({"replicas":20,"proposal":50,"utilization_percent":null,"reason":"ScaleUpLimit"})
+    );
+    for (metric, expected) in [
+        (json!({"kind":"value","value":20000,"target":15000}), 4),
+        (
+            json!({"kind":"average_value","value":8600,"target_average":2150}),
+            4,
+        ),
+    ] {
+        let case = json!({"policy":"hpa","replicas":3,"spec":{"metrics":[metric],"behavior":null}});
+        assert_eq!(answer(&case)["replicas"], expected);
+    }
+    let average = json!({"policy":"hpa","replicas":3,"spec":{"metrics":[{"kind":"instances_average","target_average":15000}]},
+        "instances":[{"state":"ready","usage":20000},{"state":"ready","usage":10000},{"state":"ready","usage":30000}]});
+    assert_eq!(answer(&average)["replicas"], 4);
+    let failed =
+        json!({"policy":"hpa","replicas":3,"spec":{"metrics":[{"kind":"error","message":"no answer"}]}});
+    assert_eq!(
+        answer(&failed),
+        json!({"error":"FailedGetExternalMetric","message":"no answer"})
+    );
+}
+
+#[test]
+fn kpa_answers_step_by_step() {
+    let case = json!({"policy":"kpa","spec":{"target":10,"total":13.3333,"target_burst_capacity":100,"panic_threshold":2,
+        "max_scale_up_rate":10,"max_scale_down_rate":10,"stable_window_s":60,"scale_down_delay_s":0,"activation_scale":1,
+        "reachable":true,"min":0,"max":0},
+      "state":{"panicking_since_s":null,"max_panic":0},
+      "steps":[{"at_s":0,"ready":1,"stable":50,"panic":50},{"at_s":2,"ready":5}]});
+    assert_eq!(
+        answer(&case),
+        json!({"steps":[
+            {"replicas":5,"excess_burst_capacity":-137,"panicking":true},
+            {"replicas":null,"excess_burst_capacity":null,"panicking":true}]})
+    );
+}
+
+#[test]
+fn every_policy_takes_observations() {
+    for (policy, replicas) in [("smartinco", 6), ("fixed", 3)] {
+        let instance = |id: u32| {
+            json!({"id":id,"slot":id,"state":"active","capacity_pps":1e6,"arrivals_fast_pps":1e6,"arrivals_stable_pps":1e6,
+                "returns_fast_pps":1e6,"ring_drops_fast_pps":0.0,"ring_occupancy":0.0,"live_flows":1,"new_flows_fast_per_s":0.0,
+                "busy":null,"cpu_quota":null})
+        };
+        let observation = json!({"service":0,"at":0,"counter_age":0,"min":1,"max":8,"wanted":3,"offered_fast_pps":3e6,
+            "offered_stable_pps":3e6,"unserved_fast_pps":0.0,"hot":false,"instances":[instance(1),instance(2),instance(3)]});
+        let case = json!({"policy":policy,"steps":[{"now_ns":1_000_000_000,"observation":observation}]});
+        assert_eq!(answer(&case)["steps"][0]["replicas"], replicas, "{policy}");
+    }
+}
+
+#[test]
+fn text_says_what_and_why() {
+    let output = explain(&["--input", "-"], &hpa().to_string());
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "3 replicas: DesiredWithinRange (the metrics ask for 3; utilisation 30 %)\n"
+    );
+}
+
+#[test]
+fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
+    let with = |path: &str, value: Value| {
+        let mut case = hpa();
+        *case.pointer_mut(path).unwrap() = value;
+        case.to_string()
+    };
+    for (input, words) in [
+        ("{".to_owned(), &["input", "line 1"][..]),
+        ("[]".to_owned(), &["input", "object"]),
+        ("{}".to_owned(), &["policy", "missing", "hpa"]),
+        (r#"{"policy":"hpaa"}"#.to_owned(), &["policy", "hpaa", "kpa"]),
+        (r#"{"policy":"hpa"}"#.to_owned(), &["replicas"]),
+        (with("/replicas", json!(-1)), &["replicas", "-1"]),
+        (with("/spec/metrics", json!([])), &["spec.metrics", "desired"]),
+        (
+            with("/spec/metrics/0/target_percent", json!(0)),
+            &["spec.metrics[0].target_percent"],
+        ),
+        (with("/spec/max", json!(0)), &["spec.max"]),
+        (
+            with("/spec/behavior/up/select", json!("most")),
+            &["spec.behavior.up.select", "most"],
+        ),
+        (
+            with("/instances/1/state", json!("ill")),
+            &["instances[1].state", "ill"],
+        ),
+        (
+            with("/instances/0", json!({"state":"ready","usagee":1})),
+            &["instances[0]", "usagee"],
+        ),
+        (
+            with("/history/changes/0/age_s", json!(-5)),
+            &["history.changes[0].age_s", "-5"],
+        ),
+        (
+            r#"{"policy":"kpa","spec":{"target":0},"steps":[]}"#.to_owned(),
+            &["spec.target"],
+        ),
+        (
+            r#"{"policy":"kpa","steps":[{"ready":1}]}"#.to_owned(),
+            &["steps[0]", "at_s"],
+        ),
+        (
+            r#"{"policy":"smartinco","spec":{"target":2},"steps":[]}"#.to_owned(),
+            &["spec.target", "share"],
+        ),
+        (
+            r#"{"policy":"smartinco","steps":[{"now_ns":1}]}"#.to_owned(),
+            &["steps[0]", "observation"],
+        ),
+    ] {
+        let output = explain(&["--input", "-", "--json"], &input);
+        assert_eq!(output.status.code(), Some(2), "{input}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        for word in words {
+            assert!(said.contains(word), "{input}: {said}");
+        }
+    }
+    let missing = explain(&["--input", "/nonexistent/case.json"], "");
+    assert_eq!(missing.status.code(), Some(2));
+}
