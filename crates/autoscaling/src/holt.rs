@@ -87,6 +87,11 @@ impl Record {
         self.weight >= 0.1 && self.error < self.naive_error && self.error <= LARGEST_ERROR * self.weight
     }
 
+    /// What is left of a forecast when it is as wrong as forecasts have been.
+    pub(crate) fn sure_of(&self, forecast: f64) -> f64 {
+        forecast * (1.0 - self.errors().0).max(0.0)
+    }
+
     /// The mean relative errors: its own, and the naive forecast's.
     pub(crate) fn errors(&self) -> (f64, f64) {
         if self.weight > 0.0 {

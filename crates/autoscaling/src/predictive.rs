@@ -174,7 +174,7 @@ impl Predictive {
         let now = within_limits(self.count_for(load, current), observation);
         let trusted = self.state.record.is_trusted();
         let forecast = if trusted {
-            self.count_for(self.expected_pps(), current)
+            self.count_for(self.state.record.sure_of(self.expected_pps()), current)
         } else {
             0
         };

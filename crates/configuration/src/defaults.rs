@@ -72,8 +72,8 @@ pub(crate) const STOP_GRACE: Nanos = Nanos::from_secs(2);
 pub(crate) const FIT: f64 = 0.9;
 /// The scheduler: the paper's recommendation, since it leaves whole instances free to be removed.
 pub(crate) const SCHEDULER: &str = "best-fit";
-/// The autoscaler: the paper's.
-pub(crate) const AUTOSCALER: &str = "smartinco";
+/// The autoscaler: ours.
+pub(crate) const AUTOSCALER: &str = "ladder";
 
 /// Idle time of TCP: IPVS' figure. Longer than the keep-alive of proxies and browsers (45 to 300 s).
 pub(crate) const TCP: Nanos = Nanos::from_secs(900);

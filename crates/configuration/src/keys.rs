@@ -461,8 +461,8 @@ pub const KEYS: &[Key] = &[
         SERVICE,
         "autoscaler",
         "table, or a policy's name",
-        "{ policy = \"smartinco\", target = 0.7 }",
-        Value("\"smartinco\""),
+        "{ policy = \"ladder\", target = 0.6 }",
+        Value("\"ladder\""),
         "How many instances are wanted. See below.",
     ),
     key(
@@ -647,7 +647,7 @@ pub const KEYS: &[Key] = &[
         "policy",
         "autoscaler",
         "\"smartinco\"",
-        Value("\"smartinco\""),
+        Value("\"ladder\""),
         "The policy.",
     ),
     key(

@@ -867,7 +867,7 @@ fn read_scheduler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Schedul
 
 fn read_autoscaler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Autoscaler {
     let default =
-        || Autoscaler::from_name(d::AUTOSCALER).unwrap_or_else(|_| Autoscaler::SmartInco(Default::default()));
+        || Autoscaler::from_name(d::AUTOSCALER).unwrap_or_else(|_| Autoscaler::Ladder(Default::default()));
     let named = |name: &str| {
         Autoscaler::from_name(name).map_err(|_| {
             Wrong::new(

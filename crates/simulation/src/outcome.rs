@@ -221,6 +221,7 @@ impl Recorder {
                     to,
                     policy,
                     reason,
+                    ..
                 } => {
                     if self.decisions.len() < DECISIONS_LIMIT {
                         self.decisions.push(Decision {

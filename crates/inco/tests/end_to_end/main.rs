@@ -15,6 +15,7 @@ mod engine_away;
 mod examples;
 mod failures;
 mod gaps;
+mod policies;
 mod refusals;
 mod restart;
 mod support;

@@ -1,0 +1,246 @@
+//! What `ladder`, `threshold`, `predictive`, `hpa` and `kpa` do on observations, step by step.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
+
+use autoscaling::{Autoscaler, Decision};
+use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
+
+const CAPACITY: f64 = 1e6;
+
+fn observation(wanted: u32, offered: f64) -> Observation {
+    let share = offered / f64::from(wanted.max(1));
+    Observation {
+        service: ServiceId(0),
+        at: Nanos::ZERO,
+        counter_age: Nanos::ZERO,
+        min: 1,
+        max: 20,
+        wanted,
+        offered_fast_pps: offered,
+        offered_stable_pps: offered,
+        unserved_fast_pps: 0.0,
+        hot: false,
+        instances: (1..=wanted).map(|id| instance(id, share)).collect(),
+    }
+}
+
+fn instance(id: u32, pps: f64) -> InstanceObservation {
+    InstanceObservation {
+        id: InstanceId(id),
+        slot: Slot(id as u16),
+        state: InstanceState::Active,
+        capacity_pps: CAPACITY,
+        arrivals_fast_pps: pps,
+        arrivals_stable_pps: pps,
+        returns_fast_pps: pps,
+        ring_drops_fast_pps: 0.0,
+        ring_occupancy: 0.0,
+        live_flows: 1,
+        new_flows_fast_per_s: 0.0,
+        busy: None,
+        cpu_quota: None,
+    }
+}
+
+fn policy(name: &str, parameters: serde_json::Value) -> Autoscaler {
+    Autoscaler::with_parameters(name, parameters).unwrap()
+}
+
+/// Steps once a millisecond from `from` on, the decisions carried out at once, and gives the last one.
+fn play(scaler: &mut Autoscaler, seen: &mut Observation, from: u64, ms: u64) -> Decision {
+    let mut last = None;
+    for at in from..from + ms {
+        let decision = scaler.step(seen, Nanos::from_millis(at));
+        let offered = (seen.offered_fast_pps, seen.offered_stable_pps, seen.hot);
+        let mut next = observation(decision.desired, offered.0);
+        (next.offered_stable_pps, next.hot) = (offered.1, offered.2);
+        *seen = next;
+        last = Some(decision);
+    }
+    last.unwrap()
+}
+
+#[test]
+fn the_ladder_climbs_within_two_steps_of_a_burst_and_holds_it() {
+    let mut scaler = policy("ladder", serde_json::json!({"burst": "1s"}));
+    let mut seen = observation(4, 2.6e6);
+    assert_eq!(play(&mut scaler, &mut seen, 1, 10_000).desired, 4);
+    // Twice the load from one millisecond to the next: the fast rate shows a tenth of it, the rings are hot.
+    seen.offered_fast_pps = 2.6e6 + 2.6e6 * (1.0 - (-0.1f64).exp());
+    seen.hot = true;
+    let decision = scaler.step(&seen, Nanos::from_millis(10_001));
+    assert_eq!(decision.reason.rule, "burst");
+    // All 5.2 Mpps, less what chance explains, at 80 %.
+    assert_eq!(decision.desired, 7, "{}", decision.reason);
+    let mut after = observation(7, 2.6e6);
+    assert_eq!(
+        scaler.step(&after, Nanos::from_millis(10_002)).reason.rule,
+        "burst_lasts"
+    );
+    assert_eq!(play(&mut scaler, &mut after, 10_003, 900).desired, 7);
+    assert_eq!(
+        play(&mut scaler, &mut after, 10_903, 200).desired,
+        5,
+        "what 2.6 Mpps leave at 62 %"
+    );
+}
+
+#[test]
+fn chance_starts_no_burst() {
+    // 30 packets per second on an instance of 40: five in ten milliseconds are nothing to rely on.
+    let mut scaler = policy("ladder", serde_json::json!({}));
+    let mut seen = observation(1, 20.0);
+    seen.instances[0].capacity_pps = 40.0;
+    for at in 1..1_000 {
+        seen.offered_fast_pps = if at % 50 == 0 { 120.0 } else { 20.0 };
+        let decision = scaler.step(&seen, Nanos::from_millis(at));
+        assert_eq!(decision.desired, 1, "{}", decision.reason);
+    }
+}
+
+#[test]
+fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
+    let mut scaler = policy(
+        "ladder",
+        serde_json::json!({"cpus_max": 2.0, "burst": "10ms", "calm": "1s"}),
+    );
+    let mut seen = observation(2, 1.9e6);
+    for instance in &mut seen.instances {
+        (instance.cpu_quota, instance.ring_occupancy) = (Some(1.0), 0.5);
+        (instance.arrivals_fast_pps, instance.arrivals_stable_pps) = (0.95e6, 0.95e6);
+    }
+    seen.offered_stable_pps = 1.3e6;
+    seen.hot = true;
+    let decision = scaler.step(&seen, Nanos::from_millis(1));
+    assert_eq!(decision.desired, 2, "{}", decision.reason);
+    let cpus: Vec<f64> = decision.quotas.iter().map(|quota| quota.cpus).collect();
+    assert_eq!(cpus.len(), 2);
+    assert!(cpus.iter().all(|cpus| (1.1..=1.5).contains(cpus)), "{cpus:?}");
+    assert!(decision.case.is_some());
+    assert!(
+        scaler.step(&seen, Nanos::from_millis(2)).quotas.is_empty(),
+        "it is under way"
+    );
+
+    // The load is gone: quota falls, second by second, before the count does.
+    let mut calm = observation(2, 0.3e6);
+    for (instance, cpus) in calm.instances.iter_mut().zip(&cpus) {
+        (instance.cpu_quota, instance.capacity_pps) = (Some(*cpus), CAPACITY * cpus);
+    }
+    let decision = scaler.step(&calm, Nanos::from_millis(2_500));
+    assert_eq!((decision.desired, decision.reason.rule), (2, "quota_first"));
+    assert!(
+        decision.quotas.iter().all(|quota| quota.cpus == 1.0),
+        "{:?}",
+        decision.quotas
+    );
+    for instance in &mut calm.instances {
+        (instance.cpu_quota, instance.capacity_pps) = (Some(1.0), CAPACITY);
+    }
+    assert_eq!(scaler.step(&calm, Nanos::from_millis(3_600)).desired, 1);
+}
+
+#[test]
+fn threshold_takes_one_step_at_a_time_and_quota_first() {
+    let mut scaler = policy("threshold", serde_json::json!({"cpus_max": 1.25}));
+    let mut seen = observation(2, 1.7e6);
+    for instance in &mut seen.instances {
+        instance.cpu_quota = Some(1.0);
+    }
+    let first = scaler.step(&seen, Nanos::from_secs(1));
+    assert_eq!(
+        (first.desired, first.quotas.len(), first.quotas[0].cpus),
+        (2, 2, 1.25)
+    );
+    for instance in &mut seen.instances {
+        instance.cpu_quota = Some(1.25);
+    }
+    assert_eq!(
+        scaler.step(&seen, Nanos::from_millis(1_500)).reason.rule,
+        "between_steps"
+    );
+    let second = scaler.step(&seen, Nanos::from_secs(2));
+    assert_eq!((second.desired, second.reason.rule), (3, "above_high"));
+    seen.offered_stable_pps = 0.4e6;
+    let down = scaler.step(&seen, Nanos::from_secs(4));
+    assert_eq!(
+        (down.desired, down.quotas.len(), down.reason.rule),
+        (2, 2, "below_low_quota")
+    );
+    for instance in &mut seen.instances {
+        instance.cpu_quota = Some(1.0);
+    }
+    assert_eq!(scaler.step(&seen, Nanos::from_secs(6)).desired, 1);
+}
+
+/// A wave that repeats itself: from 1 to 5 Mpps and back within 40 s.
+fn wave(at_s: f64) -> f64 {
+    3e6 - 2e6 * (at_s / 40.0 * std::f64::consts::TAU).cos()
+}
+
+/// How often the forecast added to what the load itself asked for, and how often it only would have, over ten waves.
+fn forecasts(parameters: serde_json::Value) -> (u32, u32) {
+    let mut scaler = policy("predictive", parameters);
+    let mut seen = observation(5, wave(0.0));
+    let (mut ahead, mut shadowed) = (0, 0);
+    for at in 1..4_000u64 {
+        let load = wave(at as f64 / 10.0);
+        (seen.offered_fast_pps, seen.offered_stable_pps) = (load, load);
+        let decision = scaler.step(&seen, Nanos::from_millis(100 * at));
+        ahead += u32::from(decision.reason.rule == "forecast");
+        shadowed += u32::from(decision.shadow.is_some_and(|would| would > decision.desired));
+        seen.wanted = decision.desired;
+    }
+    (ahead, shadowed)
+}
+
+#[test]
+fn a_forecast_adds_where_it_has_been_right_and_says_so_in_shadow_mode() {
+    let seasonal = |shadow: bool| serde_json::json!({"season": "40s", "lead": "4s", "shadow": shadow, "scale_down_window": "1s"});
+    let (ahead, shadowed) = forecasts(seasonal(false));
+    assert!(ahead > 0 && shadowed == 0, "{ahead} {shadowed}");
+    let (ahead, shadowed) = forecasts(seasonal(true));
+    assert!(ahead == 0 && shadowed > 0, "{ahead} {shadowed}");
+}
+
+#[test]
+fn a_forecast_of_noise_is_not_used() {
+    let mut scaler = policy(
+        "predictive",
+        serde_json::json!({"step": "100ms", "lead": "500ms"}),
+    );
+    let mut seen = observation(5, 3.4e6);
+    let mut random = 1u64;
+    for at in 1..3_000u64 {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let noise = (random >> 33) as f64 / f64::from(1u32 << 31) - 0.5;
+        seen.offered_fast_pps = 3.4e6 * (1.0 + 0.4 * noise);
+        let decision = scaler.step(&seen, Nanos::from_millis(100 * at));
+        assert_eq!(decision.desired, 5, "{}", decision.reason);
+    }
+}
+
+#[test]
+fn hpa_decides_every_period_and_kpa_panics_within_its_window() {
+    let mut scaler = policy("hpa", serde_json::json!({"target_percent": 50, "period": "5s"}));
+    let mut seen = observation(2, 1.8e6);
+    // In the beginning no instance has a whole sample.
+    assert_eq!(play(&mut scaler, &mut seen, 0, 4_999).desired, 2);
+    for at in (5..40).step_by(5) {
+        let decision = scaler.step(&seen, Nanos::from_secs(at));
+        seen.wanted = decision.desired;
+    }
+    assert_eq!(seen.wanted, 4, "1.8 Mpps at half of the capacity");
+
+    let mut scaler = policy("kpa", serde_json::json!({}));
+    let mut seen = observation(1, 0.5e6);
+    assert_eq!(play(&mut scaler, &mut seen, 0, 20_000).desired, 1);
+    (seen.offered_fast_pps, seen.offered_stable_pps) = (7e6, 7e6);
+    let decision = play(&mut scaler, &mut seen, 20_000, 8_000);
+    assert_eq!(decision.desired, 10);
+    // A calm load does not end the panic before its window.
+    (seen.offered_fast_pps, seen.offered_stable_pps) = (0.5e6, 0.5e6);
+    assert_eq!(play(&mut scaler, &mut seen, 28_000, 50_000).desired, 10);
+    assert!(play(&mut scaler, &mut seen, 78_000, 60_000).desired < 10);
+}
