@@ -106,7 +106,7 @@ fn a_short_configuration_has_sensible_defaults() {
     assert_eq!(service.port, PortKind::Memif);
     assert_eq!((service.instances.min, service.instances.max), (1, 8));
     assert_eq!(service.capacity, Capacity::Learn);
-    assert_eq!(service.autoscaler.name(), "smartinco");
+    assert_eq!(service.autoscaler.name(), "ladder");
     assert!(service.symmetric);
     assert_eq!(c.switch.timeouts.udp, Nanos::from_secs(120));
     assert_eq!(service.ring.port_bytes(1), 2 * (128 + 1024 * (16 + 2048)));
