@@ -635,7 +635,7 @@ impl Simulation {
                     assert_eq!(case.is_some(), policy != "manual");
                     if let Some(case) = case {
                         assert_eq!(explained(&case.to_string()), u64::from(*to), "{case}");
-                        let event = serde_json::to_string(event).unwrap();
+                        let event = serde_json::to_string(event).expect("an event is JSON");
                         assert_eq!(
                             explained(&event),
                             u64::from(*to),
@@ -1417,10 +1417,12 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
 
 /// How many instances the policy wants in a case of the event log.
 fn explained(case: &str) -> u64 {
-    let answer = autoscaling::explain::explain(case).unwrap_or_else(|wrong| panic!("{wrong}: {case}"));
-    let answer = serde_json::to_value(answer).unwrap();
+    let answer = autoscaling::explain::explain(case).expect("a case of the log is an input");
+    let answer = serde_json::to_value(answer).expect("an answer is JSON");
     let replicas = answer
         .get("replicas")
         .or_else(|| answer["steps"][0].get("replicas"));
-    replicas.and_then(serde_json::Value::as_u64).unwrap()
+    replicas
+        .and_then(serde_json::Value::as_u64)
+        .expect("it decides again")
 }

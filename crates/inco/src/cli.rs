@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// Make and list images of network functions
     Image(ImageArgs),
     /// Play traffic against the same policies in simulation: an hour in a second
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  inco sim run scenarios/agh-hour.toml")]
     Sim(SimCommand),
     /// Measure the data plane side by side with its peers
     #[cfg(feature = "dpdk")]

@@ -175,7 +175,7 @@ impl Decider {
             replicas = replicas.min(spec.max);
         }
         let excess = match spec.target_burst_capacity {
-            burst if burst == 0.0 => 0.0,
+            0.0 => 0.0,
             burst if burst > 0.0 => (f64::from(ready) * spec.total - burst - panic).floor(),
             _ => -1.0,
         };

@@ -126,7 +126,9 @@ fn one_step() {
     };
     let nothing = |_: &mut Decider| {};
     type Prepare = fn(&mut Decider);
-    let rows: [(&str, f64, f64, f64, f64, u32, Prepare, i32); 16] = [
+    /// Name, target, burst, stable, panic, ready, what is changed before, replicas.
+    type Row = (&'static str, f64, f64, f64, f64, u32, Prepare, i32);
+    let rows: [Row; 16] = [
         ("no traffic", 10.0, 100.0, 0.0, 0.0, 1, nothing, 0),
         ("metrics", 10.0, 100.0, 50.0, 50.0, 1, nothing, 5),
         ("requests per second", 10.0, 100.0, 100.0, 99.0, 1, nothing, 10),
