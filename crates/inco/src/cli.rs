@@ -644,6 +644,10 @@ mod tests {
 pub(crate) enum SimCommand {
     /// Play a scenario and say whether it came out as it expects
     Run(SimRunArgs),
+    /// Play two scenarios and show how their figures differ
+    Compare(SimCompareArgs),
+    /// Play a scenario with many values of its parameters, and show which of them nobody beats
+    Sweep(SimSweepArgs),
 }
 
 /// What is played, and how often.
@@ -676,4 +680,46 @@ pub(crate) struct SimRunArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco sim compare scenarios/flash-crowd.toml scenarios/slow-start.toml\n\nVariants are paired by their names. Everything that it prints is simulated."
+)]
+pub(crate) struct SimCompareArgs {
+    /// One scenario
+    #[arg(value_name = "A.toml")]
+    pub(crate) a: PathBuf,
+    /// The other
+    #[arg(value_name = "B.toml")]
+    pub(crate) b: PathBuf,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant smartinco --vary service.autoscaler.target=0.4,0.5,0.6,0.7,0.8 --vary service.standby=0,1,2\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
+)]
+pub(crate) struct SimSweepArgs {
+    /// The scenario
+    #[arg(value_name = "SCENARIO.toml")]
+    pub(crate) file: PathBuf,
+    /// A key and its values; several of these make all combinations
+    #[arg(long, required = true, value_name = "KEY=VALUE,VALUE,…")]
+    pub(crate) vary: Vec<String>,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a page with a plot
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }

@@ -5,6 +5,7 @@
 
 #[cfg(feature = "dpdk")]
 mod bench;
+mod chart;
 mod check;
 mod cli;
 mod client_commands;
@@ -15,6 +16,7 @@ mod image;
 mod machine;
 mod orchestrator;
 mod output;
+mod page;
 mod run_dir;
 mod sim_command;
 mod table;

@@ -26,6 +26,17 @@ impl Table {
         self.rows.push(cells.into_iter().map(plain).collect());
     }
 
+    /// Its cells, the headings first.
+    pub(crate) fn cells(&self) -> Vec<Vec<String>> {
+        let headings = self
+            .headings
+            .iter()
+            .map(|heading| heading.trim_start_matches('>').to_owned());
+        std::iter::once(headings.collect())
+            .chain(self.rows.iter().cloned())
+            .collect()
+    }
+
     /// The table as text; only its headings where there is no row.
     pub(crate) fn text(&self) -> String {
         let heading = |column: usize| self.headings[column].trim_start_matches('>');

@@ -11,7 +11,7 @@ use controller::{
 };
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
 use model::{Event, InstanceState, Nanos, ServiceId, Slot};
-use scheduling::{Candidate, Scheduler};
+use scheduling::Scheduler;
 use traffic::Random;
 
 use crate::Error;
@@ -361,26 +361,6 @@ impl Control {
                         lost_packets: 0,
                     },
                 );
-            }
-        }
-    }
-
-    /// The scheduler's candidates as a worker would list them, with the flows that are pinned now.
-    pub(crate) fn list_candidates(&self, live: impl Fn(Slot) -> f64, into: &mut Vec<Candidate>) {
-        into.clear();
-        for row in &self.rows {
-            if row.state.takes_new_flows() {
-                let load = self
-                    .collector
-                    .slot(row.slot)
-                    .map_or(0.0, |rates| rates.load_pps());
-                into.push(Candidate {
-                    slot: row.slot,
-                    capacity_pps: row.capacity_pps,
-                    load_pps: load as f32,
-                    weight: row.weight,
-                    live_flows: live(row.slot).round() as u32,
-                });
             }
         }
     }

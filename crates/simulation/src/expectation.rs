@@ -98,6 +98,12 @@ impl Check {
         })
     }
 
+    /// The variants that it is about.
+    pub fn variants(&self) -> impl Iterator<Item = &str> {
+        let figures = [&self.left.figure, &self.right.figure];
+        figures.into_iter().flatten().map(|(variant, _)| variant.as_str())
+    }
+
     /// Looks whether it holds for these metrics, by variant.
     ///
     /// # Errors

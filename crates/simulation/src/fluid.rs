@@ -5,14 +5,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use model::{Nanos, Slot};
-use scheduling::{Candidate, NewFlow, Pick, Scheduler};
 use traffic::Random;
 
 use crate::Error;
-use crate::control::{Control, SERVICE, SlotChange, scheduler_of};
-use crate::load::{Compiled, key_of, whole_ms};
+use crate::control::{Control, SERVICE, SlotChange};
+use crate::load::{Compiled, whole_ms};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Instances, Scenario};
+use crate::steering::Steering;
 
 /// Picks at most, and at least where there are so many flows, for an aggregate's new flows of one step: each then
 /// stands for several flows. In between, one for each millisecond.
@@ -66,7 +66,6 @@ struct Flow {
 /// A run of the fluid model.
 pub(crate) struct Fluid<'a> {
     instances: &'a Instances,
-    fit: f32,
     min_step: Nanos,
     max_step: Nanos,
     compiled: Compiled,
@@ -84,8 +83,7 @@ pub(crate) struct Fluid<'a> {
     waiting: Vec<usize>,
     places: Vec<Place>,
     used: Vec<Slot>,
-    scheduler: Scheduler,
-    candidates: Vec<Candidate>,
+    steering: Steering,
     random: Random,
     numbers: u64,
     offered: f64,
@@ -97,8 +95,6 @@ pub(crate) struct Fluid<'a> {
     /// Whether a queue was on its way up or down in the last step.
     moving: bool,
     lost_failed: f64,
-    /// Packets per second that a new flow is expected to bring.
-    expected_pps: f32,
 }
 
 /// Plays a scenario for one seed and records it.
@@ -162,7 +158,6 @@ impl<'a> Fluid<'a> {
         let factors = compiled.factors.len();
         Ok(Fluid {
             instances: &scenario.instances,
-            fit: scenario.service.fit,
             min_step: Nanos::from_millis(scenario.step.min_ms),
             max_step: Nanos::from_millis(scenario.step.max_ms),
             class_at,
@@ -176,8 +171,7 @@ impl<'a> Fluid<'a> {
             waiting: Vec::new(),
             places: Vec::new(),
             used: Vec::new(),
-            scheduler: scheduler_of(scenario)?,
-            candidates: Vec::new(),
+            steering: Steering::new(scenario)?,
             random: Random::new(seed ^ 0xf1_01d5),
             numbers: seed << 32,
             offered: 0.0,
@@ -188,7 +182,6 @@ impl<'a> Fluid<'a> {
             factors: vec![0.0; factors],
             moving: false,
             lost_failed: 0.0,
-            expected_pps: 0.0,
             compiled,
         })
     }
@@ -305,28 +298,6 @@ impl<'a> Fluid<'a> {
         soonest.map(|after| now + Nanos((after * 1e9).min(1e18) as u64))
     }
 
-    /// Picks for flows that are one thing: gives the slot, and adds to the candidate what it will bring.
-    fn pick(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
-        let (key, hash) = key_of(number);
-        let expected = self.expected_pps;
-        let flow = NewFlow {
-            key: &key,
-            hash,
-            expected_pps: expected,
-            dscp,
-        };
-        let pick = self.scheduler.pick(&flow, &self.candidates, self.fit);
-        if matches!(pick, Pick::Overcommitted(_)) {
-            self.overcommitted += flows;
-        }
-        let Some(candidate) = pick.index().and_then(|index| self.candidates.get_mut(index)) else {
-            return Slot::NONE;
-        };
-        candidate.load_pps += expected * flows as f32;
-        candidate.live_flows = candidate.live_flows.saturating_add(flows.round().max(1.0) as u32);
-        candidate.slot
-    }
-
     /// Single flows that end and start now, and those that wait for an instance. Says whether there were any.
     fn start_and_end(&mut self, control: &Control, now: Nanos) -> bool {
         let mut changed = false;
@@ -355,13 +326,15 @@ impl<'a> Fluid<'a> {
             self.begin(self.next_single, now);
             self.next_single += 1;
         }
-        self.relist(control);
-        if !self.waiting.is_empty() && !self.candidates.is_empty() {
+        let places = &self.places;
+        self.steering
+            .relist(control, |slot| places.get(slot.index()).map_or(0.0, Place::flows));
+        if !self.waiting.is_empty() && !self.steering.is_empty() {
             changed = true;
             for index in std::mem::take(&mut self.waiting) {
                 let flow = self.flows[index];
                 let single = self.compiled.singles[flow.single];
-                let slot = self.pick(flow.number, single.flows, single.dscp);
+                let slot = self.steering.pick(flow.number, single.flows, single.dscp);
                 self.flows[index].slot = slot;
                 if let Some(place) = self.places.get_mut(slot.index()) {
                     place.new_flows += single.flows;
@@ -373,13 +346,6 @@ impl<'a> Fluid<'a> {
             }
         }
         changed
-    }
-
-    fn relist(&mut self, control: &Control) {
-        let mut candidates = std::mem::take(&mut self.candidates);
-        control.list_candidates(|slot| self.flows_of(slot), &mut candidates);
-        self.candidates = candidates;
-        self.expected_pps = control.expected_pps();
     }
 
     fn begin(&mut self, single: usize, now: Nanos) {
@@ -443,7 +409,7 @@ impl<'a> Fluid<'a> {
             if total <= 0.0 {
                 continue;
             }
-            if self.candidates.is_empty() {
+            if self.steering.is_empty() {
                 for class in 0..to - from {
                     self.homeless[from + class] +=
                         whole * self.compiled.aggregates[index].classes[class].share;
@@ -455,7 +421,7 @@ impl<'a> Fluid<'a> {
             let each = total / picks;
             for _ in 0..picks as u64 {
                 let number = self.random.bits();
-                let slot = self.pick(number, each, 0);
+                let slot = self.steering.pick(number, each, 0);
                 let Some(place) = self.places.get_mut(slot.index()) else {
                     continue;
                 };
@@ -486,8 +452,9 @@ impl<'a> Fluid<'a> {
         self.arrivals(now, dt_s, &mut interval);
         self.serve(dt_s, &mut interval);
         self.die_out(control, dt_s);
+        interval.overcommitted = std::mem::take(&mut self.steering.overcommitted);
+        self.overcommitted += interval.overcommitted;
         self.count(control);
-        interval.overcommitted = std::mem::take(&mut self.overcommitted);
         interval.moved = std::mem::take(&mut self.moved);
         interval.lost_failed = std::mem::take(&mut self.lost_failed);
         interval
@@ -692,6 +659,6 @@ impl<'a> Fluid<'a> {
         let service = &mut control.raw.services[SERVICE.index()];
         service.offered_packets = self.offered as u64;
         service.unserved = self.unserved as u64;
-        service.overcommitted += self.overcommitted.round() as u64;
+        service.overcommitted = self.overcommitted as u64;
     }
 }

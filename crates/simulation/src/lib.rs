@@ -24,19 +24,26 @@
 
 mod control;
 mod error;
+mod event;
 mod expectation;
 mod fluid;
 mod load;
 mod outcome;
+mod queue;
+mod recording;
 mod run;
 mod scenario;
+mod steering;
+mod sweep;
 
 pub use error::Error;
 pub use expectation::{Check, Checked};
 pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};
+pub use recording::{RecordedDecision, Recording};
 pub use run::{Figure, ScenarioResult, VariantResult, play, run};
 pub use scenario::{
     Action, Burst, BurstOf, Capacities, Counters, DURATION_LIMIT_S, Discipline, Expectation, FlowMix,
     INSTANCES_LIMIT, Instances, Model, Noise, Queue, Range, SEEDS_LIMIT, Scenario, ScenarioFile, Service,
     Step, Traffic, VARIANTS_LIMIT, Work,
 };
+pub use sweep::{COMBINATIONS_LIMIT, SweepPoint, parse_vary, sweep};

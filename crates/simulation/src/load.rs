@@ -2,13 +2,13 @@
 //! run, so that every policy meets the same traffic.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use model::{FlowKey, Nanos, Tuple, protocol};
+use model::{FlowKey, FlowKeyV4, Nanos, protocol};
 use traffic::{Mixture, Random};
 
 use crate::Error;
+use crate::recording::Recording;
 use crate::scenario::{Burst, BurstOf, FlowMix, Noise, Scenario, Traffic};
 
 /// Changes of rate that one source may have in a run.
@@ -21,6 +21,8 @@ const FULL_PACKET_BYTES: f64 = 1_460.0;
 const MIXTURE_DRAWS: usize = 100_000;
 /// Shortest life of a flow, in seconds.
 const SHORTEST_LIFE_S: f64 = 0.001;
+/// Life of a recorded flow, in seconds: longer than any recording.
+const RECORDED_LIFE_S: f64 = 1e9;
 /// Single flows that a burst of new flows is made of.
 const BURST_FLOWS: u64 = 32;
 
@@ -53,7 +55,8 @@ impl Steps {
         ahead.iter().map(|(at, _)| *at).find(|at| *at > now)
     }
 
-    fn peek(&self, at: Nanos) -> f64 {
+    /// The value at any moment.
+    pub(crate) fn peek(&self, at: Nanos) -> f64 {
         let place = self.changes.partition_point(|(from, _)| *from <= at);
         place
             .checked_sub(1)
@@ -104,6 +107,8 @@ pub(crate) struct Aggregate {
     /// New flows per second.
     pub(crate) new_flows: Steps,
     pub(crate) classes: Vec<Class>,
+    /// Its place in the scenario.
+    pub(crate) source: usize,
 }
 
 /// One flow, or a few that go the same way.
@@ -119,6 +124,10 @@ pub(crate) struct Single {
     /// Which of [`Compiled::factors`] its rate is multiplied by.
     pub(crate) factor: usize,
     pub(crate) dscp: u8,
+    /// Packets that must be processed before it ends, where that is what ends it.
+    pub(crate) volume: Option<u64>,
+    /// The place of its source in the scenario.
+    pub(crate) source: usize,
 }
 
 /// A run's traffic.
@@ -130,8 +139,8 @@ pub(crate) struct Compiled {
     pub(crate) factors: Vec<Steps>,
 }
 
-/// Makes a scenario's traffic for one seed. `data` is the folder of data.
-pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Compiled, Error> {
+/// Makes a scenario's traffic for one seed. `data` is the folder of data, `beside` the scenario's own.
+pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Compiled, Error> {
     let mut compiled = Compiled::default();
     let end = seconds(scenario.duration_s);
     for (index, source) in scenario.traffic.iter().enumerate() {
@@ -149,6 +158,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Com
                 spread_s,
                 factor,
                 dscp,
+                by_volume,
                 ..
             } => {
                 check(&key("pps"), *pps, 0.0, 1e12)?;
@@ -178,6 +188,10 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Com
                         pps: *pps,
                         factor: place,
                         dscp: *dscp,
+                        volume: lasts_s
+                            .filter(|_| *by_volume)
+                            .map(|lasts_s| (lasts_s * pps).ceil() as u64),
+                        source: index,
                     });
                 }
             }
@@ -205,7 +219,17 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Com
                 }
                 let (new_flows, pps) = sampled(points, *smooth, *period_s, scenario.duration_s);
                 let classes = classes(flows, data, &key("flows"))?;
-                compiled.aggregate(pps, new_flows, classes, noise, burst, end, &mut random, &key)?;
+                compiled.aggregate(
+                    pps,
+                    new_flows,
+                    classes,
+                    noise,
+                    burst,
+                    end,
+                    index,
+                    &mut random,
+                    &key,
+                )?;
             }
             Traffic::Series {
                 file,
@@ -238,13 +262,28 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path) -> Result<Com
                     noise,
                     burst,
                     end,
+                    index,
                     &mut random,
                     &key,
                 )?;
             }
+            Traffic::Recording { file } => {
+                let recording = Recording::load(&beside.join(file))?;
+                compiled.aggregates.push(Aggregate {
+                    pps: Steps::new(recording.rates().map(|(at, _, pps)| (at, pps)).collect()),
+                    new_flows: Steps::new(recording.rates().map(|(at, flows, _)| (at, flows)).collect()),
+                    // How long each flow lived was not recorded; none ends here.
+                    classes: vec![Class {
+                        share: 1.0,
+                        life_s: RECORDED_LIFE_S,
+                        weight: 1.0,
+                    }],
+                    source: index,
+                });
+            }
             Traffic::Capture { file, speed, repeat } => {
                 check(&key("speed"), *speed, 1e-6, 1e6)?;
-                compiled.capture(&data.join(file), *speed, *repeat, end)?;
+                compiled.capture(&data.join(file), *speed, *repeat, end, index)?;
             }
         }
     }
@@ -281,6 +320,7 @@ impl Compiled {
         noise: &Option<Noise>,
         bursts: &[Burst],
         end: Nanos,
+        source: usize,
         random: &mut Random,
         key: &dyn Fn(&str) -> String,
     ) -> Result<(), Error> {
@@ -356,6 +396,8 @@ impl Compiled {
                                 pps: extra / pieces as f64,
                                 factor: self.factors.len() - 1,
                                 dscp: 0,
+                                volume: None,
+                                source,
                             });
                         }
                     }
@@ -370,11 +412,19 @@ impl Compiled {
             pps,
             new_flows,
             classes,
+            source,
         });
         Ok(())
     }
 
-    fn capture(&mut self, path: &Path, speed: f64, repeat: bool, end: Nanos) -> Result<(), Error> {
+    fn capture(
+        &mut self,
+        path: &Path,
+        speed: f64,
+        repeat: bool,
+        end: Nanos,
+        source: usize,
+    ) -> Result<(), Error> {
         let bytes = read(path)?;
         let data = |problem: String| Error::Data {
             path: path.to_owned(),
@@ -418,6 +468,8 @@ impl Compiled {
                     pps: *packets as f64 / lasts.as_secs_f64(),
                     factor,
                     dscp: *dscp,
+                    volume: None,
+                    source,
                 });
             }
             if self.singles.len() > FLOWS_LIMIT {
@@ -434,22 +486,23 @@ impl Compiled {
     }
 }
 
+/// Hashes keys as the flow table does.
+const HASHER: flow_table::FlowHasher = flow_table::FlowHasher::new([1, 2, 3, 4]);
+
 /// A flow's key and hash from its number: a 5-tuple of its own.
 pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
-    let mut random = Random::new(number);
-    let bits = random.bits();
-    let [a, b, c, d, e, f, g, h] = bits.to_le_bytes();
-    let tuple = Tuple {
-        src: IpAddr::V4(Ipv4Addr::new(10, a, b, c)),
-        dst: IpAddr::V4(Ipv4Addr::new(10, 128 | d, e, f)),
-        src_port: u16::from_le_bytes([g, h]) | 1024,
-        dst_port: 443,
-        protocol: protocol::TCP,
+    let [a, b, c, d, e, f, g, h] = Random::new(number).bits().to_le_bytes();
+    // The client's address is always the lower one.
+    let key = FlowKey::V4(FlowKeyV4 {
+        a: [10, a & 127, b, c],
+        b: [10, 128 | d, e, f],
+        a_port: u16::from_le_bytes([g, h]) | 1024,
+        b_port: 443,
         vlan: 0,
-    };
-    let (key, _) = FlowKey::new(&tuple);
-    let hash = flow_table::FlowHasher::new([1, 2, 3, 4]).hash(&key);
-    (key, hash)
+        protocol: protocol::TCP,
+        zero: 0,
+    });
+    (key, HASHER.hash(&key))
 }
 
 /// Rounds up to a whole millisecond: the finest step of the control loop.
@@ -492,8 +545,8 @@ fn sampled(
                 break;
             }
             let pieces = match next {
-                // A change of some seconds in pieces of a tenth of one; of hours in 256.
-                Some(next) if smooth => (((next.0 - at_s) * 10.0).round() as u64).clamp(1, 256),
+                // A change of some seconds in pieces of a tenth of one; of hours in a hundred.
+                Some(next) if smooth => (((next.0 - at_s) * 10.0).round() as u64).clamp(1, 100),
                 _ => 1,
             };
             for piece in 0..pieces {

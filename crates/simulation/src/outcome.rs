@@ -142,7 +142,7 @@ impl Recorder {
             Traffic::Flows { bytes, .. }
             | Traffic::Aggregate { bytes, .. }
             | Traffic::Series { bytes, .. } => Some(*bytes),
-            Traffic::Capture { .. } => None,
+            Traffic::Capture { .. } | Traffic::Recording { .. } => None,
         });
         let first = sizes.next().flatten();
         Recorder {
@@ -395,6 +395,23 @@ impl Recorder {
                 .map(|p| p.instances.iter().map(|i| i.flows).sum::<f64>())
                 .fold(0.0, f64::max),
         );
+        // Of the last tenth: what the instance with the least gets, as a share of what each would get if all got the same.
+        let share_min = |p: &Point| {
+            let rates: Vec<f64> = p
+                .instances
+                .iter()
+                .filter(|i| i.active)
+                .map(|i| i.arrivals_pps)
+                .collect();
+            let sum: f64 = rates.iter().sum();
+            let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            if sum > 0.0 {
+                least * rates.len() as f64 / sum
+            } else {
+                1.0
+            }
+        };
+        put("least_share_end", mean(tail, share_min));
         // How evenly arrivals are spread over Active instances.
         let (mut jain, mut spread, mut most, mut count) = (0.0, 0.0, 0.0_f64, 0.0);
         for point in &counted {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::expectation::Checked;
 use crate::outcome::{Outcome, Recorder};
 use crate::scenario::{Model, SEEDS_LIMIT, Scenario, ScenarioFile};
-use crate::{Error, fluid, load};
+use crate::{Error, event, fluid, load};
 
 /// Quantile of the normal distribution for a two-sided interval of 95 %.
 const NORMAL_95: f64 = 1.959_964;
@@ -77,16 +77,16 @@ impl ScenarioResult {
     }
 }
 
-/// Plays one variant with one seed. `data` is the folder of data.
+/// Plays one variant with one seed. `data` is the folder of data, `beside` the scenario's own.
 ///
 /// # Errors
 /// What is wrong with the scenario or its data.
-pub fn play(scenario: &Scenario, seed: u64, data: &Path) -> Result<Outcome, Error> {
-    let compiled = load::compile(scenario, seed, data)?;
+pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Outcome, Error> {
+    let compiled = load::compile(scenario, seed, data, beside)?;
     let mut recorder = Recorder::new(scenario);
     match scenario.model {
         Model::Fluid => fluid::run(scenario, compiled, seed, &mut recorder)?,
-        Model::Event => return Err(Error::value("model", "the event model is not there")),
+        Model::Event => event::run(scenario, compiled, seed, &mut recorder)?,
     }
     Ok(recorder.outcome(seed))
 }
@@ -108,6 +108,7 @@ pub fn run(
             format!("{seeds} is not within 1 to {SEEDS_LIMIT}"),
         ));
     }
+    let beside = file.path.parent().unwrap_or_else(|| Path::new("."));
     let names: Vec<String> = file.variants().map(str::to_owned).collect();
     let mut variants = Vec::new();
     let mut done = 0;
@@ -117,7 +118,7 @@ pub fn run(
         let mut first = None;
         let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for seed in scenario.seed..scenario.seed.saturating_add(seeds) {
-            let outcome = play(&scenario, seed, data)?;
+            let outcome = play(&scenario, seed, data, beside)?;
             for (metric, value) in &outcome.metrics {
                 values.entry(metric.clone()).or_default().push(*value);
             }

@@ -110,7 +110,7 @@ fn one() -> u64 {
 pub struct Step {
     /// The shortest, in milliseconds: the live loop's is 1.
     pub min_ms: u64,
-    /// The longest, in milliseconds. Above 100 the controller would take its counters for lost ones.
+    /// The longest, in milliseconds, at most a minute. A policy that acts at fixed times may be that much late.
     pub max_ms: u64,
 }
 
@@ -303,6 +303,10 @@ pub enum Traffic {
         /// Whether another flow begins where one ends.
         #[serde(default)]
         repeat: bool,
+        /// Whether a flow lasts until `pps` x `lasts_s` of its packets were processed, however long that takes (event
+        /// model only).
+        #[serde(default)]
+        by_volume: bool,
         /// Spread the first starts evenly by chance over this many seconds.
         #[serde(default)]
         spread_s: f64,
@@ -373,6 +377,11 @@ pub enum Traffic {
         /// Play it again and again.
         #[serde(default)]
         repeat: bool,
+    },
+    /// What a recording of a live run says came in.
+    Recording {
+        /// Beside the scenario's file.
+        file: PathBuf,
     },
 }
 
@@ -652,7 +661,12 @@ impl ScenarioFile {
         Ok(())
     }
 
-    /// Leaves only the variants named.
+    /// Leaves out what should come of it.
+    pub fn expect_nothing(&mut self) {
+        self.expectation = Expectation::default();
+    }
+
+    /// Leaves only the variants named, and the checks that are about no other.
     ///
     /// # Errors
     /// [`Error::Value`] where it has no such variant.
@@ -668,6 +682,12 @@ impl ScenarioFile {
             ));
         }
         self.variants.retain(|(name, _)| names.contains(name));
+        let checks = &mut self.expectation.checks;
+        checks.retain(|check| {
+            check
+                .variants()
+                .all(|variant| names.iter().any(|name| name == variant))
+        });
         Ok(())
     }
 
@@ -704,15 +724,15 @@ fn value_of(text: &str) -> Value {
         .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Puts `changes` over `base`: tables key by key, everything else whole. A policy that becomes another one loses the
+/// Puts `changes` over `base`: tables key by key, everything else whole. What becomes another policy or kind loses the
 /// parameters of the one before.
 fn merge(base: &mut Table, changes: &Table) {
     for (key, change) in changes {
         match (base.get_mut(key), change) {
             (Some(Value::Table(under)), Value::Table(over)) => {
-                let is_other = over
-                    .get("policy")
-                    .is_some_and(|policy| under.get("policy") != Some(policy));
+                let is_other = ["policy", "kind"]
+                    .iter()
+                    .any(|of| over.contains_key(*of) && under.get(*of) != over.get(*of));
                 if is_other {
                     under.clear();
                 }
@@ -816,7 +836,7 @@ impl Scenario {
             "step.max_ms",
             self.step.max_ms as f64,
             self.step.min_ms as f64,
-            100.0,
+            60_000.0,
         )?;
         within("counters.every_ms", self.counters.every_ms as f64, 0.0, 60_000.0)?;
         within("counters.delay_ms", self.counters.delay_ms as f64, 0.0, 60_000.0)?;

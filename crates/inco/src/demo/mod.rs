@@ -6,7 +6,6 @@
 //! 3. With `--full`: saturation, packet sizes, and DPDK's own program as instance.
 //! 4. Summary (table and JSON) and report.
 
-mod chart;
 mod experiment;
 mod full;
 mod live;

@@ -1,13 +1,14 @@
 //! `inco sim`: scenarios played in simulation, as table, JSON or page.
 
+mod report;
 mod show;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use simulation::{ScenarioFile, ScenarioResult};
 
-use crate::cli::{Play, SimCommand, SimRunArgs};
+use crate::cli::{Play, SimCommand, SimCompareArgs, SimRunArgs, SimSweepArgs};
 use crate::output::{self, WrongUsage};
 
 /// Where traces and captures are looked for when nobody says.
@@ -17,6 +18,8 @@ const DATA: &str = "../shared/data";
 pub(crate) fn run(command: &SimCommand) -> anyhow::Result<()> {
     match command {
         SimCommand::Run(args) => run_scenario(args),
+        SimCommand::Compare(args) => compare(args),
+        SimCommand::Sweep(args) => sweep(args),
     }
 }
 
@@ -26,6 +29,9 @@ fn run_scenario(args: &SimRunArgs) -> anyhow::Result<()> {
         output::json(&show::json(&result), output::is_terminal())?;
     } else {
         output::text(&show::text(&result))?;
+    }
+    if let Some(path) = &args.report {
+        write(path, &report::of_run(&result))?;
     }
     if result.is_met() {
         Ok(())
@@ -37,8 +43,82 @@ fn run_scenario(args: &SimRunArgs) -> anyhow::Result<()> {
     }
 }
 
+fn compare(args: &SimCompareArgs) -> anyhow::Result<()> {
+    let a = play(&load(&args.a, &args.play)?, &args.play)?;
+    let b = play(&load(&args.b, &args.play)?, &args.play)?;
+    if args.json {
+        output::json(&show::compared_json(&a, &b), output::is_terminal())
+    } else {
+        output::text(&show::compared(&a, &b))
+    }
+}
+
+fn sweep(args: &SimSweepArgs) -> anyhow::Result<()> {
+    let file = load(&args.file, &args.play)?;
+    let vary: Vec<_> = args
+        .vary
+        .iter()
+        .map(|text| simulation::parse_vary(text))
+        .collect::<Result<_, _>>()
+        .map_err(usage)?;
+    let mut bar = Progress::default();
+    let points = simulation::sweep(
+        &file,
+        &vary,
+        args.play.seeds,
+        &data(&args.play),
+        &mut |done, all| {
+            bar.say(&format!("{done} of {all} combinations"));
+        },
+    );
+    bar.end();
+    let points = points.map_err(usage)?;
+    if let Some(path) = &args.report {
+        write(path, &report::of_sweep(&args.file.display().to_string(), &points))?;
+    }
+    if args.json {
+        output::json(
+            &serde_json::json!({"simulated": true, "points": points}),
+            output::is_terminal(),
+        )
+    } else {
+        output::text(&show::swept(&points))
+    }
+}
+
+fn write(path: &Path, page: &str) -> anyhow::Result<()> {
+    std::fs::write(path, page).with_context(|| format!("{}: the report could not be written", path.display()))
+}
+
+/// A line on a terminal that says how far it is.
+#[derive(Default)]
+struct Progress {
+    said: bool,
+}
+
+impl Progress {
+    fn say(&mut self, text: &str) {
+        if std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+            self.said = true;
+            put(&format!("\r{text}\u{1b}[K"));
+        }
+    }
+
+    fn end(&mut self) {
+        if self.said {
+            put("\r\u{1b}[K");
+        }
+    }
+}
+
+/// Writes to standard error, if anybody reads it.
+fn put(text: &str) {
+    use std::io::Write as _;
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// The scenario with what the command line changes.
-fn load(path: &std::path::Path, play: &Play) -> anyhow::Result<ScenarioFile> {
+fn load(path: &Path, play: &Play) -> anyhow::Result<ScenarioFile> {
     let mut file = ScenarioFile::load(path).map_err(usage)?;
     if !play.variant.is_empty() {
         file.keep(&play.variant).map_err(usage)?;
@@ -50,18 +130,13 @@ fn load(path: &std::path::Path, play: &Play) -> anyhow::Result<ScenarioFile> {
 }
 
 fn play(file: &ScenarioFile, play: &Play) -> anyhow::Result<ScenarioResult> {
-    let data = data(play);
-    let mut said = false;
-    let mut progress = |variant: &str, done: u64, all: u64| {
-        if all > 1 && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
-            said = true;
-            eprint_line(&format!("\r{done} of {all} runs {variant}\u{1b}[K"));
+    let mut bar = Progress::default();
+    let result = simulation::run(file, play.seeds, &data(play), &mut |variant, done, all| {
+        if all > 1 {
+            bar.say(&format!("{done} of {all} runs {variant}"));
         }
-    };
-    let result = simulation::run(file, play.seeds, &data, &mut progress);
-    if said {
-        eprint_line("\r\u{1b}[K");
-    }
+    });
+    bar.end();
     result.map_err(usage)
 }
 
@@ -71,11 +146,6 @@ fn data(play: &Play) -> PathBuf {
         .clone()
         .or_else(|| std::env::var_os("INCO_DATA").map(PathBuf::from));
     folder.unwrap_or_else(|| PathBuf::from(DATA))
-}
-
-fn eprint_line(text: &str) {
-    use std::io::Write as _;
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// A scenario that cannot be played is wrong usage; a file that cannot be read is not.

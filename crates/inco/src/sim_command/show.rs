@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use simulation::{Figure, ScenarioResult};
+use simulation::{Figure, ScenarioResult, SweepPoint, VariantResult};
 
 use crate::table::{Table, short};
 
@@ -43,14 +43,10 @@ pub(super) fn figure(name: &str, figure: &Figure) -> String {
 /// The table, the expectation and what came of it.
 pub(super) fn text(result: &ScenarioResult) -> String {
     let mut text = format!(
-        "{}: simulated, {} s, {} of each variant\n",
+        "{}: simulated, {} s, {}\n",
         result.name,
         short(result.duration_s),
-        if result.seeds == 1 {
-            "one run".to_owned()
-        } else {
-            format!("{} seeds", result.seeds)
-        },
+        seeds(result.seeds)
     );
     text.push_str(&table(result).text());
     if !result.expected.is_empty() {
@@ -70,7 +66,7 @@ pub(super) fn text(result: &ScenarioResult) -> String {
 }
 
 /// A line for each variant.
-pub(super) fn table(result: &ScenarioResult) -> Table {
+fn table(result: &ScenarioResult) -> Table {
     let columns: Vec<(&str, &'static str)> = COLUMNS
         .into_iter()
         .filter(|(metric, _)| {
@@ -84,11 +80,7 @@ pub(super) fn table(result: &ScenarioResult) -> Table {
     headings.extend(columns.iter().map(|(_, heading)| *heading));
     let mut table = Table::new(&headings);
     for variant in &result.variants {
-        let name = if variant.name.is_empty() {
-            result.name.clone()
-        } else {
-            variant.name.clone()
-        };
+        let name = label(result, variant);
         let cells = columns.iter().map(|(metric, _)| {
             variant
                 .metrics
@@ -98,6 +90,11 @@ pub(super) fn table(result: &ScenarioResult) -> Table {
         table.row(std::iter::once(name).chain(cells));
     }
     table
+}
+
+/// The table's cells, headings first.
+pub(super) fn rows(result: &ScenarioResult) -> Vec<Vec<String>> {
+    table(result).cells()
 }
 
 /// Everything, for programs.
@@ -131,6 +128,122 @@ pub(super) fn json(result: &ScenarioResult) -> Value {
         "variants": variants,
         "expectation": {"met": result.is_met(), "what": one_line(&result.expected), "checks": checks},
     })
+}
+
+/// Variants of both with the same name; where each has only one, these two.
+fn pairs<'a>(a: &'a ScenarioResult, b: &'a ScenarioResult) -> Vec<(&'a VariantResult, &'a VariantResult)> {
+    if let ([a], [b]) = (a.variants.as_slice(), b.variants.as_slice()) {
+        return vec![(a, b)];
+    }
+    let of = |name: &str| b.variants.iter().find(|variant| variant.name == name);
+    a.variants
+        .iter()
+        .filter_map(|variant| Some((variant, of(&variant.name)?)))
+        .collect()
+}
+
+/// Two scenarios' figures beside each other.
+pub(super) fn compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
+    let mut text = format!(
+        "{} and {}: simulated, {} and {}\n",
+        a.name,
+        b.name,
+        seeds(a.seeds),
+        seeds(b.seeds)
+    );
+    let pairs = pairs(a, b);
+    if pairs.is_empty() {
+        text.push_str("They have no variant of the same name.\n");
+    }
+    for (one, other) in pairs {
+        let mut table = Table::new(&["metric", ">a", ">b", ">difference"]);
+        for (name, left) in &one.metrics {
+            let Some(right) = other.metrics.get(name) else {
+                continue;
+            };
+            if left.mean == 0.0 && right.mean == 0.0 {
+                continue;
+            }
+            let difference = if left.mean == 0.0 {
+                "-".to_owned()
+            } else {
+                format!("{:+.1}%", (right.mean / left.mean - 1.0) * 100.0)
+            };
+            table.row([name.clone(), figure(name, left), figure(name, right), difference]);
+        }
+        if !one.name.is_empty() || !other.name.is_empty() {
+            let _ = writeln!(text, "\n{} and {}", label(a, one), label(b, other));
+        }
+        text.push_str(&table.text());
+    }
+    text
+}
+
+/// The same for programs.
+pub(super) fn compared_json(a: &ScenarioResult, b: &ScenarioResult) -> Value {
+    let pairs: Vec<Value> = pairs(a, b)
+        .into_iter()
+        .map(|(one, other)| {
+            json!({
+                "a": {"scenario": a.name, "variant": one.name, "metrics": one.metrics},
+                "b": {"scenario": b.name, "variant": other.name, "metrics": other.metrics},
+            })
+        })
+        .collect();
+    json!({"simulated": true, "pairs": pairs})
+}
+
+fn label(result: &ScenarioResult, variant: &VariantResult) -> String {
+    if variant.name.is_empty() {
+        result.name.clone()
+    } else {
+        variant.name.clone()
+    }
+}
+
+fn seeds(count: u64) -> String {
+    if count == 1 {
+        "one run of each variant".to_owned()
+    } else {
+        format!("{count} seeds")
+    }
+}
+
+/// A sweep's combinations, those with the least loss first.
+pub(super) fn swept(points: &[SweepPoint]) -> String {
+    let mut order: Vec<&SweepPoint> = points.iter().collect();
+    order.sort_by(|a, b| {
+        let (a, b) = (a.costs(), b.costs());
+        a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+    });
+    let mut table = Table::new(&["", "variant", "set", ">lost", ">share", ">instance-s", ">changes"]);
+    for point in order {
+        let of = |name: &str| {
+            point
+                .metrics
+                .get(name)
+                .map_or_else(|| "-".to_owned(), |of| figure(name, of))
+        };
+        table.row([
+            if point.on_front { "*" } else { "" }.to_owned(),
+            point.variant.clone(),
+            settings(point),
+            of("lost_packets"),
+            of("lost_share"),
+            of("instance_s"),
+            of("changes"),
+        ]);
+    }
+    format!(
+        "simulated; * nobody loses less without needing more instance-time\n{}",
+        table.text()
+    )
+}
+
+/// What a combination sets.
+pub(super) fn settings(point: &SweepPoint) -> String {
+    let set = point.set.iter().map(|(key, value)| format!("{key}={value}"));
+    set.collect::<Vec<_>>().join(" ")
 }
 
 /// A figure without rounding away what a check may turn on.

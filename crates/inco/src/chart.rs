@@ -11,9 +11,9 @@ const RIGHT: f64 = 8.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
 /// Colours that the page has.
-pub(super) const COLOURS: usize = 10;
+pub(crate) const COLOURS: usize = 10;
 /// The one after them: for what the others are compared with.
-pub(super) const NEUTRAL: usize = COLOURS;
+pub(crate) const NEUTRAL: usize = COLOURS;
 /// About how many words an axis has.
 const TICKS: f64 = 5.0;
 /// Points of a line; of more, every n-th is drawn.
@@ -21,7 +21,7 @@ const POINTS_LIMIT: usize = 400;
 
 /// How series are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
+pub(crate) enum Style {
     Line,
     Step,
     /// On top of each other.
@@ -32,16 +32,16 @@ pub(super) enum Style {
 
 /// One series.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
-    pub(super) name: String,
+pub(crate) struct Series {
+    pub(crate) name: String,
     /// Which of the page's colours.
-    pub(super) colour: usize,
-    pub(super) points: Vec<(f64, f64)>,
-    pub(super) dashed: bool,
+    pub(crate) colour: usize,
+    pub(crate) points: Vec<(f64, f64)>,
+    pub(crate) dashed: bool,
 }
 
 impl Series {
-    pub(super) fn new(name: impl Into<String>, colour: usize, points: Vec<(f64, f64)>) -> Series {
+    pub(crate) fn new(name: impl Into<String>, colour: usize, points: Vec<(f64, f64)>) -> Series {
         Series {
             name: name.into(),
             colour: if colour == NEUTRAL {
@@ -54,7 +54,7 @@ impl Series {
         }
     }
 
-    pub(super) fn dashed(mut self) -> Series {
+    pub(crate) fn dashed(mut self) -> Series {
         self.dashed = true;
         self
     }
@@ -62,17 +62,17 @@ impl Series {
 
 /// A plot.
 #[derive(Clone, Debug)]
-pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) x: &'static str,
-    pub(super) y: &'static str,
-    pub(super) style: Style,
-    pub(super) series: Vec<Series>,
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    pub(crate) x: &'static str,
+    pub(crate) y: &'static str,
+    pub(crate) style: Style,
+    pub(crate) series: Vec<Series>,
 }
 
 impl Chart {
     /// The plot with its title and what its colours mean.
-    pub(super) fn figure(&self) -> String {
+    pub(crate) fn figure(&self) -> String {
         let mut text = format!(
             "<figure><figcaption>{}</figcaption>{}",
             escape(&self.title),
@@ -249,7 +249,7 @@ fn number(value: f64) -> String {
 }
 
 /// Text as it may stand in the page.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -1,0 +1,44 @@
+//! Plays scenario files and prints every metric, with how fast it was: `cargo run -p simulation --example play -- FILE…`
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use simulation::{ScenarioFile, run};
+
+fn main() {
+    let data = std::env::var_os("INCO_DATA").map_or_else(|| PathBuf::from("../shared/data"), PathBuf::from);
+    for path in std::env::args().skip(1) {
+        let file = ScenarioFile::load(PathBuf::from(&path).as_path()).unwrap();
+        let start = Instant::now();
+        let result = run(&file, 1, &data, &mut |_, _, _| {}).unwrap();
+        let wall_s = start.elapsed().as_secs_f64();
+        let simulated_s = result.duration_s * result.variants.len() as f64;
+        let events: f64 = result
+            .variants
+            .iter()
+            .filter_map(|v| v.metrics.get("events"))
+            .map(|e| e.mean)
+            .sum();
+        println!(
+            "{path}: {wall_s:.3} s, {:.0} x real time, {:.2} M events/s",
+            simulated_s / wall_s,
+            events / wall_s / 1e6
+        );
+        for variant in &result.variants {
+            println!("  {}", variant.name);
+            for (name, figure) in &variant.metrics {
+                println!("    {name} {}", figure.mean);
+            }
+        }
+        for check in &result.checks {
+            println!(
+                "  {} {} ({} {})",
+                if check.met { "met" } else { "NOT" },
+                check.check,
+                check.left,
+                check.right
+            );
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A scenario with every combination of some parameters' values, and which of them nobody beats.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::Error;
+use crate::run::{Figure, run};
+use crate::scenario::ScenarioFile;
+
+/// Combinations that a sweep may have.
+pub const COMBINATIONS_LIMIT: usize = 10_000;
+
+/// One combination of one variant.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SweepPoint {
+    /// The variant; empty where the scenario has none.
+    pub variant: String,
+    /// Key and value of each parameter that is varied.
+    pub set: Vec<(String, String)>,
+    /// Figures by name.
+    pub metrics: BTreeMap<String, Figure>,
+    /// Whether no other combination, of any variant, loses less with no more instance-time, or needs less
+    /// instance-time and loses no more.
+    pub on_front: bool,
+}
+
+impl SweepPoint {
+    /// What it is to be judged by: packets lost and instance-seconds, both better when lower.
+    pub fn costs(&self) -> (f64, f64) {
+        let of = |name: &str| self.metrics.get(name).map_or(f64::INFINITY, |figure| figure.mean);
+        (of("lost_packets"), of("instance_s"))
+    }
+}
+
+/// Reads `KEY=VALUE,VALUE,…`.
+///
+/// # Errors
+/// [`Error::Value`] where it is none.
+pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
+    let wrong = || {
+        Error::value(
+            text,
+            "write KEY=VALUE,VALUE,… as in service.autoscaler.target=0.5,0.6,0.7",
+        )
+    };
+    let (key, values) = text.split_once('=').ok_or_else(wrong)?;
+    let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
+    if key.trim().is_empty() || values.iter().any(String::is_empty) {
+        return Err(wrong());
+    }
+    Ok((key.trim().to_owned(), values))
+}
+
+/// Plays every combination. `progress` is told after each: combinations done, and in all.
+///
+/// # Errors
+/// What is wrong with the scenario or one of the values.
+pub fn sweep(
+    file: &ScenarioFile,
+    vary: &[(String, Vec<String>)],
+    seeds: u64,
+    data: &Path,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<SweepPoint>, Error> {
+    let combinations = vary
+        .iter()
+        .try_fold(1_usize, |product, (_, values)| product.checked_mul(values.len()))
+        .filter(|product| *product <= COMBINATIONS_LIMIT)
+        .ok_or_else(|| Error::value("vary", format!("more than {COMBINATIONS_LIMIT} combinations")))?;
+    let mut points = Vec::new();
+    for number in 0..combinations {
+        let mut rest = number;
+        let mut set = Vec::new();
+        let mut changed = file.clone();
+        for (key, values) in vary {
+            let value = &values[rest % values.len()];
+            rest /= values.len();
+            changed.set(&format!("{key}={value}"))?;
+            set.push((key.clone(), value.clone()));
+        }
+        // The scenario's own checks are about its own parameters.
+        changed.expect_nothing();
+        let result = run(&changed, seeds, data, &mut |_, _, _| {})?;
+        for variant in result.variants {
+            points.push(SweepPoint {
+                variant: variant.name,
+                set: set.clone(),
+                metrics: variant.metrics,
+                on_front: false,
+            });
+        }
+        progress(number + 1, combinations);
+    }
+    mark_front(&mut points);
+    Ok(points)
+}
+
+/// Marks the points that no other one beats.
+fn mark_front(points: &mut [SweepPoint]) {
+    let costs: Vec<(f64, f64)> = points.iter().map(SweepPoint::costs).collect();
+    for (point, own) in points.iter_mut().zip(&costs) {
+        let beats =
+            |other: &(f64, f64)| other.0 <= own.0 && other.1 <= own.1 && (other.0 < own.0 || other.1 < own.1);
+        point.on_front = !costs.iter().any(beats);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_front_is_what_nobody_beats() {
+        let figure = |mean: f64| Figure {
+            mean,
+            half_width: 0.0,
+        };
+        let mut points: Vec<SweepPoint> = [
+            (0.0, 10.0),
+            (5.0, 5.0),
+            (5.0, 6.0),
+            (9.0, 1.0),
+            (9.0, 1.0),
+            (10.0, 10.0),
+        ]
+        .into_iter()
+        .map(|(lost, time)| SweepPoint {
+            variant: String::new(),
+            set: Vec::new(),
+            metrics: BTreeMap::from([
+                ("lost_packets".to_owned(), figure(lost)),
+                ("instance_s".to_owned(), figure(time)),
+            ]),
+            on_front: false,
+        })
+        .collect();
+        mark_front(&mut points);
+        let front: Vec<bool> = points.iter().map(|point| point.on_front).collect();
+        assert_eq!(front, [true, true, false, true, true, false]);
+    }
+
+    #[test]
+    fn what_is_varied_has_a_key_and_values() {
+        let (key, values) = parse_vary("service.max=1, 2,x").unwrap();
+        assert_eq!((key.as_str(), values.len()), ("service.max", 3));
+        for text in ["", "a", "a=", "=1", "a=1,,2"] {
+            assert!(parse_vary(text).is_err(), "{text}");
+        }
+    }
+}
