@@ -669,7 +669,7 @@ pub(crate) struct Play {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
+    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa-50 --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
 )]
 pub(crate) struct SimRunArgs {
     /// The scenario
@@ -705,7 +705,7 @@ pub(crate) struct SimCompareArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant smartinco --vary service.autoscaler.target=0.4,0.5,0.6,0.7,0.8 --vary service.standby=0,1,2\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant smartinco-60 --vary service.autoscaler.target=0.4,0.5,0.6,0.7,0.8 --vary service.standby=0,1,2\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
 )]
 pub(crate) struct SimSweepArgs {
     /// The scenario
