@@ -95,6 +95,7 @@ impl Client {
             filter.address.map(|address| address.to_string()).as_deref(),
         );
         query.add("flow", filter.flow.as_deref());
+        query.add("top", filter.top.map(|top| top.to_string()).as_deref());
         query.add("limit", filter.limit.map(|limit| limit.to_string()).as_deref());
         self.get(&query.path)
     }

@@ -182,6 +182,9 @@ pub struct ServiceRow {
     pub image: Option<String>,
     /// Its scheduler.
     pub scheduler: String,
+    /// What the scheduler counts: packets, bytes, flows or busy.
+    #[serde(default)]
+    pub metric: String,
     /// Its autoscaler.
     pub autoscaler: String,
     /// Instances that take new flows.
@@ -282,6 +285,12 @@ pub struct FlowRow {
     pub idle_ms: u64,
     /// Where its connection is.
     pub state: String,
+    /// Packets per second of both directions over the last second, where the heaviest flows were asked for: an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pps: Option<f64>,
+    /// How much of `pps` may be other flows'.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_pps: Option<f64>,
 }
 
 /// Some of the flows.
@@ -309,6 +318,10 @@ pub struct FlowFilter {
     /// This flow alone, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<String>,
+    /// Only the so many that bring the most packets now, the heaviest first; at most [`FlowFilter::TOP_LIMIT`]. Flows that
+    /// bring less than 1/64 of a worker's packets may be missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top: Option<u32>,
     /// At most so many; [`FlowFilter::DEFAULT_LIMIT`] where it is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
@@ -319,6 +332,9 @@ impl FlowFilter {
     pub const DEFAULT_LIMIT: u32 = 100;
     /// The most that may be asked for at once: some tens of megabytes of text.
     pub const LIMIT: u32 = 100_000;
+
+    /// The heaviest flows that are known at once.
+    pub const TOP_LIMIT: u32 = 64;
 
     /// How many flows are wanted at most.
     pub fn limit(&self) -> u32 {
@@ -337,13 +353,23 @@ pub enum Action {
         /// How many; absent: the autoscaler decides again.
         instances: Option<u32>,
     },
-    /// Another policy decides from now on, without a restart and without moving a flow.
+    /// Another policy decides from now on, without a restart and without moving a flow. One of the two.
     Policy {
         /// For which service.
         service: String,
+        /// Which instance a new flow is given to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scheduler: Option<PolicyChoice>,
         /// How many instances there are, and how large.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         autoscaler: Option<PolicyChoice>,
+    },
+    /// The next scheduling decisions of a service are put into the event log, with all that they rest on.
+    Record {
+        /// Of which service.
+        service: String,
+        /// How many, at most [`Action::RECORD_LIMIT`].
+        decisions: u32,
     },
     /// No new flows for an instance; it goes when its flows have ended.
     Drain {
@@ -383,11 +409,15 @@ pub struct PolicyChoice {
 }
 
 impl Action {
+    /// Decisions that can be asked for at once: each has a line per instance in the event log.
+    pub const RECORD_LIMIT: u32 = 64;
+
     /// The word for it.
     pub const fn name(&self) -> &'static str {
         match self {
             Action::Scale { .. } => "scale",
             Action::Policy { .. } => "policy",
+            Action::Record { .. } => "record",
             Action::Drain { .. } => "drain",
             Action::Undrain { .. } => "undrain",
             Action::Purge { .. } => "purge",

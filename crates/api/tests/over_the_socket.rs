@@ -142,6 +142,8 @@ fn instance(id: u32) -> InstanceRow {
 
 fn flow() -> FlowRow {
     FlowRow {
+        pps: None,
+        error_pps: None,
         flow: "tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned(),
         service: "web".to_owned(),
         forward: Some(InstanceId(3)),
@@ -180,6 +182,7 @@ fn what_is_asked_is_answered() {
         instance: Some(InstanceId(3)),
         address: Some("2001:db8::1".parse().unwrap()),
         flow: Some("tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned()),
+        top: None,
         limit: Some(2),
     };
     let page = client.flows(&filter).unwrap();

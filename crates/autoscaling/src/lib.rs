@@ -27,13 +27,12 @@ mod ladder;
 mod predictive;
 mod reason;
 mod smartinco;
-mod span;
 mod threshold;
 mod vertical;
 
 use std::fmt;
 
-use model::{InstanceId, Nanos, Observation};
+use model::{InstanceId, Nanos, Observation, span};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;

@@ -29,6 +29,7 @@ mod counters;
 mod window;
 
 use model::{InstanceId, Nanos, Observation, ServiceId, Slot, UplinkId, WorkerId};
+use scheduling::Metric;
 
 pub use cost::Cost;
 pub use counters::{
@@ -72,6 +73,8 @@ pub struct SlotRates {
     pub to_fast_pps: f64,
     /// Their bytes.
     pub to_fast_bytes_per_s: f64,
+    /// The same, over [`HELD_WINDOW`].
+    pub to_held_bytes_per_s: f64,
     /// Packets back from it, fast window.
     pub returns_fast_pps: f64,
     /// The same, stable window.
@@ -111,6 +114,26 @@ impl SlotRates {
     pub fn load_pps(&self) -> f64 {
         self.arrivals_fast_pps.max(self.arrivals_held_pps) + self.pending_pps
     }
+
+    /// Its load in another metric, made in the same way; `service` is its service's. Busy time is that which the function
+    /// tells, or where it does not the packets as a share of `capacity_pps`.
+    pub fn load(&self, metric: Metric, service: &ServiceRates, capacity_pps: f64) -> f64 {
+        let pending_flows = self.pending_pps / service.expected_pps.max(EXPECTED_FLOOR_PPS);
+        match metric {
+            Metric::Packets => self.load_pps(),
+            Metric::Bytes => {
+                let rate = self.to_fast_bytes_per_s.max(self.to_held_bytes_per_s);
+                rate + pending_flows * service.expected(Metric::Bytes, capacity_pps)
+            }
+            // They are counted as soon as they are pinned.
+            Metric::Flows => self.live_flows as f64,
+            Metric::Busy => match self.busy {
+                Some(busy) => busy + pending_flows * service.expected(Metric::Busy, capacity_pps),
+                None if capacity_pps > 0.0 => self.load_pps() / capacity_pps,
+                None => 0.0,
+            },
+        }
+    }
 }
 
 /// What is known of one service. Rates are packets per second.
@@ -131,6 +154,21 @@ pub struct ServiceRates {
     pub learned_capacity_pps: Option<f64>,
     /// New flows given to an instance although none fitted, since the service was added.
     pub overcommitted: u64,
+    /// Bytes of an offered packet, on average of the fast window.
+    pub bytes_per_packet: f64,
+}
+
+impl ServiceRates {
+    /// What a new flow probably brings in that metric.
+    pub fn expected(&self, metric: Metric, capacity_pps: f64) -> f64 {
+        match metric {
+            Metric::Packets => self.expected_pps,
+            Metric::Bytes => self.expected_pps * self.bytes_per_packet,
+            Metric::Flows => 1.0,
+            Metric::Busy if capacity_pps > 0.0 => self.expected_pps / capacity_pps,
+            Metric::Busy => 0.0,
+        }
+    }
 }
 
 /// What is known of one uplink, fast window.
@@ -238,6 +276,8 @@ impl SlotState {
             step.held_weight * (self.arrivals.delta as f64 * step.per_s - rates.arrivals_held_pps);
         rates.to_fast_pps = self.to_packets.fast;
         rates.to_fast_bytes_per_s = self.to_bytes.fast;
+        rates.to_held_bytes_per_s +=
+            step.held_weight * (self.to_bytes.delta as f64 * step.per_s - rates.to_held_bytes_per_s);
         rates.returns_fast_pps = self.returns.fast;
         rates.returns_fast_bytes_per_s = self.return_bytes.fast;
         rates.ring_drops_fast_pps = self.ring_drops.fast;
@@ -269,6 +309,7 @@ impl SlotState {
 struct ServiceState {
     rates: ServiceRates,
     offered: Count,
+    offered_bytes: Count,
     unserved: Count,
     overcommitted: Count,
     offered_history: History,
@@ -352,6 +393,7 @@ impl Collector {
                 ..ServiceRates::default()
             },
             offered: Count::default(),
+            offered_bytes: Count::default(),
             unserved: Count::default(),
             overcommitted: Count::default(),
             offered_history: History::default(),
@@ -435,6 +477,7 @@ impl Collector {
 
         for (state, counters) in self.services.iter_mut().zip(&raw.services) {
             state.offered.read(counters.offered_packets, &step);
+            state.offered_bytes.read(counters.offered_bytes, &step);
             state.unserved.read(counters.unserved, &step);
             state.overcommitted.read(counters.overcommitted, &step);
             state.rates.overcommitted = state.overcommitted.total;
@@ -477,6 +520,10 @@ impl Collector {
                 flows => rates.offered_fast_pps / flows as f64,
             };
             rates.expected_pps = each.max(EXPECTED_FLOOR_PPS);
+            // Rates that decay alike: their quotient is a mean to the last.
+            if state.offered.fast > 0.0 {
+                rates.bytes_per_packet = state.offered_bytes.fast / state.offered.fast;
+            }
             rates.learned_capacity_pps = (state.learned_weight >= LEARNED_ENOUGH && state.learned > 0.0)
                 .then(|| state.learned / state.learned_weight);
         }

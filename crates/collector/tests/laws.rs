@@ -1,8 +1,9 @@
 //! What the windows promise, whatever the spacing of the samples.
 
-use collector::{Collector, EXPECTED_FLOOR_PPS, RawCounters};
+use collector::{Collector, EXPECTED_FLOOR_PPS, FunctionCounters, RawCounters};
 use model::{InstanceId, Nanos, ServiceId, Slot};
 use proptest::prelude::*;
+use scheduling::Metric;
 
 const SECOND: Nanos = Nanos::from_secs(1);
 
@@ -155,6 +156,65 @@ proptest! {
             prop_assert!((load - expected).abs() <= slack, "{ms}: {load} {expected} ±{slack}");
         }
     }
+}
+
+/// 10 flows of 1,000 packets of 500 bytes per second each, on an instance that is busy for a quarter of the time; then a
+/// new flow, which counts in every metric before its first packet.
+#[test]
+fn a_load_is_told_in_every_metric() {
+    let (mut collector, mut raw) = one_instance();
+    for ms in 0..1_000 {
+        raw.at = Nanos::from_millis(ms);
+        raw.slots[3].live_flows = 10;
+        raw.slots[3].to_packets = ms * 10;
+        raw.slots[3].to_bytes = ms * 5_000;
+        raw.slots[3].function = Some(FunctionCounters {
+            busy_ns: ms * 250_000,
+            ..FunctionCounters::default()
+        });
+        raw.services[0].offered_packets = ms * 10;
+        raw.services[0].offered_bytes = ms * 5_000;
+        collector.sample(&raw);
+    }
+    let capacity = 40_000.0;
+    let loads = |collector: &Collector| {
+        let service = collector.service(ServiceId(0));
+        let slot = *collector.slot(Slot(3)).unwrap();
+        Metric::ALL.map(|metric| slot.load(metric, &service, capacity))
+    };
+    let [packets, bytes, flows, busy] = loads(&collector);
+    assert!(
+        near(packets, 10_000.0, 0.02) && near(bytes, 5e6, 0.02),
+        "{packets} {bytes}"
+    );
+    assert!(flows == 10.0 && (busy - 0.25).abs() < 0.01, "{flows} {busy}");
+    raw.at = Nanos::from_millis(1_000);
+    raw.slots[3].new_flows += 1;
+    raw.slots[3].live_flows += 1;
+    raw.slots[3].to_packets += 10;
+    raw.slots[3].to_bytes += 5_000;
+    raw.services[0].offered_packets += 10;
+    raw.services[0].offered_bytes += 5_000;
+    raw.slots[3].function = Some(FunctionCounters {
+        busy_ns: 1_000 * 250_000,
+        ..FunctionCounters::default()
+    });
+    collector.sample(&raw);
+    let [packets, bytes, flows, busy] = loads(&collector);
+    assert!(
+        near(packets, 10_900.0, 0.03) && near(bytes, 5.45e6, 0.03),
+        "{packets} {bytes}"
+    );
+    assert!(
+        flows == 11.0 && (busy - (0.25 + 900.0 / capacity)).abs() < 0.01,
+        "{flows} {busy}"
+    );
+    // A function that tells nothing is as busy as its packets make it.
+    raw.at = Nanos::from_millis(1_001);
+    raw.slots[3].function = None;
+    collector.sample(&raw);
+    let [packets, _, _, busy] = loads(&collector);
+    assert!(near(busy, packets / capacity, 1e-9));
 }
 
 #[test]

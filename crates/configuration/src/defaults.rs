@@ -72,6 +72,8 @@ pub(crate) const STOP_GRACE: Nanos = Nanos::from_secs(2);
 pub(crate) const FIT: f64 = 0.9;
 /// The scheduler: the paper's recommendation, since it leaves whole instances free to be removed.
 pub(crate) const SCHEDULER: &str = "best-fit";
+/// The longest slow start: whoever needs more has a function that is not ready yet.
+pub(crate) const SLOW_START_MAX: Nanos = Nanos::from_secs(3600);
 /// The autoscaler: ours.
 pub(crate) const AUTOSCALER: &str = "ladder";
 

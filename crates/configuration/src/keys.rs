@@ -57,6 +57,7 @@ const MATCH: &str = "service.NAME.match";
 const MOUNT: &str = "service.NAME.mounts[]";
 const READY: &str = "service.NAME.ready";
 const INSTANCES: &str = "service.NAME.instances";
+pub(crate) const SCHEDULER: &str = "service.NAME.scheduler";
 const AUTOSCALER: &str = "service.NAME.autoscaler";
 const RING: &str = "service.NAME.ring";
 const ENGINE: &str = "engine";
@@ -93,6 +94,11 @@ pub const TABLES: &[(&str, &str)] = &[
     (
         INSTANCES,
         "How many containers. A bare number is that many, always: `instances = 3`.",
+    ),
+    (
+        SCHEDULER,
+        "The scheduler, what it counts, and its parameters. A bare name is that policy with its defaults. What each does, \
+         and when to use it: [policies](../policies.md).",
     ),
     (
         AUTOSCALER,
@@ -452,10 +458,10 @@ pub const KEYS: &[Key] = &[
     key(
         SERVICE,
         "scheduler",
-        "scheduler",
-        "\"worst-fit\"",
+        "table, or a policy's name",
+        "{ policy = \"worst-fit\", metric = \"bytes\", limit = \"1Gbps\" }",
         Value("\"best-fit\""),
-        "Which instance a new flow is given to.",
+        "Which instance a new flow is given to. See below.",
     ),
     key(
         SERVICE,
@@ -641,6 +647,47 @@ pub const KEYS: &[Key] = &[
         "\"paused\"",
         Value("\"warm\""),
         "How they wait: running (activating one costs microseconds), or frozen (no CPU; it costs a resume).",
+    ),
+    key(
+        SCHEDULER,
+        "policy",
+        "scheduler",
+        "\"worst-fit\"",
+        Value("\"best-fit\""),
+        "The policy.",
+    ),
+    key(
+        SCHEDULER,
+        "metric",
+        "`\"packets\"`, `\"bytes\"`, `\"flows\"` or `\"busy\"`",
+        "\"busy\"",
+        Value("\"packets\""),
+        "What loads are counted in: packets or bytes per second, flows, or the share of time in which a function is busy \
+         (where it does not tell, its packets ÷ `capacity`).",
+    ),
+    key(
+        SCHEDULER,
+        "limit",
+        "bit rate for `bytes`, number for `flows`, share for `busy`",
+        "\"10Gbps\"",
+        Words("`capacity` for packets, 1 for `busy`; must be written for the others"),
+        "What one instance takes in that metric.",
+    ),
+    key(
+        SCHEDULER,
+        "slow_start",
+        "span of time, at most 1h",
+        "\"5s\"",
+        Value("\"1s\""),
+        "The time in which a fresh instance is brought up to its full share of new flows; `0s` for none.",
+    ),
+    key(
+        SCHEDULER,
+        "spill",
+        "true or false",
+        "false",
+        Value("true"),
+        "Whether a flow that does not fit (`fit`) where the policy would have it goes to the next instance that it fits.",
     ),
     key(
         AUTOSCALER,

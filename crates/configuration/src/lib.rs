@@ -27,7 +27,7 @@ pub use defaults::{
 pub use facts::{Facts, Unusable, check_facts};
 pub use keys::{KEYS, Key, KeyDefault, TABLES};
 pub use nearest::nearest;
-pub use parse::parse;
+pub use parse::{parse, parse_scheduler};
 pub use problem::{Place, Problem};
 pub use reference::reference;
 pub use types::*;

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{Nanos, UplinkId, protocol};
-use scheduling::Scheduler;
+use scheduling::{Metric, Scheduler, Settings};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::defaults as d;
+use crate::keys;
 use crate::nearest::{list, write_one_of};
 use crate::problem::Problem;
 use crate::read::{self, Reader, Section};
@@ -535,6 +536,7 @@ fn read_service<'a>(
     let affinity = read::word(&[("strict", Affinity::Strict), ("relaxed", Affinity::Relaxed)]);
     let table_full = read::word(&[("hash", TableFull::Hash), ("drop", TableFull::Drop)]);
     let memory = read::whole(d::MEMORY_MIN_BYTES, 1 << 50, units::size);
+    let (scheduler, limit) = read_scheduler(reader, section);
     let queues_max = u8::try_from(workers).unwrap_or(d::QUEUES_MAX).min(d::QUEUES_MAX);
     Service {
         name: name.to_owned(),
@@ -561,7 +563,8 @@ fn read_service<'a>(
             .read(section, "capacity", capacity)
             .unwrap_or(Capacity::Learn),
         fit: reader.read(section, "fit", share).unwrap_or(d::FIT),
-        scheduler: read_scheduler(reader, section),
+        scheduler,
+        limit,
         autoscaler: read_autoscaler(reader, section),
         affinity: reader
             .read(section, "affinity", affinity)
@@ -849,9 +852,10 @@ fn capacity(value: &DeValue<'_>) -> Result<Capacity, Wrong> {
     }
 }
 
-fn read_scheduler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Scheduler {
-    let of = |value| {
-        let name = read::text(value)?;
+/// A scheduler, and what one instance takes in its metric where that is not packets.
+fn read_scheduler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> (Scheduler, Option<f64>) {
+    let default = Scheduler::default;
+    let named = |name: &str| {
         Scheduler::from_name(name).map_err(|_| {
             Wrong::new(
                 format!("there is no scheduler {name:?}"),
@@ -859,10 +863,190 @@ fn read_scheduler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Schedul
             )
         })
     };
-    let scheduler = reader
-        .read(section, "scheduler", of)
-        .or_else(|| Scheduler::from_name(d::SCHEDULER).ok());
-    scheduler.unwrap_or_else(|| Scheduler::RoundRobin(Default::default()))
+    let Some(value) = section.get("scheduler") else {
+        return (default(), None);
+    };
+    let Some(table) = value.get_ref().as_table() else {
+        let of = |value| named(read::text(value)?);
+        let scheduler = reader.read(section, "scheduler", of);
+        return (scheduler.unwrap_or_else(default), None);
+    };
+    let path = section.key("scheduler");
+    let Some(policy) = read_policy(reader, &path, table, d::SCHEDULER, |name| named(name).map(drop)) else {
+        return (default(), None);
+    };
+    let common = keys::of_table(keys::SCHEDULER).map(|key| key.name);
+    let own = Scheduler::parameters_of(policy).unwrap_or_default();
+    let known: Vec<&str> = common.chain(own.iter().map(|parameter| parameter.name)).collect();
+    let section = reader.section_with(path, &known, table);
+    let mut settings = Settings::default();
+    if let Some(metric) = reader.read(&section, "metric", read::word(&METRICS)) {
+        settings.metric = metric;
+    }
+    if let Some(spill) = reader.read(&section, "spill", read::boolean) {
+        settings.spill = spill;
+    }
+    let span = |value: &DeValue<'_>| {
+        let text = value
+            .as_str()
+            .ok_or_else(|| read::not(value, "a span of time", "text with a unit, for example \"1s\""))?;
+        let span = units::span(text)?;
+        if span > d::SLOW_START_MAX {
+            return Err(Wrong::new("it is more than 1h", "write a shorter span"));
+        }
+        Ok(span)
+    };
+    if let Some(slow_start) = reader.read(&section, "slow_start", span) {
+        settings.slow_start = slow_start;
+    }
+    let limit = read_limit(reader, &section, settings.metric);
+    let names: Vec<&str> = own.iter().map(|parameter| parameter.name).collect();
+    let make = |parameters| Scheduler::with_parameters(policy, settings, parameters);
+    let scheduler = read_parameters(reader, &section, policy, &names, make);
+    (scheduler.unwrap_or_else(default), limit)
+}
+
+const METRICS: [(&str, Metric); Metric::ALL.len()] = {
+    let [packets, bytes, flows, busy] = Metric::ALL;
+    [
+        (packets.name(), packets),
+        (bytes.name(), bytes),
+        (flows.name(), flows),
+        (busy.name(), busy),
+    ]
+};
+
+/// What one instance takes, in a unit that fits the metric.
+fn read_limit<'a>(reader: &mut Reader<'a>, section: &Section<'a>, metric: Metric) -> Option<f64> {
+    let positive = |number: f64, write: &str| {
+        if number > 0.0 && number <= 1e12 {
+            Ok(number)
+        } else {
+            Err(Wrong::new(format!("{number} is out of range"), write))
+        }
+    };
+    match metric {
+        Metric::Packets => {
+            if section.get("limit").is_some() {
+                let wrong = Wrong::new(
+                    "the limit in packets is the service's `capacity`",
+                    "remove it, or write another metric",
+                );
+                reader.wrong(&section.key("limit"), wrong);
+            }
+            None
+        }
+        Metric::Bytes => reader.require(section, "limit", "\"10Gbps\"", |value| {
+            let rate = units::bit_rate(read::text(value)?)?;
+            positive(rate, "write a bit rate, for example \"10Gbps\"")
+        }),
+        Metric::Flows => reader.require(section, "limit", "1000", |value| {
+            read::whole(1, u64::from(u32::MAX), units::count)(value).map(|flows| flows as f64)
+        }),
+        Metric::Busy => Some(reader.read(section, "limit", share).unwrap_or(1.0)),
+    }
+}
+
+/// The name of a policy in a table of its own; `None` where there is no such policy, which is told.
+fn read_policy<'a>(
+    reader: &mut Reader<'a>,
+    path: &str,
+    table: &'a DeTable<'a>,
+    default: &'a str,
+    is_known: impl FnOnce(&str) -> Result<(), Wrong>,
+) -> Option<&'a str> {
+    let Some(value) = table.get("policy") else {
+        return Some(default);
+    };
+    reader.note_keys(&Section::new(path.to_owned(), table));
+    match read::text(value.get_ref()).and_then(|name| is_known(name).map(|()| name)) {
+        Ok(name) => Some(name),
+        Err(wrong) => {
+            // Which parameters there are depends on the policy, so nothing more can be said.
+            reader.wrong(&format!("{path}.policy"), wrong);
+            None
+        }
+    }
+}
+
+/// A policy with the parameters that a table gives it; `None` where they do not go together, which is told.
+fn read_parameters<'a, T>(
+    reader: &mut Reader<'a>,
+    section: &Section<'a>,
+    policy: &str,
+    parameters: &[&str],
+    make: impl Fn(ValueDeserializer<'a>) -> Result<T, toml::de::Error>,
+) -> Option<T> {
+    // Each parameter alone first, so that every wrong one is told with its own key.
+    let mut written = DeTable::new();
+    for (key, value) in section.table {
+        if !parameters.contains(&key.get_ref().as_ref()) {
+            continue;
+        }
+        let one: DeTable<'_> = std::iter::once((key.clone(), value.clone())).collect();
+        match make(deserializer(one)) {
+            Ok(_) => {
+                written.insert(key.clone(), value.clone());
+            }
+            Err(error) => {
+                let message = error.message();
+                let (what, write) = match message.split_once(", expected ") {
+                    Some((what, expected)) => (what.to_owned(), format!("write {expected}")),
+                    None => (
+                        message.to_owned(),
+                        format!("see the parameters of {policy} in the reference"),
+                    ),
+                };
+                reader.wrong(&section.key(key.get_ref()), Wrong::new(what, write));
+            }
+        }
+    }
+    match make(deserializer(written)) {
+        Ok(made) => Some(made),
+        Err(error) => {
+            let wrong = Wrong::new(
+                error.message(),
+                format!("see the parameters of {policy} in the reference"),
+            );
+            reader.wrong(&section.path, wrong);
+            None
+        }
+    }
+}
+
+/// Reads a scheduler as the configuration's key `scheduler` has it: a name, or an inline table. Gives it in its first
+/// state, and what one instance takes in its metric where that is not packets.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Problem>> {
+    let trimmed = text.trim();
+    let is_toml = trimmed.starts_with(['{', '"', '\'']);
+    let value = if is_toml {
+        trimmed.to_owned()
+    } else {
+        format!("{trimmed:?}")
+    };
+    let document = format!("scheduler = {value}");
+    let mut reader = Reader::new("scheduler", &document);
+    let (table, errors) = DeTable::parse_recoverable(&document);
+    if !errors.is_empty() || table.get_ref().len() != 1 {
+        let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";
+        reader.wrong(
+            "scheduler",
+            Wrong::new(format!("{trimmed:?} is no scheduler"), write),
+        );
+        return Err(reader.finish().1);
+    }
+    let section = Section::new(String::new(), table.get_ref());
+    reader.note_keys(&section);
+    let read = read_scheduler(&mut reader, &section);
+    let problems = reader.finish().1;
+    if problems.is_empty() {
+        Ok(read)
+    } else {
+        Err(problems)
+    }
 }
 
 fn read_autoscaler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Autoscaler {
@@ -884,19 +1068,8 @@ fn read_autoscaler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Autosc
         return reader.read(section, "autoscaler", of).unwrap_or_else(default);
     };
     let path = section.key("autoscaler");
-    let policy = match table.get("policy").map(|value| value.get_ref()) {
-        None => d::AUTOSCALER,
-        Some(value) => {
-            reader.note_keys(&Section::new(path.clone(), table));
-            match read::text(value).and_then(|name| named(name).map(|_| name)) {
-                Ok(name) => name,
-                Err(wrong) => {
-                    // Which parameters there are depends on the policy, so nothing more can be said.
-                    reader.wrong(&format!("{path}.policy"), wrong);
-                    return default();
-                }
-            }
-        }
+    let Some(policy) = read_policy(reader, &path, table, d::AUTOSCALER, |name| named(name).map(drop)) else {
+        return default();
     };
     let parameters: Vec<&str> = Autoscaler::parameters_of(policy)
         .unwrap_or_default()
@@ -907,41 +1080,8 @@ fn read_autoscaler<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Autosc
         .chain(parameters.iter().copied())
         .collect();
     let section = reader.section_with(path, &known, table);
-    // Each parameter alone first, so that every wrong one is told with its own key.
-    let mut written = DeTable::new();
-    for (key, value) in table {
-        if key.get_ref() == "policy" || !parameters.contains(&key.get_ref().as_ref()) {
-            continue;
-        }
-        let one: DeTable<'_> = std::iter::once((key.clone(), value.clone())).collect();
-        match Autoscaler::with_parameters(policy, deserializer(one)) {
-            Ok(_) => {
-                written.insert(key.clone(), value.clone());
-            }
-            Err(error) => {
-                let message = error.message();
-                let (what, write) = match message.split_once(", expected ") {
-                    Some((what, expected)) => (what.to_owned(), format!("write {expected}")),
-                    None => (
-                        message.to_owned(),
-                        format!("see the parameters of {policy} in the reference"),
-                    ),
-                };
-                reader.wrong(&section.key(key.get_ref()), Wrong::new(what, write));
-            }
-        }
-    }
-    match Autoscaler::with_parameters(policy, deserializer(written)) {
-        Ok(autoscaler) => autoscaler,
-        Err(error) => {
-            let wrong = Wrong::new(
-                error.message(),
-                format!("see the parameters of {policy} in the reference"),
-            );
-            reader.wrong(&section.path, wrong);
-            default()
-        }
-    }
+    let make = |parameters| Autoscaler::with_parameters(policy, parameters);
+    read_parameters(reader, &section, policy, &parameters, make).unwrap_or_else(default)
 }
 
 fn deserializer(table: DeTable<'_>) -> ValueDeserializer<'_> {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use autoscaling::Autoscaler;
-use scheduling::Scheduler;
+use scheduling::{Parameter, Scheduler};
 
 use crate::keys::{self, KeyDefault, TABLES};
 
@@ -36,8 +36,23 @@ pub fn reference() -> String {
                 key.name, key.kind, key.name, key.example, key.meaning
             );
         }
-        if *table == "service.NAME" {
-            let _ = write!(text, "\nSchedulers: {}.\n", words(Scheduler::NAMES));
+        if *table == "service.NAME.scheduler" {
+            let _ = write!(text, "\nPolicies: {}. Parameters:\n\n", words(Scheduler::NAMES));
+            text.push_str("| policy | parameter | what may be written | default | meaning |\n| --- | --- | --- | --- | --- |\n");
+            for policy in Scheduler::NAMES {
+                for parameter in Scheduler::parameters_of(policy).unwrap_or_default() {
+                    let Parameter {
+                        name,
+                        kind,
+                        default,
+                        meaning,
+                    } = parameter;
+                    let _ = writeln!(
+                        text,
+                        "| `{policy}` | `{name}` | {kind} | `{default}` | {meaning} |"
+                    );
+                }
+            }
         }
         if *table == "service.NAME.autoscaler" {
             for policy in Autoscaler::NAMES {

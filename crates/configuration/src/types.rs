@@ -180,6 +180,8 @@ pub struct Service {
     pub fit: f64,
     /// The scheduler in its first state: each worker starts with a copy of it.
     pub scheduler: Scheduler,
+    /// What one instance takes in the scheduler's metric; `None` where that is packets: then it is `capacity`.
+    pub limit: Option<f64>,
     /// The autoscaler in its first state, with the parameters that the file gives.
     pub autoscaler: Autoscaler,
     /// Whether a pinned flow may be moved while its instance is well.

@@ -80,6 +80,22 @@ pub(crate) fn rate(text: &str) -> Result<f64, Wrong> {
         .ok_or_else(|| unit_wrong(text, "a packet rate", RATES, "10Mpps"))
 }
 
+const BIT_RATES: &[(&str, f64)] = &[
+    ("bps", 0.125),
+    ("kbps", 125.0),
+    ("Mbps", 125e3),
+    ("Gbps", 125e6),
+    ("Tbps", 125e9),
+];
+
+/// Bytes per second, from a bit rate: `10Gbps`.
+pub(crate) fn bit_rate(text: &str) -> Result<f64, Wrong> {
+    let of = |(number, unit)| factor(BIT_RATES, unit).map(|factor| number * factor);
+    split(text)
+        .and_then(of)
+        .ok_or_else(|| unit_wrong(text, "a bit rate", BIT_RATES, "10Gbps"))
+}
+
 const SPANS: &[(&str, f64)] = &[
     ("ns", 1.0),
     ("us", 1e3),

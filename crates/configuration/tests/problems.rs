@@ -7,6 +7,7 @@ use configuration::{
     StandbyMode, Unusable, check_facts, parse,
 };
 use model::{Nanos, UplinkId};
+use scheduling::{Metric, Settings};
 
 /// The example of the design, with a policy that exists.
 const EXAMPLE: &str = r#"[switch]
@@ -111,6 +112,68 @@ fn a_short_configuration_has_sensible_defaults() {
     assert_eq!(c.switch.timeouts.udp, Nanos::from_secs(120));
     assert_eq!(service.ring.port_bytes(1), 2 * (128 + 1024 * (16 + 2048)));
     assert_eq!(c.uplinks[0].device, Device::Memif("wan.sock".into()));
+}
+
+#[test]
+fn schedulers_are_read_with_what_they_count_and_their_parameters() {
+    let of = |line: &str| {
+        let c = good(&service_with(line));
+        let service = &c.services[0];
+        (service.scheduler.clone(), service.limit)
+    };
+    let (scheduler, limit) = of("");
+    assert_eq!((scheduler.name(), limit), ("best-fit", None));
+    assert_eq!(*scheduler.settings(), Settings::default());
+    let (scheduler, limit) = of(
+        "scheduler = { policy = 'maglev', metric = 'bytes', limit = '8Gbps', slow_start = '250ms', spill = false, table = 1009 }",
+    );
+    assert_eq!((scheduler.name(), limit), ("maglev", Some(1e9)));
+    let settings = Settings {
+        metric: Metric::Bytes,
+        slow_start: Nanos::from_millis(250),
+        spill: false,
+    };
+    assert_eq!(*scheduler.settings(), settings);
+    let (scheduler, limit) =
+        of("scheduler = { policy = 'least-connections', metric = 'flows', limit = '2k' }");
+    assert_eq!((scheduler.name(), limit), ("least-connections", Some(2000.0)));
+    assert_eq!(of("scheduler = { metric = 'busy' }").1, Some(1.0));
+    assert_eq!(
+        of("scheduler = { policy = 'jbsq', slow_start = '0s' }")
+            .0
+            .settings()
+            .slow_start,
+        Nanos::ZERO
+    );
+}
+
+#[test]
+fn a_scheduler_alone_is_read_as_in_the_file() {
+    let name =
+        |text: &str| configuration::parse_scheduler(text).map(|(scheduler, limit)| (scheduler.name(), limit));
+    assert_eq!(name("worst-fit").unwrap(), ("worst-fit", None));
+    assert_eq!(name("\"worst-fit\"").unwrap(), ("worst-fit", None));
+    let table = " { policy = 'rss', metric = 'flows', limit = 10, ports = false } ";
+    assert_eq!(name(table).unwrap(), ("rss", Some(10.0)));
+    for (text, said) in [
+        (
+            "worstfit",
+            "there is no scheduler \"worstfit\"; write \"worst-fit\"",
+        ),
+        ("", "there is no scheduler \"\""),
+        (
+            "{ policy = 'rss'",
+            "no scheduler; write a name, or a table such as",
+        ),
+        ("'rss'\nlimit = 3", "no scheduler; write a name"),
+        (
+            "{ policy = 'rss', port = false }",
+            "there is no such key; write \"ports\"",
+        ),
+    ] {
+        let problems = name(text).unwrap_err();
+        assert!(problems[0].to_string().contains(said), "{}", problems[0]);
+    }
 }
 
 #[test]
@@ -230,6 +293,46 @@ fn each_thing_that_is_wrong_is_told() {
         (
             "scheduler = 'xyz'",
             "write one of \"round-robin\", \"best-fit\", \"worst-fit\"",
+        ),
+        (
+            "scheduler = { policy = 'maglef' }",
+            "service.a.scheduler.policy: there is no scheduler \"maglef\"; write \"maglev\"",
+        ),
+        (
+            "scheduler = { policy = 'maglev', table = 1000 }",
+            "service.a.scheduler.table: invalid value: integer `1000`; write a prime from 3 to 1048573, for example 1009",
+        ),
+        (
+            "scheduler = { policy = 'jbsq', lamda = 0.5 }",
+            "service.a.scheduler.lamda: there is no such key; write \"lambda\"",
+        ),
+        (
+            "scheduler = { policy = 'rss', lambda = 0.5 }",
+            "service.a.scheduler.lambda: there is no such key; ",
+        ),
+        (
+            "scheduler = { metric = 'bits' }",
+            "service.a.scheduler.metric: there is no \"bits\" here; write \"bytes\"",
+        ),
+        (
+            "scheduler = { metric = 'bytes' }",
+            "service.a.scheduler.limit: this key is missing; write limit = \"10Gbps\"",
+        ),
+        (
+            "scheduler = { metric = 'bytes', limit = '10Mpps' }",
+            "service.a.scheduler.limit: there is no unit \"Mpps\" for a bit rate",
+        ),
+        (
+            "scheduler = { limit = 10 }",
+            "service.a.scheduler.limit: the limit in packets is the service's `capacity`",
+        ),
+        (
+            "scheduler = { slow_start = '2h' }",
+            "service.a.scheduler.slow_start: it is more than 1h",
+        ),
+        (
+            "scheduler = { slow_start = 2 }",
+            "service.a.scheduler.slow_start: the number 2 is not a span of time",
         ),
         (
             "autoscaler = 'smartinko'",

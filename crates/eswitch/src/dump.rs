@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use flow_table::{DumpCursor, FlowRow};
 use model::{FlowKey, ServiceId, Slot};
 
+use crate::elephants::{ELEPHANT_LIMIT, HeavyFlow};
+
 /// Entries of its table that a worker looks at per step, once a millisecond: about 20 µs, and four million a second.
 pub(crate) const DUMP_ENTRIES_PER_STEP: usize = 4096;
 
@@ -36,6 +38,28 @@ pub struct FlowDump {
     pub(crate) cursor: DumpCursor,
     /// Whether the whole table has been seen; if not, the limit was reached first.
     pub complete: bool,
+}
+
+/// The heaviest flows, asked of a worker: it goes there with room for its rows and comes back filled.
+#[derive(Debug)]
+pub struct HeavyDump {
+    /// Which request; the same for every worker's part.
+    pub id: u64,
+    /// Which flows.
+    pub filter: FlowFilter,
+    /// The flows found, in no order.
+    pub rows: Vec<HeavyFlow>,
+}
+
+impl HeavyDump {
+    /// A request with room for all that a worker follows.
+    pub fn new(id: u64, filter: FlowFilter) -> HeavyDump {
+        HeavyDump {
+            id,
+            filter,
+            rows: Vec::with_capacity(ELEPHANT_LIMIT),
+        }
+    }
 }
 
 impl FlowDump {

@@ -19,6 +19,7 @@
 
 mod counters;
 mod dump;
+mod elephants;
 mod frame;
 mod idle;
 mod instance;
@@ -27,6 +28,7 @@ mod mbufs;
 mod message;
 mod plan;
 mod port;
+mod record;
 mod soft;
 mod switch;
 mod table_memory;
@@ -36,7 +38,8 @@ pub use counters::{
     Counter, SERVICE_LIMIT, ServiceCounters, SlotCounters, UPLINK_LIMIT, UplinkCounters, WorkerCounters,
     WorkerFigures, WorkerTotals,
 };
-pub use dump::{FlowDump, FlowFilter};
+pub use dump::{FlowDump, FlowFilter, HeavyDump};
+pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
 pub use frame::{Device, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice};
 pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
@@ -45,6 +48,7 @@ pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
+pub use record::{PickRecord, RecordedFlow};
 pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 pub use table_memory::TableMemory;

@@ -3,10 +3,11 @@
 
 use model::{FlowKey, InstanceId, ServiceId, Slot, UplinkId};
 
-use crate::dump::FlowDump;
+use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::FrameMemory;
 use crate::instance::InstancePorts;
 use crate::port::Port;
+use crate::record::PickRecord;
 
 /// What the control plane asks of a worker. Everything that has to be allocated comes with the command.
 pub enum Command<M: FrameMemory> {
@@ -63,6 +64,10 @@ pub enum Command<M: FrameMemory> {
     },
     /// Fills the dump with flows.
     Dump(Box<FlowDump>),
+    /// Fills the dump with the heaviest flows.
+    DumpHeavy(Box<HeavyDump>),
+    /// Writes the next scheduling decision of a service down.
+    Record(Box<PickRecord>),
     /// Ends the worker.
     Stop,
 }
@@ -110,6 +115,10 @@ pub enum WorkerEvent<M: FrameMemory> {
     },
     /// The dump, filled.
     Dumped(Box<FlowDump>),
+    /// The heaviest flows.
+    DumpedHeavy(Box<HeavyDump>),
+    /// A scheduling decision. Without a flow where there is no such service, or another record was asked for since.
+    Recorded(Box<PickRecord>),
 }
 
 /// A frame on its way to another worker.

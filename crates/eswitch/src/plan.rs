@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use model::{Generation, InstanceId, InstanceState, ServiceId, Slot, Tuple, UplinkId, WorkerId};
+use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Tuple, UplinkId, WorkerId};
 use scheduling::Scheduler;
 
 use crate::counters::SERVICE_LIMIT;
@@ -119,8 +119,10 @@ pub struct SlotPlan {
     pub service: ServiceId,
     /// Whether it takes new flows, serves those it has, or neither.
     pub state: InstanceState,
-    /// Packets per second that it can process.
-    pub capacity_pps: f32,
+    /// What it can process, in the unit of the service's metric.
+    pub capacity: f32,
+    /// Since when it has taken new flows, where it does.
+    pub active_since: Nanos,
     /// Share of new flows, out of 256, for schedulers that go by weight.
     pub weight: u16,
     /// Queue pairs of each of its data ports; as many as there are workers for a sink.
@@ -188,36 +190,36 @@ pub(crate) fn home(slot: Slot, queue: usize, queues: usize, workers: usize) -> u
     }
 }
 
-/// Loads that the collector publishes and workers read.
+/// Loads that the collector publishes and workers read, each in the unit of its service's metric.
 #[derive(Debug)]
 pub struct LoadBoard {
     epoch: AtomicU64,
-    loads_pps: Box<[AtomicU32]>,
-    expected_pps: Box<[AtomicU32]>,
+    loads: Box<[AtomicU32]>,
+    expected: Box<[AtomicU32]>,
 }
 
 impl Default for LoadBoard {
     fn default() -> Self {
         LoadBoard {
             epoch: AtomicU64::new(0),
-            loads_pps: (0..Slot::LIMIT).map(|_| AtomicU32::new(0)).collect(),
-            expected_pps: (0..SERVICE_LIMIT).map(|_| AtomicU32::new(0)).collect(),
+            loads: (0..Slot::LIMIT).map(|_| AtomicU32::new(0)).collect(),
+            expected: (0..SERVICE_LIMIT).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 }
 
 impl LoadBoard {
-    /// Sets the load of an instance, in packets per second.
-    pub fn set_load(&self, slot: Slot, pps: f32) {
-        if let Some(load) = self.loads_pps.get(slot.index()) {
-            load.store(pps.to_bits(), Ordering::Relaxed);
+    /// Sets the load of an instance.
+    pub fn set_load(&self, slot: Slot, load: f32) {
+        if let Some(place) = self.loads.get(slot.index()) {
+            place.store(load.to_bits(), Ordering::Relaxed);
         }
     }
 
-    /// Sets what a new flow of the service is expected to bring, in packets per second.
-    pub fn set_expected(&self, service: ServiceId, pps: f32) {
-        if let Some(expected) = self.expected_pps.get(service.index()) {
-            expected.store(pps.to_bits(), Ordering::Relaxed);
+    /// Sets what a new flow of the service is expected to bring.
+    pub fn set_expected(&self, service: ServiceId, expected: f32) {
+        if let Some(place) = self.expected.get(service.index()) {
+            place.store(expected.to_bits(), Ordering::Relaxed);
         }
     }
 
@@ -231,16 +233,16 @@ impl LoadBoard {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The load of an instance, in packets per second.
+    /// The load of an instance.
     pub fn load(&self, slot: Slot) -> f32 {
-        self.loads_pps
+        self.loads
             .get(slot.index())
             .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
     }
 
-    /// What a new flow of the service is expected to bring, in packets per second.
+    /// What a new flow of the service is expected to bring.
     pub fn expected(&self, service: ServiceId) -> f32 {
-        self.expected_pps
+        self.expected
             .get(service.index())
             .map_or(0.0, |l| f32::from_bits(l.load(Ordering::Relaxed)))
     }

@@ -17,13 +17,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 
 use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
-use crate::dump::{FlowDump, FlowFilter};
+use crate::dump::{FlowDump, FlowFilter, HeavyDump};
+use crate::elephants::HeavyFlow;
 use crate::frame::FrameMemory;
 use crate::idle::{Idle, Polling, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan, home};
 use crate::port::Port;
+use crate::record::PickRecord;
 use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 use crate::table_memory::TableMemory;
 use crate::worker::{Worker, WorkerParts};
@@ -106,6 +108,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     uplinks: Vec<UplinkState>,
     background: Background,
     dumps: Vec<PendingDump>,
+    heavy_dumps: Vec<PendingHeavy>,
     sockets_at: Nanos,
     /// Where link makers report; kept so that each can be given a sender.
     report: mpsc::Sender<Report>,
@@ -189,6 +192,13 @@ struct PendingDump {
     rows: Vec<FlowRow>,
     limit: usize,
     complete: bool,
+}
+
+/// The heaviest flows, asked of all workers.
+struct PendingHeavy {
+    id: u64,
+    waiting_for: usize,
+    rows: Vec<HeavyFlow>,
 }
 
 /// What a background thread tells.
@@ -330,6 +340,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 .collect(),
             background: Background::default(),
             dumps: Vec::new(),
+            heavy_dumps: Vec::new(),
             sockets_at: Nanos::ZERO,
             report,
             reports,
@@ -650,6 +661,24 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     && let Some(link) = state.next.take()
                 {
                     self.attach_uplink(uplink, *link);
+                }
+            }
+            WorkerEvent::DumpedHeavy(dump) => {
+                let Some(place) = self.heavy_dumps.iter().position(|d| d.id == dump.id) else {
+                    return;
+                };
+                let pending = &mut self.heavy_dumps[place];
+                pending.rows.extend(dump.rows);
+                pending.waiting_for -= 1;
+                if pending.waiting_for == 0 {
+                    let PendingHeavy { id, mut rows, .. } = self.heavy_dumps.swap_remove(place);
+                    rows.sort_by(|a, b| b.pps.total_cmp(&a.pps));
+                    events.push(SwitchEvent::HeavyFlows { id, rows });
+                }
+            }
+            WorkerEvent::Recorded(record) => {
+                if record.flow.is_some() {
+                    events.push(SwitchEvent::Recorded(record));
                 }
             }
             WorkerEvent::Dumped(dump) => {
@@ -1089,6 +1118,20 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             complete: true,
         });
         Ok(())
+    }
+
+    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::DumpHeavy(Box::new(HeavyDump::new(id, filter.clone()))))?;
+        self.heavy_dumps.push(PendingHeavy {
+            id,
+            waiting_for: self.workers.len(),
+            rows: Vec::new(),
+        });
+        Ok(())
+    }
+
+    fn request_record(&mut self, id: u64, service: ServiceId) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::Record(Box::new(PickRecord::new(id, service))))
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {

@@ -19,7 +19,9 @@ use crate::counters::WorkerTotals;
 use flow_table::FlowRow;
 
 use crate::dump::FlowFilter;
+use crate::elephants::HeavyFlow;
 use crate::plan::Plan;
+use crate::record::PickRecord;
 
 /// Where an instance's data ports are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +99,15 @@ pub enum SwitchEvent {
         /// Whether these are all; if not, the limit cut them off.
         complete: bool,
     },
+    /// The heaviest flows, asked for with [`Switch::request_heavy_flows`], the heaviest first.
+    HeavyFlows {
+        /// The number of the request.
+        id: u64,
+        /// What was found.
+        rows: Vec<HeavyFlow>,
+    },
+    /// A scheduling decision, asked for with [`Switch::request_record`].
+    Recorded(Box<PickRecord>),
 }
 
 /// What can go wrong between inco and a switch.
@@ -260,7 +271,7 @@ pub trait Switch: Send {
     /// [`SwitchError::WorkerStuck`].
     fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError>;
 
-    /// Publishes loads: packets per second by slot, and what a new flow is expected to bring by service.
+    /// Publishes loads by slot, and what a new flow is expected to bring by service, both in the service's metric.
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]);
 
     /// Reads every counter. Slots that no plan has had since the switch started are left as they are.
@@ -271,6 +282,20 @@ pub trait Switch: Send {
     /// # Errors
     /// [`SwitchError::WorkerStuck`].
     fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError>;
+
+    /// Asks for the heaviest of the flows meant, at most [`ELEPHANT_LIMIT`](crate::ELEPHANT_LIMIT) of each worker;
+    /// [`SwitchEvent::HeavyFlows`] with this `id` follows.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError>;
+
+    /// Asks every worker to write its next scheduling decision of the service down; a [`SwitchEvent::Recorded`] with this
+    /// `id` follows for each worker that makes one.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn request_record(&mut self, id: u64, service: ServiceId) -> Result<(), SwitchError>;
 
     /// Moves what is under way and appends what happened.
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>);

@@ -12,16 +12,18 @@ use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowTable, Lanes, P
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
-use scheduling::{Candidate, NewFlow, Pick, Scheduler};
+use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 
 use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
-use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump};
+use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
+use crate::elephants::Elephants;
 use crate::frame::{Frame, FrameMemory};
 use crate::idle::{Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
 use crate::port::Port;
+use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
@@ -94,8 +96,8 @@ pub struct Worker<M: FrameMemory> {
     generation: Generation,
     /// What the plan says of each slot, as packets need it.
     routes: Box<[Route]>,
-    /// What flows pinned since loads were last published are expected to bring, by slot, in packets per second.
-    pinned_pps: Box<[f32]>,
+    /// What flows pinned since loads were last published are expected to bring, by slot, in the service's metric.
+    pinned: Box<[f32]>,
     load_epoch: u64,
     fragments: FragmentTracker<(M::Frame, UplinkId)>,
     uplinks: [Option<Box<Port<M>>>; UPLINK_LIMIT],
@@ -121,6 +123,7 @@ pub struct Worker<M: FrameMemory> {
     /// Slots whose pins are being taken away, a part per turn.
     sweeps: Vec<Sweep>,
     dump: Option<Box<FlowDump>>,
+    elephants: Box<Elephants>,
     /// Workers that were handed frames in this turn, a bit each.
     handed_to: u64,
     housekeeping_at: Nanos,
@@ -196,8 +199,11 @@ struct Removal {
 struct ServiceState {
     id: ServiceId,
     scheduler: Scheduler,
-    candidates: Vec<Candidate>,
-    expected_pps: f32,
+    candidates: Candidates,
+    /// What a new flow is expected to bring.
+    expected: f32,
+    /// Asked for: the next decision, written down.
+    record: Option<Box<PickRecord>>,
 }
 
 /// Where a packet goes after steering.
@@ -220,7 +226,7 @@ impl<M: FrameMemory> Worker<M> {
             published,
             plan,
             routes: vec![Route::NONE; Slot::LIMIT].into_boxed_slice(),
-            pinned_pps: vec![0.0; Slot::LIMIT].into_boxed_slice(),
+            pinned: vec![0.0; Slot::LIMIT].into_boxed_slice(),
             generation: Generation(u64::MAX),
             load_epoch: u64::MAX,
             fragments,
@@ -238,6 +244,7 @@ impl<M: FrameMemory> Worker<M> {
             lanes_are_stale: true,
             sweeps: Vec::with_capacity(Slot::LIMIT),
             dump: None,
+            elephants: Box::new(Elephants::new(parts.hasher.key()[0])),
             handed_to: 0,
             housekeeping_at: Nanos::ZERO,
             broken_uplinks: 0,
@@ -252,7 +259,7 @@ impl<M: FrameMemory> Worker<M> {
         // Commands come before the plan: what is published before a command is sent is then in force when the
         // command is carried out, and no flow is pinned by an older plan after it.
         self.take_commands(now);
-        self.load_plan();
+        self.load_plan(now);
         // Some commands load the plan, too.
         let is_new_plan = self.generation.0 != self.parts.counters.figures.generation.get();
         let mut moved = 0;
@@ -372,9 +379,10 @@ impl<M: FrameMemory> Worker<M> {
 
     fn take_commands(&mut self, now: Nanos) {
         for _ in 0..COMMANDS_PER_TURN {
-            // Commands are answered, some twice, and so are sweeps and a dump under way; each port may break. Wait with
-            // commands until there is room for all that.
-            let needed = 3 + self.sweeps.len() + self.attached.len() + UPLINK_LIMIT;
+            // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service; each port
+            // may break. Wait with commands until there is room for all that.
+            let records = self.services.len();
+            let needed = 3 + self.sweeps.len() + self.attached.len() + UPLINK_LIMIT + records;
             if self.parts.events.slots() < needed {
                 return;
             }
@@ -424,10 +432,12 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Command::SetScheduler { service, scheduler } => {
                     // The plan that made the service may be newer than the last turn.
-                    self.load_plan();
+                    self.load_plan(now);
                     if let Some(state) = self.services.iter_mut().find(|s| s.id == service) {
                         state.scheduler = scheduler;
                     }
+                    // The candidates are listed anew, on its terms.
+                    self.load_epoch = u64::MAX;
                 }
                 Command::AttachUplink { uplink, mut port } => {
                     if let Some(queue) = port.waits_on() {
@@ -452,6 +462,23 @@ impl<M: FrameMemory> Worker<M> {
                         self.tell(WorkerEvent::Dumped(unfinished));
                     }
                 }
+                Command::DumpHeavy(mut dump) => {
+                    let HeavyDump { filter, rows, .. } = &mut *dump;
+                    let table = &self.parts.table;
+                    self.elephants.list(table, now, |row| filter.matches(row), rows);
+                    self.tell(WorkerEvent::DumpedHeavy(dump));
+                }
+                Command::Record(record) => {
+                    self.load_plan(now);
+                    let state = self.services.iter_mut().find(|s| s.id == record.service);
+                    let back = match state {
+                        Some(state) => state.record.replace(record),
+                        None => Some(record),
+                    };
+                    if let Some(record) = back {
+                        self.tell(WorkerEvent::Recorded(record));
+                    }
+                }
                 Command::Stop => self.stopping = true,
             }
         }
@@ -467,7 +494,7 @@ impl<M: FrameMemory> Worker<M> {
     /// Takes what the uplink's peer had sent before it went: it was offered, so it is steered.
     fn drain_uplink(&mut self, uplink: UplinkId, now: Nanos) {
         // Steering needs the plan that is in force for the commands before this one.
-        self.load_plan();
+        self.load_plan(now);
         for _ in 0..DRAIN_BURSTS {
             if self.poll_uplink(uplink, now) == 0 {
                 break;
@@ -557,7 +584,7 @@ impl<M: FrameMemory> Worker<M> {
         };
         // New flows go to others until no entry names it: a pin to it would not be taken.
         for service in &mut self.services {
-            service.candidates.retain(|c| c.slot != slot);
+            service.candidates.remove(slot);
         }
         self.go_on_with_sweep(place, 0);
     }
@@ -586,7 +613,7 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     /// Takes over a new plan or new loads.
-    fn load_plan(&mut self) {
+    fn load_plan(&mut self, now: Nanos) {
         let published = self.published.load();
         let is_new = published.generation != self.generation;
         let epoch = self.parts.loads.epoch();
@@ -604,11 +631,11 @@ impl<M: FrameMemory> Worker<M> {
         if epoch != self.load_epoch {
             // After a sweep the epoch is as it was, and so are the estimates.
             if self.load_epoch != u64::MAX {
-                self.pinned_pps.fill(0.0);
+                self.pinned.fill(0.0);
             }
             self.load_epoch = epoch;
         }
-        self.list_candidates();
+        self.list_candidates(now);
     }
 
     fn take_over_services(&mut self) {
@@ -621,8 +648,9 @@ impl<M: FrameMemory> Worker<M> {
                 self.services.push(ServiceState {
                     id: service.id,
                     scheduler: service.scheduler.clone(),
-                    candidates: Vec::with_capacity(Slot::LIMIT),
-                    expected_pps: 0.0,
+                    candidates: Candidates::new(),
+                    expected: 0.0,
+                    record: None,
                 });
             }
         }
@@ -658,10 +686,14 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    fn list_candidates(&mut self) {
+    fn list_candidates(&mut self, now: Nanos) {
         for state in &mut self.services {
-            state.candidates.clear();
-            state.expected_pps = self.parts.loads.expected(state.id);
+            state.candidates.begin(Terms {
+                at: now,
+                fit: self.plan.service(state.id).map_or(1.0, |service| service.fit),
+                slow_start: state.scheduler.settings().slow_start,
+            });
+            state.expected = self.parts.loads.expected(state.id);
         }
         for (index, slot_plan) in self.plan.slots.iter().enumerate().take(Slot::LIMIT) {
             let slot = Slot(index as u16);
@@ -670,13 +702,15 @@ impl<M: FrameMemory> Worker<M> {
                 continue;
             }
             if let Some(state) = self.services.iter_mut().find(|s| s.id == slot_plan.service) {
-                let pinned = self.pinned_pps.get(index).copied().unwrap_or_default();
+                let pinned = self.pinned.get(index).copied().unwrap_or_default();
                 state.candidates.push(Candidate {
                     slot,
-                    capacity_pps: slot_plan.capacity_pps,
-                    load_pps: self.parts.loads.load(slot) + pinned,
+                    capacity: slot_plan.capacity,
+                    load: self.parts.loads.load(slot) + pinned,
                     weight: slot_plan.weight,
                     live_flows: self.parts.table.live(slot),
+                    active_for: now.since(slot_plan.active_since),
+                    queues: [0.0; PRIORITIES],
                 });
             }
         }
@@ -760,6 +794,15 @@ impl<M: FrameMemory> Worker<M> {
         self.parts.table.choose(burst);
         // The lists are taken out and put back, so that their room is used again.
         let mut frames = std::mem::take(&mut self.received);
+        let (id, workers) = (self.parts.id.index(), self.parts.workers);
+        self.elephants.note(frames.len(), now, |drawn| {
+            let Parsed::Flow(info) = packet::parse(frames.get(drawn)?.bytes()) else {
+                return None;
+            };
+            // Another worker's flow is counted there.
+            let is_own = workers == 1 || hasher.owner(&info.key, workers) == id;
+            is_own.then(|| (info.key, hasher.hash(&info.key)))
+        });
         let mut unusual = std::mem::take(&mut self.unusual);
         let mut others = unusual.drain(..).peekable();
         let (count, mut place) = (frames.len(), 0);
@@ -954,18 +997,39 @@ impl<M: FrameMemory> Worker<M> {
         }
         let flow = NewFlow {
             key: &info.key,
+            direction: info.direction,
             hash,
-            expected_pps: state.expected_pps,
+            expected: state.expected,
             dscp: info.dscp,
         };
-        let pick = state.scheduler.pick(&flow, &state.candidates, service.fit);
-        let Some(candidate) = pick.index().and_then(|index| state.candidates.get_mut(index)) else {
+        let flow = match entry.and_then(|_| self.elephants.rate(&info.key, hash)) {
+            // A flow that lost its instance is no unknown: what it brings is known where it is much.
+            Some((pps, _)) if state.scheduler.settings().metric == Metric::Packets => NewFlow {
+                expected: pps.max(flow.expected),
+                ..flow
+            },
+            _ => flow,
+        };
+        let mut record = state.record.take();
+        if let Some(record) = &mut record {
+            record.before(&mut state.scheduler, &state.candidates);
+        }
+        let pick = state.scheduler.pick(&flow, &state.candidates);
+        if let Some(mut record) = record {
+            record.after(&flow, pick);
+            if self.parts.events.push(WorkerEvent::Recorded(record)).is_err() {
+                self.parts.counters.figures.events_lost.add(1);
+            }
+        }
+        let picked = pick
+            .index()
+            .and_then(|index| Some((index, state.candidates.get(index)?.slot)));
+        let Some((index, slot)) = picked else {
             if let Some(counters) = counters {
                 counters.unserved.add(1);
             }
             return Verdict::Drop(DropReason::NoInstance);
         };
-        let slot = candidate.slot;
         let mut pins = [Slot::NONE; 2];
         if service.symmetric {
             pins = [slot; 2];
@@ -999,11 +1063,10 @@ impl<M: FrameMemory> Worker<M> {
         }
         // A pin that the table had not lost yet moved, too.
         moved |= lost.is_some();
-        candidate.load_pps += state.expected_pps;
-        if let Some(pinned) = self.pinned_pps.get_mut(slot.index()) {
-            *pinned += state.expected_pps;
+        state.candidates.pin(index, &flow);
+        if let Some(pinned) = self.pinned.get_mut(slot.index()) {
+            *pinned += flow.expected;
         }
-        candidate.live_flows = candidate.live_flows.saturating_add(1);
         if let Some(counters) = self.parts.counters.slots.get(slot.index()) {
             counters.new_flows.add(1);
             if moved {
@@ -1523,7 +1586,7 @@ fn outbox_of(slot: Slot, port: u8) -> usize {
 }
 
 /// An instance by the flow's hash alone: without a pin.
-fn by_hash(candidates: &[Candidate], hash: u64) -> Verdict {
+fn by_hash(candidates: &Candidates, hash: u64) -> Verdict {
     let place = ((u128::from(hash) * candidates.len() as u128) >> 64) as usize;
     match candidates.get(place) {
         Some(candidate) => Verdict::Instance(candidate.slot),

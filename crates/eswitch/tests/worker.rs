@@ -67,7 +67,8 @@ fn alone(workers: usize) -> Alone {
         instance: InstanceId(id),
         service: ServiceId(0),
         state: InstanceState::Active,
-        capacity_pps: 1e6,
+        capacity: 1e6,
+        active_since: Nanos::ZERO,
         weight: 256,
         queues: workers as u16,
     };

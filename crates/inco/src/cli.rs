@@ -43,7 +43,7 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Set the number of active instances by hand, or let the autoscaler decide again
     Scale(ScaleArgs),
-    /// Give a running service another autoscaler, without a restart
+    /// Give a running service another policy, without a restart
     Policy(PolicyArgs),
     /// Say what a policy decides in a situation that is written down, and why
     Explain(ExplainArgs),
@@ -224,7 +224,7 @@ pub(crate) struct InstancesArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco flows --service firewall --limit 20\n  inco flows --instance 3\n  inco flows --address 10.0.0.7\n  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'"
+    after_help = "Examples:\n  inco flows --service firewall --limit 20\n  inco flows --instance 3\n  inco flows --top 10 --watch\n  inco flows --address 10.0.0.7\n  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'"
 )]
 pub(crate) struct FlowsArgs {
     /// Only flows of this service
@@ -239,6 +239,10 @@ pub(crate) struct FlowsArgs {
     /// Only this flow, in either direction
     #[arg(long, value_name = "FLOW", value_parser = flow)]
     pub(crate) flow: Option<String>,
+    /// Only the N that bring the most packets now, the heaviest first
+    #[arg(long, value_name = "N", conflicts_with_all = ["limit", "flow"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::TOP_LIMIT)))]
+    pub(crate) top: Option<u32>,
     /// At most so many
     #[arg(long, value_name = "N", default_value_t = api::types::FlowFilter::DEFAULT_LIMIT,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::LIMIT)))]
@@ -292,17 +296,25 @@ pub(crate) struct ScaleArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco policy firewall --autoscaler kpa\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n\nThe count stays what it is until the new policy decides. Parameters are those of the configuration's reference."
+    after_help = "Examples:\n  inco policy firewall --scheduler worst-fit\n  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n  inco policy firewall --record 3        the next three scheduling decisions, into the event log\n\nNo pinned flow is moved, and the count stays what it is until a new autoscaler decides. Parameters are those of the configuration's reference."
 )]
 pub(crate) struct PolicyArgs {
     /// Which service
     pub(crate) service: String,
+    /// The scheduler that picks for new flows from now on
+    #[arg(long, value_name = "NAME", value_parser = scheduler, required_unless_present_any = ["autoscaler", "record"],
+          conflicts_with = "autoscaler")]
+    pub(crate) scheduler: Option<String>,
     /// The autoscaler that decides from now on
-    #[arg(long, value_name = "NAME", required = true, value_parser = autoscaler)]
+    #[arg(long, value_name = "NAME", value_parser = autoscaler)]
     pub(crate) autoscaler: Option<String>,
     /// A parameter of it; what is not set has its default
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, requires = "autoscaler")]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "record")]
     pub(crate) set: Vec<(String, serde_json::Value)>,
+    /// Put the next so many scheduling decisions into the event log, with all that they rest on
+    #[arg(long, value_name = "N", conflicts_with_all = ["scheduler", "autoscaler"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::Action::RECORD_LIMIT)))]
+    pub(crate) record: Option<u32>,
     #[command(flatten)]
     pub(crate) act: Act,
 }
@@ -327,7 +339,7 @@ fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco explain autoscaler --input case.json\n  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler --input -"
+    after_help = "Examples:\n  inco explain scheduler --input case.json\n  inco explain autoscaler --input case.json\n  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler --input -\n  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 | inco explain scheduler --input -"
 )]
 pub(crate) struct ExplainArgs {
     #[command(subcommand)]
@@ -336,6 +348,8 @@ pub(crate) struct ExplainArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExplainCommand {
+    /// Which instance each of some new flows is given to
+    Scheduler(ExplainInput),
     /// How many instances, and how large
     Autoscaler(ExplainInput),
 }

@@ -270,9 +270,44 @@ pub(crate) fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
         instance: args.instance.map(InstanceId),
         address: args.address,
         flow: args.flow.clone(),
+        top: args.top,
         limit: Some(args.limit),
     };
-    show(&args.show, |client| client.flows(&filter), flows_text)
+    let text = if args.top.is_some() {
+        heavy_flows_text
+    } else {
+        flows_text
+    };
+    show(&args.show, |client| client.flows(&filter), text)
+}
+
+/// The heaviest flows: what they bring comes first.
+fn heavy_flows_text(page: &FlowPage) -> String {
+    let mut table = Table::new(&[
+        "flow",
+        "service",
+        ">there",
+        ">packets/s",
+        ">+-",
+        ">packets",
+        ">bytes",
+        ">idle",
+        "state",
+    ]);
+    for row in &page.flows {
+        table.row([
+            row.flow.clone(),
+            row.service.clone(),
+            or_dash(row.forward, |id| id.to_string()),
+            or_dash(row.pps, short),
+            or_dash(row.error_pps, short),
+            grouped(row.packets[0] + row.packets[1]),
+            grouped(row.bytes[0] + row.bytes[1]),
+            span_ms(row.idle_ms),
+            row.state.clone(),
+        ]);
+    }
+    table.text()
 }
 
 fn flows_text(page: &FlowPage) -> String {
@@ -358,6 +393,12 @@ pub(crate) fn event_sentence(event: &Event) -> String {
             reason,
             ..
         } => format!("{from} -> {to} instances wanted by {policy} ({reason})"),
+        EventKind::Picked {
+            policy, flow, fits, ..
+        } => {
+            let fits = if *fits { "" } else { ", although it does not fit" };
+            format!("{flow} given to it by {policy}{fits}")
+        }
         EventKind::Shadowed {
             wanted,
             would,
@@ -436,17 +477,22 @@ pub(crate) fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
-    let autoscaler = args.autoscaler.as_ref().map(|policy| PolicyChoice {
-        policy: policy.clone(),
-        parameters: args.set.iter().cloned().collect(),
-    });
-    act(
-        &args.act,
-        &Action::Policy {
-            service: args.service.clone(),
-            autoscaler,
+    let service = args.service.clone();
+    let choice = |name: &Option<String>| {
+        name.as_ref().map(|policy| PolicyChoice {
+            policy: policy.clone(),
+            parameters: args.set.iter().cloned().collect(),
+        })
+    };
+    let action = match args.record {
+        Some(decisions) => Action::Record { service, decisions },
+        None => Action::Policy {
+            service,
+            scheduler: choice(&args.scheduler),
+            autoscaler: choice(&args.autoscaler),
         },
-    )
+    };
+    act(&args.act, &action)
 }
 
 /// The same action for several instances; all are tried.
@@ -592,6 +638,8 @@ mod tests {
             bytes: [64_000, 0],
             idle_ms: 12,
             state: "established".to_owned(),
+            pps: None,
+            error_pps: None,
         };
         let text = flows_text(&FlowPage {
             flows: vec![row.clone()],

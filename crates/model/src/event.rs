@@ -90,6 +90,17 @@ pub enum EventKind {
         /// Share of the ring occupied when it was noticed, 0 to 1.
         occupancy: f64,
     },
+    /// A scheduling decision that somebody asked to see.
+    Picked {
+        /// The scheduler's name.
+        policy: String,
+        /// The new flow.
+        flow: String,
+        /// Whether it fitted the instance that it was given to.
+        fits: bool,
+        /// All that it rested on, as `inco explain scheduler` takes it.
+        case: Box<serde_json::Value>,
+    },
     /// No instance fitted a new flow; the least loaded one was given it.
     Overcommitted {
         /// How many flows since the last such event.

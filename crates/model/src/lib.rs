@@ -12,6 +12,7 @@ mod flow;
 mod ids;
 mod instance;
 mod observation;
+pub mod span;
 mod time;
 
 pub use drop_reason::DropReason;

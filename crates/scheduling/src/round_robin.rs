@@ -1,37 +1,82 @@
 use model::Slot;
+use serde::{Deserialize, Serialize};
 
-use crate::{Candidate, NewFlow, Pick, Policy};
+use crate::{Candidates, NewFlow, Parameter, Policy, State};
 
-/// The i-th flow goes to the i-th instance; after the last one comes the first (SmartINCO §3.2). It looks at no load,
-/// as the paper's does not: a full instance is given its turn too, and the pick says that it was overcommitted.
+/// The i-th flow goes to the i-th instance; after the last one comes the first (SmartINCO §3.2). A full instance's turn
+/// goes to the next that the flow fits, unless `spill` is off, as it is in the paper.
 ///
 /// Where it stands is remembered as the slot of the last pick, not as a number: the next is the candidate with the
 /// next higher slot. So the order goes on undisturbed when instances come and go: nobody is skipped and nobody gets
-/// two turns in a row because of someone else's leaving.
-#[derive(Clone, Copy, Debug, Default)]
+/// two turns in a row because of someone else's leaving. A fresh instance is passed over in as many of its turns as its
+/// [ramp](Candidates::ramp) says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RoundRobin {
-    /// Where in the candidates the last pick was, to find it again without a search.
-    index: usize,
+    #[serde(skip)]
     last: Option<Slot>,
+    /// By slot, the part of a turn that a fresh instance has saved up.
+    #[serde(skip)]
+    saved: Box<[f32]>,
+}
+
+impl Default for RoundRobin {
+    fn default() -> Self {
+        RoundRobin {
+            last: None,
+            saved: vec![0.0; Slot::LIMIT].into_boxed_slice(),
+        }
+    }
 }
 
 impl Policy for RoundRobin {
     const NAME: &'static str = "round-robin";
+    const PARAMETERS: &'static [Parameter] = &[];
 
     #[inline]
-    fn pick(&mut self, _flow: &NewFlow<'_>, candidates: &[Candidate], fit: f32) -> Pick {
-        if candidates.is_empty() {
-            return Pick::None;
-        }
-        let next = match self.last {
+    fn choose(&mut self, _flow: &NewFlow<'_>, candidates: &Candidates) -> usize {
+        let rows = candidates.rows();
+        let mut index = match self.last {
             None => 0,
-            Some(last) if candidates.get(self.index).is_some_and(|c| c.slot == last) => self.index + 1,
-            // The candidates changed since: the first one after the last pick in the order of slots.
-            Some(last) => candidates.partition_point(|c| c.slot <= last),
+            Some(last) => match candidates.index_of(last) {
+                Some(index) => index + 1,
+                // It left since: the first one after it in the order of slots.
+                None => rows.partition_point(|row| row.slot < last),
+            },
         };
-        let index = if next < candidates.len() { next } else { 0 };
-        self.index = index;
-        self.last = candidates.get(index).map(|c| c.slot);
-        Pick::of(index, candidates, fit)
+        // One of them has a ramp of 1, so this ends within a round.
+        for _ in 0..rows.len() {
+            if index >= rows.len() {
+                index = 0;
+            }
+            let ramp = candidates.ramp(index);
+            let slot = rows.get(index).map_or(Slot::NONE, |row| row.slot);
+            self.last = Some(slot);
+            if ramp >= 1.0 {
+                break;
+            }
+            if let Some(saved) = self.saved.get_mut(slot.index()) {
+                *saved += ramp;
+                if *saved >= 1.0 {
+                    *saved -= 1.0;
+                    break;
+                }
+            }
+            index += 1;
+        }
+        index
+    }
+
+    #[inline]
+    fn spilled(&mut self, slot: Slot) {
+        self.last = Some(slot);
+    }
+
+    fn save(&self, state: &mut State) {
+        state.last = self.last;
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.last = state.last;
     }
 }

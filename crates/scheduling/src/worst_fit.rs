@@ -1,21 +1,42 @@
-use crate::{Candidate, NewFlow, Pick, Policy, least_utilised};
+use serde::{Deserialize, Serialize};
+
+use crate::least::{Least, key};
+use crate::{Candidates, NewFlow, Parameter, Policy};
 
 /// The least utilised instance (SmartINCO §3.2): usage stays balanced. Among equals the one with the fewest live
-/// flows, then the first. Where not even that one fits the flow it is given it all the same, as
-/// [`Pick::Overcommitted`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WorstFit;
+/// flows, then the first. Those that fit the flow come before those that do not.
+///
+/// A fresh instance is the least utilised until it has caught up; it counts as smaller than it is while it
+/// [ramps](Candidates::ramp) up.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorstFit {
+    #[serde(skip)]
+    least: Least,
+}
+
+#[inline]
+fn cost(candidates: &Candidates, index: usize) -> u64 {
+    let flows = candidates.get(index).map_or(0, |row| row.live_flows);
+    let utilisation = candidates.ramped_utilisation(index);
+    key(candidates.fits(index), utilisation, flows, index)
+}
 
 impl Policy for WorstFit {
     const NAME: &'static str = "worst-fit";
+    const PARAMETERS: &'static [Parameter] = &[];
+
+    fn refill(&mut self, candidates: &Candidates) {
+        self.least.refill(candidates, |index| cost(candidates, index));
+    }
 
     #[inline]
-    fn pick(&mut self, _flow: &NewFlow<'_>, candidates: &[Candidate], fit: f32) -> Pick {
-        match least_utilised(candidates) {
-            // With different capacities the least utilised one may be so small that another still fits; but by the
-            // definition of utilisation, if any fits, this one does.
-            Some(index) => Pick::of(index, candidates, fit),
-            None => Pick::None,
-        }
+    fn pinned(&mut self, candidates: &Candidates, index: usize) {
+        self.least.update(index, cost(candidates, index));
+    }
+
+    #[inline]
+    fn choose(&mut self, _flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
+        self.least.index()
     }
 }

@@ -11,7 +11,7 @@ use controller::{
 };
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
 use model::{Event, InstanceState, Nanos, ServiceId, Slot};
-use scheduling::Scheduler;
+use scheduling::{Metric, Scheduler};
 use traffic::Random;
 
 use crate::Error;
@@ -76,14 +76,22 @@ pub(crate) struct Control {
 
 /// The scheduler that a scenario names.
 pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<Scheduler, Error> {
-    let (name, parameters) = policy_of("service.scheduler", &scenario.service.scheduler)?;
-    if let Some(key) = parameters.keys().next() {
-        return Err(Error::value(
-            format!("service.scheduler.{key}"),
-            format!("{name} has no parameters"),
-        ));
+    let written = scenario.service.scheduler.to_string();
+    let (scheduler, _) = configuration::parse_scheduler(&written).map_err(|problems| {
+        let first = problems.first();
+        let key = first.map_or("scheduler", |problem| problem.key.as_str());
+        let what = first.map_or_else(String::new, |problem| {
+            format!("{}; {}", problem.what, problem.write)
+        });
+        Error::value(format!("service.{key}"), what)
+    })?;
+    match scheduler.settings().metric {
+        Metric::Packets => Ok(scheduler),
+        other => Err(Error::value(
+            "service.scheduler.metric",
+            format!("the model knows packets, not {}", other.name()),
+        )),
     }
-    Scheduler::from_name(&name).map_err(|error| Error::value("service.scheduler", error.to_string()))
 }
 
 /// The autoscaler that a scenario names.

@@ -1,7 +1,7 @@
 //! The one place where flows are given to instances: as a worker of the switch does it.
 
-use model::Slot;
-use scheduling::{Candidate, NewFlow, Pick, Scheduler};
+use model::{Direction, Nanos, Slot};
+use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 
 use crate::Error;
 use crate::control::{Control, scheduler_of};
@@ -12,7 +12,7 @@ use crate::scenario::Scenario;
 pub(crate) struct Steering {
     scheduler: Scheduler,
     fit: f32,
-    candidates: Vec<Candidate>,
+    candidates: Candidates,
     /// Packets per second that a new flow is expected to bring.
     expected_pps: f32,
     /// New flows that fitted nowhere, since it was last asked.
@@ -24,7 +24,7 @@ impl Steering {
         Ok(Steering {
             scheduler: scheduler_of(scenario)?,
             fit: scenario.service.fit,
-            candidates: Vec::new(),
+            candidates: Candidates::new(),
             expected_pps: 0.0,
             overcommitted: 0.0,
         })
@@ -32,7 +32,15 @@ impl Steering {
 
     /// Lists the candidates with their loads as the collector has them and the flows that are pinned now.
     pub(crate) fn relist(&mut self, control: &Control, live: impl Fn(Slot) -> f64) {
-        self.candidates.clear();
+        self.candidates.begin(Terms {
+            at: control.now,
+            fit: self.fit,
+            slow_start: self.scheduler.settings().slow_start,
+        });
+        let since = |id| {
+            let instance = control.instances().iter().find(|i| i.id() == id);
+            instance.map_or(Nanos::ZERO, |i| i.since())
+        };
         for row in control.rows.iter().filter(|row| row.state.takes_new_flows()) {
             let load = control
                 .collector
@@ -40,10 +48,12 @@ impl Steering {
                 .map_or(0.0, |rates| rates.load_pps());
             self.candidates.push(Candidate {
                 slot: row.slot,
-                capacity_pps: row.capacity_pps,
-                load_pps: load as f32,
+                capacity: row.capacity_pps,
+                load: load as f32,
                 weight: row.weight,
                 live_flows: live(row.slot).round() as u32,
+                active_for: control.now.since(since(row.id)),
+                queues: [0.0; PRIORITIES],
             });
         }
         self.expected_pps = control.expected_pps();
@@ -60,19 +70,20 @@ impl Steering {
         let (key, hash) = key_of(number);
         let flow = NewFlow {
             key: &key,
+            // The lower address is the client's.
+            direction: Direction::Forward,
             hash,
-            expected_pps: self.expected_pps,
+            expected: self.expected_pps,
             dscp,
         };
-        let pick = self.scheduler.pick(&flow, &self.candidates, self.fit);
+        let pick = self.scheduler.pick(&flow, &self.candidates);
         if matches!(pick, Pick::Overcommitted(_)) {
             self.overcommitted += flows;
         }
-        let Some(candidate) = pick.index().and_then(|index| self.candidates.get_mut(index)) else {
+        let Some(index) = pick.index() else {
             return Slot::NONE;
         };
-        candidate.load_pps += self.expected_pps * flows as f32;
-        candidate.live_flows = candidate.live_flows.saturating_add(flows.round().max(1.0) as u32);
-        candidate.slot
+        self.candidates.pin_many(index, &flow, flows as f32);
+        self.candidates.get(index).map_or(Slot::NONE, |row| row.slot)
     }
 }

@@ -319,7 +319,8 @@ impl Bed {
             instance,
             service: ServiceId(service),
             state,
-            capacity_pps: 1e6,
+            capacity: 1e6,
+            active_since: Nanos::ZERO,
             weight: 256,
             queues: 1,
         });

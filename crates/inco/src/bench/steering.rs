@@ -304,7 +304,8 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
         instance: InstanceId(instance),
         service: SERVICE,
         state: InstanceState::Active,
-        capacity_pps: 1e9,
+        capacity: 1e9,
+        active_since: Nanos::ZERO,
         weight: 256,
         queues: 1,
     };

@@ -2,6 +2,7 @@
 //! live.
 
 mod autoscaler;
+mod scheduler;
 
 use std::io::Read as _;
 use std::path::Path;
@@ -9,12 +10,15 @@ use std::path::Path;
 use crate::cli::{ExplainArgs, ExplainCommand};
 use crate::output::WrongUsage;
 
+pub(crate) use scheduler::Case;
+
 /// Inputs longer than this are refused, in bytes: a case has some kilobytes.
 const INPUT_LIMIT: u64 = 64 << 20;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match &args.command {
         ExplainCommand::Autoscaler(input) => autoscaler::run(input),
+        ExplainCommand::Scheduler(input) => scheduler::run(input),
     }
 }
 

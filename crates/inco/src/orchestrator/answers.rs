@@ -99,6 +99,8 @@ impl ControlLoop {
             .zip(&self.configuration.services)
             .map(|(status, service)| {
                 let rates = self.collector.service(status.id);
+                let plan = self.services.iter().find(|plan| plan.id == status.id);
+                let scheduler = plan.map(|plan| &plan.scheduler);
                 let of_service: Vec<_> = controller
                     .instances()
                     .iter()
@@ -123,7 +125,8 @@ impl ControlLoop {
                 ServiceRow {
                     name: status.name.to_owned(),
                     image: service.image.clone(),
-                    scheduler: service.scheduler.name().to_owned(),
+                    scheduler: scheduler.map_or("", |s| s.name()).to_owned(),
+                    metric: scheduler.map_or("", |s| s.settings().metric.name()).to_owned(),
                     autoscaler: status.autoscaler.to_owned(),
                     active,
                     desired: status.wanted,
@@ -245,6 +248,16 @@ impl ControlLoop {
             bytes: both(row.bytes),
             idle_ms: row.idle.as_millis(),
             state: row.tcp.name().to_owned(),
+            pps: None,
+            error_pps: None,
+        }
+    }
+
+    pub(super) fn heavy_row(&self, heavy: &eswitch::HeavyFlow) -> FlowRow {
+        FlowRow {
+            pps: Some(f64::from(heavy.pps)),
+            error_pps: Some(f64::from(heavy.error_pps)),
+            ..self.flow_row(&heavy.row)
         }
     }
 

@@ -15,8 +15,14 @@ use controller::{
     Command, CommandError, CommandId, Controller, InstanceRow, Settings, Shell, SwitchReply, SwitchRequest,
 };
 use engine::launcher::Launcher;
-use eswitch::{AttachSpec, FlowFilter, Plan, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading};
+use eswitch::{
+    AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
+    SwitchReading,
+};
 use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot};
+
+use crate::explain::Case;
+use scheduling::{Metric, Scheduler};
 
 use super::functions::FunctionPages;
 use super::{Place, StopRequest, wiring};
@@ -55,7 +61,11 @@ pub(super) struct ControlLoop {
     pub(super) engine_driver: &'static str,
     /// Counters of a slot when its present instance got it: slots are used again, their counters go on.
     pub(super) baselines: HashMap<Slot, collector::SlotCounters>,
-    services: Vec<ServicePlan>,
+    pub(super) services: Vec<ServicePlan>,
+    /// What one instance takes in its service's metric, where that is not packets.
+    limits: Vec<Option<f64>>,
+    /// The controller's table that was last published.
+    rows: Vec<InstanceRow>,
     inbox: Inbox,
     stop: Arc<StopRequest>,
     stopping: bool,
@@ -63,12 +73,17 @@ pub(super) struct ControlLoop {
     plan: Plan,
     /// The switch's generations that are not acknowledged yet, and the controller's that they stand for.
     generations: VecDeque<(Generation, Generation)>,
+    /// The newest of them, acknowledged or not.
+    published: Option<(Generation, Generation)>,
     probes: HashMap<Slot, u64>,
     replies: Vec<SwitchReply>,
     switch_events: Vec<SwitchEvent>,
     commands: Vec<(CommandId, Command)>,
     answers: HashMap<CommandId, (Action, Answer<Result<Outcome, Refusal>>)>,
     dumps: HashMap<u64, Answer<Result<FlowPage, Refusal>>>,
+    heavy_dumps: HashMap<u64, (u32, Answer<Result<FlowPage, Refusal>>)>,
+    /// Scheduling decisions that are still to be recorded, by service.
+    records: HashMap<ServiceId, u32>,
     next_number: u64,
     checks: Checks,
     loads: Vec<(Slot, f32)>,
@@ -176,6 +191,12 @@ impl ControlLoop {
         raise_priority();
         Ok(ControlLoop {
             services: wiring::service_plans(&configuration),
+            limits: configuration
+                .services
+                .iter()
+                .map(|service| service.limit)
+                .collect(),
+            rows: Vec::new(),
             // A device is there once it is opened; a memif uplink once somebody connects.
             uplinks_up: configuration
                 .uplinks
@@ -199,12 +220,15 @@ impl ControlLoop {
             pages: FunctionPages::default(),
             plan: Plan::default(),
             generations: VecDeque::new(),
+            published: None,
             probes: HashMap::new(),
             replies: Vec::new(),
             switch_events: Vec::new(),
             commands: Vec::new(),
             answers: HashMap::new(),
             dumps: HashMap::new(),
+            heavy_dumps: HashMap::new(),
+            records: HashMap::new(),
             next_number: 1,
             checks: Checks { report, done },
             loads: Vec::new(),
@@ -317,6 +341,17 @@ impl ControlLoop {
                 SwitchEvent::UplinkDown { uplink, reason } => {
                     self.uplink_event(uplink.index(), false, &reason)
                 }
+                SwitchEvent::HeavyFlows { id, rows } => {
+                    if let Some((top, answer)) = self.heavy_dumps.remove(&id) {
+                        let heaviest = rows.iter().take(top as usize);
+                        let flows = heaviest.map(|heavy| self.heavy_row(heavy)).collect();
+                        answer.give(Ok(FlowPage {
+                            flows,
+                            complete: true,
+                        }));
+                    }
+                }
+                SwitchEvent::Recorded(record) => self.note_record(&record),
                 SwitchEvent::Flows { id, rows, complete } => {
                     if let Some(answer) = self.dumps.remove(&id) {
                         let flows = rows.iter().map(|row| self.flow_row(row)).collect();
@@ -406,7 +441,8 @@ impl ControlLoop {
                 })
             }
             SwitchRequest::Publish { generation, rows } => {
-                self.publish(generation, &rows);
+                self.rows = rows;
+                self.publish(generation);
                 Ok(())
             }
             SwitchRequest::Probe(slot) => {
@@ -434,9 +470,10 @@ impl ControlLoop {
         }
     }
 
-    fn publish(&mut self, generation: Generation, rows: &[InstanceRow]) {
+    /// Publishes the controller's table, of that generation.
+    fn publish(&mut self, generation: Generation) {
         let mut slots = Vec::new();
-        for row in rows {
+        for row in &self.rows {
             if slots.len() <= row.slot.index() {
                 slots.resize(row.slot.index() + 1, None);
             }
@@ -444,12 +481,15 @@ impl ControlLoop {
                 Some(of) if of.port == configuration::PortKind::Memif => u16::from(of.queues),
                 _ => self.configuration.switch.worker_count() as u16,
             };
+            let instances = self.shell.controller().instances();
+            let active_since = instances.iter().find(|i| i.id() == row.id).map(|i| i.since());
             if let Some(place) = slots.get_mut(row.slot.index()) {
                 *place = Some(SlotPlan {
                     instance: row.id,
                     service: row.service,
                     state: row.state,
-                    capacity_pps: row.capacity_pps,
+                    capacity: self.capacity(row.service, f64::from(row.capacity_pps)) as f32,
+                    active_since: active_since.unwrap_or_default(),
                     weight: row.weight,
                     queues,
                 });
@@ -464,22 +504,49 @@ impl ControlLoop {
         };
         let of_switch = self.switch.publish(self.plan.clone());
         self.generations.push_back((of_switch, generation));
+        self.published = Some((of_switch, generation));
     }
 
     fn publish_loads(&mut self) {
         self.loads.clear();
         self.expected.clear();
+        let known: Vec<_> = (0..self.configuration.services.len())
+            .map(|index| {
+                let id = ServiceId(index as u16);
+                (self.metric(id), self.collector.service(id), self.capacity_pps(id))
+            })
+            .collect();
         for slot in self.collector.assigned() {
-            if let Some(rates) = self.collector.slot(*slot) {
-                self.loads.push((*slot, rates.load_pps() as f32));
+            if let Some(rates) = self.collector.slot(*slot)
+                && let Some((metric, service, capacity_pps)) = known.get(rates.service.index())
+            {
+                let load = rates.load(*metric, service, *capacity_pps);
+                self.loads.push((*slot, load as f32));
             }
         }
-        for service in 0..self.configuration.services.len() {
-            let id = ServiceId(service as u16);
-            self.expected
-                .push((id, self.collector.service(id).expected_pps as f32));
+        for (index, (metric, service, capacity_pps)) in known.iter().enumerate() {
+            let expected = service.expected(*metric, *capacity_pps);
+            self.expected.push((ServiceId(index as u16), expected as f32));
         }
         self.switch.set_loads(&self.loads, &self.expected);
+    }
+
+    /// What the service's scheduler counts.
+    fn metric(&self, service: ServiceId) -> Metric {
+        let plan = self.services.iter().find(|plan| plan.id == service);
+        plan.map_or(Metric::Packets, |plan| plan.scheduler.settings().metric)
+    }
+
+    /// Packets per second that an instance of the service processes, 0 where that is not known.
+    fn capacity_pps(&self, service: ServiceId) -> f64 {
+        let rows = self.rows.iter().find(|row| row.service == service);
+        rows.map_or(0.0, |row| f64::from(row.capacity_pps))
+    }
+
+    /// What an instance takes in the service's metric.
+    fn capacity(&self, service: ServiceId, capacity_pps: f64) -> f64 {
+        let limit = self.limits.get(service.index()).copied().flatten();
+        limit.unwrap_or(capacity_pps)
     }
 
     // ---- the controller ---------------------------------------------------------------------------------------
@@ -596,6 +663,16 @@ impl ControlLoop {
 
     fn ask_flows(&mut self, filter: &api::types::FlowFilter, answer: Answer<Result<FlowPage, Refusal>>) {
         match self.flow_filter(filter) {
+            Ok(wanted) if filter.top.is_some() => {
+                let id = self.number();
+                match self.switch.request_heavy_flows(id, wanted) {
+                    Ok(()) => {
+                        let top = filter.top.unwrap_or_default();
+                        self.heavy_dumps.insert(id, (top, answer));
+                    }
+                    Err(error) => answer.give(Err(Refusal::new(error.to_string(), "try again"))),
+                }
+            }
             Ok(wanted) => {
                 let id = self.number();
                 match self.switch.request_flows(id, wanted, filter.limit() as usize) {
@@ -679,7 +756,7 @@ impl ControlLoop {
                 self.commands.push((id, command));
                 self.answers.insert(id, (action, answer));
             }
-            Ok(None) => answer.give(self.purge_flow(&action)),
+            Ok(None) => answer.give(self.act_on_switch(&action)),
             Err(refusal) => answer.give(Err(refusal)),
         }
     }
@@ -693,14 +770,13 @@ impl ControlLoop {
             },
             Action::Policy {
                 service,
+                scheduler: None,
                 autoscaler: Some(choice),
             } => Command::Autoscaler {
                 service: self.service_id(service)?,
                 autoscaler: Box::new(autoscaler_of(choice)?),
             },
-            Action::Policy { .. } => {
-                return Err(Refusal::new("it is not said which policy", "give an autoscaler"));
-            }
+            Action::Policy { .. } | Action::Record { .. } => return Ok(None),
             Action::Drain { instance } => Command::Drain { instance: *instance },
             Action::Undrain { instance } => Command::Undrain { instance: *instance },
             Action::Purge {
@@ -718,10 +794,121 @@ impl ControlLoop {
         }))
     }
 
-    fn purge_flow(&mut self, action: &Action) -> Result<Outcome, Refusal> {
-        let Action::Purge { flow: Some(flow), .. } = action else {
-            return Err(Refusal::new("nothing to purge", "give a flow"));
+    /// What the switch does without the controller.
+    fn act_on_switch(&mut self, action: &Action) -> Result<Outcome, Refusal> {
+        match action {
+            Action::Purge { flow: Some(flow), .. } => self.purge_flow(flow),
+            Action::Policy {
+                service,
+                scheduler: Some(choice),
+                autoscaler: None,
+            } => self.set_scheduler(service, choice),
+            Action::Record { service, decisions } => self.record(service, *decisions),
+            _ => Err(Refusal::new(
+                "it is not said which policy",
+                "give a scheduler or an autoscaler, one at a time",
+            )),
+        }
+    }
+
+    /// Gives a service another scheduler: for new flows, from now on.
+    fn set_scheduler(&mut self, service: &str, choice: &PolicyChoice) -> Result<Outcome, Refusal> {
+        let id = self.service_id(service)?;
+        let (scheduler, limit) = scheduler_of(choice)?;
+        let stuck = |error: SwitchError| Refusal::new(error.to_string(), "try again");
+        let Some(plan) = self.services.iter_mut().find(|plan| plan.id == id) else {
+            return Err(Refusal::new(
+                format!("service {service:?} has no plan"),
+                "try again",
+            ));
         };
+        let before = plan.scheduler.name();
+        self.switch.set_scheduler(id, scheduler.clone()).map_err(stuck)?;
+        plan.scheduler = scheduler;
+        if let Some(place) = self.limits.get_mut(id.index()) {
+            *place = limit;
+        }
+        // Loads and capacities may be in another unit now.
+        if let Some((_, generation)) = self.published {
+            self.publish(generation);
+        }
+        self.publish_loads();
+        let result = format!("{service}: {before} -> {}", choice_text(choice));
+        self.event_of(
+            Some(service.to_owned()),
+            EventKind::Action {
+                action: "policy".into(),
+                result: result.clone(),
+            },
+        );
+        Ok(Outcome { result })
+    }
+
+    /// Asks for the next scheduling decisions of a service.
+    fn record(&mut self, service: &str, decisions: u32) -> Result<Outcome, Refusal> {
+        let id = self.service_id(service)?;
+        if decisions == 0 || decisions > Action::RECORD_LIMIT {
+            return Err(Refusal::new(
+                format!("{decisions} decisions cannot be recorded"),
+                format!("ask for 1 to {}", Action::RECORD_LIMIT),
+            ));
+        }
+        self.request_record(id)?;
+        self.records.insert(id, decisions);
+        Ok(Outcome {
+            result: format!(
+                "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
+            ),
+        })
+    }
+
+    fn request_record(&mut self, service: ServiceId) -> Result<(), Refusal> {
+        let number = self.number();
+        self.switch
+            .request_record(number, service)
+            .map_err(|error| Refusal::new(error.to_string(), "try again"))
+    }
+
+    /// Puts a scheduling decision into the event log, and asks for the next.
+    fn note_record(&mut self, record: &PickRecord) {
+        let Some(left) = self.records.get_mut(&record.service) else {
+            return;
+        };
+        *left -= 1;
+        let is_last = *left == 0;
+        let instances = self.shell.controller().instances();
+        let of_slot = |slot: Slot| instances.iter().find(|i| i.slot() == slot).map(|i| i.id());
+        let plan = self.services.iter().find(|plan| plan.id == record.service);
+        let known = plan.zip(record.flow.as_ref());
+        let made = known.and_then(|(plan, flow)| {
+            let case = Case::of(record, flow, &plan.scheduler, of_slot);
+            let kind = EventKind::Picked {
+                policy: plan.scheduler.name().to_owned(),
+                flow: flow.key.tuple(flow.direction).to_string(),
+                fits: flow.fits,
+                case: Box::new(serde_json::to_value(case).ok()?),
+            };
+            Some((kind, flow.slot.and_then(of_slot)))
+        });
+        let service = self
+            .configuration
+            .services
+            .get(record.service.index())
+            .map(|service| service.name.clone());
+        if let Some((kind, instance)) = made {
+            let mut event = new_event(service, kind);
+            event.instance = instance;
+            self.push_event(event);
+        }
+        if is_last {
+            self.records.remove(&record.service);
+        } else if let Err(error) = self.request_record(record.service) {
+            tracing::warn!(%error, "no more scheduling decisions are recorded");
+            self.records.remove(&record.service);
+        }
+    }
+
+    fn purge_flow(&mut self, flow: &str) -> Result<Outcome, Refusal> {
         let Some(key) = self.flow_key(Some(flow))? else {
             return Err(Refusal::new("nothing to purge", "give a flow"));
         };
@@ -763,19 +950,12 @@ impl ControlLoop {
 
     /// Adds something that the controller does not know of.
     fn event(&mut self, kind: EventKind) {
-        let now = monotonic();
-        let unix_ms = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_millis() as u64;
-        self.push_event(Event {
-            sequence: 0,
-            at: now,
-            unix_ms,
-            service: None,
-            instance: None,
-            kind,
-        });
+        self.event_of(None, kind);
+    }
+
+    /// The same about a service.
+    fn event_of(&mut self, service: Option<String>, kind: EventKind) {
+        self.push_event(new_event(service, kind));
     }
 
     /// Numbers an event, whoever made it, and shows it to whoever looks.
@@ -798,6 +978,48 @@ fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
             format!("{}: {error}", choice.policy),
             format!("its parameters are {}", names.join(", ")),
         )
+    })
+}
+
+/// An event of this moment, without a number yet.
+fn new_event(service: Option<String>, kind: EventKind) -> Event {
+    let unix_ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis() as u64;
+    Event {
+        sequence: 0,
+        at: monotonic(),
+        unix_ms,
+        service,
+        instance: None,
+        kind,
+    }
+}
+
+/// A choice as the configuration would have it.
+fn choice_text(choice: &PolicyChoice) -> String {
+    let mut table = toml::Table::new();
+    table.insert("policy".to_owned(), choice.policy.as_str().into());
+    for (name, value) in &choice.parameters {
+        if let Ok(value) = toml::Value::try_from(value) {
+            table.insert(name.clone(), value);
+        }
+    }
+    if table.len() == 1 {
+        return choice.policy.clone();
+    }
+    toml::Value::Table(table).to_string()
+}
+
+/// The scheduler that somebody chose, and what one instance takes in its metric.
+fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refusal> {
+    configuration::parse_scheduler(&choice_text(choice)).map_err(|problems| match problems.first() {
+        Some(problem) => Refusal::new(
+            format!("{}: {}", problem.key, problem.what),
+            problem.write.clone(),
+        ),
+        None => Refusal::new("this is no scheduler", "name one"),
     })
 }
 

@@ -22,3 +22,4 @@ mod support;
 mod testpmd;
 
 mod scaling;
+mod scheduling;

@@ -1,29 +1,39 @@
-//! Spans of time in parameters: a number of seconds, or text with a unit.
+//! Spans of time in the parameters of policies: a number of seconds, or text with a unit.
 
 use std::fmt;
 
-use model::Nanos;
 use serde::de::{Error, Visitor};
 use serde::{Deserializer, Serializer};
+
+use crate::Nanos;
 
 /// The longest span that a parameter may name: a day. Longer ones are slips of the unit.
 const LONGEST_S: f64 = 86_400.0;
 
-/// Writes a span as seconds, for `#[serde(serialize_with)]`.
-pub(crate) fn serialize<S: Serializer>(span: &Nanos, serializer: S) -> Result<S::Ok, S::Error> {
+/// Writes a span as seconds, for `#[serde(serialize_with)]`: what [`deserialize`] reads back.
+///
+/// # Errors
+/// The serialiser's own.
+pub fn serialize<S: Serializer>(span: &Nanos, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(span.as_secs_f64())
 }
 
 /// Reads a span that must not be 0, for `#[serde(deserialize_with)]`.
-pub(crate) fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
+///
+/// # Errors
+/// As [`deserialize`], and for 0.
+pub fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
     match deserialize(deserializer)? {
         Nanos::ZERO => Err(Error::custom("0 is not a span above 0")),
         span => Ok(span),
     }
 }
 
-/// Reads a span, for `#[serde(deserialize_with)]`.
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
+/// Reads a span, for `#[serde(deserialize_with)]`: seconds as a number, or text such as `"250ms"`, `"1s"`, `"5m"`.
+///
+/// # Errors
+/// The deserialiser's own, for anything else and for spans beyond a day.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
     #[derive(Clone, Copy)]
     struct Span;
     impl Visitor<'_> for Span {

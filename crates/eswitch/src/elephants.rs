@@ -1,0 +1,168 @@
+//! Which flows bring the most packets, per worker.
+
+use flow_table::{FlowRow, FlowTable};
+use model::{FlowKey, FlowKeyV4, Nanos};
+use scheduling::SpaceSaving;
+
+use crate::table_memory::TableMemory;
+
+/// Flows that a worker follows: whoever brings more than 1/64 of its packets is among them.
+pub const ELEPHANT_LIMIT: usize = 64;
+/// Over how long a rate is taken.
+const PERIOD: Nanos = Nanos::from_secs(1);
+
+/// A flow and what it brings now.
+#[derive(Clone, Copy, Debug)]
+pub struct HeavyFlow {
+    /// The flow, with its exact counters.
+    pub row: FlowRow,
+    /// Packets per second that it brings, over the last second: an estimate, never too low by more than its samples are.
+    pub pps: f32,
+    /// How much of `pps` may be other flows'.
+    pub error_pps: f32,
+}
+
+/// Finds the heaviest flows with Space-Saving, over one second after the other.
+///
+/// Of each burst one packet, drawn at random, is counted for as many as the burst has. So a worker that is busy, whose
+/// bursts are long, pays less than a nanosecond a packet for it, and the counts are right on average.
+#[derive(Debug)]
+pub(crate) struct Elephants {
+    now: SpaceSaving<FlowKey, ELEPHANT_LIMIT>,
+    before: SpaceSaving<FlowKey, ELEPHANT_LIMIT>,
+    began: Nanos,
+    /// How long `before` is.
+    span: Nanos,
+    random: u64,
+}
+
+impl Elephants {
+    /// Nothing found yet. `seed` is any number.
+    pub(crate) fn new(seed: u64) -> Elephants {
+        let nobody = FlowKey::V4(FlowKeyV4::default());
+        Elephants {
+            now: SpaceSaving::new(nobody),
+            before: SpaceSaving::new(nobody),
+            began: Nanos::ZERO,
+            span: PERIOD,
+            // What follows from 0 is 0.
+            random: seed | 1,
+        }
+    }
+
+    /// Notes a burst of so many packets. `key_of` gives the flow of the one drawn, and its hash, where it is a flow of
+    /// this worker.
+    #[inline]
+    pub(crate) fn note(
+        &mut self,
+        packets: usize,
+        now: Nanos,
+        key_of: impl FnOnce(usize) -> Option<(FlowKey, u64)>,
+    ) {
+        // Marsaglia's xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let drawn = ((u128::from(self.random) * packets as u128) >> 64) as usize;
+        if let Some((key, hash)) = key_of(drawn) {
+            self.turn_over(now);
+            self.now.count(&key, hash, packets as u64);
+        }
+    }
+
+    /// Ends the second where it is over.
+    #[inline]
+    fn turn_over(&mut self, now: Nanos) {
+        let span = now.since(self.began);
+        if span < PERIOD {
+            return;
+        }
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.clear();
+        self.span = span;
+        self.began = now;
+    }
+
+    /// Packets per second of a flow that is among the heaviest, and how much of them may be others'.
+    pub(crate) fn rate(&self, key: &FlowKey, hash: u64) -> Option<(f32, f32)> {
+        let seconds = self.span.as_secs_f64();
+        let heavy = self.before.of(key, hash)?;
+        Some((
+            (heavy.count as f64 / seconds) as f32,
+            (heavy.error as f64 / seconds) as f32,
+        ))
+    }
+
+    /// The heaviest flows of the last second that are still in the table, in no order. `found` takes as many as it has
+    /// room for.
+    pub(crate) fn list(
+        &mut self,
+        table: &FlowTable<TableMemory>,
+        now: Nanos,
+        is_wanted: impl Fn(&FlowRow) -> bool,
+        found: &mut Vec<HeavyFlow>,
+    ) {
+        // Where no packet has come for long, nothing is heavy.
+        self.turn_over(now);
+        for heavy in self.before.heavy() {
+            let hash = table.hasher().hash(&heavy.key);
+            if let (Some(row), Some((pps, error_pps))) =
+                (table.get(&heavy.key, now), self.rate(&heavy.key, hash))
+                && is_wanted(&row)
+                && found.len() < found.capacity()
+            {
+                found.push(HeavyFlow { row, pps, error_pps });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u16) -> FlowKey {
+        FlowKey::V4(FlowKeyV4 {
+            a_port: n,
+            ..FlowKeyV4::default()
+        })
+    }
+
+    #[test]
+    fn rates_of_elephants_are_near_the_truth_and_mice_do_not_hide_them() {
+        let mut elephants = Elephants::new(7);
+        // In bursts of 32: half of the packets are of flow 1, a quarter of flow 2, the rest of a thousand others.
+        let mut others = 3;
+        for burst in 0..20_000u64 {
+            let flows: Vec<u16> = (0..32)
+                .map(|n| match n % 4 {
+                    0 | 1 => 1,
+                    2 => 2,
+                    _ => {
+                        others = 3 + others % 1000;
+                        others
+                    }
+                })
+                .collect();
+            elephants.note(flows.len(), Nanos::from_micros(100 * burst), |drawn| {
+                Some((key(flows[drawn]), u64::from(flows[drawn])))
+            });
+        }
+        // Two seconds, 10,000 bursts and 320,000 packets in each.
+        let (first, error) = elephants.rate(&key(1), 1).unwrap();
+        let (second, _) = elephants.rate(&key(2), 2).unwrap();
+        assert!((150_000.0..170_000.0).contains(&first), "{first}");
+        assert!((72_000.0..90_000.0).contains(&second), "{second}");
+        assert!(error < 320_000.0 / 64.0, "{error}");
+    }
+
+    #[test]
+    fn a_flow_that_has_ended_is_forgotten() {
+        let mut elephants = Elephants::new(7);
+        let mut note = |ms, n| elephants.note(1, Nanos::from_millis(ms), |_| Some((key(n), u64::from(n))));
+        (0..1500).for_each(|ms| note(ms, 1));
+        (1500..3500).for_each(|ms| note(ms, 2));
+        assert_eq!(elephants.rate(&key(1), 1), None);
+        assert!(elephants.rate(&key(2), 2).is_some());
+    }
+}

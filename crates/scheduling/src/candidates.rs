@@ -1,0 +1,382 @@
+use model::{Nanos, Slot};
+use serde::{Deserialize, Serialize};
+
+use crate::NewFlow;
+use crate::bits::Bits;
+
+/// Priorities that a flow can have: the class selector, the upper three bits of its DSCP (RFC 2474 §4.2.2). 7 is the
+/// highest.
+pub const PRIORITIES: usize = 8;
+/// Steps in which an instance is brought up to its full share. Policies with a table make it anew at each.
+pub const RAMP_STEPS: u8 = 16;
+/// Utilisation up to which an instance without a flow counts as idle: a rate that decays reaches 0 only slowly.
+const IDLE_UTILISATION: f32 = 0.001;
+
+/// An instance that takes new flows, as one worker sees it. Only Active instances are candidates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its place in the data plane.
+    pub slot: Slot,
+    /// What it can process, in the unit of the service's metric; 0 or less, where that is not known, fits nothing.
+    pub capacity: f32,
+    /// What it is given, in the same unit: the fast-window figure, and the estimate of the flows pinned since that
+    /// window began.
+    pub load: f32,
+    /// Its share among the candidates for policies that use weights, out of 256.
+    pub weight: u16,
+    /// Flows pinned to it.
+    pub live_flows: u32,
+    /// How long it has been taking new flows.
+    pub active_for: Nanos,
+    /// Its load by the priority of the flows that bring it. All zero where the giver does not know: then the shares of
+    /// the flows that were pinned to it are used.
+    pub queues: [f32; PRIORITIES],
+}
+
+impl Candidate {
+    /// Whether one more flow fits: load < capacity × `fit`, before the flow is added. A load or capacity that is
+    /// not a number fits nothing.
+    #[inline]
+    pub fn fits(&self, fit: f32) -> bool {
+        self.load < self.capacity * fit
+    }
+
+    /// Load as a share of the capacity. Where no capacity is known, the load alone: instances of a service whose
+    /// capacity has yet to be learned still compare. Infinite where either is not a number.
+    #[inline]
+    pub fn utilisation(&self) -> f32 {
+        let share = if self.capacity > 0.0 {
+            self.load / self.capacity
+        } else {
+            // What is not a number stays so.
+            self.load + 0.0 * self.capacity
+        };
+        if share >= 0.0 {
+            share
+        } else if share < 0.0 {
+            0.0
+        } else {
+            f32::INFINITY
+        }
+    }
+
+    /// What it can process as a factor to compare instances by: 1 where it is not known.
+    #[inline]
+    pub(crate) fn size(&self) -> f32 {
+        if self.capacity > 0.0 { self.capacity } else { 1.0 }
+    }
+}
+
+/// What holds for all candidates of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// When the loads were read.
+    pub at: Nanos,
+    /// Share of capacity that scheduling may use, 0 to 1.
+    pub fit: f32,
+    /// The time in which a fresh instance is brought up to its full share; see [`Candidates::ramp`].
+    pub slow_start: Nanos,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Terms {
+            at: Nanos::ZERO,
+            fit: 0.9,
+            slow_start: Nanos::ZERO,
+        }
+    }
+}
+
+/// The candidates of one service on one worker.
+///
+/// 1. [`begin`](Candidates::begin) anew whenever loads or instances are published, and [`push`](Candidates::push) each
+///    Active instance **in ascending order of slot**.
+/// 2. [`Scheduler::pick`](crate::Scheduler::pick) from them, and [`pin`](Candidates::pin) the flow to the one picked.
+///
+/// Up to [`Slot::LIMIT`] candidates nothing is allocated after [`Candidates::new`].
+#[derive(Clone, Debug)]
+pub struct Candidates {
+    terms: Terms,
+    rows: Vec<Candidate>,
+    /// The ramp of each, in steps of [`RAMP_STEPS`].
+    steps: Vec<u8>,
+    highest_step: u8,
+    /// Those that a flow fits, and those that have nothing to do.
+    fitting: Bits,
+    idle: Bits,
+    /// Where in `rows` a slot is, if `rows` says so too.
+    places: Box<[u16]>,
+    /// The last fill's slots and their loads by priority.
+    before: Vec<(Slot, [f32; PRIORITIES])>,
+    before_at: usize,
+    revision: u64,
+    shape: u64,
+    pins: u64,
+    pinned: usize,
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Candidates {
+    /// None yet.
+    pub fn new() -> Candidates {
+        Candidates {
+            terms: Terms::default(),
+            rows: Vec::with_capacity(Slot::LIMIT),
+            steps: Vec::with_capacity(Slot::LIMIT),
+            highest_step: 0,
+            fitting: Bits::new(),
+            idle: Bits::new(),
+            places: vec![0; Slot::LIMIT].into_boxed_slice(),
+            before: Vec::with_capacity(Slot::LIMIT),
+            before_at: 0,
+            revision: 0,
+            shape: 0,
+            pins: 0,
+            pinned: 0,
+        }
+    }
+
+    /// Begins a new list.
+    pub fn begin(&mut self, terms: Terms) {
+        self.terms = terms;
+        self.before.clear();
+        self.before
+            .extend(self.rows.iter().map(|row| (row.slot, row.queues)));
+        self.before_at = 0;
+        self.rows.clear();
+        self.empty();
+    }
+
+    /// Forgets what is derived from the rows.
+    fn empty(&mut self) {
+        self.steps.clear();
+        self.highest_step = 0;
+        self.fitting.clear();
+        self.idle.clear();
+        self.revision += 1;
+        self.shape = 0;
+        self.pins = 0;
+    }
+
+    /// Adds the next one. One whose slot is not higher than the last one's, or does not exist, is left out.
+    pub fn push(&mut self, mut candidate: Candidate) {
+        let is_next = self.rows.last().is_none_or(|last| last.slot < candidate.slot);
+        if is_next && candidate.slot.index() < Slot::LIMIT {
+            self.carry_queues(&mut candidate);
+            self.rows.push(candidate);
+            self.derive(self.rows.len() - 1);
+        }
+    }
+
+    /// What follows from a row, after those of the rows before it.
+    fn derive(&mut self, index: usize) {
+        let Some(row) = self.rows.get(index) else {
+            return;
+        };
+        if let Some(place) = self.places.get_mut(row.slot.index()) {
+            *place = index as u16;
+        }
+        let step = ramp_step(row.active_for, self.terms.slow_start);
+        self.steps.push(step);
+        self.highest_step = self.highest_step.max(step);
+        let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
+        self.shape = mix(self.shape ^ identity).wrapping_add(1);
+        self.note(index);
+    }
+
+    /// A load whose priorities are not known has those of the flows pinned so far.
+    fn carry_queues(&mut self, candidate: &mut Candidate) {
+        let total = |queues: &[f32; PRIORITIES]| queues.iter().sum::<f32>();
+        if total(&candidate.queues) > 0.0 {
+            return;
+        }
+        while self
+            .before
+            .get(self.before_at)
+            .is_some_and(|(slot, _)| *slot < candidate.slot)
+        {
+            self.before_at += 1;
+        }
+        let load = if candidate.load > 0.0 { candidate.load } else { 0.0 };
+        match self.before.get(self.before_at) {
+            Some((slot, queues)) if *slot == candidate.slot && total(queues) > 0.0 => {
+                // What is left when all flows have ended is no memory of them.
+                let scale = load / total(queues);
+                candidate.queues = queues.map(|queue| queue * scale);
+            }
+            _ => candidate.queues = [load, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        }
+    }
+
+    /// Takes one out, where it is in: it takes no new flows from now on.
+    pub fn remove(&mut self, slot: Slot) {
+        if self.index_of(slot).is_some() {
+            self.rows.retain(|row| row.slot != slot);
+            self.empty();
+            (0..self.rows.len()).for_each(|index| self.derive(index));
+        }
+    }
+
+    /// Notes that the flow was pinned to the candidate at `index`: its load and flows grow by it.
+    #[inline]
+    pub fn pin(&mut self, index: usize, flow: &NewFlow<'_>) {
+        self.pin_many(index, flow, 1.0);
+    }
+
+    /// The same for as many flows like this one, for whoever counts flows by the thousand; at least one.
+    #[inline]
+    pub fn pin_many(&mut self, index: usize, flow: &NewFlow<'_>, flows: f32) {
+        let Some(row) = self.rows.get_mut(index) else {
+            return;
+        };
+        let load = flow.expected * flows;
+        row.load += load;
+        row.live_flows = row.live_flows.saturating_add(flows.round().max(1.0) as u32);
+        if let Some(queue) = row.queues.get_mut(flow.priority()) {
+            *queue += load;
+        }
+        self.pins += 1;
+        self.pinned = index;
+        self.note(index);
+    }
+
+    /// Keeps what is known of a row in step with it.
+    #[inline]
+    fn note(&mut self, index: usize) {
+        if let Some(row) = self.rows.get(index) {
+            self.fitting.put(index, row.fits(self.terms.fit));
+            let is_idle = row.live_flows == 0 && row.utilisation() <= IDLE_UTILISATION;
+            self.idle.put(index, is_idle);
+        }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// All of them, in ascending order of slot.
+    #[inline]
+    pub fn rows(&self) -> &[Candidate] {
+        &self.rows
+    }
+
+    /// The one at `index`.
+    #[inline]
+    pub fn get(&self, index: usize) -> Option<&Candidate> {
+        self.rows.get(index)
+    }
+
+    /// Where the one in that slot is.
+    #[inline]
+    pub fn index_of(&self, slot: Slot) -> Option<usize> {
+        let index = usize::from(*self.places.get(slot.index())?);
+        self.rows
+            .get(index)
+            .is_some_and(|row| row.slot == slot)
+            .then_some(index)
+    }
+
+    /// What holds for all.
+    #[inline]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Whether a flow fits the one at `index`.
+    #[inline]
+    pub fn fits(&self, index: usize) -> bool {
+        self.fitting.get(index)
+    }
+
+    /// The first that a flow fits, looked for from `start` on and around.
+    #[inline]
+    pub fn next_fitting(&self, start: usize) -> Option<usize> {
+        self.fitting.next(start, self.rows.len())
+    }
+
+    /// The first that has no flow and nothing to do, looked for from `start` on and around.
+    #[inline]
+    pub fn next_idle(&self, start: usize) -> Option<usize> {
+        self.idle.next(start, self.rows.len())
+    }
+
+    /// The share of its full part that the one at `index` should get now, above 0 and at most 1: 1/16 when it becomes
+    /// Active, rising in 16 steps to 1 at the end of [`Terms::slow_start`], as a part of the highest of all, so that
+    /// instances that begin together get full shares.
+    ///
+    /// It bounds how fast a fresh instance catches up where policies go by how little an instance has (a stampede of
+    /// all new flows to it), and never keeps a flow from the only instance that it fits.
+    #[inline]
+    pub fn ramp(&self, index: usize) -> f32 {
+        match self.steps.get(index) {
+            Some(step) if *step < self.highest_step => f32::from(*step) / f32::from(self.highest_step),
+            _ => 1.0,
+        }
+    }
+
+    /// The utilisation by which instances compare: that of a fresh one counts for more, as if it were as small as its
+    /// [ramp](Candidates::ramp).
+    #[inline]
+    pub(crate) fn ramped_utilisation(&self, index: usize) -> f32 {
+        self.rows
+            .get(index)
+            .map_or(f32::INFINITY, |row| row.utilisation() / self.ramp(index))
+    }
+
+    /// Another number whenever the list was made anew.
+    #[inline]
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Another number whenever the slots, their weights or their ramps are others.
+    #[inline]
+    pub(crate) fn shape(&self) -> u64 {
+        self.shape
+    }
+
+    /// How many flows were pinned since the list was made, and to which candidate the last one was.
+    #[inline]
+    pub(crate) fn pins(&self) -> (u64, usize) {
+        (self.pins, self.pinned)
+    }
+}
+
+/// Where an instance of that age is on its way up.
+fn ramp_step(active_for: Nanos, slow_start: Nanos) -> u8 {
+    if active_for >= slow_start {
+        return RAMP_STEPS;
+    }
+    // Below `slow_start`, so less than all steps.
+    let passed = u128::from(active_for.0) * u128::from(RAMP_STEPS) / u128::from(slow_start.0.max(1));
+    (passed as u8 + 1).min(RAMP_STEPS)
+}
+
+/// Spreads the bits of a number over all of it (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+#[inline]
+pub(crate) const fn mix(mut n: u64) -> u64 {
+    n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ (n >> 31)
+}
+
+/// A number below `limit`, from uniform bits.
+#[inline]
+pub(crate) const fn below(bits: u32, limit: usize) -> usize {
+    ((bits as u64 * limit as u64) >> 32) as usize
+}

@@ -1,0 +1,54 @@
+use serde::{Deserialize, Serialize};
+
+use crate::least::{Least, key};
+use crate::{Candidates, NewFlow, Parameter, Policy};
+
+/// The instance with the fewest live flows for its size and weight (HAProxy's `leastconn`, IPVS's `wlc`): good where
+/// flows are long and much alike, and right from the first packet, because a flow counts as soon as it is pinned. Among
+/// equals the least utilised one, then the first. Those that fit the flow come before those that do not.
+///
+/// Size is the capacity where it is known, times the weight, times the [ramp](Candidates::ramp) of a fresh instance.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LeastConnections {
+    #[serde(skip)]
+    least: Least,
+}
+
+/// Utilisation decides only among equals: in thousandths.
+const TIE_STEPS: f32 = 1000.0;
+
+#[inline]
+fn cost(candidates: &Candidates, index: usize) -> u64 {
+    let Some(row) = candidates.get(index) else {
+        return u64::MAX;
+    };
+    let size = row.size() * f32::from(row.weight) * candidates.ramp(index);
+    // An instance of weight 0 comes last.
+    let flows = if size > 0.0 {
+        row.live_flows as f32 / size
+    } else {
+        f32::INFINITY
+    };
+    let tie = (row.utilisation() * TIE_STEPS) as u32;
+    key(candidates.fits(index), flows, tie, index)
+}
+
+impl Policy for LeastConnections {
+    const NAME: &'static str = "least-connections";
+    const PARAMETERS: &'static [Parameter] = &[];
+
+    fn refill(&mut self, candidates: &Candidates) {
+        self.least.refill(candidates, |index| cost(candidates, index));
+    }
+
+    #[inline]
+    fn pinned(&mut self, candidates: &Candidates, index: usize) {
+        self.least.update(index, cost(candidates, index));
+    }
+
+    #[inline]
+    fn choose(&mut self, _flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
+        self.least.index()
+    }
+}

@@ -1,0 +1,225 @@
+use model::{Nanos, Slot, span};
+use serde::{Deserialize, Serialize};
+
+use crate::candidates::mix;
+use crate::{Candidates, NewFlow, Parameter, Policy, State};
+
+/// The sum of all weights, and the number of values that a draw can have.
+pub const TOTAL_WEIGHT: u16 = 256;
+
+/// SmartLB's weights (LB §3.A): the less an instance was given in the last period, the more of the new flows of the
+/// next one are its,
+///
+/// ```text
+/// w(i) = 256 · (total − count(i)) / (total · (n − 1))
+/// ```
+///
+/// where `count` is what the instance was given in the period in the service's metric, `total` the sum and `n` the number
+/// of instances. A new flow draws one of 256 numbers, which the weights divide into intervals.
+///
+/// What the paper leaves open: one instance has all 256; where nothing was given (total = 0) all have the same; fractions
+/// are given out by the largest remainder, so that the sum is always 256. The weights are made anew at the end of each
+/// period and at once when an instance comes (LB §3.B: all are rebalanced; it was given nothing yet) or goes (its weight is
+/// 0). They are multiplied by the instances' own weights and by the [ramp](Candidates::ramp) of a fresh one. The draw is the
+/// flow's hash, so that a decision can be repeated.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Weighted {
+    /// How long weights last.
+    #[serde(with = "span")]
+    period: Nanos,
+    /// When loads were last added up, and when the period began.
+    #[serde(skip)]
+    added_at: Option<Nanos>,
+    #[serde(skip)]
+    began_at: Nanos,
+    /// What each slot was given, in this period so far and in the last one.
+    #[serde(skip)]
+    counts: Box<[f64]>,
+    #[serde(skip)]
+    last_counts: Box<[f64]>,
+    /// The list for which the weights were made.
+    #[serde(skip)]
+    shape: u64,
+    /// Which candidate has which number of the draw.
+    #[serde(skip)]
+    intervals: Box<[u16]>,
+    /// Room for making weights.
+    #[serde(skip)]
+    shares: Vec<Share>,
+}
+
+/// A candidate's part of the whole.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    exact: f64,
+    given: u16,
+    index: u16,
+}
+
+/// SmartLB updates its weights every second.
+const PERIOD: Nanos = Nanos::from_secs(1);
+
+impl Default for Weighted {
+    fn default() -> Self {
+        let zeros = || vec![0.0; Slot::LIMIT].into_boxed_slice();
+        Weighted {
+            period: PERIOD,
+            added_at: None,
+            began_at: Nanos::ZERO,
+            counts: zeros(),
+            last_counts: zeros(),
+            shape: 0,
+            intervals: vec![0; usize::from(TOTAL_WEIGHT)].into_boxed_slice(),
+            shares: vec![
+                Share {
+                    exact: 0.0,
+                    given: 0,
+                    index: 0
+                };
+                Slot::LIMIT
+            ],
+        }
+    }
+}
+
+impl Weighted {
+    /// The weights in force, by candidate; they sum up to 256.
+    pub fn weights(&self, candidates: &Candidates) -> Vec<u16> {
+        let mut weights = vec![0; candidates.len()];
+        for index in &self.intervals {
+            if let Some(weight) = weights.get_mut(usize::from(*index)) {
+                *weight += 1;
+            }
+        }
+        weights
+    }
+
+    /// Adds what was given since the last time.
+    fn add_up(&mut self, candidates: &Candidates, seconds: f64) {
+        for row in candidates.rows() {
+            if let Some(count) = self.counts.get_mut(row.slot.index())
+                && row.load > 0.0
+                && row.load.is_finite()
+            {
+                *count += f64::from(row.load) * seconds;
+            }
+        }
+    }
+
+    fn end_period(&mut self, now: Nanos) {
+        std::mem::swap(&mut self.counts, &mut self.last_counts);
+        self.counts.fill(0.0);
+        self.began_at = now;
+    }
+
+    fn make_weights(&mut self, candidates: &Candidates) {
+        let count = |row: &crate::Candidate| self.last_counts.get(row.slot.index()).copied().unwrap_or(0.0);
+        let rows = candidates.rows();
+        let total: f64 = rows.iter().map(count).sum();
+        self.shares.clear();
+        for (index, row) in rows.iter().enumerate() {
+            let exact = if rows.len() == 1 || total <= 0.0 {
+                1.0
+            } else {
+                (total - count(row)).max(0.0) / total
+            };
+            self.shares.push(Share {
+                exact: exact * f64::from(row.weight) * f64::from(candidates.ramp(index)),
+                given: 0,
+                index: index as u16,
+            });
+        }
+        let sum: f64 = self.shares.iter().map(|share| share.exact).sum();
+        if sum <= 0.0 {
+            self.shares.iter_mut().for_each(|share| share.exact = 1.0);
+        }
+        let sum = if sum > 0.0 { sum } else { rows.len() as f64 };
+        let mut left = TOTAL_WEIGHT;
+        for share in &mut self.shares {
+            share.exact *= f64::from(TOTAL_WEIGHT) / sum;
+            // What rounding could give too much is not there to be given.
+            share.given = (share.exact as u16).min(left);
+            left -= share.given;
+        }
+        // Largest remainder first; among equals the first candidate.
+        self.shares.sort_unstable_by(|a, b| {
+            let remainder = |share: &Share| share.exact - f64::from(share.given);
+            remainder(b).total_cmp(&remainder(a)).then(a.index.cmp(&b.index))
+        });
+        for share in self.shares.iter_mut().take(usize::from(left)) {
+            share.given += 1;
+        }
+        self.shares.sort_unstable_by_key(|share| share.index);
+        let each = self
+            .shares
+            .iter()
+            .flat_map(|share| std::iter::repeat_n(share.index, usize::from(share.given)));
+        for (place, index) in self.intervals.iter_mut().zip(each) {
+            *place = index;
+        }
+    }
+}
+
+impl Policy for Weighted {
+    const NAME: &'static str = "weighted";
+    const PARAMETERS: &'static [Parameter] = &[Parameter {
+        name: "period",
+        kind: "span of time",
+        default: "\"1s\"",
+        meaning: "how long weights last before they are made anew from what each instance was given",
+    }];
+
+    fn refill(&mut self, candidates: &Candidates) {
+        let now = candidates.terms().at;
+        let mut is_due = candidates.shape() != self.shape;
+        match self.added_at {
+            // The rates of this moment are all that is known at first.
+            None => {
+                self.add_up(candidates, 1.0);
+                self.end_period(now);
+                is_due = true;
+            }
+            Some(before) => {
+                self.add_up(candidates, now.since(before).as_secs_f64());
+                if now.since(self.began_at) >= self.period {
+                    self.end_period(now);
+                    is_due = true;
+                }
+            }
+        }
+        self.added_at = Some(now);
+        if is_due && !candidates.is_empty() {
+            self.shape = candidates.shape();
+            self.make_weights(candidates);
+        }
+    }
+
+    #[inline]
+    fn choose(&mut self, flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
+        let draw = mix(flow.hash) as usize % usize::from(TOTAL_WEIGHT);
+        self.intervals.get(draw).copied().map_or(0, usize::from)
+    }
+
+    fn shares(&self, candidates: &Candidates) -> Option<Vec<f64>> {
+        let weights = self.weights(candidates);
+        Some(
+            weights
+                .iter()
+                .map(|weight| f64::from(*weight) / f64::from(TOTAL_WEIGHT))
+                .collect(),
+        )
+    }
+
+    fn save(&self, state: &mut State) {
+        state.counts.clear();
+        state.counts.extend_from_slice(&self.last_counts);
+    }
+
+    fn restore(&mut self, state: &State) {
+        for (place, count) in self.last_counts.iter_mut().zip(&state.counts) {
+            *place = *count;
+        }
+        self.added_at = Some(Nanos::ZERO);
+    }
+}

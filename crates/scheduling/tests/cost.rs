@@ -1,0 +1,63 @@
+//! A pick costs about the same however many instances there are: compared in one run, so that the machine does not matter.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, Slot};
+use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms};
+
+/// Short enough that many of them pass without an interruption on a busy machine; the least of all counts.
+const PICKS: u32 = 200;
+const RUNS: u32 = 300;
+
+/// The least time of so many picks and pins.
+fn cost(name: &str, count: u16) -> Duration {
+    let mut scheduler = Scheduler::from_name(name).unwrap();
+    let mut candidates = Candidates::new();
+    candidates.begin(Terms::default());
+    for n in 0..count {
+        candidates.push(Candidate {
+            slot: Slot(n),
+            capacity: 1e9,
+            load: f32::from(n.wrapping_mul(7919) % 997),
+            weight: 256,
+            live_flows: 1,
+            active_for: Nanos::from_secs(10),
+            queues: [0.0; PRIORITIES],
+        });
+    }
+    scheduler.settle(&candidates);
+    let key = FlowKey::V4(FlowKeyV4::default());
+    let run = |run: u32| {
+        let began = Instant::now();
+        for n in 0..PICKS {
+            let flow = NewFlow {
+                key: &key,
+                direction: Direction::Forward,
+                hash: u64::from(run * PICKS + n).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                expected: 1.0,
+                dscp: (n % 64) as u8,
+            };
+            let index = scheduler.pick(black_box(&flow), &candidates).index().unwrap();
+            candidates.pin(black_box(index), &flow);
+        }
+        began.elapsed()
+    };
+    (0..RUNS).map(run).min().unwrap()
+}
+
+#[test]
+fn a_pick_does_not_look_at_every_instance() {
+    for name in Scheduler::NAMES {
+        let few = cost(name, 8);
+        // jbsq compares ranks of all, with vector instructions where the profile has them; a look at each of the others'
+        // rows would be a factor of eight, and of 128 for 1024.
+        let (count, factor) = if *name == "jbsq" { (64, 6) } else { (1024, 6) };
+        let many = cost(name, count);
+        assert!(
+            many <= few * factor,
+            "{name}: {PICKS} picks take {few:?} with 8 instances and {many:?} with {count}"
+        );
+    }
+}
