@@ -37,7 +37,9 @@ pub use counters::{
     WorkerFigures, WorkerTotals,
 };
 pub use dump::{FlowDump, FlowFilter};
-pub use frame::{Device, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice};
+pub use frame::{
+    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Unsendable,
+};
 pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
@@ -45,7 +47,7 @@ pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
-pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
+pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Worker, WorkerParts};

@@ -86,6 +86,8 @@ fn status_text(status: &Status) -> String {
         ">received",
         ">sent",
         ">dropped",
+        ">missed",
+        ">failed",
     ]);
     for uplink in &status.uplinks {
         uplinks.row([
@@ -97,6 +99,8 @@ fn status_text(status: &Status) -> String {
             grouped(uplink.received_packets),
             grouped(uplink.sent_packets),
             grouped(uplink.dropped_packets),
+            grouped(uplink.missed_packets),
+            grouped(uplink.failed_packets),
         ]);
     }
     text.push_str(&uplinks.text());

@@ -16,7 +16,7 @@ use controller::{
 };
 use engine::launcher::Launcher;
 use eswitch::{AttachSpec, FlowFilter, Plan, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading};
-use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot};
+use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId};
 
 use super::functions::FunctionPages;
 use super::{Place, StopRequest, wiring};
@@ -56,6 +56,8 @@ pub(super) struct ControlLoop {
     /// Counters of a slot when its present instance got it: slots are used again, their counters go on.
     pub(super) baselines: HashMap<Slot, collector::SlotCounters>,
     services: Vec<ServicePlan>,
+    /// Uplinks that read a capture and have not begun.
+    waiting_uplinks: Vec<UplinkId>,
     inbox: Inbox,
     stop: Arc<StopRequest>,
     stopping: bool,
@@ -176,6 +178,12 @@ impl ControlLoop {
         raise_priority();
         Ok(ControlLoop {
             services: wiring::service_plans(&configuration),
+            waiting_uplinks: (0u8..)
+                .map(UplinkId)
+                .zip(&configuration.uplinks)
+                .filter(|(_, uplink)| !uplink.device.captures_read().is_empty())
+                .map(|(id, _)| id)
+                .collect(),
             // A device is there once it is opened; a memif uplink once somebody connects.
             uplinks_up: configuration
                 .uplinks
@@ -284,6 +292,36 @@ impl ControlLoop {
         }
         self.step(now);
         self.publish_loads();
+        self.open_captures();
+    }
+
+    /// Lets captures be received once each service of their uplink serves with as many instances as it should have at
+    /// least: what they hold comes only once.
+    fn open_captures(&mut self) {
+        // Only by a plan that every worker knows.
+        if self.waiting_uplinks.is_empty() || !self.generations.is_empty() {
+            return;
+        }
+        let instances = self.shell.controller().instances();
+        let services = &self.configuration.services;
+        let serves = |(id, service): (usize, &configuration::Service)| {
+            let is_active = |i: &&controller::Instance| {
+                i.service().index() == id && i.state() == model::InstanceState::Active
+            };
+            instances.iter().filter(is_active).count() >= service.instances.min as usize
+        };
+        let switch = &mut self.switch;
+        self.waiting_uplinks.retain(|uplink| {
+            let mut of_uplink = services
+                .iter()
+                .enumerate()
+                .filter(|(_, s)| s.uplinks.contains(uplink));
+            let is_served = of_uplink.all(serves);
+            if is_served {
+                switch.open_uplink(*uplink);
+            }
+            !is_served
+        });
     }
 
     // ---- the switch -------------------------------------------------------------------------------------------
