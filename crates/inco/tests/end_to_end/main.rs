@@ -11,6 +11,7 @@
 )]
 
 mod captures;
+mod devices;
 mod engine_away;
 mod examples;
 mod failures;

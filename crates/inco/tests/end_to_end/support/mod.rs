@@ -2,6 +2,7 @@
 
 mod dockerd;
 mod leftovers;
+mod namespace;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use traffic::Report;
 
 pub(crate) use dockerd::PrivateDockerd;
 pub(crate) use leftovers::{Traces, launcher_of, siblings};
+pub(crate) use namespace::{Namespace, Sniffer};
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
