@@ -345,7 +345,7 @@ fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
 }
 
 /// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it.
-fn is_listened_on(socket: &Path) -> bool {
+pub(crate) fn is_listened_on(socket: &Path) -> bool {
     let full: PathBuf = fs::canonicalize(socket).unwrap_or_else(|_| socket.to_owned());
     fs::read_to_string("/proc/net/unix").is_ok_and(|list| {
         list.lines().any(|line| {

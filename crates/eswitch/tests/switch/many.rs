@@ -38,7 +38,7 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
             .iter()
             .filter(|e| matches!(e, SwitchEvent::Attached { .. }))
             .count()
-            == COUNT.into()
+            == usize::from(COUNT)
     });
     for slot in 0..COUNT {
         bed.set_state(slot, 0, InstanceState::Active);
@@ -72,7 +72,7 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
             .iter()
             .filter(|e| matches!(e, SwitchEvent::Removed { outstanding: 0, .. }))
             .count()
-            == COUNT.into()
+            == usize::from(COUNT)
     });
     bed.assert_accounts_close();
     assert_eq!(bed.reading.dropped(), 0);

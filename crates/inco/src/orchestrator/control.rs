@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -38,6 +37,8 @@ pub(crate) struct Summary {
     pub(crate) reading: SwitchReading,
     /// What could not be removed in time, a line each: empty if all is well.
     pub(crate) left: Vec<String>,
+    /// Whether the containers were to go on running.
+    pub(crate) kept: bool,
 }
 
 /// Everything that the loop turns.
@@ -72,7 +73,6 @@ pub(super) struct ControlLoop {
     answers: HashMap<CommandId, (Action, Answer<Result<Outcome, Refusal>>)>,
     dumps: HashMap<u64, Answer<Result<FlowPage, Refusal>>>,
     next_number: u64,
-    checks: Checks,
     loads: Vec<(Slot, f32)>,
     expected: Vec<(ServiceId, f32)>,
     sequence: u64,
@@ -122,12 +122,6 @@ fn is_runnable(pid: u32) -> bool {
     })
 }
 
-/// Readiness commands under way.
-struct Checks {
-    report: Sender<(InstanceId, bool)>,
-    done: Receiver<(InstanceId, bool)>,
-}
-
 /// Monotonic time, as the switch has it.
 fn monotonic() -> Nanos {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -174,7 +168,6 @@ impl ControlLoop {
             .context("the engine does not say what runs already")?;
         let workers = configuration.switch.worker_count();
         let reading = SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers);
-        let (report, done) = channel();
         raise_priority();
         Ok(ControlLoop {
             services: wiring::service_plans(&configuration),
@@ -214,7 +207,6 @@ impl ControlLoop {
             answers: HashMap::new(),
             dumps: HashMap::new(),
             next_number: 1,
-            checks: Checks { report, done },
             loads: Vec::new(),
             expected: Vec::new(),
             sequence: 0,
@@ -252,6 +244,7 @@ impl ControlLoop {
         Ok(Summary {
             reading: self.reading.clone(),
             left,
+            kept: self.stop.asked() == Some(true),
         })
     }
 
@@ -523,10 +516,9 @@ impl ControlLoop {
     // ---- the controller ---------------------------------------------------------------------------------------
 
     fn step(&mut self, now: Nanos) {
-        let checks: Vec<_> = self.checks.done.try_iter().collect();
         let outputs = self
             .shell
-            .turn(&self.replies, &self.commands, &checks, &mut self.collector, now);
+            .turn(&self.replies, &self.commands, &mut self.collector, now);
         self.replies.clear();
         self.commands.clear();
         if outputs.is_empty() {
@@ -535,7 +527,6 @@ impl ControlLoop {
         let requests = outputs.switch.clone();
         let events = outputs.events.clone();
         let answers = outputs.answers.clone();
-        let to_check = outputs.checks.clone();
         for event in events {
             self.push_event(event);
         }
@@ -544,43 +535,6 @@ impl ControlLoop {
         }
         for (id, result) in answers {
             self.answer_command(id, result);
-        }
-        for (id, container, command) in to_check {
-            self.check(id, container, command);
-        }
-    }
-
-    /// Runs a readiness command in a container, on a thread of its own.
-    fn check(&self, id: InstanceId, container: String, command: Vec<String>) {
-        let pid = self
-            .shell
-            .controller()
-            .instances()
-            .iter()
-            .find(|i| i.id() == id)
-            .and_then(|i| i.pid());
-        let report = self.checks.report.clone();
-        let run = move || {
-            let passed = pid.is_some_and(|pid| {
-                std::process::Command::new("nsenter")
-                    .args(["--target", &pid.to_string(), "--all", "--"])
-                    .args(&command)
-                    .stdin(std::process::Stdio::null())
-                    .stdout(std::process::Stdio::null())
-                    .stderr(std::process::Stdio::null())
-                    .status()
-                    .is_ok_and(|status| status.success())
-            });
-            tracing::debug!(container, passed, "readiness command");
-            // Nobody listens only at the end.
-            let _ended = report.send((id, passed));
-        };
-        if std::thread::Builder::new()
-            .name("inco-check".into())
-            .spawn(run)
-            .is_err()
-        {
-            let _ended = self.checks.report.send((id, false));
         }
     }
 

@@ -17,6 +17,7 @@ mod examples;
 mod failures;
 mod gaps;
 mod policies;
+mod readiness;
 mod refusals;
 mod restart;
 mod support;
