@@ -23,9 +23,10 @@ mod link {
     /// What the crate calls: the libraries that hold it. Drivers are plugins that EAL loads by itself.
     const LIBRARIES: [&str; 5] = ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 
-    const FUNCTIONS: [&str; 17] = [
+    const FUNCTIONS: [&str; 18] = [
         "inco_.*",
         "rte_dev_probe",
+        "rte_eal_get_runtime_dir",
         "rte_eal_init",
         "rte_eth_dev_get_port_by_name",
         "rte_eth_dev_is_removed",

@@ -91,6 +91,11 @@ pub struct UplinkRow {
     pub sent_bytes: u64,
     /// Packets for it that were dropped.
     pub dropped_packets: u64,
+    /// Packets that its device dropped before the switch could take them: no part of the accounting. The device's own
+    /// counter, at most 100 ms old.
+    pub missed_packets: u64,
+    /// Packets among those sent that its device then could not send, likewise.
+    pub failed_packets: u64,
     /// Packets received per second, now.
     pub received_pps: f64,
     /// Packets sent per second, now.

@@ -88,6 +88,10 @@ pub struct UplinkCounters {
     pub sent_bytes: u64,
     /// Packets for it that were dropped.
     pub dropped: u64,
+    /// Packets that its device dropped before the switch could take them, as the device counts them.
+    pub missed_packets: u64,
+    /// Packets that its device took from the switch and could not send, as the device counts them.
+    pub failed_packets: u64,
 }
 
 /// One worker's counters.

@@ -35,7 +35,7 @@ fn check_uplinks(reader: &mut Reader<'_>, configuration: &Configuration) {
             let same = match (&uplink.device, &other.device) {
                 // Two links on one socket would each take the other's peer.
                 (Device::Memif(a), Device::Memif(b)) => a == b,
-                // A capture can be read twice.
+                // A capture can be read twice; what is written is looked at below.
                 (Device::Pcap(_), Device::Pcap(_)) => false,
                 (Device::Dpdk(a), Device::Dpdk(b)) => {
                     let address =
@@ -50,6 +50,25 @@ fn check_uplinks(reader: &mut Reader<'_>, configuration: &Configuration) {
                     &format!("uplink[{index}].device"),
                     Wrong::new(what, "write another device"),
                 );
+            }
+        }
+        // Whoever opens a file to write it empties it first.
+        for written in uplink.device.captures_written() {
+            let reads = |other: &Uplink| other.device.captures_read().contains(&written);
+            let writes = |other: &Uplink| other.device.captures_written().contains(&written);
+            let earlier = uplinks.iter().take(index);
+            let twice = uplink
+                .device
+                .captures_written()
+                .iter()
+                .filter(|file| **file == written)
+                .count()
+                > 1;
+            if twice || uplinks.iter().any(reads) || earlier.clone().any(writes) {
+                let what = format!("{} is written, and read or written already", written.display());
+                let wrong = Wrong::new(what, "write another file after tx=");
+                reader.wrong(&format!("uplink[{index}].device"), wrong);
+                break;
             }
         }
     }
@@ -109,7 +128,10 @@ fn check_limits(reader: &mut Reader<'_>, configuration: &Configuration) {
     }
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
         let workers = configuration.switch.worker_count();
-        if usize::from(uplink.queues) > workers {
+        if uplink.queues > 1 && matches!(uplink.device, Device::Pcap(_)) {
+            let wrong = Wrong::new("a capture has one queue", "remove it");
+            reader.wrong(&format!("uplink[{index}].queues"), wrong);
+        } else if usize::from(uplink.queues) > workers {
             let what = format!(
                 "{} queues are more than there are workers ({workers})",
                 uplink.queues

@@ -29,8 +29,8 @@ impl Unusable {
 pub trait Facts {
     /// A CPU that a worker or a container is to run on.
     fn cpu(&self, cpu: u16) -> Result<(), Unusable>;
-    /// An uplink's device: it exists, and nothing else has it.
-    fn device(&self, device: &Device) -> Result<(), Unusable>;
+    /// An uplink's device: it exists, nothing else has it, and it carries the uplink's longest frame.
+    fn device(&self, uplink: &Uplink) -> Result<(), Unusable>;
     /// The engine answers.
     fn engine(&self, engine: &Engine) -> Result<(), Unusable>;
     /// The engine has the image. Asked only where the engine answers.
@@ -39,7 +39,7 @@ pub trait Facts {
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable>;
     /// A file or directory that is read or mounted.
     fn path(&self, path: &Path) -> Result<(), Unusable>;
-    /// Hugepages that workers and services ask for.
+    /// Hugepages that DPDK's buffers or a service ask for.
     fn hugepages(&self) -> Result<(), Unusable>;
 }
 
@@ -59,7 +59,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         ask("switch.hugepages".to_owned(), facts.hugepages());
     }
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
-        ask(format!("uplink[{index}].device"), facts.device(&uplink.device));
+        ask(format!("uplink[{index}].device"), facts.device(uplink));
     }
     ask(
         "api.socket".to_owned(),

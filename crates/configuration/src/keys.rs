@@ -202,7 +202,7 @@ pub const KEYS: &[Key] = &[
         "`\"auto\"`, `\"on\"` or `\"off\"`",
         "\"on\"",
         Value("\"auto\""),
-        "Memory of flow tables and DPDK buffers: from hugepages where enough are free, always, or never.",
+        "Memory of DPDK's buffers, where an uplink is a DPDK device: from hugepages where enough are free, always, or never.",
     ),
     key(
         SWITCH,
@@ -292,7 +292,10 @@ pub const KEYS: &[Key] = &[
         Required,
         "What it is attached to: a DPDK device (a PCI address or `net_...`), `memif:SOCKET` (a relative path is one in \
          inco's run directory), `veth:INTERFACE` (a network interface of the kernel), or `pcap:FILE` (a capture, \
-         received once).",
+         received once, as fast as it can be read, when each service of the uplink has its `min` active instances). \
+         `pcap:FILE,tx=FILE` writes what leaves by it into a second capture; without, it is discarded. \
+         `pcap:FILE,loop` begins again at the end. IPv4 fragments do not pass a `veth:` uplink: the kernel puts them together \
+         before DPDK sees them, and what is then longer than `max_frame` is dropped.",
     ),
     key(
         UPLINK,
@@ -300,7 +303,7 @@ pub const KEYS: &[Key] = &[
         "number, 1 to 64",
         "2",
         Value("1"),
-        "Queues in each direction. As many as workers are of use.",
+        "Queues in each direction: each is served by a worker of its own.",
     ),
     key(
         UPLINK,

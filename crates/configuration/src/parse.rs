@@ -264,13 +264,13 @@ fn device(text: &str) -> Result<Device, Wrong> {
         "veth" => {
             let interface = filled("interface")?;
             // The kernel's limit on interface names, without the final NUL.
-            if interface.len() > 15 || interface.contains(['/', ' ']) {
+            if interface.len() > 15 || interface.contains(['/', ' ', ',', '=']) {
                 let what = format!("{interface:?} cannot be a network interface");
                 return Err(Wrong::new(what, "write the name that `ip link` shows"));
             }
             Ok(Device::Veth(interface.to_owned()))
         }
-        "pcap" => Ok(Device::Pcap(PathBuf::from(filled("file")?))),
+        "pcap" => capture(filled("file")?).map(Device::Pcap),
         "pci" | "vdev" | "auxiliary" if !rest.is_empty() => Ok(Device::Dpdk(text.to_owned())),
         _ if is_pci_address(text) => Ok(Device::Dpdk(text.to_owned())),
         _ if text.starts_with("net_") && text.len() > "net_".len() => Ok(Device::Dpdk(text.to_owned())),
@@ -282,6 +282,32 @@ fn device(text: &str) -> Result<Device, Wrong> {
         }
         _ => Err(wrong()),
     }
+}
+
+/// `FILE`, and after commas `loop` and `tx=FILE`. DPDK reads the names, so that none can have a comma.
+fn capture(text: &str) -> Result<Capture, Wrong> {
+    const FORMS: &str =
+        "write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"; a file's name has no comma";
+    let mut parts = text.split(',');
+    let file = parts.next().unwrap_or_default();
+    if file.is_empty() {
+        return Err(Wrong::new(format!("\"pcap:{text}\" names no file"), FORMS));
+    }
+    let mut capture = Capture {
+        file: PathBuf::from(file),
+        tx: None,
+        repeats: false,
+    };
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "loop" && !capture.repeats => capture.repeats = true,
+            Some(("tx", file)) if !file.is_empty() && capture.tx.is_none() => {
+                capture.tx = Some(PathBuf::from(file));
+            }
+            _ => return Err(Wrong::new(format!("{part:?} is no part of a capture"), FORMS)),
+        }
+    }
+    Ok(capture)
 }
 
 /// `0000:03:00.0` or `03:00.0`, with DPDK's device arguments after a comma.

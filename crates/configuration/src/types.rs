@@ -1,8 +1,9 @@
 //! A configuration that was checked: what the rest of inco is given.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{Nanos, ServiceId, UplinkId};
@@ -49,7 +50,7 @@ pub struct Switch {
     pub unmatched: Fallback,
     /// Packets that are not IP.
     pub other: Fallback,
-    /// Memory for flow tables and DPDK's buffers.
+    /// Memory for DPDK's buffers.
     pub hugepages: Hugepages,
     /// Arguments for DPDK's environment layer, after inco's own.
     pub dpdk_args: Vec<String>,
@@ -129,12 +130,75 @@ pub enum Device {
     /// A memif link: inco listens on this unix socket, and whoever connects is the network. A relative path is one in
     /// the run directory.
     Memif(PathBuf),
-    /// A network interface of this machine, by AF_XDP or AF_PACKET.
+    /// A network interface of this machine, by AF_PACKET.
     Veth(String),
-    /// Frames of a capture file, each received once.
-    Pcap(PathBuf),
+    /// Frames of a capture file.
+    Pcap(Capture),
     /// A DPDK device string: a PCI address or `net_...`.
     Dpdk(String),
+}
+
+/// A capture file as an uplink.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Capture {
+    /// What is received from it.
+    pub file: PathBuf,
+    /// Where what leaves by it is written; `None`: nowhere.
+    pub tx: Option<PathBuf>,
+    /// Whether it begins again at its end, for ever.
+    pub repeats: bool,
+}
+
+impl Device {
+    /// Captures that it reads: its own one, or those that a DPDK device string names.
+    pub fn captures_read(&self) -> Vec<&Path> {
+        match self {
+            Device::Pcap(capture) => vec![&capture.file],
+            Device::Dpdk(_) => self.parameters("rx_pcap").map(Path::new).collect(),
+            Device::Memif(_) | Device::Veth(_) => Vec::new(),
+        }
+    }
+
+    /// Captures that it writes, likewise.
+    pub fn captures_written(&self) -> Vec<&Path> {
+        match self {
+            Device::Pcap(capture) => capture.tx.iter().map(PathBuf::as_path).collect(),
+            Device::Dpdk(_) => self.parameters("tx_pcap").map(Path::new).collect(),
+            Device::Memif(_) | Device::Veth(_) => Vec::new(),
+        }
+    }
+
+    /// The values of a parameter in a DPDK device string, as `rx_pcap` in `net_pcap0,rx_pcap=a.pcap`.
+    pub fn parameters<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let text = match self {
+            Device::Dpdk(text) => text.as_str(),
+            Device::Memif(_) | Device::Veth(_) | Device::Pcap(_) => "",
+        };
+        let parts = text.split(',').skip(1);
+        parts.filter_map(move |part| {
+            part.split_once('=')
+                .filter(|(key, _)| *key == name)
+                .map(|(_, value)| value)
+        })
+    }
+}
+
+/// As it is written in a configuration.
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Memif(socket) => write!(f, "memif:{}", socket.display()),
+            Device::Veth(interface) => write!(f, "veth:{interface}"),
+            Device::Pcap(Capture { file, tx, repeats }) => {
+                write!(f, "pcap:{}", file.display())?;
+                if *repeats {
+                    f.write_str(",loop")?;
+                }
+                tx.iter().try_for_each(|tx| write!(f, ",tx={}", tx.display()))
+            }
+            Device::Dpdk(device) => f.write_str(device),
+        }
+    }
 }
 
 /// A network function: a match on traffic, policies, and the containers that do the work.

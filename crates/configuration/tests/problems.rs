@@ -572,6 +572,38 @@ fn what_is_wrong_outside_of_services_is_told() {
             "cannot be a network interface",
         ),
         (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'veth:eth1,qpairs=2'\n"),
+            "cannot be a network interface",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:,tx=b'\n"),
+            "\"pcap:,tx=b\" names no file; write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,fast'\n"),
+            "inco.toml:6: uplink[1].device: \"fast\" is no part of a capture; write \"pcap:FILE\"",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=b,tx=c'\n"),
+            "\"tx=c\" is no part of a capture",
+        ),
+        (
+            with("", "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=a'\n"),
+            "inco.toml:6: uplink[1].device: a is written, and read or written already; write another file",
+        ),
+        (
+            with(
+                "",
+                "[[uplink]]\nname = 'b'\ndevice = 'pcap:a,tx=out'\n[[uplink]]\nname = 'c'\ndevice = 'net_pcap0,tx_pcap=out'\n",
+            ),
+            "inco.toml:9: uplink[2].device: out is written, and read or written already",
+        ),
+        (
+            "[switch]\nworkers = [0, 1]\n[[uplink]]\nname = 'b'\ndevice = 'pcap:a'\nqueues = 2\n[service.a]\nport = 'null'\n"
+                .to_owned(),
+            "inco.toml:6: uplink[0].queues: a capture has one queue; remove it",
+        ),
+        (
             with("", "[[uplink]]\nname = 'b'\n"),
             "inco.toml:4: uplink[1].device: this key is missing",
         ),
@@ -755,6 +787,34 @@ fn narrower_matches_are_tried_first() {
     assert_eq!(names, ["one", "web", "net", "all", "other"]);
 }
 
+#[test]
+fn devices_are_shown_as_they_are_written() {
+    for (written, read, tx) in [
+        ("memif:wan.sock", None, None),
+        ("veth:eth1", None, None),
+        ("pcap:a.pcap", Some("a.pcap"), None),
+        ("pcap:/a/b.pcap,loop", Some("/a/b.pcap"), None),
+        (
+            "pcap:a.pcap,loop,tx=/o/ut.pcap",
+            Some("a.pcap"),
+            Some("/o/ut.pcap"),
+        ),
+        ("0000:03:00.0", None, None),
+        (
+            "net_pcap0,rx_pcap=a.pcap,tx_pcap=b.pcap",
+            Some("a.pcap"),
+            Some("b.pcap"),
+        ),
+    ] {
+        let text = format!("[[uplink]]\nname = 'wan'\ndevice = '{written}'\n[service.a]\nport = 'null'\n");
+        let device = &good(&text).uplinks[0].device;
+        assert_eq!(device.to_string(), written);
+        let first = |paths: Vec<&std::path::Path>| paths.first().map(|path| path.display().to_string());
+        assert_eq!(first(device.captures_read()).as_deref(), read, "{written}");
+        assert_eq!(first(device.captures_written()).as_deref(), tx, "{written}");
+    }
+}
+
 /// A machine that lacks what it is told to lack.
 struct Machine(&'static [&'static str]);
 
@@ -774,8 +834,8 @@ impl Facts for Machine {
     fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
         self.has(&format!("cpu {cpu}"))
     }
-    fn device(&self, device: &Device) -> Result<(), Unusable> {
-        self.has(match device {
+    fn device(&self, uplink: &configuration::Uplink) -> Result<(), Unusable> {
+        self.has(match uplink.device {
             Device::Memif(_) => "memif",
             Device::Veth(_) => "veth",
             Device::Pcap(_) => "pcap",

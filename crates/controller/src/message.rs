@@ -203,8 +203,6 @@ pub struct Inputs<'a> {
     pub switch: &'a [SwitchReply],
     /// From users.
     pub commands: &'a [(CommandId, Command)],
-    /// Readiness commands that ended: whose, and whether with 0.
-    pub checks: &'a [(InstanceId, bool)],
 }
 
 /// What is to be done now. The caller keeps one and hands it to each step, which clears it first.
@@ -214,8 +212,6 @@ pub struct Outputs {
     pub engine: Vec<(Ticket, Request)>,
     /// For the switch, in this order.
     pub switch: Vec<SwitchRequest>,
-    /// Readiness commands to run in containers: whose, the container's name, the command.
-    pub checks: Vec<(InstanceId, String, Vec<String>)>,
     /// Whether the engine's containers are to be listed for the next step.
     pub list_containers: bool,
     /// Directories of instances that are gone, to be removed.
@@ -231,7 +227,6 @@ impl Outputs {
     pub fn clear(&mut self) {
         self.engine.clear();
         self.switch.clear();
-        self.checks.clear();
         self.list_containers = false;
         self.remove_dirs.clear();
         self.events.clear();
@@ -242,7 +237,6 @@ impl Outputs {
     pub fn is_empty(&self) -> bool {
         self.engine.is_empty()
             && self.switch.is_empty()
-            && self.checks.is_empty()
             && !self.list_containers
             && self.remove_dirs.is_empty()
             && self.events.is_empty()

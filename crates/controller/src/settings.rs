@@ -156,6 +156,8 @@ pub const YOUNG: Nanos = Nanos::from_secs(10);
 /// The wait before a port that could not be attached is tried again: a program needs some milliseconds before it
 /// listens.
 pub const ATTACH_AGAIN: Nanos = Nanos::from_millis(20);
+/// How long a readiness command may take; then it is killed, and has failed.
+pub const CHECK_LIMIT: Nanos = Nanos::from_secs(5);
 /// The wait before a readiness command that failed is run again.
 pub const CHECK_AGAIN: Nanos = Nanos::from_millis(100);
 /// Counters older than this are not decided on: the count stays as it is.

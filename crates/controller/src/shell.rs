@@ -2,13 +2,13 @@ use std::path::Path;
 
 use collector::Collector;
 use engine::{Engine, EngineEvent};
-use model::{InstanceId, Nanos};
+use model::Nanos;
 
 use crate::Controller;
 use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply};
 
 /// The thin part around the core: it carries what the engine says in and what the engine should do out, and makes
-/// and removes the instances' directories. Switch, readiness commands, event log and clock are its caller's.
+/// and removes the instances' directories. Switch, event log and clock are its caller's.
 pub struct Shell {
     controller: Controller,
     engine: Box<dyn Engine>,
@@ -45,7 +45,6 @@ impl Shell {
         &mut self,
         switch: &[SwitchReply],
         commands: &[(CommandId, Command)],
-        checks: &[(InstanceId, bool)],
         collector: &mut Collector,
         now: Nanos,
     ) -> &Outputs {
@@ -57,7 +56,6 @@ impl Shell {
             containers: containers.as_deref(),
             switch,
             commands,
-            checks,
         };
         self.controller.step(inputs, collector, now, &mut self.outputs);
         for (ticket, request) in self.outputs.engine.drain(..) {

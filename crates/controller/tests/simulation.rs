@@ -14,7 +14,9 @@ use controller::{
     Command, CommandId, Controller, Inputs, InstanceRow, Outputs, Ready, ServiceSettings, Settings,
     StandbyMode, SwitchReply, SwitchRequest,
 };
-use engine::{ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label};
+use engine::{
+    ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
+};
 use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
 
 const WORKERS: usize = 2;
@@ -118,7 +120,6 @@ struct Simulation {
     outputs: Outputs,
     events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
-    checks: Vec<(InstanceId, bool)>,
     commands: Vec<(CommandId, Command)>,
     engine_up_at: Option<Nanos>,
     flows_wanted: [usize; 2],
@@ -198,7 +199,6 @@ impl Simulation {
             outputs: Outputs::default(),
             events: Vec::new(),
             containers: None,
-            checks: Vec::new(),
             commands: Vec::new(),
             engine_up_at: None,
             flows_wanted: [4, 2],
@@ -232,12 +232,10 @@ impl Simulation {
             containers: containers.as_deref(),
             switch: &replies,
             commands: &self.commands,
-            checks: &self.checks,
         };
         self.controller
             .step(inputs, &mut self.collector, self.now, &mut self.outputs);
         self.commands.clear();
-        self.checks.clear();
         let mut outputs = std::mem::take(&mut self.outputs);
         for (ticket, request) in outputs.engine.drain(..) {
             self.engine.submit(ticket, request);
@@ -1317,21 +1315,31 @@ fn a_readiness_command_is_run_until_it_passes() {
     let mut controller = Controller::new(Settings::default(), vec![service]);
     let mut out = Outputs::default();
     let mut asked = 0;
-    let (mut checks, mut replies) = (Vec::new(), Vec::new());
-    for ms in 1..400 {
+    let mut replies = Vec::new();
+    let mut reason = String::new();
+    for ms in 1..600 {
         let now = Nanos::from_millis(ms);
         engine.advance(now);
         let mut events = Vec::new();
         Engine::poll(&mut engine, &mut events);
         let inputs = Inputs {
             engine: &events,
-            checks: &checks,
             switch: &replies,
             ..Inputs::default()
         };
         controller.step(inputs, &mut collector, now, &mut out);
-        (checks, replies) = (Vec::new(), Vec::new());
+        replies = Vec::new();
         for (ticket, request) in out.engine.drain(..) {
+            if let Request::Exec { name, command, limit } = &request {
+                assert_eq!(
+                    (name.as_str(), &command[..]),
+                    ("inco-firewall-1", &["/bin/check".to_owned()][..])
+                );
+                asked += 1;
+                // The third one passes.
+                engine.set_exec_status(Some(if asked == 3 { 0 } else { 3 }));
+                assert_eq!(*limit, controller::CHECK_LIMIT);
+            }
             engine.submit(ticket, request);
         }
         for request in out.switch.drain(..) {
@@ -1343,17 +1351,15 @@ fn a_readiness_command_is_run_until_it_passes() {
                 _ => {}
             }
         }
-        for (id, name, command) in out.checks.drain(..) {
-            assert_eq!(
-                (name.as_str(), &command[..]),
-                ("inco-firewall-1", &["/bin/check".to_owned()][..])
-            );
-            asked += 1;
-            // The third one passes.
-            checks.push((id, asked == 3));
+        if let Some(instance) = controller.instances().first()
+            && instance.state() == InstanceState::Starting
+            && instance.reason().contains("readiness")
+        {
+            instance.reason().clone_into(&mut reason);
         }
     }
     assert_eq!(asked, 3, "100 ms apart");
+    assert_eq!(reason, "its readiness command exited with 3");
     assert_eq!(controller.instances()[0].state(), InstanceState::Active);
 }
 

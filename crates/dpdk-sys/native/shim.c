@@ -1,8 +1,12 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 int inco_errno(void)
 {
@@ -128,6 +132,21 @@ int inco_port_link(uint16_t port, struct inco_link *link)
 	link->up = l.link_status == RTE_ETH_LINK_UP;
 	link->full_duplex = l.link_duplex == RTE_ETH_LINK_FULL_DUPLEX;
 	return 0;
+}
+
+int inco_interface_mtu(const char *name)
+{
+	struct ifreq request;
+	int ret;
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -errno;
+	memset(&request, 0, sizeof(request));
+	snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", name);
+	ret = ioctl(fd, SIOCGIFMTU, &request) == 0 ? request.ifr_mtu : -errno;
+	close(fd);
+	return ret;
 }
 
 int inco_port_close(uint16_t port)

@@ -87,6 +87,8 @@ int inco_port_info(uint16_t port, struct inco_port_info *info);
 int inco_port_configure(uint16_t port, const struct inco_port_config *config);
 int inco_port_stats(uint16_t port, struct inco_port_stats *stats);
 int inco_port_link(uint16_t port, struct inco_link *link);
+/* The MTU of a kernel interface in this process' network namespace, or a negative errno. */
+int inco_interface_mtu(const char *name);
 /* Stops and closes a port, and removes its device when that was the device's last port. */
 int inco_port_close(uint16_t port);
 /* Writes at most `capacity` port ids of the device that `devargs` names and gives how many there are. */

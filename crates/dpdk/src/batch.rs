@@ -104,12 +104,11 @@ impl Batch {
         self.len = left;
     }
 
-    /// Frees the packets for which `keep` is false; gives how many.
-    pub(crate) fn retain(&mut self, keep: impl Fn(&Mbuf) -> bool) -> usize {
-        let before = self.len;
+    /// Frees the packets for which `keep` is false.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Mbuf) -> bool) {
         let mut kept = 0;
-        for at in 0..before {
-            let Some(wanted) = self.get(at).map(&keep) else {
+        for at in 0..self.len {
+            let Some(wanted) = self.get(at).map(&mut keep) else {
                 break;
             };
             if wanted {
@@ -120,7 +119,6 @@ impl Batch {
         while self.len > kept {
             drop(self.pop());
         }
-        before - kept
     }
 }
 

@@ -17,11 +17,14 @@ use crate::Error;
 /// What goes before the payload of a frame in AF_PACKET's ring: its header, its link address and alignment, in bytes.
 const AF_PACKET_OVERHEAD_BYTES: usize = 128;
 
-/// The smallest block of AF_PACKET's ring in bytes: a page of the machines with the largest.
+/// A block of AF_PACKET's ring in bytes: a page of the machines with the largest.
 const AF_PACKET_BLOCK_BYTES: usize = 65_536;
 
 /// AF_PACKET's own frame size in bytes, used where frames are not larger.
 const AF_PACKET_FRAME_BYTES: usize = 2048;
+
+/// Memory of one of AF_PACKET's rings in bytes: 4,096 usual frames, what comes while a worker sleeps.
+const AF_PACKET_RING_BYTES: usize = 8 << 20;
 
 /// What names a device to DPDK.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,22 +218,31 @@ impl DeviceArgs {
         named(device.into())
     }
 
-    /// The same device with room for frames of `bytes` bytes, where the device must be told: AF_PACKET cuts longer ones.
-    /// The pool's mbufs must have as much room ([`DeviceArgs::frame_bytes`]).
+    /// The same device with room for frames of `bytes` bytes and with `queues` queues, where the device must be told:
+    /// AF_PACKET cuts longer frames. The pool's mbufs must have as much room ([`DeviceArgs::frame_bytes`]).
     #[must_use]
-    pub fn for_frames(mut self, bytes: usize) -> DeviceArgs {
+    pub fn with(mut self, bytes: usize, queues: u16) -> DeviceArgs {
+        let frame = self.frame_bytes(bytes);
         if let Kind::Virtual {
             driver: "net_af_packet",
             parameters,
         } = &mut self.kind
         {
-            let frame = (bytes + AF_PACKET_OVERHEAD_BYTES).next_power_of_two();
-            if frame > AF_PACKET_FRAME_BYTES && !parameters.contains("framesz=") {
-                let block = frame.max(AF_PACKET_BLOCK_BYTES);
-                parameters.push_str(&format!(",framesz={frame},blocksz={block}"));
-            }
+            let block = frame.max(AF_PACKET_BLOCK_BYTES);
+            let count = AF_PACKET_RING_BYTES.max(block) / frame;
+            parameters.push_str(&format!(
+                ",qpairs={queues},framesz={frame},blocksz={block},framecnt={count}"
+            ));
         }
         self
+    }
+
+    /// The kernel interface that it is, where it is one.
+    pub fn interface(&self) -> Option<&str> {
+        let parameters = match &self.kind {
+            Kind::Named(text) | Kind::Virtual { parameters: text, .. } => text,
+        };
+        parameters.split(',').find_map(|part| part.strip_prefix("iface="))
     }
 
     /// Room in bytes that an mbuf must have for a frame of `bytes` bytes of this device: AF_PACKET wants as much as a
@@ -348,19 +360,26 @@ mod tests {
     }
 
     #[test]
-    fn jumbo_frames_get_larger_slots() {
+    fn kernel_interfaces_get_queues_and_room_for_their_frames() {
         let device = from_shorthand("veth:eth1").unwrap();
-        assert_eq!(device.clone().for_frames(1518), device);
-        assert!(
-            device
-                .clone()
-                .for_frames(9018)
-                .to_string()
-                .ends_with(",framesz=16384,blocksz=65536")
-        );
-        assert_eq!(device.frame_bytes(1518), 2048);
+        assert_eq!(device.interface(), Some("eth1"));
+        for (bytes, queues, told) in [
+            (1522, 1, ",qpairs=1,framesz=2048,blocksz=65536,framecnt=4096"),
+            (9022, 2, ",qpairs=2,framesz=16384,blocksz=65536,framecnt=512"),
+        ] {
+            let text = device.clone().with(bytes, queues).to_string();
+            assert!(text.ends_with(told), "{text}");
+        }
+        assert_eq!(device.frame_bytes(1522), 2048);
         let capture = from_shorthand("pcap:a.pcap").unwrap();
-        assert_eq!(capture.clone().for_frames(9018), capture);
+        assert_eq!(capture.clone().with(9022, 1), capture);
+        assert_eq!(capture.interface(), None);
+        assert_eq!(
+            from_shorthand("net_af_packet3,iface=eth2,qpairs=2")
+                .unwrap()
+                .interface(),
+            Some("eth2")
+        );
     }
 
     #[test]

@@ -61,8 +61,8 @@ impl EalConfig {
             format!("--log-level={}", self.log_level),
         ];
         if self.hugepages {
-            // Nothing is left on the hugepage file system when the process is killed.
-            args.push("--huge-unlink=always".to_owned());
+            // Needs no hugepage file system, and leaves nothing there when the process is killed.
+            args.push("--in-memory".to_owned());
         } else {
             args.push("--no-huge".to_owned());
         }
@@ -181,6 +181,10 @@ fn start(owned: Vec<CString>, text: &str) -> Result<Eal, Error> {
         let errno = unsafe { sys::inco_errno() };
         return Err(Error::EalInit(Errno(errno), text.to_owned()));
     }
+    // EAL makes a directory for files that it then does not make, and leaves it. One with files stays.
+    // SAFETY: EAL runs, so that this gives a zero-terminated text that lives as long as the process.
+    let directory = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
+    let _has_files = std::fs::remove_dir(directory.to_string_lossy().as_ref());
     Ok(Eal { _only_from_init: () })
 }
 

@@ -39,7 +39,7 @@ pub enum Error {
     #[error("DPDK argument {0:?} cannot be passed on")]
     EalArgument(String),
     /// EAL did not start; its log on standard error says more.
-    #[error("DPDK did not start ({0}); its arguments were: {1}")]
+    #[error("DPDK did not start ({0}) with the arguments {1}; what it says stands above")]
     EalInit(Errno, String),
     /// A thread for EAL could not be started.
     #[error("no thread for DPDK: {0}")]

@@ -44,5 +44,6 @@ pub use mbuf::{Mbuf, Segments};
 pub use mempool::{Mempool, MempoolConfig, POOL_LIMIT};
 #[cfg(feature = "link")]
 pub use port::{
-    FRAME_BYTES_MIN, Link, PORT_LIMIT, Port, PortConfig, PortInfo, PortStats, Queues, RxQueue, TxQueue,
+    FRAME_BYTES_MIN, FRAME_OVERHEAD_BYTES, Link, PORT_LIMIT, Port, PortConfig, PortInfo, PortStats, Queues,
+    Refused, RxQueue, TxQueue, interface_mtu,
 };

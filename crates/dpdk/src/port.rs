@@ -22,7 +22,14 @@ pub const PORT_LIMIT: usize = sys::INCO_PORT_LIMIT as usize;
 pub const FRAME_BYTES_MIN: usize = 14;
 
 /// What a frame has beside its MTU: an Ethernet header and two VLAN tags, in bytes.
-const FRAME_OVERHEAD_BYTES: usize = 14 + 2 * 4;
+pub const FRAME_OVERHEAD_BYTES: usize = ETHERNET_BYTES + 2 * VLAN_BYTES;
+
+/// An Ethernet header, in bytes.
+const ETHERNET_BYTES: usize = 14;
+/// A VLAN tag, in bytes.
+const VLAN_BYTES: usize = 4;
+/// What stands before a VLAN tag of 802.1Q.
+const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 
 /// The driver of kernel interfaces.
 const AF_PACKET: &str = "net_af_packet";
@@ -46,7 +53,7 @@ pub struct PortConfig {
     /// Descriptors of each transmit queue; rounded to what the device can.
     pub tx_descriptors: u16,
     /// The largest packet in bytes, without Ethernet header and VLAN tags; `None`: as the device has it. A kernel
-    /// interface is not changed: say what it has.
+    /// interface keeps the MTU that its operator gave it; what is longer is not sent.
     pub mtu: Option<u16>,
     /// Whether frames to any address are received.
     pub promiscuous: bool,
@@ -164,6 +171,8 @@ impl Drop for Attached {
 pub struct Port {
     attached: Arc<Attached>,
     info: PortInfo,
+    /// The kernel interface behind it, for [`AF_PACKET`].
+    interface: Option<String>,
     started: bool,
 }
 
@@ -239,6 +248,7 @@ impl Port {
                 Ok(Port {
                     info: read_info(&attached)?,
                     attached,
+                    interface: device.interface().map(str::to_owned),
                     started: false,
                 })
             })
@@ -354,12 +364,9 @@ impl Port {
         }
         self.started = true;
         self.info = read_info(&self.attached)?;
-        let mtu = config.mtu.unwrap_or(self.info.mtu);
-        // A software device that has no MTU takes frames of any length.
-        let frame_bytes_max = if mtu == 0 {
-            usize::MAX
-        } else {
-            usize::from(mtu) + FRAME_OVERHEAD_BYTES
+        let lengths = match &self.interface {
+            Some(interface) if of_kernel => Lengths::of_interface(interface_mtu(interface)?, config.mtu),
+            _ => Lengths::of_device(config.mtu.unwrap_or(self.info.mtu)),
         };
         Ok(Queues {
             rx: (0..config.rx_queues)
@@ -371,9 +378,9 @@ impl Port {
             tx: (0..config.tx_queues)
                 .map(|queue| TxQueue {
                     queue,
-                    frame_bytes_max,
+                    lengths,
                     segments_max: self.info.tx_segments_max,
-                    refused: 0,
+                    refused: Refused::default(),
                     lease: Lease::new(&self.attached),
                 })
                 .collect(),
@@ -430,6 +437,8 @@ impl fmt::Debug for Port {
 
 /// The error of a device that is there already.
 const EEXIST: i32 = 17;
+/// The error of a name that cannot be.
+const EINVAL: i32 = 22;
 
 fn valid_ports() -> Vec<u16> {
     // SAFETY: reads a table of DPDK; any number may be asked for.
@@ -560,10 +569,58 @@ impl RxQueue {
 /// A queue to send on. One owner, on any thread.
 pub struct TxQueue {
     queue: u16,
-    frame_bytes_max: usize,
+    lengths: Lengths,
     segments_max: u16,
-    refused: u64,
+    refused: Refused,
     lease: Lease,
+}
+
+/// Frames that were freed instead of sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// How many.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The longest frames that a device may be given, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    /// With a VLAN tag.
+    tagged: usize,
+    /// Without.
+    untagged: usize,
+}
+
+impl Lengths {
+    /// Of a device with that MTU: every frame may have tags. A software device that has no MTU takes any length.
+    fn of_device(mtu: u16) -> Lengths {
+        let longest = match mtu {
+            0 => usize::MAX,
+            mtu => usize::from(mtu) + FRAME_OVERHEAD_BYTES,
+        };
+        Lengths {
+            tagged: longest,
+            untagged: longest,
+        }
+    }
+
+    /// Of a kernel interface: the kernel drops what exceeds its MTU and a header, without a word; for frames with a tag of
+    /// 802.1Q it allows four bytes more.
+    fn of_interface(mtu: u16, wanted: Option<u16>) -> Lengths {
+        let device = Lengths::of_device(wanted.unwrap_or(0));
+        Lengths {
+            tagged: device.tagged.min(usize::from(mtu) + ETHERNET_BYTES + VLAN_BYTES),
+            untagged: device.untagged.min(usize::from(mtu) + ETHERNET_BYTES),
+        }
+    }
+
+    fn allow(&self, mbuf: &Mbuf) -> bool {
+        let len = mbuf.len();
+        let is_tagged = || mbuf.data().get(12..14) == Some(&ETHERTYPE_VLAN);
+        len >= FRAME_BYTES_MIN && (len <= self.untagged || len <= self.tagged && is_tagged())
+    }
 }
 
 impl TxQueue {
@@ -571,8 +628,8 @@ impl TxQueue {
     /// Frames that no device may be given ([`TxQueue::refused`]) are freed first.
     pub fn send(&mut self, batch: &mut Batch) -> usize {
         if !batch.iter_mut().all(|mbuf| self.may_send(mbuf)) {
-            let (max, segments) = (self.frame_bytes_max, self.segments_max);
-            self.refused += batch.retain(|mbuf| can_go(mbuf, max, segments)) as u64;
+            let (lengths, segments, refused) = (self.lengths, self.segments_max, &mut self.refused);
+            batch.retain(|mbuf| refused.unless(mbuf, can_go(mbuf, &lengths, segments)));
         }
         // SAFETY: the port is started and stays so while this queue is there, which has the only handle to send with; the
         // batch is a row of pointers to mbufs with one owner.
@@ -592,9 +649,8 @@ impl TxQueue {
     /// As [`TxQueue::send`], from a vector, at most 65,535 at once.
     pub fn send_from(&mut self, mbufs: &mut Vec<Mbuf>) -> usize {
         if !mbufs.iter_mut().all(|mbuf| self.may_send(mbuf)) {
-            let (max, segments, before) = (self.frame_bytes_max, self.segments_max, mbufs.len());
-            mbufs.retain(|mbuf| can_go(mbuf, max, segments));
-            self.refused += (before - mbufs.len()) as u64;
+            let (lengths, segments, refused) = (self.lengths, self.segments_max, &mut self.refused);
+            mbufs.retain(|mbuf| refused.unless(mbuf, can_go(mbuf, &lengths, segments)));
         }
         let offered = mbufs.len();
         // SAFETY: as in `send`.
@@ -618,13 +674,13 @@ impl TxQueue {
 
     /// Frames that were freed instead of sent: shorter than [`FRAME_BYTES_MIN`], longer than the MTU allows, or in more
     /// pieces than the device takes.
-    pub fn refused(&self) -> u64 {
+    pub fn refused(&self) -> Refused {
         self.refused
     }
 
     /// The longest frame in bytes that it sends.
     pub fn frame_bytes_max(&self) -> usize {
-        self.frame_bytes_max
+        self.lengths.tagged
     }
 
     /// The queue's number.
@@ -637,13 +693,38 @@ impl TxQueue {
         if self.segments_max < 2 && !mbuf.is_contiguous() && mbuf.linearize().is_err() {
             return false;
         }
-        can_go(mbuf, self.frame_bytes_max, self.segments_max)
+        can_go(mbuf, &self.lengths, self.segments_max)
     }
 }
 
-fn can_go(mbuf: &Mbuf, frame_bytes_max: usize, segments_max: u16) -> bool {
-    (FRAME_BYTES_MIN..=frame_bytes_max).contains(&mbuf.len())
-        && (mbuf.is_contiguous() || mbuf.segment_count() <= segments_max)
+impl Refused {
+    /// Counts the frame unless it may go; gives whether it may.
+    fn unless(&mut self, mbuf: &Mbuf, may_go: bool) -> bool {
+        if !may_go {
+            self.packets += 1;
+            self.bytes += mbuf.len() as u64;
+        }
+        may_go
+    }
+}
+
+fn can_go(mbuf: &Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+    lengths.allow(mbuf) && (mbuf.is_contiguous() || mbuf.segment_count() <= segments_max)
+}
+
+/// The MTU of a kernel interface of this process' network namespace, in bytes; at most 65,535.
+///
+/// # Errors
+/// [`Error::Refused`] where there is none of that name.
+pub fn interface_mtu(interface: &str) -> Result<u16, Error> {
+    let refused = |errno| Error::refused("cannot read the MTU of", interface, errno);
+    let name = CString::new(interface).map_err(|_| refused(EINVAL))?;
+    // SAFETY: the text is zero-terminated and only read.
+    let mtu = unsafe { sys::inco_interface_mtu(name.as_ptr()) };
+    match mtu {
+        0.. => Ok(u16::try_from(mtu).unwrap_or(u16::MAX)),
+        errno => Err(refused(errno)),
+    }
 }
 
 impl fmt::Debug for RxQueue {

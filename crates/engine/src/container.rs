@@ -255,19 +255,33 @@ impl ContainerSpec {
                 }
             }
         }
-        let strings = self
-            .command
-            .iter()
-            .chain(self.env.iter().flat_map(|(key, value)| [key, value]));
-        if strings.into_iter().any(|text| text.contains('\0')) {
-            let reason = "it contains a NUL".to_owned();
-            return Err(EngineError::BadSpec {
-                what: "this command or environment",
-                reason,
-            });
-        }
-        Ok(())
+        let env = self.env.iter().flat_map(|(key, value)| [key, value]);
+        check_texts(self.command.iter().chain(env))
     }
+}
+
+/// What an operating system takes as arguments and environment.
+fn check_texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), EngineError> {
+    if texts.any(|text| text.contains('\0')) {
+        let reason = "it contains a NUL".to_owned();
+        return Err(EngineError::BadSpec {
+            what: "this command or environment",
+            reason,
+        });
+    }
+    Ok(())
+}
+
+/// Whether a command can be run: it is not empty, and the kernel takes it.
+pub(crate) fn check_command(command: &[String]) -> Result<(), EngineError> {
+    if command.is_empty() {
+        let reason = "it is empty".to_owned();
+        return Err(EngineError::BadSpec {
+            what: "this command",
+            reason,
+        });
+    }
+    check_texts(command.iter())
 }
 
 /// A name is also the name of a cgroup and of files: nothing that could leave its directory.
@@ -336,6 +350,27 @@ pub struct Usage {
     pub periods: u64,
     /// Memory now, in bytes.
     pub memory_bytes: u64,
+}
+
+impl Exit {
+    /// How a command ended that did not exit with 0, with the end of what it wrote.
+    pub(crate) fn failed_command(&self, name: &str, output: &str) -> EngineError {
+        let how = match (self.status, self.signal) {
+            (Some(status), _) => format!("exited with {status}"),
+            (None, Some(signal)) => format!("was ended by signal {signal}"),
+            (None, None) => "ended, nobody knows how".to_owned(),
+        };
+        let said = output
+            .lines()
+            .last()
+            .map(str::trim)
+            .filter(|line| !line.is_empty());
+        let said = said.map(|line| format!("; it said last: {line}"));
+        EngineError::Command {
+            name: name.to_owned(),
+            reason: how + &said.unwrap_or_default(),
+        }
+    }
 }
 
 impl Usage {

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bollard::Docker;
 use bollard::errors::Error;
+use bollard::exec::{CreateExecOptions, StartExecResults};
 use bollard::models::{
     ContainerCreateBody, ContainerState as DockerState, ContainerSummaryStateEnum, ContainerUpdateBody,
     HostConfig, HostConfigLogConfig, Mount as DockerMount, MountBindOptions, MountBindOptionsPropagationEnum,
@@ -35,6 +36,7 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::cgroup::{self, Cgroup, Hierarchy};
+use crate::container::check_command;
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, ImageRef,
@@ -532,6 +534,11 @@ impl Service {
 
     /// Requests for one container one after the other, those for several at once.
     fn take(self: &Rc<Self>, ticket: Ticket, request: Request, since: Nanos) {
+        if matches!(request, Request::Exec { .. }) {
+            let service = Rc::clone(self);
+            tokio::task::spawn_local(async move { service.serve(ticket, request, since).await });
+            return;
+        }
         let name = request.name().to_owned();
         let mut queues = self.queues.borrow_mut();
         let (queue, waiting) = queues.entry(name.clone()).or_insert_with(|| {
@@ -582,6 +589,7 @@ impl Service {
             Request::SetQuota { name, quota } => self.set_quota(&name, quota).await,
             Request::Stop { name, grace } => self.stop(&name, grace).await,
             Request::Remove { name } => self.remove(&name).await,
+            Request::Exec { name, command, limit } => self.exec(&name, command, limit).await,
         };
         let at = now();
         self.tell(match served {
@@ -980,6 +988,82 @@ impl Service {
         Ok(())
     }
 
+    async fn exec(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<(), EngineError> {
+        const VERB: &str = "run a command in";
+        check_command(&command)?;
+        self.running(name)?;
+        let options = CreateExecOptions {
+            attach_stdout: Some(true),
+            attach_stderr: Some(true),
+            cmd: Some(command),
+            ..CreateExecOptions::default()
+        };
+        let made = self.docker.create_exec(name, options);
+        let id = self.ask(VERB, name, ANSWER, made).await?.id;
+        let started = self.docker.start_exec(&id, None);
+        let started = self.ask(VERB, name, ANSWER, started).await?;
+        let mut output = String::new();
+        let ended = async {
+            if let StartExecResults::Attached {
+                output: mut parts, ..
+            } = started
+            {
+                // Its end is the end of its output.
+                while let Some(Ok(part)) = parts.next().await {
+                    output.push_str(&part.to_string());
+                    let too_many = output.len().saturating_sub(MAX_OUTPUT_BYTES);
+                    let cut = (too_many..=output.len()).find(|at| output.is_char_boundary(*at));
+                    output.drain(..cut.unwrap_or_default());
+                }
+            }
+            loop {
+                let asked = self.docker.inspect_exec(&id);
+                let state = self.ask(VERB, name, ANSWER, asked).await?;
+                if state.running != Some(true) {
+                    return Ok(state.exit_code);
+                }
+                sleep(Duration::from_millis(3)).await;
+            }
+        };
+        match timeout(Duration::from_nanos(limit.0), ended).await {
+            Ok(Ok(Some(0))) => Ok(()),
+            Ok(Ok(code)) => {
+                let exit = code.map(|code| exit_of(code, false)).unwrap_or_default();
+                Err(exit.failed_command(name, &output))
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                self.kill_exec(&id, name).await;
+                Err(EngineError::Timeout {
+                    verb: VERB,
+                    name: name.to_owned(),
+                    after: limit,
+                })
+            }
+        }
+    }
+
+    /// Ends a command that runs in a container. Docker cannot: on another machine it goes on until its container ends.
+    async fn kill_exec(&self, id: &str, name: &str) {
+        if self.hierarchy.is_none() {
+            return;
+        }
+        let asked = self.docker.inspect_exec(id);
+        let Ok(state) = self.ask("inspect a command in", name, ANSWER, asked).await else {
+            return;
+        };
+        let pid = state
+            .pid
+            .and_then(|pid| i32::try_from(pid).ok())
+            .and_then(Pid::from_raw);
+        if state.running == Some(true)
+            && let Some(pid) = pid
+            && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+        {
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        }
+    }
+
     async fn list(self: &Rc<Self>, label: &Label) -> Result<Vec<Container>, EngineError> {
         let filter = match &label.value {
             Some(value) => format!("{}={value}", label.key),
@@ -1002,7 +1086,10 @@ impl Service {
             let Some(name) = names.first().map(|name| name.trim_start_matches('/').to_owned()) else {
                 continue;
             };
-            let labels: BTreeMap<String, String> = summary.labels.unwrap_or_default().into_iter().collect();
+            let mut labels: BTreeMap<String, String> =
+                summary.labels.unwrap_or_default().into_iter().collect();
+            // The image's, which its containers inherit.
+            labels.remove(CREATED_LABEL);
             let state = match summary.state {
                 Some(ContainerSummaryStateEnum::RUNNING) => ContainerState::Running,
                 Some(ContainerSummaryStateEnum::PAUSED) => ContainerState::Paused,

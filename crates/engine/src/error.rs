@@ -55,6 +55,14 @@ pub enum EngineError {
         /// The runtime's words.
         reason: String,
     },
+    /// A command that ran in the container did not exit with 0.
+    #[error("the command in {name} {reason}")]
+    Command {
+        /// The container.
+        name: String,
+        /// How it ended: `exited with 1`.
+        reason: String,
+    },
     /// The engine does not answer.
     #[error("the container engine does not answer: {reason}")]
     Unavailable {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::Nanos;
 
+use crate::container::check_command;
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Label,
     MAX_REQUESTS, Request, Ticket, Usage,
@@ -74,6 +75,8 @@ pub struct FakeConfig {
     pub stop: Latency,
     /// Until a container is gone.
     pub remove: Latency,
+    /// Until a command that was run in one has ended.
+    pub exec: Latency,
     /// From the end of a program until it is noticed.
     pub notice: Latency,
     /// What goes wrong.
@@ -92,6 +95,7 @@ impl Default for FakeConfig {
             quota: Latency::micros(3, 10),
             stop: Latency::micros(1_000, 4_000),
             remove: Latency::micros(2_000, 5_000),
+            exec: Latency::micros(8_000, 20_000),
             notice: Latency::micros(300, 600),
             faults: Faults::default(),
         }
@@ -124,6 +128,8 @@ struct State {
     in_hand: usize,
     /// `None`: every image exists.
     images: Option<BTreeSet<String>>,
+    /// What commands exit with; `None`: they do not end.
+    exec_status: Option<i32>,
     down_since: Option<Nanos>,
     events: Vec<EngineEvent>,
 }
@@ -147,6 +153,13 @@ enum Deed {
         request: Request,
         since: Nanos,
         fails: bool,
+    },
+    /// A command ends, or is ended.
+    Command {
+        ticket: Ticket,
+        name: String,
+        since: Nanos,
+        result: Result<(), EngineError>,
     },
     Exit {
         name: String,
@@ -172,6 +185,7 @@ impl FakeEngine {
             creating: 0,
             in_hand: 0,
             images: None,
+            exec_status: Some(0),
             down_since: None,
             events: Vec::new(),
         })))
@@ -206,6 +220,11 @@ impl FakeEngine {
         self.state().images = Some(names);
     }
 
+    /// Commands that are run in a container exit with this from now on; `None`: they do not end by themselves.
+    pub fn set_exec_status(&self, status: Option<i32>) {
+        self.state().exec_status = status;
+    }
+
     /// Other faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state().config.faults = faults;
@@ -223,7 +242,7 @@ impl FakeEngine {
                 // What was in hand fails, as it does when a daemon dies.
                 let mut failed: Vec<Ticket> = Vec::new();
                 state.agenda.retain(|_, deed| match deed {
-                    Deed::Finish { ticket, .. } => {
+                    Deed::Finish { ticket, .. } | Deed::Command { ticket, .. } => {
                         failed.push(*ticket);
                         false
                     }
@@ -418,7 +437,7 @@ impl State {
             return self.fail(ticket, EngineError::Unavailable { reason });
         }
         let since = self.now;
-        if self.busy.contains(request.name()) {
+        if self.busy.contains(request.name()) && !matches!(request, Request::Exec { .. }) {
             let queue = self.waiting.entry(request.name().to_owned()).or_default();
             queue.push_back((ticket, request, since));
         } else {
@@ -426,12 +445,49 @@ impl State {
         }
     }
 
+    fn run_command(&mut self, ticket: Ticket, name: String, command: &[String], limit: Nanos) {
+        let since = self.now;
+        let may_run = check_command(command).and_then(|()| match self.running(&name)?.state {
+            ContainerState::Paused => Err(EngineError::NotRunning { name: name.clone() }),
+            _ => Ok(()),
+        });
+        if let Err(error) = may_run {
+            return self.fail(ticket, error);
+        }
+        let exit = |status| Exit {
+            status: Some(status),
+            ..Exit::default()
+        };
+        let took = self.draw(|config| config.exec);
+        let (delay, result) = match self.exec_status {
+            Some(0) if took < limit => (took, Ok(())),
+            Some(status) if took < limit => (took, Err(exit(status).failed_command(&name, ""))),
+            _ => {
+                let error = EngineError::Timeout {
+                    verb: "run a command in",
+                    name: name.clone(),
+                    after: limit,
+                };
+                (limit, Err(error))
+            }
+        };
+        let deed = Deed::Command {
+            ticket,
+            name,
+            since,
+            result,
+        };
+        self.schedule(delay, deed);
+    }
+
     fn begin(&mut self, ticket: Ticket, request: Request, since: Nanos) {
-        let name = request.name().to_owned();
-        self.busy.insert(name);
         let faults = self.config.faults;
         let (delay, fails) = match &request {
+            Request::Exec { name, command, limit } => {
+                return self.run_command(ticket, name.clone(), command, *limit);
+            }
             Request::Create(spec) => {
+                self.busy.insert(spec.name.clone());
                 self.create_queue.push_back((ticket, spec.clone(), since));
                 return self.begin_creates();
             }
@@ -446,6 +502,7 @@ impl State {
             }
             Request::Remove { .. } => (self.draw(|c| c.remove), self.happens(faults.remove_fails)),
         };
+        self.busy.insert(request.name().to_owned());
         self.schedule(
             delay,
             Deed::Finish {
@@ -493,6 +550,15 @@ impl State {
                     self.exited(&name, exit);
                 }
             }
+            Deed::Command {
+                ticket,
+                since,
+                result,
+                ..
+            } => match result {
+                Ok(()) => self.done(ticket, since),
+                Err(error) => self.fail(ticket, error),
+            },
             Deed::Finish {
                 ticket,
                 request,
@@ -534,6 +600,8 @@ impl State {
 
     fn finish(&mut self, ticket: Ticket, request: Request, since: Nanos) -> Result<(), EngineError> {
         match request {
+            // It has a deed of its own.
+            Request::Exec { .. } => return Ok(()),
             Request::Create(spec) => return self.create(ticket, *spec, since),
             Request::Pause { name } => self.running(&name)?.state = ContainerState::Paused,
             Request::Resume { name } => self.running(&name)?.state = ContainerState::Running,
@@ -629,6 +697,24 @@ impl State {
 
     fn exited(&mut self, name: &str, exit: Exit) {
         let at = self.now;
+        // Commands that run in it end with it.
+        let killed = Exit {
+            signal: Some(9),
+            ..Exit::default()
+        };
+        let mut ended = Vec::new();
+        self.agenda.retain(|_, deed| match deed {
+            Deed::Command {
+                ticket, name: own, ..
+            } if own == name => {
+                ended.push(*ticket);
+                false
+            }
+            _ => true,
+        });
+        for ticket in ended {
+            self.fail(ticket, killed.failed_command(name, ""));
+        }
         if let Ok(container) = self.running(name) {
             container.state = ContainerState::Exited;
             self.events.push(EngineEvent::Exited {

@@ -548,7 +548,20 @@ impl Service {
                 name,
                 bundle,
                 state,
-            } => self.create(id, name, &bundle, &state),
+            } => self.make(id, &name, |filter| {
+                let (pid, at_ns, files) = try_make(&name, &bundle, &state, filter)?;
+                let name = name.clone();
+                Ok((Notice::Created { id, name, pid, at_ns }, files))
+            }),
+            Order::Exec {
+                id,
+                name,
+                state,
+                command,
+            } => self.make(id, &name, |filter| {
+                let (pid, files) = try_exec(&name, &state, command, filter)?;
+                Ok((Notice::Executing { id, pid }, files))
+            }),
             Order::Abort { id } => {
                 if let Some(making) = self.making.get(&id) {
                     let _ = rustix::process::kill_process(making.maker, Signal::KILL);
@@ -588,10 +601,16 @@ impl Service {
         }
     }
 
-    fn create(&mut self, id: u64, name: String, bundle: &str, state: &str) {
+    /// Forks a process that makes something and tells how it went.
+    fn make(
+        &mut self,
+        id: u64,
+        name: &str,
+        made: impl FnOnce(&Rc<BpfProgram>) -> Result<(Notice, Vec<OwnedFd>), String>,
+    ) {
         let failed = |errno: Errno| Notice::Failed {
             id,
-            name: name.clone(),
+            name: name.to_owned(),
             reason: errno.to_string(),
         };
         let pair = socketpair(
@@ -611,7 +630,11 @@ impl Service {
         match forked {
             0 => {
                 drop(ours);
-                let (notice, files) = make(id, &name, bundle, state, &self.filter);
+                let (notice, files) = made(&self.filter).unwrap_or_else(|reason| {
+                    let reason = cut(reason);
+                    let name = name.to_owned();
+                    (Notice::Failed { id, name, reason }, Vec::new())
+                });
                 let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
                 let told = theirs.send(&notice, &files, true);
                 std::process::exit(i32::from(told.is_err()));
@@ -621,7 +644,7 @@ impl Service {
                     self.making.insert(
                         id,
                         Making {
-                            name,
+                            name: name.to_owned(),
                             maker,
                             report: ours,
                         },
@@ -665,28 +688,23 @@ impl Service {
     fn pass_on(&mut self, notice: &Notice, files: Vec<OwnedFd>) {
         let borrowed: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.tell(notice, &borrowed);
-        if let Notice::Created { pid, .. } = notice {
-            if self.parent.is_none()
-                && let Some(pidfd) = files.first()
-            {
-                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        let (pid, place) = match notice {
+            Notice::Created { pid, .. } => (*pid, 0),
+            Notice::Executing { pid, .. } => (*pid, 1),
+            _ => return,
+        };
+        let pidfd = files.into_iter().nth(place);
+        if self.parent.is_none()
+            && let Some(pidfd) = &pidfd
+        {
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        match (self.early.remove(&(pid as i32)), pidfd) {
+            (Some((status, signal)), _) => self.tell(&Notice::Ended { pid, status, signal }, &[]),
+            (None, Some(pidfd)) => {
+                self.running.insert(pid as i32, pidfd);
             }
-            let pid = *pid as i32;
-            match self.early.remove(&pid) {
-                Some((status, signal)) => self.tell(
-                    &Notice::Ended {
-                        pid: pid as u32,
-                        status,
-                        signal,
-                    },
-                    &[],
-                ),
-                None => {
-                    if let Some(pidfd) = files.into_iter().next() {
-                        self.running.insert(pid, pidfd);
-                    }
-                }
-            }
+            (None, None) => {}
         }
     }
 
@@ -744,82 +762,119 @@ impl Service {
     }
 }
 
-/// Makes one container, in a process of its own, and tells how it went; with its pidfd and its output where it runs.
-fn make(id: u64, name: &str, bundle: &str, state: &str, filter: &Rc<BpfProgram>) -> (Notice, Vec<OwnedFd>) {
-    match try_make(name, bundle, state, filter) {
-        Ok((pid, at_ns, files)) => (
-            Notice::Created {
-                id,
-                name: name.to_owned(),
-                pid,
-                at_ns,
-            },
-            files,
-        ),
-        Err(mut reason) => {
-            if reason.len() > MAX_REASON {
-                reason = reason.chars().take(MAX_REASON / 4).collect();
-            }
-            (
-                Notice::Failed {
-                    id,
-                    name: name.to_owned(),
-                    reason,
-                },
-                Vec::new(),
-            )
-        }
+/// A reason short enough to be passed on.
+fn cut(reason: String) -> String {
+    if reason.len() <= MAX_REASON {
+        return reason;
+    }
+    reason.chars().take(MAX_REASON / 4).collect()
+}
+
+fn words(what: &'static str) -> impl Fn(Errno) -> String {
+    move |errno| format!("{what}: {errno}")
+}
+
+/// What a program in a container is started with: how it is run, where its output goes, and where it says that it could not
+/// be run.
+struct Started {
+    builder: ContainerBuilder,
+    output: OwnedFd,
+    failure: OwnedFd,
+}
+
+impl Started {
+    fn new(name: &str, state: &str, filter: &Rc<BpfProgram>) -> Result<Started, String> {
+        let (failure, failed) =
+            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
+        let output = output_file().map_err(words("output file"))?;
+        let stdin = File::open("/dev/null").map_err(|error| format!("/dev/null: {error}"))?;
+        let copy = || rustix::io::fcntl_dupfd_cloexec(&output, 3).map_err(words("output file"));
+        let executor = Exec {
+            filter: Rc::clone(filter),
+            failure: Arc::new(failed),
+        };
+        let builder = ContainerBuilder::new(name.to_owned(), SyscallType::default())
+            .with_executor(executor)
+            .with_root_path(state)
+            .map_err(in_full)?
+            .with_stdin(stdin)
+            .with_stdout(copy()?)
+            .with_stderr(copy()?)
+            .validate_id()
+            .map_err(in_full)?;
+        Ok(Started {
+            builder,
+            output,
+            failure,
+        })
     }
 }
 
+/// Why a program was not run, if it was not: known once the other end of the pipe is closed, by its exec or its end.
+fn failure_of(pipe: OwnedFd) -> Result<(), String> {
+    let mut reason = String::new();
+    File::from(pipe)
+        .read_to_string(&mut reason)
+        .map_err(|error| error.to_string())?;
+    if reason.is_empty() { Ok(()) } else { Err(reason) }
+}
+
+fn pidfd_of(pid: i32) -> Result<OwnedFd, Errno> {
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// Runs a command in a container, in a process of its own: gives its process id, its output and, where it has not ended
+/// already, its pidfd.
+fn try_exec(
+    name: &str,
+    state: &str,
+    command: Vec<String>,
+    filter: &Rc<BpfProgram>,
+) -> Result<(u32, Vec<OwnedFd>), String> {
+    let Started {
+        builder,
+        output,
+        failure,
+    } = Started::new(name, state, filter)?;
+    let pid = builder
+        .as_tenant()
+        .with_container_args(command)
+        .with_detach(true)
+        .build()
+        .map_err(in_full)?
+        .as_raw();
+    let pidfd = pidfd_of(pid).ok();
+    failure_of(failure)?;
+    Ok((pid as u32, std::iter::once(output).chain(pidfd).collect()))
+}
+
+/// Makes one container, in a process of its own: gives its program's process id, when it ran, its pidfd and its output.
 fn try_make(
     name: &str,
     bundle: &str,
     state: &str,
     filter: &Rc<BpfProgram>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
-    let words = |what: &'static str| move |errno: Errno| format!("{what}: {errno}");
-    let (failure, failed) =
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
-    let output = output_file().map_err(words("output file"))?;
-    let stdin = File::open("/dev/null").map_err(|error| format!("/dev/null: {error}"))?;
-    let copy = || rustix::io::fcntl_dupfd_cloexec(&output, 3).map_err(words("output file"));
-    let executor = Exec {
-        filter: Rc::clone(filter),
-        failure: Arc::new(failed),
-    };
-    let mut container = ContainerBuilder::new(name.to_owned(), SyscallType::default())
-        .with_executor(executor)
-        .with_root_path(state)
-        .map_err(in_full)?
-        .with_stdin(stdin)
-        .with_stdout(copy()?)
-        .with_stderr(copy()?)
-        .validate_id()
-        .map_err(in_full)?
+    let Started {
+        builder,
+        output,
+        failure,
+    } = Started::new(name, state, filter)?;
+    let mut container = builder
         .as_init(bundle)
         .with_systemd(false)
         .with_detach(true)
         .build()
         .map_err(in_full)?;
     let pid = container.pid().map(|pid| pid.as_raw()).unwrap_or_default();
-    let pidfd = Pid::from_raw(pid)
-        .ok_or(Errno::SRCH)
-        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
-        .map_err(words("pidfd"))?;
+    let pidfd = pidfd_of(pid).map_err(words("pidfd"))?;
     let kill = |reason: String| {
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         reason
     };
     container.start().map_err(in_full).map_err(kill)?;
-    // Ends when the program runs: the other end is closed by its exec.
-    let mut reason = String::new();
-    File::from(failure)
-        .read_to_string(&mut reason)
-        .map_err(|error| kill(error.to_string()))?;
-    if !reason.is_empty() {
-        return Err(kill(reason));
-    }
+    failure_of(failure).map_err(kill)?;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     Ok((pid as u32, at_ns, vec![pidfd, output]))

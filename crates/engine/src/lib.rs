@@ -8,7 +8,7 @@
 //! The life of a container:
 //! 1. [`Request::Create`] makes it and starts its program; [`EngineEvent::Created`] says that the program runs. A
 //!    create that failed leaves nothing behind.
-//! 2. It may be paused, resumed and given another CPU quota, any number of times.
+//! 2. It may be paused, resumed and given another CPU quota, and commands may be run in it, any number of times.
 //! 3. [`Request::Stop`] ends its program, or the program ends by itself: [`EngineEvent::Exited`], once.
 //! 4. [`Request::Remove`] ends it where it still runs, and leaves nothing of it: no process, cgroup, mount or file.
 //!
@@ -85,6 +85,17 @@ pub enum Request {
         /// The container.
         name: String,
     },
+    /// Run a command in it, beside its program and confined as that is, with its environment and no input. Done when it has
+    /// exited with 0; otherwise, and when it is killed after `limit`, failed. It waits for no other request, and none
+    /// waits for it; with the container's program it ends, too.
+    Exec {
+        /// The container.
+        name: String,
+        /// Program and arguments, a few KiB at most.
+        command: Vec<String>,
+        /// How long it may take.
+        limit: Nanos,
+    },
 }
 
 impl Request {
@@ -96,7 +107,8 @@ impl Request {
             | Request::Resume { name }
             | Request::SetQuota { name, .. }
             | Request::Stop { name, .. }
-            | Request::Remove { name } => name,
+            | Request::Remove { name }
+            | Request::Exec { name, .. } => name,
         }
     }
 
@@ -109,6 +121,7 @@ impl Request {
             Request::SetQuota { .. } => "set the CPU quota of",
             Request::Stop { .. } => "stop",
             Request::Remove { .. } => "remove",
+            Request::Exec { .. } => "run a command in",
         }
     }
 }
@@ -181,7 +194,7 @@ pub enum EngineEvent {
 
 /// Runs containers. [`submit`](Engine::submit) and [`poll`](Engine::poll) never block, so that a loop of 1 ms can
 /// call them; the work is done on threads of the engine, several creates at once. Requests for one container are
-/// carried out in the order in which they were submitted.
+/// carried out in the order in which they were submitted, [`Request::Exec`] apart.
 pub trait Engine: Send {
     /// The word for it in tables and labels: `oci`, `docker`, `fake`.
     fn driver(&self) -> &'static str;

@@ -26,7 +26,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroup, Hierarchy};
-use crate::container::check_name;
+use crate::container::{check_command, check_name};
 use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT_BYTES};
 use crate::wire::{Notice, Order, Received};
@@ -336,6 +336,19 @@ struct Managed {
     waiting: VecDeque<(Ticket, Request, Nanos)>,
 }
 
+/// A command that runs in a container beside its program.
+#[derive(Debug)]
+struct Beside {
+    ticket: Ticket,
+    since: Nanos,
+    name: String,
+    limit: Nanos,
+    /// 0 until it runs.
+    pid: u32,
+    pidfd: Option<OwnedFd>,
+    output: Option<File>,
+}
+
 struct Worker {
     config: OciConfig,
     hierarchy: Hierarchy,
@@ -351,6 +364,8 @@ struct Worker {
     containers: BTreeMap<String, Managed>,
     /// Creates that the launcher has in hand, and those that were given up and may still come.
     making: HashMap<u64, String>,
+    /// Commands that run, by the same numbers.
+    beside: BTreeMap<u64, Beside>,
     next_id: u64,
     down_since: Option<Nanos>,
     restart_at: Nanos,
@@ -437,6 +452,7 @@ impl Worker {
             _lock: lock,
             containers: BTreeMap::new(),
             making: HashMap::new(),
+            beside: BTreeMap::new(),
             next_id: 1,
             down_since: None,
             restart_at: at,
@@ -591,6 +607,9 @@ impl Worker {
         } else {
             self.restart_at
         };
+        for beside in self.beside.values() {
+            until = until.min(beside.since + beside.limit);
+        }
         for container in self.containers.values() {
             let next = match &container.job {
                 Some(Job::Pause { .. } | Job::Remove { .. }) => at + LOOK_EVERY,
@@ -644,6 +663,10 @@ impl Worker {
                         .get_mut(&name)
                         .filter(|container| container.job.is_some())
                     {
+                        // It waits for nothing: what is under way may take longer than it may.
+                        Some(_) if matches!(request, Request::Exec { .. }) => {
+                            self.begin(ticket, request, since);
+                        }
                         Some(container) => container.waiting.push_back((ticket, request, since)),
                         None => self.begin(ticket, request, since),
                     }
@@ -692,6 +715,7 @@ impl Worker {
                 self.begin_remove(ticket, &name, since, Ok(()));
                 Ok(())
             }
+            Request::Exec { command, limit, .. } => self.begin_exec(ticket, &name, command, limit, since),
         };
         if let Err(error) = begun {
             self.tell(EngineEvent::Failed {
@@ -821,6 +845,98 @@ impl Worker {
         Ok(())
     }
 
+    fn begin_exec(
+        &mut self,
+        ticket: Ticket,
+        name: &str,
+        command: Vec<String>,
+        limit: Nanos,
+        since: Nanos,
+    ) -> Result<(), EngineError> {
+        check_command(&command)?;
+        if self.running(name)?.phase == Phase::Paused {
+            return Err(EngineError::NotRunning {
+                name: name.to_owned(),
+            });
+        }
+        let unavailable = |reason: String| EngineError::Unavailable { reason };
+        if self.down_since.is_some() {
+            return Err(unavailable("the launcher does not answer".to_owned()));
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let order = Order::Exec {
+            id,
+            name: name.to_owned(),
+            state: self.config.run_dir.join("oci/state").display().to_string(),
+            command,
+        };
+        self.launcher
+            .channel()
+            .send(&order, &[], false)
+            .map_err(|errno| unavailable(format!("the launcher takes no order: {errno}")))?;
+        let beside = Beside {
+            ticket,
+            since,
+            name: name.to_owned(),
+            limit,
+            pid: 0,
+            pidfd: None,
+            output: None,
+        };
+        self.beside.insert(id, beside);
+        Ok(())
+    }
+
+    /// Answers for a command: it has ended.
+    fn command_ended(&mut self, id: u64, exit: Exit) {
+        let Some(beside) = self.beside.remove(&id) else {
+            return;
+        };
+        if exit.status == Some(0) {
+            return self.done(beside.ticket, beside.since);
+        }
+        let output = beside.output.as_ref().map(last_words).unwrap_or_default();
+        let error = exit.failed_command(&beside.name, &output);
+        self.give_up_command(&beside, error);
+    }
+
+    /// Answers for a command that is not waited for any more, and ends it.
+    fn give_up_command(&self, beside: &Beside, error: EngineError) {
+        if let Some(pidfd) = &beside.pidfd {
+            // One that has ended meanwhile is what was wanted.
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+        let (ticket, at) = (beside.ticket, now());
+        self.tell(EngineEvent::Failed { ticket, error, at });
+    }
+
+    /// Ends commands that take too long.
+    fn look_at_commands(&mut self) {
+        let at = now();
+        let late = |beside: &Beside| at >= beside.since + beside.limit;
+        let ids: Vec<u64> = self
+            .beside
+            .iter()
+            .filter(|(_, beside)| late(beside))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            let Some(beside) = self.beside.remove(&id) else {
+                continue;
+            };
+            if beside.pid == 0 {
+                let _ = self.launcher.channel().send(&Order::Abort { id }, &[], false);
+            }
+            let error = EngineError::Timeout {
+                verb: "run a command in",
+                name: beside.name.clone(),
+                after: beside.limit,
+            };
+            self.give_up_command(&beside, error);
+        }
+    }
+
     fn begin_pause(&mut self, ticket: Ticket, name: &str, since: Nanos) -> Result<(), EngineError> {
         let container = self.running(name)?;
         if container.phase == Phase::Paused {
@@ -920,6 +1036,7 @@ impl Worker {
             }
             self.look_at(&name);
         }
+        self.look_at_commands();
         self.look_at_launcher();
     }
 
@@ -1169,8 +1286,23 @@ impl Worker {
     fn take_notice(&mut self, notice: Notice, files: Vec<OwnedFd>) {
         match notice {
             Notice::Created { id, name, pid, at_ns } => self.created(id, &name, pid, Nanos(at_ns), files),
+            Notice::Executing { id, pid } => {
+                let mut files = files.into_iter();
+                let (output, pidfd) = (files.next(), files.next());
+                if let Some(beside) = self.beside.get_mut(&id) {
+                    beside.pid = pid;
+                    beside.output = output.map(File::from);
+                    beside.pidfd = pidfd;
+                } else if let Some(pidfd) = pidfd {
+                    // It was given up.
+                    let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+                }
+            }
             Notice::Failed { id, name, reason } => {
-                if self.making.remove(&id).is_some()
+                if let Some(beside) = self.beside.remove(&id) {
+                    let reason = format!("did not start: {reason}");
+                    self.give_up_command(&beside, EngineError::Command { name, reason });
+                } else if self.making.remove(&id).is_some()
                     && let Some((ticket, since, _)) = self.take_create(id, &name)
                 {
                     let error = EngineError::Start {
@@ -1181,6 +1313,15 @@ impl Worker {
                 }
             }
             Notice::Ended { pid, status, signal } => {
+                let beside = self.beside.iter().find(|(_, beside)| beside.pid == pid);
+                if let Some(id) = beside.map(|(id, _)| *id) {
+                    let exit = Exit {
+                        status,
+                        signal,
+                        out_of_memory: false,
+                    };
+                    return self.command_ended(id, exit);
+                }
                 let running = self.containers.values().find(|container| {
                     container.record.pid == pid && matches!(container.phase, Phase::Running | Phase::Paused)
                 });
@@ -1314,6 +1455,10 @@ impl Worker {
             at,
         });
         // What it had in hand is given up; what may still come of it is removed then.
+        for (_, beside) in std::mem::take(&mut self.beside) {
+            let reason = format!("the launcher {what}");
+            self.give_up_command(&beside, EngineError::Unavailable { reason });
+        }
         for (id, name) in std::mem::take(&mut self.making) {
             if let Some((ticket, since, _)) = self.take_create(id, &name) {
                 let reason = format!("the launcher {what}");

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// A launcher that outlives its parent may meet one built from other sources: both ends must say the same.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// The longest message, in bytes: names and paths, nothing that grows.
 const MAX_MESSAGE: usize = 16 * 1024;
 /// File descriptors in a message at most.
@@ -30,7 +30,14 @@ pub(crate) enum Order {
         bundle: String,
         state: String,
     },
-    /// Gives a create up that takes too long.
+    /// Runs a command in a container beside its program. Answered by `Executing` or `Failed`; its end is told by `Ended`.
+    Exec {
+        id: u64,
+        name: String,
+        state: String,
+        command: Vec<String>,
+    },
+    /// Gives a create or a command up whose start takes too long.
     Abort { id: u64 },
     /// Answered by `Pong`.
     Ping { number: u64 },
@@ -54,6 +61,8 @@ pub(crate) enum Notice {
         pid: u32,
         at_ns: u64,
     },
+    /// A command runs beside it. With it: the file that its output goes to, and its pidfd where it has not ended yet.
+    Executing { id: u64, pid: u32 },
     /// It does not, and why.
     Failed { id: u64, name: String, reason: String },
     /// A program that the launcher started has ended.

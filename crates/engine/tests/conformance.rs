@@ -264,6 +264,79 @@ fn ends_are_told_once_and_in_time(subject: &mut dyn Subject) {
     assert_eq!(subject.told().events, vec![]);
 }
 
+fn commands_run_beside_the_program(subject: &mut dyn Subject) {
+    let spec = labelled(subject, "exec", &["sleep"]);
+    let name = spec.name.clone();
+    subject.told().create(&spec);
+    let exec = |command: &[&str], limit_ms| Request::Exec {
+        name: name.clone(),
+        command: command.iter().map(|&word| word.to_owned()).collect(),
+        limit: Nanos::from_millis(limit_ms),
+    };
+    let fake = subject.fake();
+    let exits = |status| {
+        if let Some(fake) = &fake {
+            fake.set_exec_status(status);
+        }
+    };
+    exits(Some(0));
+    assert_eq!(
+        subject
+            .told()
+            .ask(exec(&["/probe", "exit", "0"], 8_000))
+            .map(drop),
+        Ok(())
+    );
+    // As confined as the program that it runs beside.
+    let beside = subject.told().ask(exec(&["/probe", "beside"], 8_000)).map(drop);
+    assert_eq!(beside, Ok(()));
+    exits(Some(7));
+    let failed = subject
+        .told()
+        .ask(exec(&["/probe", "exit", "7"], 8_000))
+        .unwrap_err();
+    let said = failed.to_string();
+    assert!(
+        matches!(failed, EngineError::Command { .. }) && said.contains("exited with 7"),
+        "{said}"
+    );
+    if fake.is_none() {
+        // With the container's environment.
+        assert!(said.contains("it said last: leaving with 7; PROBE=1"), "{said}");
+        let missing = subject.told().ask(exec(&["/nonexistent"], 8_000)).unwrap_err();
+        assert!(missing.to_string().contains("nonexistent"), "{missing}");
+    }
+    assert!(matches!(
+        subject.told().ask(exec(&[], 8_000)),
+        Err(EngineError::BadSpec { .. })
+    ));
+    // One that does not end is ended, and holds nothing up meanwhile.
+    exits(None);
+    let hangs = subject.told().submit(exec(&["/probe", "stubborn"], 1_000));
+    let (name_of, quota) = (name.clone(), Some(CpuQuota::of_cpus(0.5)));
+    subject
+        .told()
+        .ask(Request::SetQuota { name: name_of, quota })
+        .unwrap();
+    let late = subject.told().answer(hangs).unwrap_err();
+    assert!(matches!(late, EngineError::Timeout { .. }), "{late}");
+    // With the container it ends, too.
+    let hangs = subject.told().submit(exec(&["/probe", "stubborn"], 8_000));
+    subject.told().stop(&name, 0).unwrap();
+    assert!(subject.told().answer(hangs).is_err());
+    exits(Some(0));
+    assert!(matches!(
+        subject.told().ask(exec(&["/probe", "exit", "0"], 8_000)),
+        Err(EngineError::NotRunning { .. })
+    ));
+    subject.told().remove(&name).unwrap();
+    assert!(matches!(
+        subject.told().ask(exec(&["/probe", "exit", "0"], 8_000)),
+        Err(EngineError::NotFound { .. })
+    ));
+    assert_eq!(subject.traces(&name), Vec::<String>::new());
+}
+
 fn a_stop_waits_for_its_grace_and_then_kills(subject: &mut dyn Subject) {
     let spec = labelled(subject, "stubborn", &["stubborn"]);
     let name = spec.name.clone();
@@ -630,7 +703,7 @@ mod fake {
     suite!(subject;
         a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
-        what_runs_is_adopted, twenty_in_a_row);
+        what_runs_is_adopted, twenty_in_a_row, commands_run_beside_the_program);
 }
 
 mod oci {
@@ -699,7 +772,7 @@ mod oci {
     suite!(subject;
         a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
-        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined);
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
 
     #[test]
     fn limits_hold() {
@@ -807,7 +880,7 @@ mod docker {
     suite!(subject;
         a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
-        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined);
+        what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
 
     #[test]
     fn limits_hold() {

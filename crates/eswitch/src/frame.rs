@@ -55,8 +55,35 @@ pub trait FrameMemory: Send + 'static {
 pub trait Device<F>: Send + 'static {
     /// Appends at most `limit` received frames.
     fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> usize;
-    /// Sends from the front of `frames`, in order, and removes what it sent; what stays did not fit.
-    fn send(&mut self, frames: &mut Vec<F>) -> usize;
+    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send; what stays did not
+    /// fit. Returns what it can never send.
+    fn send(&mut self, frames: &mut Vec<F>) -> Unsendable;
+}
+
+/// Frames that a device was given and freed, since it can never send them: of a length that it does not carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsendable {
+    /// How many.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What the control plane sees of a device beside its queues. Looking may take a while: never called by a worker.
+pub trait DeviceWatch: Send {
+    /// How the device is now.
+    fn look(&mut self) -> DeviceState;
+}
+
+/// How a device is. Its counters are its own, since it was opened, and may lag behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceState {
+    /// Whether its link is up.
+    pub up: bool,
+    /// Packets that it dropped before a worker could take them: its queue was full, or the pool of frames empty.
+    pub missed_packets: u64,
+    /// Packets that it took from a worker and could not send.
+    pub failed_packets: u64,
 }
 
 /// A [`Device`] where there are none.
@@ -67,7 +94,7 @@ impl<F> Device<F> for NoDevice {
     fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> usize {
         match *self {}
     }
-    fn send(&mut self, _frames: &mut Vec<F>) -> usize {
+    fn send(&mut self, _frames: &mut Vec<F>) -> Unsendable {
         match *self {}
     }
 }

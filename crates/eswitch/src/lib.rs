@@ -40,7 +40,9 @@ pub use counters::{
 };
 pub use dump::{FlowDump, FlowFilter, HeavyDump};
 pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
-pub use frame::{Device, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice};
+pub use frame::{
+    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Unsendable,
+};
 pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
@@ -49,7 +51,7 @@ pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
 pub use record::{PickRecord, RecordedFlow};
-pub use soft::{DevicePorts, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
+pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Worker, WorkerParts};

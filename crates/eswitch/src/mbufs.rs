@@ -1,11 +1,17 @@
 //! DPDK devices as uplinks: mbufs as the frames of the workers.
 
-use dpdk::{DeviceArgs, Eal, Mbuf, Mempool, Port, PortConfig, RegisteredThread, RxQueue, TxQueue};
+use dpdk::{
+    DeviceArgs, Eal, FRAME_OVERHEAD_BYTES, Mbuf, Mempool, Port, PortConfig, RegisteredThread, RxQueue,
+    TxQueue,
+};
 
-use crate::frame::{Device, Frame, FrameMemory};
+use crate::frame::{Device, DeviceState, DeviceWatch, Frame, FrameMemory, Unsendable};
+use crate::soft::OpenDevice;
 
 /// Mbufs that a worker takes from the pool at a time.
 const REFILL_MBUFS: usize = 64;
+/// The smallest MTU in bytes that devices take; what an uplink carries less of is dropped by its port.
+const MTU_MIN_BYTES: usize = 68;
 
 impl Frame for Mbuf {
     fn bytes(&self) -> &[u8] {
@@ -77,62 +83,77 @@ impl FrameMemory for MbufMemory {
 /// One queue pair of a DPDK device.
 #[derive(Debug)]
 pub struct DpdkQueue {
-    rx: Option<RxQueue>,
-    tx: Option<TxQueue>,
+    rx: RxQueue,
+    tx: TxQueue,
 }
 
 impl Device<Mbuf> for DpdkQueue {
     fn receive(&mut self, into: &mut Vec<Mbuf>, limit: usize) -> usize {
-        let Some(rx) = &mut self.rx else { return 0 };
         let first = into.len();
-        rx.receive_into(into, limit);
+        self.rx.receive_into(into, limit);
         // A frame in several pieces becomes one, so that it can be parsed and copied; the pool has room for the longest.
         for frame in into.iter_mut().skip(first) {
             if !frame.is_contiguous() {
-                // One that does not fit stays as it is and ends as malformed.
+                // One that does not fit stays as it is: it is longer than any uplink carries.
                 let _in_pieces = frame.linearize();
             }
         }
         into.len() - first
     }
 
-    fn send(&mut self, frames: &mut Vec<Mbuf>) -> usize {
-        match &mut self.tx {
-            Some(tx) => tx.send_from(frames),
-            None => 0,
+    fn send(&mut self, frames: &mut Vec<Mbuf>) -> Unsendable {
+        let before = self.tx.refused();
+        self.tx.send_from(frames);
+        let refused = self.tx.refused();
+        Unsendable {
+            packets: refused.packets - before.packets,
+            bytes: refused.bytes - before.bytes,
+        }
+    }
+}
+
+/// What the control plane sees of a DPDK device.
+#[derive(Debug)]
+struct DpdkWatch(Port);
+
+impl DeviceWatch for DpdkWatch {
+    fn look(&mut self) -> DeviceState {
+        // A device that tells nothing is taken to be up, and to drop nothing.
+        let stats = self.0.stats().unwrap_or_default();
+        DeviceState {
+            up: self.0.link().map_or(true, |link| link.up) && !self.0.is_removed(),
+            missed_packets: stats.rx_missed + stats.rx_no_mbuf,
+            failed_packets: stats.tx_errors,
         }
     }
 }
 
 impl DpdkQueue {
-    /// Attaches a device and starts it with a queue pair for each of at most `queues` workers. The device is closed when
-    /// the last of its queues is dropped.
+    /// Attaches a device and starts it with `queues` queue pairs for frames of at most `max_frame` bytes. It is closed
+    /// when the last of its queues and its watch are dropped.
     ///
     /// # Errors
-    /// DPDK's own: the device is not there, has no such driver, or does not take the configuration.
+    /// DPDK's own: the device is not there, has no such driver, too few queues, or does not take the configuration.
     pub fn open(
         eal: &Eal,
         device: &DeviceArgs,
         pool: Mempool,
         queues: u16,
-    ) -> Result<Vec<DpdkQueue>, dpdk::Error> {
+        max_frame: usize,
+    ) -> Result<OpenDevice<DpdkQueue>, dpdk::Error> {
         let mut port = Port::attach(eal, device)?;
-        let info = port.info();
+        let mtu = max_frame.saturating_sub(FRAME_OVERHEAD_BYTES).max(MTU_MIN_BYTES);
         let config = PortConfig {
-            rx_queues: queues.clamp(1, info.rx_queues_max.max(1)),
-            tx_queues: queues.clamp(1, info.tx_queues_max.max(1)),
+            rx_queues: queues,
+            tx_queues: queues,
+            mtu: Some(u16::try_from(mtu).unwrap_or(u16::MAX)),
             ..PortConfig::new(pool)
         };
         let started = port.start(&config)?;
-        let mut rx: Vec<_> = started.rx.into_iter().map(Some).collect();
-        let mut tx: Vec<_> = started.tx.into_iter().map(Some).collect();
-        let pairs = rx.len().max(tx.len());
-        rx.resize_with(pairs, || None);
-        tx.resize_with(pairs, || None);
-        Ok(rx
-            .into_iter()
-            .zip(tx)
-            .map(|(rx, tx)| DpdkQueue { rx, tx })
-            .collect())
+        let pairs = started.rx.into_iter().zip(started.tx);
+        Ok(OpenDevice {
+            queues: pairs.map(|(rx, tx)| DpdkQueue { rx, tx }).collect(),
+            watch: Some(Box::new(DpdkWatch(port))),
+        })
     }
 }

@@ -4,7 +4,10 @@
 //! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
 //! control plane.
 
-use crate::frame::{Device, Frame, FrameMemory};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::frame::{Device, Frame, FrameMemory, Unsendable};
 
 /// One queue of a port.
 #[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
@@ -26,7 +29,7 @@ pub struct Pending {
     pub bytes: u64,
     /// Packets that found it full.
     pub full: u64,
-    /// Packets that can never fit.
+    /// Packets of a length that it does not carry.
     pub too_large: u64,
 }
 
@@ -37,7 +40,7 @@ pub struct Received {
     pub packets: usize,
     /// Packets that the peer announced with a descriptor that cannot be true.
     pub bad: u64,
-    /// Packets larger than a frame.
+    /// Packets larger than a frame, or than the port carries.
     pub too_large: u64,
 }
 
@@ -58,6 +61,8 @@ pub struct Occupancy {
 pub struct MemifPort {
     queues: memif::QueuePair,
     pending: Pending,
+    /// The longest frame that it carries, in bytes.
+    frame_limit: usize,
 }
 
 /// One queue of a device, and the frames that wait for its next burst.
@@ -65,6 +70,9 @@ pub struct DevicePort<M: FrameMemory> {
     device: M::Device,
     staged: Vec<M::Frame>,
     pending: Pending,
+    frame_limit: usize,
+    /// While false, nothing is received from it.
+    is_open: Arc<AtomicBool>,
 }
 
 /// Frames that a device port stages before it sends them: one burst.
@@ -76,6 +84,7 @@ impl<M: FrameMemory> Port<M> {
         Port::Memif(MemifPort {
             queues,
             pending: Pending::default(),
+            frame_limit: usize::MAX,
         })
     }
 
@@ -84,13 +93,26 @@ impl<M: FrameMemory> Port<M> {
         Port::Null(Pending::default())
     }
 
-    /// A port on one queue of a device.
-    pub fn device(device: M::Device) -> Port<M> {
+    /// A port on one queue of a device. Nothing is received from it before `is_open` says so.
+    pub fn device(device: M::Device, is_open: Arc<AtomicBool>) -> Port<M> {
         Port::Device(DevicePort {
             device,
             staged: Vec::with_capacity(STAGED_FRAMES),
             pending: Pending::default(),
+            frame_limit: usize::MAX,
+            is_open,
         })
+    }
+
+    /// The same port for frames of at most `bytes` bytes, in both directions.
+    #[must_use]
+    pub fn for_frames(mut self, bytes: usize) -> Port<M> {
+        match &mut self {
+            Port::Memif(port) => port.frame_limit = bytes,
+            Port::Device(port) => port.frame_limit = bytes,
+            Port::Null(_) => {}
+        }
+        self
     }
 
     /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then
@@ -99,10 +121,7 @@ impl<M: FrameMemory> Port<M> {
         match self {
             Port::Memif(port) => port.receive(memory, into, limit),
             Port::Null(_) => Received::default(),
-            Port::Device(port) => Received {
-                packets: port.device.receive(into, limit),
-                ..Received::default()
-            },
+            Port::Device(port) => port.receive(memory, into, limit),
         }
     }
 
@@ -213,26 +232,23 @@ impl MemifPort {
         while received.packets < limit {
             let Some(mut frame) = memory.take() else { break };
             match rx.pop(frame.room()) {
-                Some(Ok(len)) => {
+                Some(Ok(len)) if len <= self.frame_limit => {
                     frame.set_len(len);
                     into.push(frame);
                     received.packets += 1;
+                    continue;
                 }
-                Some(Err(error)) => {
-                    memory.give(frame);
-                    match error {
-                        memif::RxError::TooLarge { .. } => received.too_large += 1,
-                        _ => received.bad += 1,
-                    }
-                    // One burst of errors is enough for one turn.
-                    if received.bad + received.too_large >= limit as u64 {
-                        break;
-                    }
-                }
+                Some(Ok(_)) | Some(Err(memif::RxError::TooLarge { .. })) => received.too_large += 1,
+                Some(Err(_)) => received.bad += 1,
                 None => {
                     memory.give(frame);
                     break;
                 }
+            }
+            memory.give(frame);
+            // One burst of errors is enough for one turn.
+            if received.bad + received.too_large >= limit as u64 {
+                break;
             }
         }
         rx.release();
@@ -240,6 +256,10 @@ impl MemifPort {
     }
 
     fn send(&mut self, bytes: &[u8]) {
+        if bytes.len() > self.frame_limit {
+            self.pending.too_large += 1;
+            return;
+        }
         match self.queues.tx.push(bytes) {
             Ok(()) => {
                 self.pending.packets += 1;
@@ -252,6 +272,32 @@ impl MemifPort {
 }
 
 impl<M: FrameMemory> DevicePort<M> {
+    fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
+        // Acquire: what was published before it was opened is seen by whoever looks from here on.
+        if !self.is_open.load(Ordering::Acquire) {
+            return Received::default();
+        }
+        let first = into.len();
+        self.device.receive(into, limit);
+        let longer = self.drop_longer(into, first, memory);
+        Received {
+            packets: into.len() - first,
+            bad: 0,
+            too_large: longer.packets,
+        }
+    }
+
+    /// Drops those frames from the `first` on that are longer than the uplink carries.
+    fn drop_longer(&self, frames: &mut Vec<M::Frame>, first: usize, memory: &mut M) -> Unsendable {
+        let mut dropped = Unsendable::default();
+        for frame in frames.extract_if(first.., |frame| frame.len() > self.frame_limit) {
+            dropped.packets += 1;
+            dropped.bytes += frame.len() as u64;
+            memory.give(frame);
+        }
+        dropped
+    }
+
     fn send_staged(&mut self, memory: &mut M) {
         if self.staged.is_empty() {
             return;
@@ -264,11 +310,13 @@ impl<M: FrameMemory> DevicePort<M> {
 
     fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
         let offered = frames.len() as u64;
-        self.device.send(frames);
+        let longer = self.drop_longer(frames, 0, memory);
+        let unsendable = self.device.send(frames);
         let left = frames.len() as u64;
         let left_bytes: u64 = frames.iter().map(|f| f.len() as u64).sum();
-        self.pending.packets += offered - left;
-        self.pending.bytes += bytes - left_bytes;
+        self.pending.packets += offered - longer.packets - unsendable.packets - left;
+        self.pending.bytes += bytes - longer.bytes - unsendable.bytes - left_bytes;
+        self.pending.too_large += longer.packets + unsendable.packets;
         self.pending.full += left;
         memory.give_all(frames);
     }

@@ -19,7 +19,7 @@ use scheduling::Scheduler;
 use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
 use crate::dump::{FlowDump, FlowFilter, HeavyDump};
 use crate::elephants::HeavyFlow;
-use crate::frame::FrameMemory;
+use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::{Idle, Polling, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
@@ -42,6 +42,8 @@ const FLOW_ROWS_LIMIT: usize = 1 << 20;
 const HAND_OFF_SLOTS: usize = 4096;
 /// How often the sockets of ports are looked at: death of a peer is noticed within 100 ms by far.
 const SOCKET_PERIOD: Nanos = Nanos::from_millis(5);
+/// How often devices are looked at: reading a card's counters can take as long as 0.1 ms.
+const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
 /// How long an uplink's listener waits at a time, so that it notices the end.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
 /// How often a switch that stops looks whether its workers have.
@@ -75,6 +77,8 @@ pub struct UplinkConfig {
     pub name: String,
     /// What is behind it.
     pub device: UplinkDevice,
+    /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
+    pub max_frame: usize,
 }
 
 /// What is behind an uplink.
@@ -84,15 +88,25 @@ pub enum UplinkDevice {
     Memif {
         /// The socket's path.
         socket: PathBuf,
+        /// Queue pairs that its peer may have, at most one for each worker.
+        queues: u16,
     },
-    /// A device whose queues are given to [`SoftSwitch::start`].
+    /// A device that is given to [`SoftSwitch::start`].
     Device,
+    /// The same, but nothing is received from it before [`Switch::open_uplink`]: its packets wait, as those of a capture
+    /// do.
+    Waiting,
     /// A sink.
     Null,
 }
 
-/// Ports that are given to the workers when the switch starts: for devices that need no peer, by uplink and queue.
-pub type DevicePorts<M> = Vec<(UplinkId, Vec<<M as FrameMemory>::Device>)>;
+/// A device that was opened for an uplink.
+pub struct OpenDevice<D> {
+    /// Its queues, each for a worker of its own.
+    pub queues: Vec<D>,
+    /// What the control plane sees of it; `None` for one that is always up and drops nothing.
+    pub watch: Option<Box<dyn DeviceWatch>>,
+}
 
 /// The soft switch. Dropping it stops the workers.
 pub struct SoftSwitch<M: FrameMemory> {
@@ -110,6 +124,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     dumps: Vec<PendingDump>,
     heavy_dumps: Vec<PendingHeavy>,
     sockets_at: Nanos,
+    watch_at: Nanos,
     /// Where link makers report; kept so that each can be given a sender.
     report: mpsc::Sender<Report>,
     reports: mpsc::Receiver<Report>,
@@ -174,8 +189,11 @@ struct Removing {
     outstanding: u64,
 }
 
-#[derive(Default)]
 struct UplinkState {
+    max_frame: usize,
+    /// Whether its device's packets are received; a memif link's always are.
+    is_open: Arc<AtomicBool>,
+    watch: Option<Watched>,
     control: Option<memif::Control>,
     /// Workers that have not yet taken their queue, and what the peer calls itself.
     attaching: usize,
@@ -184,6 +202,38 @@ struct UplinkState {
     detaching: usize,
     /// The link that comes next, while the old one's queues are being given back.
     next: Option<Box<memif::Link>>,
+}
+
+impl UplinkState {
+    fn of(config: &UplinkConfig) -> UplinkState {
+        UplinkState {
+            max_frame: config.max_frame,
+            is_open: Arc::new(AtomicBool::new(config.device != UplinkDevice::Waiting)),
+            watch: None,
+            control: None,
+            attaching: 0,
+            peer: String::new(),
+            detaching: 0,
+            next: None,
+        }
+    }
+}
+
+/// A device and how it was when it was last looked at.
+struct Watched {
+    watch: Box<dyn DeviceWatch>,
+    state: DeviceState,
+}
+
+impl Watched {
+    /// A device that was just opened: up until the first look says otherwise.
+    fn new(watch: Box<dyn DeviceWatch>) -> Watched {
+        let state = DeviceState {
+            up: true,
+            ..DeviceState::default()
+        };
+        Watched { watch, state }
+    }
 }
 
 struct PendingDump {
@@ -241,7 +291,8 @@ impl<M: FrameMemory> WorkerHandle<M> {
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker.
+    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker, `devices` one for each uplink
+    /// that is one.
     ///
     /// # Errors
     /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
@@ -249,7 +300,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     pub fn start(
         config: &SoftSwitchConfig,
         memories: Vec<M>,
-        devices: DevicePorts<M>,
+        devices: Vec<(UplinkId, OpenDevice<M::Device>)>,
     ) -> Result<SoftSwitch<M>, SwitchError> {
         let count = config.workers.len();
         limit("workers", count, WORKER_LIMIT)?;
@@ -257,10 +308,10 @@ impl<M: FrameMemory> SoftSwitch<M> {
         limit("workers with frames", count, memories.len())?;
         let mut listeners = Vec::new();
         for (index, uplink) in config.uplinks.iter().enumerate() {
-            if let UplinkDevice::Memif { socket } = &uplink.device {
+            if let UplinkDevice::Memif { socket, queues } = &uplink.device {
                 let server = memif::ServerConfig {
                     // A worker serves one queue of an uplink.
-                    max_queues: count as u16,
+                    max_queues: (*queues).clamp(1, count as u16),
                     ..memif::ServerConfig::new("inco")
                 };
                 let listener =
@@ -335,13 +386,12 @@ impl<M: FrameMemory> SoftSwitch<M> {
             loads,
             workers: handles,
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
-            uplinks: (0..config.uplinks.len())
-                .map(|_| UplinkState::default())
-                .collect(),
+            uplinks: config.uplinks.iter().map(UplinkState::of).collect(),
             background: Background::default(),
             dumps: Vec::new(),
             heavy_dumps: Vec::new(),
             sockets_at: Nanos::ZERO,
+            watch_at: Nanos::ZERO,
             report,
             reports,
         };
@@ -370,8 +420,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 }
             }
         }
-        for (uplink, queues) in devices {
-            switch.attach_uplink_device(uplink, queues)?;
+        for (uplink, device) in devices {
+            switch.attach_uplink_device(uplink, device)?;
         }
         Ok(switch)
     }
@@ -383,14 +433,19 @@ impl<M: FrameMemory> SoftSwitch<M> {
     pub fn attach_uplink_device(
         &mut self,
         uplink: UplinkId,
-        queues: Vec<M::Device>,
+        device: OpenDevice<M::Device>,
     ) -> Result<(), SwitchError> {
         let workers = self.workers.len();
         limit("uplinks", uplink.index() + 1, self.uplinks.len())?;
-        limit("queues of an uplink", queues.len(), workers)?;
-        for (queue, device) in queues.into_iter().enumerate() {
+        limit("queues of an uplink", device.queues.len(), workers)?;
+        let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+            return Ok(());
+        };
+        state.watch = device.watch.map(Watched::new);
+        let (is_open, max_frame) = (Arc::clone(&state.is_open), state.max_frame);
+        for (queue, device) in device.queues.into_iter().enumerate() {
             let worker = (uplink.index() + queue) % workers;
-            let port = Box::new(Port::device(device));
+            let port = Box::new(Port::device(device, Arc::clone(&is_open)).for_frames(max_frame));
             self.command(worker, Command::AttachUplink { uplink, port });
         }
         Ok(())
@@ -416,7 +471,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
         let mut by_worker: Vec<Vec<Port<M>>> = (0..workers).map(|_| Vec::new()).collect();
         for port in ports {
             for (queue, device) in port.into_iter().enumerate().take(queues) {
-                by_worker[home(slot, queue, queues, workers)].push(Port::device(device));
+                let is_open = Arc::new(AtomicBool::new(true));
+                by_worker[home(slot, queue, queues, workers)].push(Port::device(device, is_open));
             }
         }
         self.attach_ports(slot, by_worker, Some(queues as u16), String::new(), Vec::new());
@@ -578,14 +634,16 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     fn attach_uplink(&mut self, uplink: UplinkId, link: memif::Link) {
         let workers = self.workers.len();
-        if let Some(state) = self.uplinks.get_mut(uplink.index()) {
-            state.attaching = link.queues.len().min(workers);
-            state.peer = link.peer_name;
-            state.control = Some(link.control);
-        }
+        let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+            return;
+        };
+        state.attaching = link.queues.len().min(workers);
+        state.peer = link.peer_name;
+        state.control = Some(link.control);
+        let max_frame = state.max_frame;
         for (queue, pair) in link.queues.into_iter().enumerate().take(workers) {
             let worker = (uplink.index() + queue) % workers;
-            let port = Box::new(Port::memif(pair));
+            let port = Box::new(Port::memif(pair).for_frames(max_frame));
             self.command(worker, Command::AttachUplink { uplink, port });
         }
     }
@@ -786,6 +844,23 @@ impl<M: FrameMemory> SoftSwitch<M> {
                         events.push(SwitchEvent::UplinkDown { uplink, reason });
                     }
                 }
+            }
+        }
+    }
+
+    /// Looks at the devices: their links and their own counters.
+    fn watch_devices(&mut self, events: &mut Vec<SwitchEvent>) {
+        for (index, uplink) in self.uplinks.iter_mut().enumerate() {
+            let Some(Watched { watch, state }) = &mut uplink.watch else {
+                continue;
+            };
+            let (uplink, before) = (UplinkId(index as u8), state.up);
+            *state = watch.look();
+            let (peer, reason) = ("its link is up".to_owned(), "its link is down".to_owned());
+            match (before, state.up) {
+                (false, true) => events.push(SwitchEvent::UplinkUp { uplink, peer }),
+                (true, false) => events.push(SwitchEvent::UplinkDown { uplink, reason }),
+                _ => {}
             }
         }
     }
@@ -1044,6 +1119,13 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         })
     }
 
+    fn open_uplink(&mut self, uplink: UplinkId) {
+        if let Some(state) = self.uplinks.get(uplink.index()) {
+            // Release: the plan that was published before is then seen by a worker that sees this.
+            state.is_open.store(true, Ordering::Release);
+        }
+    }
+
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
         for (slot, pps) in loads {
             self.loads.set_load(*slot, *pps);
@@ -1103,6 +1185,15 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 longest_gap_ns: totals.longest_gap_ns,
             };
         }
+        for (uplink, sum) in self.uplinks.iter().zip(&mut sums.uplinks) {
+            let state = uplink
+                .watch
+                .as_ref()
+                .map(|watched| watched.state)
+                .unwrap_or_default();
+            sum.missed_packets = state.missed_packets;
+            sum.failed_packets = state.failed_packets;
+        }
         sums.at = monotonic();
         sums.age = Nanos::ZERO;
     }
@@ -1147,6 +1238,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if now >= self.sockets_at {
             self.sockets_at = now + SOCKET_PERIOD;
             self.poll_sockets(events);
+        }
+        if now >= self.watch_at {
+            self.watch_at = now + WATCH_PERIOD;
+            self.watch_devices(events);
         }
         let acknowledged = self.acknowledged();
         while self
@@ -1197,9 +1292,12 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             let _panicked = thread.join();
         }
         self.instances.iter_mut().for_each(|place| *place = None);
-        self.uplinks
-            .iter_mut()
-            .for_each(|uplink| *uplink = UplinkState::default());
+        for uplink in &mut self.uplinks {
+            uplink.control = None;
+            uplink.next = None;
+            // The last that has it closes the device: what it wrote is then in its file.
+            uplink.watch = None;
+        }
     }
 }
 

@@ -121,16 +121,6 @@ pub enum SwitchError {
         /// What was wrong.
         source: memif::Error,
     },
-    /// A DPDK device could not be opened.
-    #[error("uplink {name:?}, device {device:?}: {reason}")]
-    Device {
-        /// The uplink's name.
-        name: String,
-        /// The device string.
-        device: String,
-        /// What was wrong.
-        reason: String,
-    },
     /// The system refused something that the switch needs.
     #[error("{what}: {source}")]
     System {
@@ -270,6 +260,10 @@ pub trait Switch: Send {
     /// # Errors
     /// [`SwitchError::WorkerStuck`].
     fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError>;
+
+    /// Begins to receive from an uplink that waits for it ([`UplinkDevice::Waiting`](crate::UplinkDevice::Waiting)); any
+    /// other one is left as it is.
+    fn open_uplink(&mut self, uplink: UplinkId);
 
     /// Publishes loads by slot, and what a new flow is expected to bring by service, both in the service's metric.
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]);

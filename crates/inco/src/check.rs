@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use configuration::{
-    Capacity, Configuration, Device, EngineDriver, Fallback, Problem, check_facts, show_rate, show_size,
-    show_span,
+    Capacity, Configuration, EngineDriver, Fallback, Problem, check_facts, show_rate, show_size, show_span,
 };
 use model::protocol;
 use serde::Serialize;
@@ -181,7 +180,7 @@ impl Plan {
                 .iter()
                 .map(|uplink| UplinkPlan {
                     name: uplink.name.clone(),
-                    device: device_text(&uplink.device),
+                    device: uplink.device.to_string(),
                     queues: uplink.queues,
                     max_frame: uplink.max_frame,
                 })
@@ -286,16 +285,6 @@ impl Plan {
             mib(self.memory.containers_bytes_at_most),
         );
         text
-    }
-}
-
-/// A device as the configuration writes it.
-pub(crate) fn device_text(device: &Device) -> String {
-    match device {
-        Device::Memif(socket) => format!("memif:{}", socket.display()),
-        Device::Veth(interface) => format!("veth:{interface}"),
-        Device::Pcap(file) => format!("pcap:{}", file.display()),
-        Device::Dpdk(device) => device.clone(),
     }
 }
 

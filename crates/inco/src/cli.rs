@@ -414,7 +414,7 @@ pub(crate) struct PurgeArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`"
+    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`\n\nWhere inco was killed, or stopped with --keep, it removes the containers that are left of it."
 )]
 pub(crate) struct StopArgs {
     /// Leave the containers running, for the next run to take over
@@ -429,7 +429,7 @@ pub(crate) struct StopArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json"
+    after_help = "Examples:\n  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json\n\nThe inco at the other end is asked which instances fail or are purged: moves of their flows are counted apart, as\nexpected. Where there is none (an instance's own socket, another program), every packet that comes back from another\ninstance than its flow's first one counts as mis-steered."
 )]
 pub(crate) struct TrafficArgs {
     /// What to send
@@ -441,6 +441,9 @@ pub(crate) struct TrafficArgs {
     /// A second uplink, where what was sent on the first comes back and the opposite direction is sent
     #[arg(long, value_name = "memif:SOCKET", value_parser = memif_socket)]
     pub(crate) second_uplink: Option<PathBuf>,
+    /// The API's socket of the inco that has the uplinks; by default the one in the run directory, if it has them
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) api: Option<PathBuf>,
     /// Print the report as JSON, and nothing else
     #[arg(long)]
     pub(crate) json: bool,

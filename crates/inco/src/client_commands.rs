@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use api::types::{Action, FlowFilter, FlowPage, InstanceRow, PolicyChoice, ServiceRow, Status};
+use api::types::{Action, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, ServiceRow, Status};
 use api::{ApiError, Client};
 use model::{Event, EventKind, InstanceId};
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::cli::{
     Act, EventsArgs, FlowsArgs, InstanceArgs, InstancesArgs, PolicyArgs, PurgeArgs, ScaleArgs, ServicesArgs,
     Show, StatusArgs, StopArgs, UndrainArgs, Where,
 };
+use crate::leftovers;
 use crate::output::{self, WrongUsage};
 use crate::run_dir;
 use crate::table::{Table, grouped, or_dash, percent, short, span_ms};
@@ -86,6 +87,8 @@ fn status_text(status: &Status) -> String {
         ">received",
         ">sent",
         ">dropped",
+        ">missed",
+        ">failed",
     ]);
     for uplink in &status.uplinks {
         uplinks.row([
@@ -97,6 +100,8 @@ fn status_text(status: &Status) -> String {
             grouped(uplink.received_packets),
             grouped(uplink.sent_packets),
             grouped(uplink.dropped_packets),
+            grouped(uplink.missed_packets),
+            grouped(uplink.failed_packets),
         ]);
     }
     text.push_str(&uplinks.text());
@@ -415,6 +420,7 @@ pub(crate) fn event_sentence(event: &Event) -> String {
             let from = from_cpus.map_or_else(|| "no limit".to_owned(), |cpus| format!("{cpus:.3}"));
             format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
         }
+        EventKind::Unpinned { reason } => format!("its flows are given anew ({reason})"),
         EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
         EventKind::Overcommitted { flows } => {
             format!("{flows} new flows fitted nowhere; given to the least loaded")
@@ -458,11 +464,7 @@ fn act(args: &Act, action: &Action) -> anyhow::Result<()> {
     let outcome = client
         .act(action)
         .with_context(|| format!("cannot {}", action.name()))?;
-    if args.json {
-        output::json(&outcome, true)
-    } else {
-        output::line(&outcome.result)
-    }
+    say(args, &outcome)
 }
 
 pub(crate) fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
@@ -545,7 +547,10 @@ pub(crate) fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<()> {
-    let client = connect(&args.act.place)?;
+    let client = match connect(&args.act.place) {
+        Ok(client) => client,
+        Err(error) => return stop_what_is_left(args, error),
+    };
     let outcome = client
         .act(&Action::Stop { keep: args.keep })
         .context("cannot stop")?;
@@ -566,8 +571,29 @@ pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<()> {
             std::thread::sleep(STOP_LOOK);
         }
     }
-    if args.act.json {
-        output::json(&outcome, true)
+    say(&args.act, &outcome)
+}
+
+/// Where no inco answers: removes what one has left that was killed, or was told to keep its containers.
+fn stop_what_is_left(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()> {
+    let is_not_running = matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. }));
+    if !is_not_running || args.keep {
+        return Err(error);
+    }
+    let Some(containers) = leftovers::remove(&run_dir::run_dir())? else {
+        return Err(error);
+    };
+    let containers = match containers {
+        1 => "1 container".to_owned(),
+        count => format!("{count} containers"),
+    };
+    let result = format!("inco was not running any more; {containers} that it had left are removed");
+    say(&args.act, &Outcome { result })
+}
+
+fn say(args: &Act, outcome: &Outcome) -> anyhow::Result<()> {
+    if args.json {
+        output::json(outcome, true)
     } else {
         output::line(&outcome.result)
     }

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let summary = orchestrator.wait()?;
     if !summary.left.is_empty() {
         bail!(
-            "not everything could be removed within a minute; `inco run` takes it over or removes it. Left: {}",
+            "not everything could be removed within a minute; `inco run` takes it over, `inco stop` tries again. Left: {}",
             summary.left.join("; ")
         );
     }
@@ -106,7 +106,9 @@ fn stop_on_signals(stop: Arc<StopRequest>) -> Result<()> {
             let mut asked = false;
             for _signal in signals.forever() {
                 if asked {
-                    output::complain("ended at once; `inco run` takes over what is left, or removes it");
+                    output::complain(
+                        "ended at once; `inco run` takes over what is left, `inco stop` removes it",
+                    );
                     std::process::exit(1);
                 }
                 asked = true;

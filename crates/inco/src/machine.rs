@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use configuration::{Device, Engine, EngineDriver, Facts, Unusable};
+use configuration::{Device, Engine, EngineDriver, Facts, Unusable, Uplink};
 use engine::image::Store;
 use engine::{DockerConfig, DockerEngine, EngineError, ImageRef};
 
@@ -33,33 +33,21 @@ impl Facts for Machine {
         ))
     }
 
-    fn device(&self, device: &Device) -> Result<(), Unusable> {
+    fn device(&self, uplink: &Uplink) -> Result<(), Unusable> {
+        let device = &uplink.device;
+        if let Device::Memif(socket) = device {
+            return socket_is_free(&run_dir::in_run_dir(socket));
+        }
+        dpdk_is_built_in()?;
+        device.captures_read().into_iter().try_for_each(readable)?;
+        device.captures_written().into_iter().try_for_each(writable)?;
         match device {
-            Device::Memif(socket) => socket_is_free(&run_dir::in_run_dir(socket)),
-            Device::Veth(interface) => {
-                dpdk_is_built_in()?;
-                if Path::new("/sys/class/net").join(interface).exists() {
-                    return Ok(());
-                }
-                let there: Vec<String> = names_in("/sys/class/net");
-                let near = configuration::nearest(interface, there.iter().map(String::as_str));
-                let write = near.map_or_else(
-                    || format!("write one of {}", there.join(", ")),
-                    |near| format!("write \"veth:{near}\""),
-                );
-                Err(Unusable::new(
-                    format!("there is no network interface {interface:?}"),
-                    write,
-                ))
-            }
-            Device::Pcap(file) => {
-                dpdk_is_built_in()?;
-                readable(file)
-            }
-            Device::Dpdk(device) => {
-                dpdk_is_built_in()?;
-                pci_device(device)
-            }
+            Device::Veth(name) => interface_carries(name, uplink.max_frame),
+            Device::Dpdk(text) => device
+                .parameters("iface")
+                .try_for_each(|name| interface_carries(name, uplink.max_frame))
+                .and_then(|()| pci_device(text)),
+            Device::Memif(_) | Device::Pcap(_) => Ok(()),
         }
     }
 
@@ -134,20 +122,25 @@ impl Facts for Machine {
     }
 
     fn hugepages(&self) -> Result<(), Unusable> {
-        let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix("HugePages_Free:"))?;
-            line.trim().parse::<u64>().ok()
-        });
-        match free {
-            Some(1..) => Ok(()),
-            _ => Err(Unusable::new(
+        match free_hugepages_mib() {
+            1.. => Ok(()),
+            0 => Err(Unusable::new(
                 "no hugepage is free",
                 "reserve some with `sysctl vm.nr_hugepages=512`, or do without",
             )),
         }
     }
+}
+
+/// Memory in free hugepages of the usual size, in MiB.
+pub(crate) fn free_hugepages_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let figure = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let (free, kib) = (figure("HugePages_Free:"), figure("Hugepagesize:"));
+    free.unwrap_or(0) * kib.unwrap_or(0) / 1024
 }
 
 /// How a Docker engine of the configuration is reached.
@@ -199,6 +192,67 @@ fn names_in(directory: &str) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// Whether there is such an interface of the kernel in this network namespace, and it carries frames of that many bytes.
+#[cfg(feature = "dpdk")]
+fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
+    // Of this process' namespace, which /sys need not show.
+    let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let there: Vec<&str> = list
+        .lines()
+        .filter_map(|line| Some(line.split_once(':')?.0.trim()))
+        .collect();
+    if !there.contains(&interface) {
+        let near = configuration::nearest(interface, there.iter().copied());
+        let write = near.map_or_else(
+            || format!("write one of {}", there.join(", ")),
+            |near| format!("write \"veth:{near}\""),
+        );
+        let what = format!("there is no network interface {interface:?}");
+        return Err(Unusable::new(what, write));
+    }
+    let needed = usize::from(max_frame).saturating_sub(dpdk::FRAME_OVERHEAD_BYTES);
+    match dpdk::interface_mtu(interface) {
+        Ok(mtu) if needed > usize::from(mtu) => Err(Unusable::new(
+            format!("{interface} has an MTU of {mtu} B, and frames of {max_frame} B need {needed} B"),
+            format!(
+                "run `ip link set {interface} mtu {needed}`, or write max_frame = {}",
+                usize::from(mtu) + dpdk::FRAME_OVERHEAD_BYTES
+            ),
+        )),
+        // Opening it will say it better.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn interface_carries(_interface: &str, _max_frame: u16) -> Result<(), Unusable> {
+    dpdk_is_built_in()
+}
+
+/// Whether that file can be written, or made.
+fn writable(file: &Path) -> Result<(), Unusable> {
+    if file.is_dir() {
+        let what = format!("{} is a directory", file.display());
+        return Err(Unusable::new(what, "write a file"));
+    }
+    let directory = match file.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    };
+    if !directory.is_dir() {
+        let what = format!("there is no directory {}", directory.display());
+        return Err(Unusable::new(what, "make it, or write another file"));
+    }
+    let asked = if file.exists() { file } else { directory };
+    rustix::fs::access(asked, rustix::fs::Access::WRITE_OK).map_err(|_| {
+        Unusable::new(
+            format!("{} may not be written", asked.display()),
+            "run inco with sudo, or write another file",
+        )
+    })
 }
 
 fn readable(file: &Path) -> Result<(), Unusable> {
@@ -291,7 +345,7 @@ fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
 }
 
 /// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it.
-fn is_listened_on(socket: &Path) -> bool {
+pub(crate) fn is_listened_on(socket: &Path) -> bool {
     let full: PathBuf = fs::canonicalize(socket).unwrap_or_else(|_| socket.to_owned());
     fs::read_to_string("/proc/net/unix").is_ok_and(|list| {
         list.lines().any(|line| {

@@ -13,6 +13,7 @@ mod daemon;
 mod demo;
 mod explain;
 mod image;
+mod leftovers;
 mod machine;
 mod orchestrator;
 mod output;

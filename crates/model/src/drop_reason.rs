@@ -54,7 +54,8 @@ reasons! {
     InstanceLost = "instance_lost",
     /// Taken by the function and never given back.
     Function = "function",
-    /// Larger than the port's buffers can carry.
+    /// Of a length that a port does not carry: larger than its buffers or than the uplink's longest frame, or shorter
+    /// than an Ethernet header where a device has to send it.
     TooLarge = "too_large",
     /// The uplink's transmit queue had no free slot.
     UplinkRingFull = "uplink_ring_full",

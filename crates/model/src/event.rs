@@ -85,6 +85,11 @@ pub enum EventKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         case: Option<Box<serde_json::Value>>,
     },
+    /// The flows of an instance lost their pins, though it is well: each is given anew with its next packet.
+    Unpinned {
+        /// Why.
+        reason: String,
+    },
     /// A ring was full, or a quarter full twice in a row.
     Hot {
         /// Share of the ring occupied when it was noticed, 0 to 1.

@@ -279,7 +279,6 @@ impl Control {
             containers: None,
             switch: &self.replies,
             commands: &self.commands,
-            checks: &[],
         };
         self.controller
             .step(inputs, &mut self.collector, now, &mut self.outputs);

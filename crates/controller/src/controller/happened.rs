@@ -33,6 +33,7 @@ impl Controller {
             }
             EngineEvent::Done { ticket, .. } => match self.in_hand.remove(ticket) {
                 Some(Target::Instance(id, op)) => self.op_done(id, op),
+                Some(Target::Check(id)) => self.check_ended(id, Ok(())),
                 Some(Target::Orphan(name)) => {
                     self.orphans.retain(|orphan| orphan.name != name);
                     self.out
@@ -43,6 +44,7 @@ impl Controller {
             },
             EngineEvent::Failed { ticket, error, .. } => match self.in_hand.remove(ticket) {
                 Some(Target::Instance(id, op)) => self.op_failed(id, op, error),
+                Some(Target::Check(id)) => self.check_ended(id, Err(error)),
                 Some(Target::Orphan(name)) => {
                     let now = self.now;
                     if let Some(orphan) = self.orphans.iter_mut().find(|orphan| orphan.name == name) {
@@ -193,7 +195,9 @@ impl Controller {
                 if let Some(index) = self.at_slot(*slot)
                     && self.instances[index].port == Port::Attaching
                 {
-                    self.instances[index].port = Port::Up;
+                    let instance = &mut self.instances[index];
+                    instance.port = Port::Up;
+                    "its port is up".clone_into(&mut instance.reason);
                 }
             }
             SwitchReply::AttachFailed { slot, error } => {
@@ -293,18 +297,22 @@ impl Controller {
         }
     }
 
-    pub(super) fn check_ended(&mut self, id: InstanceId, passed: bool) {
+    pub(super) fn check_ended(&mut self, id: InstanceId, result: Result<(), &EngineError>) {
         let Some(index) = self.position(id) else { return };
         let instance = &mut self.instances[index];
         instance.check_running = false;
         if instance.state != InstanceState::Starting {
             return;
         }
-        if passed {
-            self.ready(index, "its readiness command exited with 0");
-        } else {
-            instance.again = self.now + CHECK_AGAIN;
-            "its readiness command does not exit with 0".clone_into(&mut instance.reason);
+        match result {
+            Ok(()) => self.ready(index, "its readiness command exited with 0"),
+            Err(error) => {
+                instance.again = self.now + CHECK_AGAIN;
+                instance.reason = match error {
+                    EngineError::Command { reason, .. } => format!("its readiness command {reason}"),
+                    other => format!("its readiness command: {other}"),
+                };
+            }
         }
     }
 
@@ -429,7 +437,10 @@ impl Controller {
                         action: "purge",
                     });
                 }
-                self.out.switch.push(SwitchRequest::PurgeSlot(instance.slot));
+                let (slot, service) = (instance.slot, instance.service);
+                self.out.switch.push(SwitchRequest::PurgeSlot(slot));
+                let reason = "somebody asked for it".to_owned();
+                self.event(Some(service), Some(id), EventKind::Unpinned { reason });
                 Ok(format!(
                     "the flows of instance {id} are given to others on their next packet"
                 ))

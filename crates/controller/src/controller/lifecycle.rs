@@ -7,7 +7,7 @@ use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, ServiceId
 use super::{Controller, Target};
 use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
 use crate::message::{InstanceRow, SwitchRequest};
-use crate::settings::{Ready, StandbyMode, YOUNG};
+use crate::settings::{CHECK_LIMIT, Ready, StandbyMode, YOUNG};
 
 impl Controller {
     /// Moves one instance on as far as it goes now. False where it is gone from the list.
@@ -51,11 +51,7 @@ impl Controller {
         let instance = &mut self.instances[index];
         if now.since(instance.started) >= deadline {
             let seconds = deadline.as_secs_f64();
-            let last = if instance.port == Port::Up {
-                "its port is up"
-            } else {
-                instance.reason.as_str()
-            };
+            let last = &instance.reason;
             let reason = format!("it was not ready within {seconds:.0} s: {last}");
             self.fail(index, reason);
             return;
@@ -88,19 +84,34 @@ impl Controller {
                     }
                 }
                 ReadyKind::Exec => {
-                    if !instance.check_running && now >= instance.again {
-                        instance.check_running = true;
-                        let (id, name, service) = (instance.id, instance.name.clone(), instance.service);
-                        if let Some(Ready::Exec(command)) =
-                            self.services.get(service.index()).map(|s| &s.settings.ready)
-                        {
-                            self.out.checks.push((id, name, command.clone()));
-                        }
+                    if !instance.check_running && now >= instance.again && self.engine_down.is_none() {
+                        self.check(index);
                     }
                 }
             },
             _ => {}
         }
+    }
+
+    /// Runs the readiness command in the instance's container.
+    fn check(&mut self, index: usize) {
+        let Some(instance) = self.instances.get_mut(index) else {
+            return;
+        };
+        let service = self.services.get(instance.service.index());
+        let Some(Ready::Exec(command)) = service.map(|s| &s.settings.ready) else {
+            return;
+        };
+        instance.check_running = true;
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.in_hand.insert(ticket, Target::Check(instance.id));
+        let request = Request::Exec {
+            name: instance.name.clone(),
+            command: command.clone(),
+            limit: CHECK_LIMIT,
+        };
+        self.out.engine.push((ticket, request));
     }
 
     /// The instance is ready: it joins the pool, and Active ones where it is wanted there.
@@ -206,8 +217,14 @@ impl Controller {
         } else if now.since(drain.since) >= deadline {
             let flows = rates.map_or(0, |rates| rates.live_flows);
             // What is left moves now, on its next packet.
-            self.out.switch.push(SwitchRequest::PurgeSlot(instance.slot));
-            format!("the drain's deadline passed with {flows} flows left")
+            let (slot, id) = (instance.slot, instance.id);
+            self.out.switch.push(SwitchRequest::PurgeSlot(slot));
+            let reason = format!("the drain's deadline passed with {flows} flows left");
+            let kind = EventKind::Unpinned {
+                reason: reason.clone(),
+            };
+            self.event(Some(service), Some(id), kind);
+            reason
         } else {
             return;
         };

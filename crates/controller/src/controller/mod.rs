@@ -54,6 +54,8 @@ struct Orphan {
 #[derive(Clone, Debug)]
 enum Target {
     Instance(InstanceId, Op),
+    /// Its readiness command.
+    Check(InstanceId),
     Orphan(String),
 }
 
@@ -280,9 +282,6 @@ impl Controller {
         }
         for reply in inputs.switch {
             self.switch_reply(reply, collector);
-        }
-        for (id, passed) in inputs.checks {
-            self.check_ended(*id, *passed);
         }
         for (id, command) in inputs.commands {
             let answer = self.command(command, collector);

@@ -8,6 +8,7 @@
  *   eat           takes memory until it is killed
  *   fork          makes processes until it cannot, prints how many, and sleeps
  *   confined      says what it can do that it should not be able to; status 0 if nothing
+ *   beside        the same, for a command beside the container's program, whose group it must be in
  *   flood         writes to its output for ever
  */
 #define _GNU_SOURCE
@@ -36,7 +37,20 @@ static void check(const char *what, int holds) {
     if (!holds) { printf("NOT CONFINED: %s (%s)\n", what, strerror(errno)); bad = 1; }
 }
 
-static int confined(void) {
+static int same_file(const char *a, const char *b) {
+    char texts[2][4096];
+    const char *paths[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        int file = open(paths[i], O_RDONLY);
+        int length = read(file, texts[i], sizeof texts[i] - 1);
+        if (length <= 0) return 0;
+        texts[i][length] = 0;
+        close(file);
+    }
+    return !strcmp(texts[0], texts[1]);
+}
+
+static int confined(int beside) {
     check("root is read-only", open("/probe-was-here", O_CREAT | O_WRONLY, 0644) < 0 && errno == EROFS);
     check("no new privileges", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1);
     for (int capability = 0; capability < 41; capability++)
@@ -50,7 +64,8 @@ static int confined(void) {
     }
     check("system calls are filtered", filtered);
     check("no effective capabilities", effective == 0);
-    check("process 1 of its own namespace", getpid() == 1);
+    check("process 1 of its own namespace, or beside it", (getpid() == 1) != beside && kill(1, 0) == 0);
+    check("in the control groups of the container", same_file("/proc/1/cgroup", "/proc/self/cgroup"));
     check("no mount", mount("none", "/tmp", "tmpfs", 0, 0) < 0);
     check("no user namespace", unshare(CLONE_NEWUSER) < 0);
     check("no clone into a user namespace", syscall(SYS_clone, CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0) < 0);
@@ -128,7 +143,8 @@ int main(int argc, char **argv) {
         signal(SIGTERM, leave);
         for (;;) if (write(1, "flood of words\n", 15) < 0) usleep(1000);
     }
-    if (!strcmp(verb, "confined")) return confined();
+    if (!strcmp(verb, "confined")) return confined(0);
+    if (!strcmp(verb, "beside")) return confined(1);
     fprintf(stderr, "no such verb: %s\n", verb);
     return 99;
 }

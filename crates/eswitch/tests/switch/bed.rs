@@ -229,7 +229,9 @@ impl Bed {
                     name: format!("uplink-{u}"),
                     device: UplinkDevice::Memif {
                         socket: directory.path().join(format!("uplink-{u}.sock")),
+                        queues: workers as u16,
                     },
+                    max_frame: frame_bytes,
                 })
                 .collect(),
             hash_key: [1, 2, 3, 4],

@@ -54,6 +54,30 @@ fn each_flow_goes_to_one_instance_and_comes_back() {
 }
 
 #[test]
+fn frames_longer_than_an_uplink_carries_are_dropped_in_both_directions() {
+    let mut bed = Bed::with(1, 2, vec![service(0, &[0, 1], Match::default())], |config| {
+        config.uplinks[1].max_frame = 400;
+    });
+    bed.add(0, 0, 2, cross);
+    for (from, to, dropped) in [(0, 1, 2), (1, 0, 4)] {
+        // 42 bytes of headers: two that fit, two that do not.
+        let frames = [60, 358, 359, 700].map(|bytes| udp_packet(from as u32, &vec![7; bytes]));
+        bed.send(from, slices(&frames));
+        let came: Vec<usize> = bed.take_all(to, 2).iter().map(Vec::len).collect();
+        assert_eq!(came, [102, 400]);
+        bed.assert_accounts_close();
+        assert_eq!(bed.drops(DropReason::TooLarge), dropped);
+    }
+    let uplinks = &bed.reading.counters.uplinks;
+    assert_eq!(
+        (uplinks[1].received_packets, uplinks[1].dropped),
+        (4, 2),
+        "{uplinks:#?}"
+    );
+    bed.finish();
+}
+
+#[test]
 fn both_directions_of_a_two_arm_flow_are_on_one_instance() {
     let mut bed = Bed::new(1, 2, vec![service(0, &[0, 1], Match::default())]);
     for slot in 0..3 {

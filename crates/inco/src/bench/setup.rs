@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use eswitch::{
-    AttachSpec, Device, Frame, FrameMemory, Polling, SoftSwitch, SoftSwitchConfig, Switch, SwitchEvent,
-    SwitchReading, UplinkConfig, UplinkDevice,
+    AttachSpec, Device, Frame, FrameMemory, OpenDevice, Polling, SoftSwitch, SoftSwitchConfig, Switch,
+    SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
 };
 use flow_table::{Line, TableConfig, TimeoutPolicy};
 use model::{Slot, UplinkId};
@@ -110,6 +110,7 @@ fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
             uplinks: vec![UplinkConfig {
                 name: "source".to_owned(),
                 device: UplinkDevice::Device,
+                max_frame: usize::MAX,
             }],
             hash_key: crate::orchestrator::secret()?,
         },
@@ -138,8 +139,11 @@ fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
         }
         std::thread::sleep(STEP);
     }
-    let source = NewFlows::new(Ip::V4)?;
-    switch.attach_uplink_device(UplinkId(0), vec![source])?;
+    let source = OpenDevice {
+        queues: vec![NewFlows::new(Ip::V4)?],
+        watch: None,
+    };
+    switch.attach_uplink_device(UplinkId(0), source)?;
     let mut samples = Vec::new();
     loop {
         switch.read(&mut reading);
@@ -259,10 +263,9 @@ impl Device<ShortFrame> for NewFlows {
         limit
     }
 
-    fn send(&mut self, frames: &mut Vec<ShortFrame>) -> usize {
-        let count = frames.len();
+    fn send(&mut self, frames: &mut Vec<ShortFrame>) -> Unsendable {
         frames.clear();
-        count
+        Unsendable::default()
     }
 }
 

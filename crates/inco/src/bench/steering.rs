@@ -23,6 +23,9 @@ use super::contestant::{Contestant, Killed, shown};
 use super::memory::Memory;
 use crate::output;
 
+/// The longest frame of the captures, in bytes.
+const MAX_FRAME: usize = 1522;
+
 /// What the instances' ports are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -203,11 +206,6 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             memory_mib: Memory::mib(frames) as u32,
             hugepages: spec.huge,
             cpu: spec.control_cpu as u16,
-            more: if spec.huge {
-                vec!["--in-memory".to_owned()]
-            } else {
-                Vec::new()
-            },
             ..EalConfig::new(format!("inco-bench-{}", std::process::id()))
         }
         .args(),
@@ -224,10 +222,12 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
     let mut uplinks = Vec::new();
     for (index, capture) in spec.captures.iter().enumerate() {
         let device = from_shorthand(&format!("pcap:{},loop", capture.display()))?;
-        devices.push((UplinkId(index as u8), DpdkQueue::open(&eal, &device, pool, 1)?));
+        let device = DpdkQueue::open(&eal, &device, pool, 1, MAX_FRAME)?;
+        devices.push((UplinkId(index as u8), device));
         uplinks.push(UplinkConfig {
             name: format!("source{index}"),
             device: UplinkDevice::Device,
+            max_frame: MAX_FRAME,
         });
     }
     let config = SoftSwitchConfig {
@@ -253,8 +253,8 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             SinkPort::Null => switch.attach(slot, AttachSpec::Null)?,
             SinkPort::NetNull => {
                 let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
-                let queues = DpdkQueue::open(&eal, &device, pool, workers as u16)?;
-                switch.attach_devices(slot, vec![queues])?;
+                let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, MAX_FRAME)?;
+                switch.attach_devices(slot, vec![opened.queues])?;
             }
         }
     }

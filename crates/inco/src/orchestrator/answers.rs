@@ -5,7 +5,6 @@ use api::types::{
     ServiceRow, Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use collector::{SAMPLE_PERIOD, SlotCounters};
-use configuration::Device;
 use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 
 use super::control::ControlLoop;
@@ -44,13 +43,15 @@ impl ControlLoop {
                 let rates = self.collector.uplink(UplinkId(index as u8));
                 UplinkRow {
                     name: uplink.name.clone(),
-                    device: device_text(&uplink.device),
+                    device: uplink.device.to_string(),
                     up: self.uplinks_up.get(index).copied().unwrap_or(false),
                     received_packets: counters.received_packets,
                     received_bytes: counters.received_bytes,
                     sent_packets: counters.sent_packets,
                     sent_bytes: counters.sent_bytes,
                     dropped_packets: counters.dropped,
+                    missed_packets: counters.missed_packets,
+                    failed_packets: counters.failed_packets,
                     received_pps: rates.received_pps,
                     sent_pps: rates.sent_pps,
                 }
@@ -287,15 +288,5 @@ fn reactions(of: &controller::Reactions) -> ReactionStatus {
         create_and_activate: times(&of.create_and_activate),
         create: times(&of.create),
         drain: times(&of.drain),
-    }
-}
-
-/// A device as the configuration writes it.
-fn device_text(device: &Device) -> String {
-    match device {
-        Device::Memif(socket) => format!("memif:{}", socket.display()),
-        Device::Veth(name) => format!("veth:{name}"),
-        Device::Pcap(path) => format!("pcap:{}", path.display()),
-        Device::Dpdk(device) => device.clone(),
     }
 }

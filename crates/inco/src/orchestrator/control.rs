@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -19,7 +18,7 @@ use eswitch::{
     AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
     SwitchReading,
 };
-use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot};
+use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId};
 
 use crate::explain::Case;
 use scheduling::{Metric, Scheduler};
@@ -44,6 +43,8 @@ pub(crate) struct Summary {
     pub(crate) reading: SwitchReading,
     /// What could not be removed in time, a line each: empty if all is well.
     pub(crate) left: Vec<String>,
+    /// Whether the containers were to go on running.
+    pub(crate) kept: bool,
 }
 
 /// Everything that the loop turns.
@@ -62,6 +63,8 @@ pub(super) struct ControlLoop {
     /// Counters of a slot when its present instance got it: slots are used again, their counters go on.
     pub(super) baselines: HashMap<Slot, collector::SlotCounters>,
     pub(super) services: Vec<ServicePlan>,
+    /// Uplinks that read a capture and have not begun.
+    waiting_uplinks: Vec<UplinkId>,
     /// What one instance takes in its service's metric, where that is not packets.
     limits: Vec<Option<f64>>,
     /// The controller's table that was last published.
@@ -85,7 +88,6 @@ pub(super) struct ControlLoop {
     /// Scheduling decisions that are still to be recorded, by service.
     records: HashMap<ServiceId, u32>,
     next_number: u64,
-    checks: Checks,
     loads: Vec<(Slot, f32)>,
     expected: Vec<(ServiceId, f32)>,
     sequence: u64,
@@ -135,12 +137,6 @@ fn is_runnable(pid: u32) -> bool {
     })
 }
 
-/// Readiness commands under way.
-struct Checks {
-    report: Sender<(InstanceId, bool)>,
-    done: Receiver<(InstanceId, bool)>,
-}
-
 /// Monotonic time, as the switch has it.
 fn monotonic() -> Nanos {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -187,10 +183,15 @@ impl ControlLoop {
             .context("the engine does not say what runs already")?;
         let workers = configuration.switch.worker_count();
         let reading = SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers);
-        let (report, done) = channel();
         raise_priority();
         Ok(ControlLoop {
             services: wiring::service_plans(&configuration),
+            waiting_uplinks: (0u8..)
+                .map(UplinkId)
+                .zip(&configuration.uplinks)
+                .filter(|(_, uplink)| !uplink.device.captures_read().is_empty())
+                .map(|(id, _)| id)
+                .collect(),
             limits: configuration
                 .services
                 .iter()
@@ -230,7 +231,6 @@ impl ControlLoop {
             heavy_dumps: HashMap::new(),
             records: HashMap::new(),
             next_number: 1,
-            checks: Checks { report, done },
             loads: Vec::new(),
             expected: Vec::new(),
             sequence: 0,
@@ -268,6 +268,7 @@ impl ControlLoop {
         Ok(Summary {
             reading: self.reading.clone(),
             left,
+            kept: self.stop.asked() == Some(true),
         })
     }
 
@@ -308,6 +309,36 @@ impl ControlLoop {
         }
         self.step(now);
         self.publish_loads();
+        self.open_captures();
+    }
+
+    /// Lets captures be received once each service of their uplink serves with as many instances as it should have at
+    /// least: what they hold comes only once.
+    fn open_captures(&mut self) {
+        // Only by a plan that every worker knows.
+        if self.waiting_uplinks.is_empty() || !self.generations.is_empty() {
+            return;
+        }
+        let instances = self.shell.controller().instances();
+        let services = &self.configuration.services;
+        let serves = |(id, service): (usize, &configuration::Service)| {
+            let is_active = |i: &&controller::Instance| {
+                i.service().index() == id && i.state() == model::InstanceState::Active
+            };
+            instances.iter().filter(is_active).count() >= service.instances.min as usize
+        };
+        let switch = &mut self.switch;
+        self.waiting_uplinks.retain(|uplink| {
+            let mut of_uplink = services
+                .iter()
+                .enumerate()
+                .filter(|(_, s)| s.uplinks.contains(uplink));
+            let is_served = of_uplink.all(serves);
+            if is_served {
+                switch.open_uplink(*uplink);
+            }
+            !is_served
+        });
     }
 
     // ---- the switch -------------------------------------------------------------------------------------------
@@ -552,10 +583,9 @@ impl ControlLoop {
     // ---- the controller ---------------------------------------------------------------------------------------
 
     fn step(&mut self, now: Nanos) {
-        let checks: Vec<_> = self.checks.done.try_iter().collect();
         let outputs = self
             .shell
-            .turn(&self.replies, &self.commands, &checks, &mut self.collector, now);
+            .turn(&self.replies, &self.commands, &mut self.collector, now);
         self.replies.clear();
         self.commands.clear();
         if outputs.is_empty() {
@@ -564,7 +594,6 @@ impl ControlLoop {
         let requests = outputs.switch.clone();
         let events = outputs.events.clone();
         let answers = outputs.answers.clone();
-        let to_check = outputs.checks.clone();
         for event in events {
             self.push_event(event);
         }
@@ -573,43 +602,6 @@ impl ControlLoop {
         }
         for (id, result) in answers {
             self.answer_command(id, result);
-        }
-        for (id, container, command) in to_check {
-            self.check(id, container, command);
-        }
-    }
-
-    /// Runs a readiness command in a container, on a thread of its own.
-    fn check(&self, id: InstanceId, container: String, command: Vec<String>) {
-        let pid = self
-            .shell
-            .controller()
-            .instances()
-            .iter()
-            .find(|i| i.id() == id)
-            .and_then(|i| i.pid());
-        let report = self.checks.report.clone();
-        let run = move || {
-            let passed = pid.is_some_and(|pid| {
-                std::process::Command::new("nsenter")
-                    .args(["--target", &pid.to_string(), "--all", "--"])
-                    .args(&command)
-                    .stdin(std::process::Stdio::null())
-                    .stdout(std::process::Stdio::null())
-                    .stderr(std::process::Stdio::null())
-                    .status()
-                    .is_ok_and(|status| status.success())
-            });
-            tracing::debug!(container, passed, "readiness command");
-            // Nobody listens only at the end.
-            let _ended = report.send((id, passed));
-        };
-        if std::thread::Builder::new()
-            .name("inco-check".into())
-            .spawn(run)
-            .is_err()
-        {
-            let _ended = self.checks.report.send((id, false));
         }
     }
 

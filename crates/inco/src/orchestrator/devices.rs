@@ -15,7 +15,7 @@ pub(super) fn switch(
     frame_bytes: usize,
 ) -> Result<Box<dyn Switch>> {
     use anyhow::Context as _;
-    use configuration::{Device, Hugepages};
+    use configuration::Device;
     use dpdk::device::from_shorthand;
     use dpdk::{Eal, EalConfig, Mempool, MempoolConfig};
     use eswitch::{DpdkQueue, MbufMemory, SoftSwitch};
@@ -27,70 +27,83 @@ pub(super) fn switch(
     const DESCRIPTORS: usize = 1024;
     /// What an mbuf takes beside its room, in bytes: header, headroom, padding.
     const MBUF_OVERHEAD: usize = 512;
+    /// Memory for what DPDK itself and the rings of devices need, in MiB.
+    const DPDK_OWN_MIB: usize = 64;
 
     let workers = config.workers.len();
     let mut devices = Vec::new();
     let mut room = frame_bytes;
+    let mut mbufs = workers * FRAMES_PER_WORKER;
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
-        let text = match &uplink.device {
-            Device::Memif(_) => continue,
-            Device::Veth(name) => format!("veth:{name}"),
-            Device::Pcap(path) => format!("pcap:{}", path.display()),
-            Device::Dpdk(device) => device.clone(),
-        };
+        if matches!(uplink.device, Device::Memif(_)) {
+            continue;
+        }
+        let queues = u16::from(uplink.queues);
         let of_uplink = || format!("uplink {:?}", uplink.name);
-        let device = from_shorthand(&text)
+        let device = from_shorthand(&uplink.device.to_string())
             .with_context(of_uplink)?
-            .for_frames(frame_bytes);
+            .with(frame_bytes, queues);
         room = room.max(device.frame_bytes(frame_bytes));
-        devices.push((
-            UplinkId(index as u8),
-            device,
-            u16::from(uplink.queues).min(workers as u16),
-            of_uplink(),
-        ));
+        mbufs += 2 * DESCRIPTORS * usize::from(queues);
+        devices.push((UplinkId(index as u8), device, uplink));
     }
-    let mbufs = workers * FRAMES_PER_WORKER
-        + devices
-            .iter()
-            .map(|d| 2 * DESCRIPTORS * usize::from(d.2))
-            .sum::<usize>();
+    // DPDK's pools are largest for their memory at a power of two less one.
+    let mbufs = mbufs.next_power_of_two() - 1;
     let eal = match Eal::running() {
         Some(eal) => eal,
         None => {
-            let of = &configuration.switch;
+            let memory_mib = DPDK_OWN_MIB + mbufs * (room + MBUF_OVERHEAD) / (1 << 20);
             let args = EalConfig {
-                // The pool, and as much again for the rings of devices and DPDK's own needs.
-                memory_mib: (2 * mbufs * (room + MBUF_OVERHEAD) / (1 << 20)).max(64) as u32,
-                hugepages: of.hugepages == Hugepages::On,
+                memory_mib: u32::try_from(memory_mib)?,
+                hugepages: takes_hugepages(configuration.switch.hugepages, memory_mib)?,
                 pci: devices
                     .iter()
                     .filter_map(|d| d.1.pci_address().map(str::to_owned))
                     .collect(),
-                more: of.dpdk_args.clone(),
+                more: configuration.switch.dpdk_args.clone(),
                 ..EalConfig::new(format!("inco-{}", std::process::id()))
             };
-            Eal::init(&args.args()).context("DPDK does not start")?
+            Eal::init(&args.args())?
         }
     };
     let pool = MempoolConfig {
-        mbufs: mbufs.next_power_of_two() as u32 - 1,
+        mbufs: u32::try_from(mbufs)?,
         frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
         ..MempoolConfig::default()
     };
     let pool = Mempool::create(&eal, &pool).context("no memory for DPDK's frames")?;
     let mut ports = Vec::new();
-    for (uplink, device, queues, of_uplink) in devices {
-        ports.push((
-            uplink,
-            DpdkQueue::open(&eal, &device, pool, queues).context(of_uplink)?,
-        ));
+    for (id, device, uplink) in devices {
+        let (queues, max_frame) = (u16::from(uplink.queues), usize::from(uplink.max_frame));
+        let opened = DpdkQueue::open(&eal, &device, pool, queues, max_frame)
+            .with_context(|| format!("uplink {:?}", uplink.name))?;
+        ports.push((id, opened));
     }
     Ok(Box::new(SoftSwitch::start(
         config,
         MbufMemory::shares(workers, pool),
         ports,
     )?))
+}
+
+/// Whether that much memory, in MiB, comes from hugepages.
+///
+/// # Errors
+/// Where it must and there are not enough.
+#[cfg(feature = "dpdk")]
+fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Result<bool> {
+    use configuration::Hugepages;
+    let free_mib = crate::machine::free_hugepages_mib();
+    let is_enough = free_mib >= needed_mib as u64;
+    match wanted {
+        Hugepages::Off => Ok(false),
+        Hugepages::Auto => Ok(is_enough),
+        Hugepages::On if is_enough => Ok(true),
+        Hugepages::On => anyhow::bail!(
+            "switch.hugepages: DPDK's buffers take {needed_mib} MiB and {free_mib} MiB of hugepages are free; reserve more with \
+             `sysctl vm.nr_hugepages=N`, or write hugepages = \"auto\""
+        ),
+    }
 }
 
 /// Says that this build has no DPDK.

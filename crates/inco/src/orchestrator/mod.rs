@@ -23,6 +23,7 @@ use api::{EventLog, Server, questions};
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
+use crate::leftovers::Mark;
 use control::ControlLoop;
 pub(crate) use control::Summary;
 
@@ -83,6 +84,7 @@ impl Orchestrator {
         let (asker, inbox) = questions();
         // First of all, because it finds out whether another one is running.
         let server = Server::start(&place.socket, asker, events.clone())?;
+        let mark = Mark::set(&place.run_dir, &place.socket, &configuration)?;
         let stop = Arc::new(StopRequest::default());
         let (ready, started) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -95,9 +97,14 @@ impl Orchestrator {
                     match control {
                         Ok(mut control) => {
                             let _waiting = ready.send(Ok(()));
-                            control.run()
+                            let summary = control.run()?;
+                            if summary.left.is_empty() && !summary.kept {
+                                mark.remove();
+                            }
+                            Ok(summary)
                         }
                         Err(error) => {
+                            mark.undo();
                             let _waiting = ready.send(Err(error));
                             Err(anyhow!("nothing was started"))
                         }

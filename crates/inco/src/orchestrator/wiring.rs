@@ -97,10 +97,13 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
         let device = match &uplink.device {
             Device::Memif(socket) => UplinkDevice::Memif {
                 socket: in_run_dir(socket),
+                queues: u16::from(uplink.queues),
             },
+            // What a capture holds comes at once, and only once.
+            device if !device.captures_read().is_empty() => UplinkDevice::Waiting,
             Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
         };
-        if let UplinkDevice::Memif { socket } = &device
+        if let UplinkDevice::Memif { socket, .. } = &device
             && let Some(directory) = socket.parent()
         {
             std::fs::create_dir_all(directory)
@@ -109,6 +112,7 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
         uplinks.push(UplinkConfig {
             name: uplink.name.clone(),
             device,
+            max_frame: usize::from(uplink.max_frame),
         });
     }
     let t = &of.timeouts;
@@ -140,7 +144,7 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
     if config
         .uplinks
         .iter()
-        .any(|uplink| uplink.device == UplinkDevice::Device)
+        .any(|uplink| matches!(uplink.device, UplinkDevice::Device | UplinkDevice::Waiting))
     {
         return super::devices::switch(configuration, &config, frame_bytes);
     }

@@ -88,7 +88,7 @@ fn comes_back_unchanged(engine: Engine) {
     let files = captures(&data);
     assert!(files.len() > 20, "{files:?}");
     let packets: u64 = files.iter().map(|file| packets_in(file)).sum();
-    let place = Place::new();
+    let place = Place::alone();
     let inco = place.run(&configuration(engine));
     inco.settled(3, 0);
     let report = place.traffic(&profile(&files)).report();
@@ -129,7 +129,7 @@ fn what_is_not_configured_is_dropped_by_name() {
         return;
     }
     let Some(data) = data() else { return };
-    let place = Place::new();
+    let place = Place::alone();
     let text = configuration(Engine::Oci)
         .replace("other = \"wan\"", "")
         .replace("max_frame = 9022", "")

@@ -46,7 +46,7 @@ fn away() -> Duration {
     let seconds = std::env::var("INCO_TEST_AWAY_S")
         .ok()
         .and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(4))
+    Duration::from_secs(seconds.unwrap_or(2))
 }
 
 fn failures(inco: &Inco) -> Vec<String> {

@@ -5,7 +5,10 @@ use std::time::Duration;
 use model::{InstanceId, InstanceState};
 use rustix::process::Signal;
 
-use crate::support::{Engine, IMAGE, Inco, Place, changes, eventually, kill, load_per_cpu, unix_ms};
+use crate::support::{
+    Engine, IMAGE, Inco, Place, assert_clean, assert_undisturbed, changes, eventually, kill, load_per_cpu,
+    unix_ms,
+};
 
 fn configuration(engine: Engine) -> String {
     format!(
@@ -50,7 +53,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
     if !engine.is_here() {
         return;
     }
-    let place = Place::new();
+    let place = Place::alone();
     let inco = place.run(&configuration(engine));
     let before = inco.settled(3, 1);
     let traffic = place.traffic(LOAD);
@@ -87,11 +90,12 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
     assert_eq!(new.len(), 1, "{after:#?}");
 
     let report = traffic.report();
-    let c = &report.counts;
+    assert_undisturbed(&report);
     assert_eq!(
-        (c.duplicated, c.reordered, c.altered, c.foreign),
-        (0, 0, 0, 0),
-        "{c:#?}"
+        report.counts.expected_moves,
+        u64::from(FLOWS / 3),
+        "{:#?}",
+        report.counts
     );
     let status = inco.at_rest();
     // The flows of the victim moved, once each, and are served by others since; nobody else noticed anything.
@@ -101,16 +105,19 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
         "{}",
         inco.told()
     );
-    let mut moved = 0;
+    let moved = report
+        .flows
+        .iter()
+        .filter(|flow| flow.expected_moves == 1)
+        .count();
+    assert_eq!(moved as u32, FLOWS / 3);
     for flow in &report.flows {
-        if flow.instance == victim.id.0 {
-            moved += 1;
-            assert!(flow.mis_steered > 0, "still served by the victim: {flow:#?}");
-        } else {
-            assert_eq!((flow.mis_steered, flow.lost), (0, 0), "{flow:#?}");
-        }
+        assert_ne!(
+            flow.instance, victim.id.0,
+            "still served by the victim: {flow:#?}"
+        );
+        assert!(flow.expected_moves == 1 || flow.lost == 0, "{flow:#?}");
     }
-    assert_eq!(moved, FLOWS / 3);
     // What is missing, a counter saw: what the victim had when it was given up.
     assert_eq!(report.lost, status.accounting.dropped, "{:#?}", status.drops);
     let lost: u64 = ["instance_lost", "instance_ring_full"]
@@ -121,6 +128,36 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
     // No more than came for it meanwhile: a third of 6,000 packets/s, and what it had.
     let came = 2000.0 * (took.as_secs_f64() + 0.5);
     assert!((lost as f64) < came, "{lost} packets lost in {took:?}");
+    inco.stop(&place);
+}
+
+/// Flows that are taken from an instance move once, and everybody knows.
+#[test]
+fn flows_of_a_purged_instance_move_and_are_expected_to() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let inco = place.run(&configuration(Engine::Oci));
+    let rows = inco.settled(3, 1);
+    let traffic = place.traffic(LOAD);
+    eventually("each instance has its flows", Duration::from_secs(10), || {
+        let rows = inco.instances();
+        (rows
+            .iter()
+            .filter(|i| i.live_flows == u64::from(FLOWS / 3))
+            .count()
+            == 3)
+            .then_some(())
+    });
+    place.must(&["purge", &rows[0].id.0.to_string()]);
+    let told = inco.told();
+    assert!(told.contains("Unpinned"), "{told}");
+    let report = traffic.report();
+    assert_clean(&report);
+    let moved = report.counts.expected_moves;
+    assert!((1..=u64::from(FLOWS / 3)).contains(&moved), "{moved} flows moved");
+    inco.at_rest();
     inco.stop(&place);
 }
 

@@ -17,7 +17,7 @@ fn a_worker_with_16_million_flows_goes_on_while_containers_are_made() {
     if !Engine::Oci.is_here() {
         return;
     }
-    let place = Place::new();
+    let place = Place::alone();
     let text = format!(
         r#"
 [switch]

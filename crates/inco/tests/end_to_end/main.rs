@@ -11,11 +11,13 @@
 )]
 
 mod captures;
+mod devices;
 mod engine_away;
 mod examples;
 mod failures;
 mod gaps;
 mod policies;
+mod readiness;
 mod refusals;
 mod restart;
 mod support;

@@ -148,6 +148,52 @@ fn after_stop_keep_the_containers_are_taken_over_docker() {
     is_taken_over(Engine::Docker, &End::Kept, "warm");
 }
 
+/// Without a running inco, `inco stop` removes what the last one left.
+fn stop_removes_what_is_left(engine: Engine, end: &End) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&configuration(engine, &[service("dns", 53, "paused")]));
+    inco.settled(2, 1);
+    let traces = match end {
+        End::Killed => inco.kill(),
+        End::Kept => inco.stop_with(&place, &["--keep"]).1,
+    };
+    assert_eq!(traces.processes_alive().len(), 3);
+    let said = place.must(&["stop"]);
+    assert!(
+        said.contains("; 3 containers that it had left are removed"),
+        "{said}"
+    );
+    traces.assert_nothing_left();
+    let there: Vec<_> = std::fs::read_dir(place.run_dir()).unwrap().flatten().collect();
+    assert!(there.is_empty(), "{there:?}");
+    // Then there is nothing to stop.
+    let output = place.output(&["stop"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("inco is not running (no socket at ") && said.lines().count() == 1,
+        "{said}"
+    );
+}
+
+#[test]
+fn stop_removes_what_a_killed_inco_left_oci() {
+    stop_removes_what_is_left(Engine::Oci, &End::Killed);
+}
+
+#[test]
+fn stop_removes_what_a_killed_inco_left_docker() {
+    stop_removes_what_is_left(Engine::Docker, &End::Killed);
+}
+
+#[test]
+fn stop_removes_the_containers_that_were_kept() {
+    stop_removes_what_is_left(Engine::Oci, &End::Kept);
+}
+
 fn what_no_service_wants_is_removed(engine: Engine) {
     if !engine.is_here() {
         return;

@@ -14,7 +14,7 @@ name = "wan"
 device = "memif:wan.sock"
 
 [switch.timeouts]
-udp = "2s"
+udp = "1s"
 
 [service.forward]
 image = "{IMAGE}"
@@ -24,24 +24,24 @@ memory = "64MiB"
 capacity = "2.5kpps"
 instances = {{ min = 3, max = 8, standby = 1 }}
 scheduler = "best-fit"
-autoscaler = {{ policy = "smartinco", target = 0.5, scale_down_window = "2s" }}
+autoscaler = {{ policy = "smartinco", target = 0.5, scale_down_window = "1s" }}
 ring = {{ slots = 8192 }}
 {}"#,
         engine.toml()
     )
 }
 
-/// 20 flows, one more each 100 ms, then all but 4 end: 3 instances, 8, 3.
+/// 20 flows, one more each 50 ms, then all but 4 end: 3 instances, 8, 3.
 const RAMP: &str = r#"
 tick = "500us"
 uplink_wait = "5s"
-settle = "3s"
+settle = "1s"
 [[phase]]
-duration = "11s"
+duration = "7s"
 flows = 20
-ramp = "100ms"
+ramp = "50ms"
 keep = 4
-keep_from = "5s"
+keep_from = "3s"
 rate_per_flow = "500pps"
 "#;
 
@@ -49,7 +49,7 @@ fn scales_out_and_in_without_a_trace(engine: Engine) {
     if !engine.is_here() {
         return;
     }
-    let place = Place::new();
+    let place = Place::alone();
     let inco = place.run(&configuration(engine));
     inco.settled(3, 1);
     let mut traffic = place.traffic(RAMP);

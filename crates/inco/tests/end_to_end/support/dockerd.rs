@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::{PATIENCE, available, eventually, kill};
+use super::{PATIENCE, available, eventually, kill, mounts_under};
 
 /// `dockerd` with everything in one directory. It removes what it has and ends when it is dropped.
 pub(crate) struct PrivateDockerd {
@@ -110,6 +110,10 @@ impl Drop for PrivateDockerd {
                 let _gone = rustix::process::kill_process(pid, Signal::TERM);
             }
             let _status = daemon.wait();
+        }
+        // It mounts its data directory on itself, and leaves that.
+        for target in mounts_under(&self.directory).into_iter().rev() {
+            let _gone = rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH);
         }
     }
 }

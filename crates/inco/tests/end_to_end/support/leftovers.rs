@@ -79,13 +79,8 @@ impl Traces {
                 .filter(|group| group.exists())
                 .map(|group| format!("control group {}", group.display())),
         );
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        left.extend(
-            mounts
-                .lines()
-                .filter(|line| line.contains(&run_dir))
-                .map(|line| format!("mount {line}")),
-        );
+        let mounts = mounts_under(&self.run_dir);
+        left.extend(mounts.iter().map(|target| format!("mount {}", target.display())));
         let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
         left.extend(
             sockets
@@ -132,6 +127,17 @@ impl Traces {
         }));
         assert!(gone.is_ok(), "left behind:\n{}", left.join("\n"));
     }
+}
+
+/// Where something is mounted in that directory, in the order in which it was.
+pub(crate) fn mounts_under(directory: &Path) -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(4))
+        .map(PathBuf::from)
+        .filter(|target| target.starts_with(directory))
+        .collect()
 }
 
 fn start_time(pid: u32) -> Option<String> {

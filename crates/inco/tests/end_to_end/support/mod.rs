@@ -2,11 +2,12 @@
 
 mod dockerd;
 mod leftovers;
+mod namespace;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use api::Client;
@@ -15,7 +16,8 @@ use model::{Event, EventKind, InstanceId, InstanceState};
 use traffic::Report;
 
 pub(crate) use dockerd::PrivateDockerd;
-pub(crate) use leftovers::{Traces, launcher_of, siblings};
+pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
+pub(crate) use namespace::{Namespace, Sniffer};
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,10 +104,19 @@ pub(crate) fn data() -> Option<PathBuf> {
     available("data", missing).then_some(folder)
 }
 
-/// One test at a time measures: two would be each other's load.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Tests that measure, or load a CPU, run alone; others run beside each other, since they mostly wait.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The right to run, for as long as it is there.
+enum Turn {
+    Alone {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
+    BesideOthers {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+    /// That of another place of the same test.
+    Shared,
 }
 
 /// The images of all tests, made once.
@@ -177,34 +188,42 @@ pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
 
 /// A run directory, and the turn to use the machine.
 pub(crate) struct Place {
-    directory: tempfile::TempDir,
-    /// [`None`] where the place beside it has the turn.
-    _turn: Option<MutexGuard<'static, ()>>,
+    /// [`None`] while it is dropped.
+    directory: Option<tempfile::TempDir>,
+    _turn: Turn,
 }
 
 impl Place {
+    /// For a test that other tests do not disturb, nor it them.
     pub(crate) fn new() -> Place {
-        let turn = turn();
-        Place {
-            directory: tempfile::Builder::new().prefix("inco-").tempdir().unwrap(),
-            _turn: Some(turn),
-        }
+        let guard = TURN.read().unwrap_or_else(PoisonError::into_inner);
+        Place::with(Turn::BesideOthers { _guard: guard })
+    }
+
+    /// For a test that measures, or loads a CPU.
+    pub(crate) fn alone() -> Place {
+        let guard = TURN.write().unwrap_or_else(PoisonError::into_inner);
+        Place::with(Turn::Alone { _guard: guard })
     }
 
     /// A second run directory in the same turn.
     pub(crate) fn beside(&self) -> Place {
+        Place::with(Turn::Shared)
+    }
+
+    fn with(turn: Turn) -> Place {
         Place {
-            directory: tempfile::Builder::new().prefix("inco-").tempdir().unwrap(),
-            _turn: None,
+            directory: Some(tempfile::Builder::new().prefix("inco-").tempdir().unwrap()),
+            _turn: turn,
         }
     }
 
     pub(crate) fn run_dir(&self) -> PathBuf {
-        self.directory.path().join("run")
+        self.path("run")
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.directory.as_ref().unwrap().path().join(name)
     }
 
     /// A file with that text, outside of the run directory.
@@ -283,6 +302,20 @@ impl Place {
             .spawn()
             .unwrap();
         Traffic { child: Some(child) }
+    }
+}
+
+impl Drop for Place {
+    /// What cannot be removed is in use by somebody: a mount, a process.
+    fn drop(&mut self) {
+        let Some(directory) = self.directory.take() else {
+            return;
+        };
+        let path = directory.path().to_owned();
+        let removed = directory.close();
+        if !std::thread::panicking() {
+            assert!(removed.is_ok(), "{} stays: {removed:?}", path.display());
+        }
     }
 }
 

@@ -1,0 +1,159 @@
+//! A command in the container says when an instance is ready.
+
+use std::path::Path;
+use std::process::Command;
+
+use model::{InstanceState, InstanceStep};
+
+use crate::support::{Engine, Inco, PATIENCE, Place, assert_clean, changes, eventually, text};
+
+/// The image: the function, and a program of this machine with its libraries.
+const IMAGE: &str = "inco-test/ready";
+
+fn import_image(place: &Place) {
+    let root = place.path("rootfs");
+    let copy = |from: &Path, to: &str| {
+        let to = root.join(to.trim_start_matches('/'));
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    };
+    copy(Path::new(&std::env::var_os("INCO_NF").unwrap()), "/inco-nf");
+    let grep = ["/usr/bin/grep", "/bin/grep"].map(Path::new);
+    let grep = grep.into_iter().find(|path| path.exists()).unwrap();
+    copy(grep, "/bin/grep");
+    let needed = Command::new("ldd").arg(grep).output().unwrap();
+    for word in text(&needed.stdout)
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        copy(Path::new(word), word);
+    }
+    let root = root.display().to_string();
+    place.must(&[
+        "image", "import", IMAGE, &root, "--", "/inco-nf", "forward", "--stamp",
+    ]);
+}
+
+fn service(name: &str, port: u16, instances: u32, command: &str, more: &str) -> String {
+    format!(
+        r#"
+[service.{name}]
+match = {{ proto = "udp", dst_port = {port} }}
+image = "{IMAGE}"
+cpus = 0.5
+memory = "64MiB"
+capacity = "50kpps"
+instances = {instances}
+autoscaler = "fixed"
+stop_grace = "200ms"
+ring = {{ slots = 8192 }}
+ready = {{ exec = ["/bin/grep", {command}] }}
+{more}
+"#
+    )
+}
+
+fn of(inco: &Inco, service: &str) -> Vec<api::types::InstanceRow> {
+    let rows = inco.instances().into_iter();
+    rows.filter(|row| row.service == service).collect()
+}
+
+const LOAD: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "2s"
+[[phase]]
+duration = "300ms"
+flows = 8
+dst_port = 53
+rate_per_flow = "200pps"
+"#;
+
+fn a_command_says_when_an_instance_is_ready(engine: Engine) {
+    if !engine.is_here() {
+        return;
+    }
+    let place = Place::new();
+    import_image(&place);
+    let flag = place.path("flag");
+    std::fs::create_dir(&flag).unwrap();
+    // Whoever runs it has no rights that the container does not have.
+    let confined = r"'-qzP', 'CapEff:\t0{16}\nCapBnd:\t0{16}\nCapAmb:\t0{16}\nNoNewPrivs:\t1\nSeccomp:\t2\n', '/proc/self/status'";
+    let text = [
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n".to_owned(),
+        service(
+            "waits",
+            53,
+            2,
+            r#""yes", "/run/flag/ready""#,
+            &format!(
+                "mounts = [\"{}:/run/flag:ro\"]\nready_deadline = \"60s\"",
+                flag.display()
+            ),
+        ),
+        service("confined", 80, 1, confined, ""),
+        service(
+            "never",
+            123,
+            1,
+            r#""-q", "no-such-line", "/proc/self/status""#,
+            "ready_deadline = \"1s\"",
+        ),
+        engine.toml(),
+    ];
+    let inco = place.run(&text.concat());
+    eventually("a command that passes makes it ready", PATIENCE, || {
+        let rows = of(&inco, "confined");
+        (rows.len() == 1 && rows[0].state == InstanceState::Active).then_some(())
+    });
+    eventually(
+        "one that fails is asked again, and what it said is shown",
+        PATIENCE,
+        || {
+            let rows = of(&inco, "waits");
+            let said = "its readiness command exited with 2; it said last: /bin/grep: /run/flag/ready: No such file or directory";
+            (rows.len() == 2
+                && rows
+                    .iter()
+                    .all(|row| row.state == InstanceState::Starting && row.reason == said))
+            .then_some(())
+        },
+    );
+    std::fs::write(flag.join("ready"), "yes\n").unwrap();
+    let rows = eventually("then it passes", PATIENCE, || {
+        let rows = of(&inco, "waits");
+        rows.iter()
+            .all(|row| row.state == InstanceState::Active)
+            .then_some(rows)
+    });
+    let events = inco.events();
+    for row in rows {
+        let ready = changes(&events, row.id)
+            .into_iter()
+            .find(|(_, to, _)| InstanceState::Starting.step(InstanceStep::Ready) == Ok(*to));
+        let (_, _, reason) = ready.unwrap();
+        assert_eq!(reason, "its readiness command exited with 0");
+    }
+    assert_clean(&place.traffic(LOAD).report());
+    let told = eventually(
+        "one that never passes has failed at its deadline",
+        PATIENCE,
+        || {
+            let told = inco.told();
+            told.contains("it was not ready within 1 s").then_some(told)
+        },
+    );
+    let expected = "it was not ready within 1 s: its readiness command exited with 1";
+    assert!(told.contains(expected), "{told}");
+    inco.stop(&place);
+}
+
+#[test]
+fn a_command_says_when_an_instance_is_ready_oci() {
+    a_command_says_when_an_instance_is_ready(Engine::Oci);
+}
+
+#[test]
+fn a_command_says_when_an_instance_is_ready_docker() {
+    a_command_says_when_an_instance_is_ready(Engine::Docker);
+}
