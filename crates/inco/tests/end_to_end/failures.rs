@@ -24,7 +24,7 @@ cpus = 0.1
 memory = "64MiB"
 capacity = "10kpps"
 instances = {{ min = 3, max = 3, standby = 1 }}
-scheduler = "round-robin"
+scheduler = {{ policy = "round-robin", slow_start = "0s" }}
 autoscaler = "fixed"
 ready = "consumes"
 ring = {{ slots = 8192 }}
