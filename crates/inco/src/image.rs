@@ -282,10 +282,10 @@ mod tests {
 
     #[test]
     fn the_program_is_looked_for_beside_this_one_and_in_the_triple() {
-        let found = candidates(Path::new("/work/target/release"));
-        assert_eq!(found[0], Path::new("/work/target/release/inco-nf"));
+        let found = candidates(Path::new("/code/target/release"));
+        assert_eq!(found[0], Path::new("/code/target/release/inco-nf"));
         let triple = format!(
-            "/work/target/{}-unknown-linux-gnu/release/inco-nf",
+            "/code/target/{}-unknown-linux-gnu/release/inco-nf",
             std::env::consts::ARCH
         );
         assert!(found.contains(&PathBuf::from(triple)));
