@@ -102,6 +102,9 @@ pub struct Candidates {
     /// The ramp of each, in steps of [`RAMP_STEPS`].
     steps: Vec<u8>,
     highest_step: u8,
+    /// Load and capacity of those at the highest step, as the list was filled in.
+    grown_load: f32,
+    grown_capacity: f32,
     /// Those that a flow fits, and those that have nothing to do.
     fitting: Bits,
     idle: Bits,
@@ -130,6 +133,8 @@ impl Candidates {
             rows: Vec::with_capacity(Slot::LIMIT),
             steps: Vec::with_capacity(Slot::LIMIT),
             highest_step: 0,
+            grown_load: 0.0,
+            grown_capacity: 0.0,
             fitting: Bits::new(),
             idle: Bits::new(),
             places: vec![0; Slot::LIMIT].into_boxed_slice(),
@@ -157,6 +162,8 @@ impl Candidates {
     fn empty(&mut self) {
         self.steps.clear();
         self.highest_step = 0;
+        self.grown_load = 0.0;
+        self.grown_capacity = 0.0;
         self.fitting.clear();
         self.idle.clear();
         self.revision += 1;
@@ -184,7 +191,13 @@ impl Candidates {
         }
         let step = ramp_step(row.active_for, self.terms.slow_start);
         self.steps.push(step);
-        self.highest_step = self.highest_step.max(step);
+        if step > self.highest_step {
+            (self.highest_step, self.grown_load, self.grown_capacity) = (step, 0.0, 0.0);
+        }
+        if step == self.highest_step {
+            self.grown_load += row.load;
+            self.grown_capacity += row.capacity;
+        }
         let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
         self.shape = mix(self.shape ^ identity).wrapping_add(1);
         self.note(index);
@@ -319,12 +332,29 @@ impl Candidates {
     /// instances that begin together get full shares.
     ///
     /// It bounds how fast a fresh instance catches up where policies go by how little an instance has (a stampede of
-    /// all new flows to it), and never keeps a flow from the only instance that it fits.
+    /// all new flows to it). It yields to need: it is never below the share of their fitting capacity that the grown
+    /// instances use, so that one which was added because the others are nearly full is of use at once.
     #[inline]
     pub fn ramp(&self, index: usize) -> f32 {
         match self.steps.get(index) {
-            Some(step) if *step < self.highest_step => f32::from(*step) / f32::from(self.highest_step),
+            Some(step) if *step < self.highest_step => {
+                let by_age = f32::from(*step) / f32::from(self.highest_step);
+                by_age.max(f32::from(self.need()) / f32::from(RAMP_STEPS))
+            }
             _ => 1.0,
+        }
+    }
+
+    /// How much of what may be used of the grown instances is used, in steps of [`RAMP_STEPS`], rounded down: loads
+    /// change a little all the time, and tables are made by it.
+    #[inline]
+    fn need(&self) -> u8 {
+        let usable = self.grown_capacity * self.terms.fit;
+        if usable > 0.0 {
+            // What is not a number becomes 0.
+            (f32::from(RAMP_STEPS) * self.grown_load / usable).clamp(0.0, f32::from(RAMP_STEPS)) as u8
+        } else {
+            0
         }
     }
 
@@ -346,7 +376,10 @@ impl Candidates {
     /// Another number whenever the slots, their weights or their ramps are others.
     #[inline]
     pub(crate) fn shape(&self) -> u64 {
-        self.shape
+        if self.steps.iter().all(|step| *step == self.highest_step) {
+            return self.shape;
+        }
+        mix(self.shape ^ u64::from(self.need()))
     }
 
     /// How many flows were pinned since the list was made, and to which candidate the last one was.

@@ -546,6 +546,47 @@ fn a_ramp_does_not_keep_flows_from_the_only_one_that_they_fit() {
     }
 }
 
+/// The others are at most of what they may carry: whoever goes by load fills the fresh one now, not in a second. A flow
+/// may bring more than is expected, and would not fit the others any more.
+#[test]
+fn a_ramp_yields_when_the_others_are_nearly_full() {
+    for name in ["worst-fit", "least-connections", "jbsq", "power-of-two"] {
+        let fresh = |load: f32| {
+            let mut rows: Vec<_> = (0..4)
+                .map(|slot| Candidate {
+                    live_flows: load as u32,
+                    ..candidate(slot, 100.0, load)
+                })
+                .collect();
+            rows.push(Candidate {
+                active_for: Nanos::ZERO,
+                live_flows: 0,
+                ..candidate(4, 100.0, 0.0)
+            });
+            rows
+        };
+        let given = |load: f32| {
+            let (mut scheduler, mut candidates) = (named(name), listed(&fresh(load), terms(0, FIT)));
+            (0..100)
+                .filter(|n| place(&mut scheduler, &mut candidates, *n, 0.5) == 4)
+                .count()
+        };
+        let (calm, needed) = (given(20.0), given(80.0));
+        assert!(
+            calm <= 40,
+            "{name}: {calm} of 100 while the others have much room"
+        );
+        assert!(
+            needed >= 70 || name == "power-of-two" && needed > 30,
+            "{name}: {needed} of 100"
+        );
+        // How far it has come is told, and a list without anybody fresh knows no ramp.
+        let candidates = listed(&fresh(80.0), terms(0, FIT));
+        assert_eq!(candidates.ramp(4), 14.0 / 16.0, "{name}");
+        assert_eq!(candidates.ramp(0), 1.0, "{name}");
+    }
+}
+
 #[test]
 fn jbsq_goes_by_the_load_of_a_flows_own_priority_and_above() {
     let of = |slot, low: f32, high: f32| {
