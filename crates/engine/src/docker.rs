@@ -10,7 +10,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -37,10 +36,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::cgroup::{self, Cgroup, Hierarchy};
 use crate::container::check_command;
+use crate::front::{Command, Front, LIST_LIMIT, now};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, ImageRef,
-    Label, MAX_OUTPUT_BYTES, MAX_REQUESTS, Request, Ticket, Usage, seccomp,
+    Label, MAX_OUTPUT_BYTES, Request, Ticket, Usage, seccomp,
 };
 
 /// How a [`DockerEngine`] works.
@@ -90,38 +90,19 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 const STOPPED_STATUS_LIMIT: Duration = Duration::from_secs(2);
 /// How long a killed program may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
-/// How long [`Engine::list`] waits at most.
-const LIST_LIMIT: Duration = Duration::from_secs(5);
 /// On images that were imported from our store: which build of it they are.
 const CREATED_LABEL: &str = "inco.created-unix-ms";
 /// What Docker keeps of a container's output.
 const LOG_SIZE: &str = "64k";
-
-enum Command {
-    Request {
-        ticket: Ticket,
-        request: Request,
-        since: Nanos,
-    },
-    List {
-        label: Label,
-        answer: std::sync::mpsc::Sender<Result<Vec<Container>, EngineError>>,
-    },
-    Quit,
-}
 
 type Groups = Arc<Mutex<HashMap<String, Cgroup>>>;
 
 /// Docker or Podman. See the [module](self).
 #[derive(Debug)]
 pub struct DockerEngine {
-    commands: mpsc::UnboundedSender<Command>,
-    events: std::sync::mpsc::Receiver<EngineEvent>,
+    front: Front,
     groups: Groups,
     is_local: bool,
-    in_hand: usize,
-    refused: Vec<EngineEvent>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl DockerEngine {
@@ -181,26 +162,12 @@ impl DockerEngine {
                 }
             });
         };
-        let thread = std::thread::Builder::new()
-            .name("inco-engine".to_owned())
-            .spawn(run)
-            .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
-        let refused = Vec::new();
+        let post = move |command| commands.send(command).is_ok();
         Ok(DockerEngine {
-            commands,
-            events,
+            front: Front::start(Box::new(post), events, run)?,
             groups,
             is_local,
-            in_hand: 0,
-            refused,
-            thread: Some(thread),
         })
-    }
-
-    fn gone() -> EngineError {
-        EngineError::Unavailable {
-            reason: "its thread has ended".to_owned(),
-        }
     }
 }
 
@@ -398,58 +365,15 @@ impl Engine for DockerEngine {
     }
 
     fn submit(&mut self, ticket: Ticket, request: Request) {
-        let since = now();
-        let failed = |error| EngineEvent::Failed {
-            ticket,
-            error,
-            at: since,
-        };
-        if self.in_hand >= MAX_REQUESTS {
-            self.refused
-                .push(failed(EngineError::Busy { limit: MAX_REQUESTS }));
-        } else if self
-            .commands
-            .send(Command::Request {
-                ticket,
-                request,
-                since,
-            })
-            .is_ok()
-        {
-            self.in_hand += 1;
-        } else {
-            self.refused.push(failed(Self::gone()));
-        }
+        self.front.submit(ticket, request);
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
-        events.append(&mut self.refused);
-        while let Ok(event) = self.events.try_recv() {
-            if matches!(
-                event,
-                EngineEvent::Created { .. } | EngineEvent::Done { .. } | EngineEvent::Failed { .. }
-            ) {
-                self.in_hand = self.in_hand.saturating_sub(1);
-            }
-            events.push(event);
-        }
+        self.front.poll(events);
     }
 
     fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
-        let (answer, listed) = std::sync::mpsc::channel();
-        self.commands
-            .send(Command::List {
-                label: label.clone(),
-                answer,
-            })
-            .map_err(|_| Self::gone())?;
-        listed
-            .recv_timeout(LIST_LIMIT)
-            .map_err(|_| EngineError::Timeout {
-                verb: "list",
-                name: "the containers".to_owned(),
-                after: Nanos(LIST_LIMIT.as_nanos() as u64),
-            })?
+        self.front.list(label)
     }
 
     fn usage(&self, name: &str) -> Result<Usage, EngineError> {
@@ -470,20 +394,6 @@ impl Engine for DockerEngine {
             other => other,
         })
     }
-}
-
-impl Drop for DockerEngine {
-    fn drop(&mut self) {
-        let _ = self.commands.send(Command::Quit);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn now() -> Nanos {
-    let time = clock_gettime(ClockId::Monotonic);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 fn unix_ms() -> u64 {

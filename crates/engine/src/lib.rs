@@ -22,6 +22,7 @@ mod container;
 mod docker;
 mod error;
 mod fake;
+mod front;
 pub mod image;
 pub mod launcher;
 mod oci;

@@ -14,7 +14,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use model::Nanos;
@@ -27,12 +26,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::{check_command, check_name};
+use crate::front::{Command, Front, now};
 use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT_BYTES};
 use crate::wire::{Notice, Order, Received};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Label,
-    MAX_OUTPUT_BYTES, MAX_REQUESTS, Request, Ticket, Usage, bundle, cgroup,
+    MAX_OUTPUT_BYTES, Request, Ticket, Usage, bundle, cgroup,
 };
 
 /// How an [`OciEngine`] works.
@@ -90,12 +90,11 @@ const RESTART_EVERY: Nanos = Nanos::from_millis(500);
 const FREEZE_LIMIT: Nanos = Nanos::from_secs(2);
 /// How long a killed program may take to be gone. A process in the middle of a system call that cannot be interrupted takes that long.
 const REMOVE_LIMIT: Nanos = Nanos::from_secs(10);
-/// How long the launcher's word on an exit status is waited for once the kernel says that the program has ended.
-const STATUS_LIMIT: Nanos = Nanos::from_millis(20);
+/// How long the launcher's word on an exit status is waited for once the kernel says that the program has ended: on a busy
+/// machine the launcher gets to run late, and the end itself must be told within 100 ms.
+const STATUS_LIMIT: Nanos = Nanos::from_millis(60);
 /// How often a freeze or a removal is looked at while it is under way.
 const LOOK_EVERY: Nanos = Nanos::from_micros(200);
-/// How long [`Engine::list`] waits at most.
-const LIST_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is written about each container, so that a later run knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -110,30 +109,12 @@ struct Record {
     started_unix_ms: u64,
 }
 
-enum Command {
-    Request {
-        ticket: Ticket,
-        request: Request,
-        since: Nanos,
-    },
-    List {
-        label: Label,
-        answer: Sender<Vec<Container>>,
-    },
-    Quit,
-}
-
 /// The embedded engine. See the [module](self).
 #[derive(Debug)]
 pub struct OciEngine {
-    commands: Sender<Command>,
-    events: Receiver<EngineEvent>,
-    wake: Arc<OwnedFd>,
+    front: Front,
     hierarchy: Hierarchy,
     parent: String,
-    in_hand: usize,
-    refused: Vec<EngineEvent>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl OciEngine {
@@ -169,34 +150,17 @@ impl OciEngine {
             Arc::clone(&wake),
         )?;
         worker.recover()?;
-        let thread = std::thread::Builder::new()
-            .name("inco-engine".to_owned())
-            .spawn(move || worker.run())
-            .map_err(|error| EngineError::io("start", Path::new("engine thread"), &error))?;
-        let refused = Vec::new();
+        let post = move |command| {
+            let sent = commands.send(command).is_ok();
+            // A counter that is full wakes as well.
+            let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
+            sent
+        };
         Ok(OciEngine {
-            commands,
-            events,
-            wake,
+            front: Front::start(Box::new(post), events, move || worker.run())?,
             hierarchy,
             parent,
-            in_hand: 0,
-            refused,
-            thread: Some(thread),
         })
-    }
-
-    fn command(&self, command: Command) -> bool {
-        let sent = self.commands.send(command).is_ok();
-        // A counter that is full wakes as well.
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-        sent
-    }
-
-    fn gone() -> EngineError {
-        EngineError::Unavailable {
-            reason: "its thread has ended".to_owned(),
-        }
     }
 }
 
@@ -210,52 +174,15 @@ impl Engine for OciEngine {
     }
 
     fn submit(&mut self, ticket: Ticket, request: Request) {
-        let since = now();
-        let failed = |error| EngineEvent::Failed {
-            ticket,
-            error,
-            at: since,
-        };
-        if self.in_hand >= MAX_REQUESTS {
-            self.refused
-                .push(failed(EngineError::Busy { limit: MAX_REQUESTS }));
-        } else if self.command(Command::Request {
-            ticket,
-            request,
-            since,
-        }) {
-            self.in_hand += 1;
-        } else {
-            self.refused.push(failed(Self::gone()));
-        }
+        self.front.submit(ticket, request);
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
-        events.append(&mut self.refused);
-        while let Ok(event) = self.events.try_recv() {
-            if matches!(
-                event,
-                EngineEvent::Created { .. } | EngineEvent::Done { .. } | EngineEvent::Failed { .. }
-            ) {
-                self.in_hand = self.in_hand.saturating_sub(1);
-            }
-            events.push(event);
-        }
+        self.front.poll(events);
     }
 
     fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError> {
-        let (answer, listed) = channel();
-        if !self.command(Command::List {
-            label: label.clone(),
-            answer,
-        }) {
-            return Err(Self::gone());
-        }
-        listed.recv_timeout(LIST_LIMIT).map_err(|_| EngineError::Timeout {
-            verb: "list",
-            name: "the containers".to_owned(),
-            after: Nanos(LIST_LIMIT.as_nanos() as u64),
-        })
+        self.front.list(label)
     }
 
     fn usage(&self, name: &str) -> Result<Usage, EngineError> {
@@ -269,15 +196,6 @@ impl Engine for OciEngine {
             },
             other => other,
         })
-    }
-}
-
-impl Drop for OciEngine {
-    fn drop(&mut self) {
-        self.command(Command::Quit);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -378,11 +296,6 @@ struct Worker {
 /// Epoll's words for what is ready. A pidfd has its process id, which is never this high.
 const WAKE: u64 = u64::MAX;
 const LAUNCHER: u64 = u64::MAX - 1;
-
-fn now() -> Nanos {
-    let time = clock_gettime(ClockId::Monotonic);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}
 
 fn unix_ms() -> u64 {
     let time = clock_gettime(ClockId::Realtime);
@@ -680,7 +593,7 @@ impl Worker {
                         })
                         .map(Managed::public)
                         .collect();
-                    let _ = answer.send(listed);
+                    let _ = answer.send(Ok(listed));
                 }
                 Command::Quit => self.quit = true,
             }
