@@ -68,6 +68,10 @@ pub struct WorkerRow {
     pub received_packets: u64,
     /// Packets handed to other workers.
     pub handed_off_packets: u64,
+    /// Moves of flows whose packets were held until those before were back (services of relaxed affinity).
+    pub held_moves: u64,
+    /// Those of them that went on before, since a limit was reached.
+    pub early_moves: u64,
     /// Flows in its table.
     pub live_flows: u64,
 }

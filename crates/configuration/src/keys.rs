@@ -480,8 +480,11 @@ pub const KEYS: &[Key] = &[
         "`\"strict\"` or `\"relaxed\"`",
         "\"relaxed\"",
         Value("\"strict\""),
-        "Whether a flow may be moved while its instance is well: never, or where it helps (the function keeps no \
-         state per flow, or shares it).",
+        "Whether a flow may be moved while its instance is well. `\"strict\"`: never, so that a drain waits for its flows \
+         to end. `\"relaxed\"`, for a function that keeps no state per flow or shares it: a drain moves them to other \
+         instances at once. A flow's packets are then held until those before are back, so that none overtakes another: at \
+         most 1 ms and 256 packets, after which they go on and the move counts as early. Counts returned packets per \
+         flow, as `flow_counters` does. With a function that changes addresses or ports every move is early.",
     ),
     key(
         SERVICE,

@@ -271,6 +271,11 @@ impl Service {
     pub fn instance_limit(&self) -> u32 {
         self.instances.max.saturating_add(self.instances.standby)
     }
+
+    /// Whether returned packets are counted per flow: asked for, or needed to move flows in order.
+    pub fn counts_flows(&self) -> bool {
+        self.flow_counters || self.affinity == Affinity::Relaxed
+    }
 }
 
 /// How an instance is attached to the switch.
@@ -340,7 +345,7 @@ pub enum Capacity {
 pub enum Affinity {
     /// Never.
     Strict,
-    /// Where it helps: the function keeps no state per flow, or shares it.
+    /// When its instance is drained or purged, in order: the function keeps no state per flow, or shares it.
     Relaxed,
 }
 

@@ -58,6 +58,8 @@ pub(crate) struct Drain {
     pub(crate) generation: Option<Generation>,
     /// When every worker was seen to steer by that table.
     pub(crate) acknowledged: Option<Nanos>,
+    /// Whether its flows were told to move.
+    pub(crate) moves: bool,
 }
 
 /// One instance as the controller knows it.

@@ -53,6 +53,8 @@ pub struct ServiceSettings {
     pub ready_deadline: Nanos,
     /// How long a draining instance may keep flows.
     pub drain_deadline: Nanos,
+    /// Whether its flows may be moved while their instance is well: a drain then does so at once.
+    pub relaxed: bool,
     /// How long a program may take to end by itself before it is killed.
     pub stop_grace: Nanos,
     /// After how long without taking a packet from a ring that holds some an instance counts as stalled, time in
@@ -80,6 +82,7 @@ impl ServiceSettings {
             ready: Ready::Connected,
             ready_deadline: Nanos::from_secs(30),
             drain_deadline: Nanos::from_secs(60),
+            relaxed: false,
             stop_grace: Nanos::from_secs(10),
             stall_after: STALL_AFTER,
             ring_slots: 1_024,

@@ -169,11 +169,15 @@ block! {
         flow_limit,
         /// Packets of flows that found no place in the table.
         table_full,
+        /// Moves of flows whose packets were held meanwhile, in services that allow it.
+        held_moves,
+        /// Those of them that went on before all that they had sent was back: a limit was reached.
+        early_moves,
         /// Fragments waiting for their first one.
         fragments_waiting,
         /// Events that found no room on their way to the control plane. Always 0 unless there is a bug.
         events_lost,
-        /// Packets between its stages: fragments that wait and frames in hand-off rings towards it.
+        /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
         held,
     }
 }
@@ -207,11 +211,15 @@ pub struct WorkerTotals {
     pub flow_limit: u64,
     /// Packets of flows that found no place in the table.
     pub table_full: u64,
+    /// Moves of flows whose packets were held meanwhile, in services that allow it.
+    pub held_moves: u64,
+    /// Those of them that went on before all that they had sent was back: a limit was reached.
+    pub early_moves: u64,
     /// Fragments waiting for their first one.
     pub fragments_waiting: u64,
     /// Events that found no room on their way to the control plane. Always 0 unless there is a bug.
     pub events_lost: u64,
-    /// Packets between its stages: fragments that wait and frames in hand-off rings towards it.
+    /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
     pub held: u64,
 }
 

@@ -121,7 +121,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
-                    counted: service.return_counters,
+                    counted: service.return_counters || service.relaxed,
                 });
             }
         }

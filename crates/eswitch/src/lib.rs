@@ -26,6 +26,7 @@ mod instance;
 #[cfg(feature = "dpdk")]
 mod mbufs;
 mod message;
+mod moves;
 mod plan;
 mod port;
 mod record;

@@ -108,6 +108,9 @@ pub struct ServicePlan {
     pub table_full: TableFull,
     /// Whether returned packets are counted per flow.
     pub return_counters: bool,
+    /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its packets
+    /// held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
+    pub relaxed: bool,
 }
 
 /// What a worker knows of an instance.
@@ -304,6 +307,7 @@ mod tests {
             fit: 0.9,
             table_full: TableFull::Hash,
             return_counters: false,
+            relaxed: false,
         });
         let there = tuple("192.0.2.1", "10.128.9.9", 443);
         let back = Tuple {

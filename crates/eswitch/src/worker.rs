@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowTable, Lanes, Progress};
+use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress};
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
@@ -21,6 +21,7 @@ use crate::frame::{Frame, FrameMemory};
 use crate::idle::{Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
+use crate::moves::{Held, Moves};
 use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
 use crate::port::Port;
 use crate::record::PickRecord;
@@ -100,6 +101,7 @@ pub struct Worker<M: FrameMemory> {
     pinned: Box<[f32]>,
     load_epoch: u64,
     fragments: FragmentTracker<(M::Frame, UplinkId)>,
+    moves: Box<Moves<M::Frame>>,
     uplinks: [Option<Box<Port<M>>>; UPLINK_LIMIT],
     uplinks_touched: [bool; UPLINK_LIMIT],
     instances: Vec<Option<Box<InstancePorts<M>>>>,
@@ -209,6 +211,8 @@ struct ServiceState {
 /// Where a packet goes after steering.
 enum Verdict {
     Instance(Slot),
+    /// Its flow is being moved, and packets before it are out.
+    Hold,
     Fallback(Fallback),
     Drop(DropReason),
 }
@@ -230,6 +234,7 @@ impl<M: FrameMemory> Worker<M> {
             generation: Generation(u64::MAX),
             load_epoch: u64::MAX,
             fragments,
+            moves: Box::new(Moves::new()),
             uplinks: std::array::from_fn(|_| None),
             uplinks_touched: [false; UPLINK_LIMIT],
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
@@ -276,6 +281,9 @@ impl<M: FrameMemory> Worker<M> {
             moved += self.poll_peer(peer, now);
         }
         moved += self.poll_instances(now);
+        if !self.moves.is_empty() {
+            self.go_on_with_moves(now);
+        }
         self.expire(now);
         if !self.sweeps.is_empty() {
             self.go_on_with_sweep(0, SWEEP_ENTRIES_PER_TURN);
@@ -315,7 +323,7 @@ impl<M: FrameMemory> Worker<M> {
             }
             let rest = match self.parts.idle.after(moved, ended) {
                 // Work that goes on a part per turn is not left lying for a sleep.
-                _ if self.expiry_is_behind || !self.sweeps.is_empty() => Rest::None,
+                _ if self.expiry_is_behind || !self.sweeps.is_empty() || !self.moves.is_empty() => Rest::None,
                 Rest::Wait if self.dump.is_some() => Rest::Pause,
                 rest => rest,
             };
@@ -428,7 +436,15 @@ impl<M: FrameMemory> Worker<M> {
                 }),
                 Command::PurgeFlow { key } => {
                     let hash = self.parts.hasher.hash(&key);
-                    self.parts.table.purge(&key, hash);
+                    match self.parts.table.lookup(&key, hash) {
+                        // Its packets are counted on, so that it is known when all are back.
+                        Some(entry) if self.is_relaxed(entry) => {
+                            self.parts.table.set_pins(entry, [Slot::NONE; 2]);
+                        }
+                        _ => {
+                            self.parts.table.purge(&key, hash);
+                        }
+                    }
                 }
                 Command::SetScheduler { service, scheduler } => {
                     // The plan that made the service may be newer than the last turn.
@@ -877,6 +893,15 @@ impl<M: FrameMemory> Worker<M> {
         let hash = self.parts.hasher.hash(&info.key);
         match self.verdict(info, hash, uplink, now) {
             Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+            Verdict::Hold => {
+                let held = Held {
+                    frame,
+                    info: *info,
+                    hash,
+                    uplink,
+                };
+                self.hold(held, now);
+            }
             Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
             Verdict::Drop(reason) => self.discard(frame, reason),
         }
@@ -941,6 +966,9 @@ impl<M: FrameMemory> Worker<M> {
         }
         // Not pinned in this direction yet; or its instance is gone; or this is a new connection on the addresses of
         // one that has ended, which may be given to another instance.
+        if !pin.is_some() && !info.is_icmp_error && self.must_wait(info, hash, entry, now) {
+            return Verdict::Hold;
+        }
         self.set_up(info, hash, uplink, now, Some(entry), pin)
     }
 
@@ -1077,6 +1105,95 @@ impl<M: FrameMemory> Worker<M> {
             counters.overcommitted.add(1);
         }
         Verdict::Instance(slot)
+    }
+
+    // ---- flows that move --------------------------------------------------------------------------------------
+
+    /// Whether flows of the entry's service may be moved while their instance is well.
+    fn is_relaxed(&self, entry: EntryIndex) -> bool {
+        self.plan
+            .service(self.parts.table.service(entry))
+            .is_some_and(|service| service.relaxed)
+    }
+
+    /// Whether a packet, counted already, of a flow that has no pin has to wait for those before it.
+    #[cold]
+    fn must_wait(&self, info: &PacketInfo, hash: u64, entry: EntryIndex, now: Nanos) -> bool {
+        let table = &self.parts.table;
+        let Some(service) = self.plan.service(table.service(entry)) else {
+            return false;
+        };
+        if !service.relaxed || table.has_lost_instance(entry, info.direction) {
+            // What was out with an instance that failed does not come back.
+            return false;
+        }
+        if self.moves.holds(&info.key, hash) {
+            return true;
+        }
+        // The first packet of a direction that goes by itself has none before it.
+        let is_first = |row: &FlowRow| !service.symmetric && row.packets[info.direction.index()] <= 1;
+        table
+            .get(&info.key, now)
+            .is_some_and(|row| !is_first(&row) && packets_out(&row) > 1)
+    }
+
+    #[cold]
+    fn hold(&mut self, held: Held<M::Frame>, now: Nanos) {
+        if let Err(held) = self.moves.hold(held, now) {
+            self.go_on_with_moves(now);
+            self.move_on(held, now);
+        }
+    }
+
+    /// Lets the packets go on that have waited long enough.
+    #[cold]
+    fn go_on_with_moves(&mut self, now: Nanos) {
+        let table = &self.parts.table;
+        let early = self
+            .moves
+            .settle(now, |key| table.get(key, now).map_or(0, |row| packets_out(&row)));
+        self.parts.counters.figures.early_moves.add(early);
+        let before = self.moves.len();
+        while let Some(held) = self.moves.next() {
+            self.move_on(held, now);
+        }
+        if self.moves.len() < before {
+            // The outboxes have room again for the rest of the burst that this may be part of.
+            self.flush_instances();
+        }
+    }
+
+    /// Sends a packet that was held, and counted when it came, to the instance of its flow: the first one finds it.
+    fn move_on(&mut self, held: Held<M::Frame>, now: Nanos) {
+        let Held {
+            frame,
+            info,
+            hash,
+            uplink,
+        } = held;
+        let verdict = match self.parts.table.lookup(&info.key, hash) {
+            None => self.set_up(&info, hash, uplink, now, None, Slot::NONE),
+            Some(entry) => {
+                let pin = self.parts.table.pin(entry, info.direction);
+                let &Route { serves, service, .. } = self.route(pin);
+                if serves {
+                    self.count_offered(service, info.frame_len);
+                    Verdict::Instance(pin)
+                } else {
+                    let verdict = self.set_up(&info, hash, uplink, now, Some(entry), pin);
+                    if matches!(verdict, Verdict::Instance(_)) {
+                        self.parts.counters.figures.held_moves.add(1);
+                    }
+                    verdict
+                }
+            }
+        };
+        match verdict {
+            Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+            Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
+            Verdict::Drop(reason) => self.discard(frame, reason),
+            Verdict::Hold => self.discard(frame, DropReason::NoInstance),
+        }
     }
 
     // ---- packets out ------------------------------------------------------------------------------------------
@@ -1331,12 +1448,18 @@ impl<M: FrameMemory> Worker<M> {
         let found = match packet::parse(frame.bytes()) {
             Parsed::Flow(info) if !info.is_icmp_error => {
                 let hash = self.parts.hasher.hash(&info.key);
-                match self.parts.table.lookup(&info.key, hash) {
-                    Some(entry) if self.parts.table.pins(entry).contains(&slot) => {
+                let entry = self.parts.table.lookup(&info.key, hash);
+                let is_its = |entry: &EntryIndex| {
+                    let pins = self.parts.table.pins(*entry);
+                    // One that is to move has no pin, and waits for what it is owed.
+                    pins.contains(&slot) || pins.contains(&Slot::NONE) && self.is_relaxed(*entry)
+                };
+                match entry.filter(is_its) {
+                    Some(entry) => {
                         self.parts.table.count_returned(entry, 1);
                         true
                     }
-                    _ => false,
+                    None => false,
                 }
             }
             _ => false,
@@ -1482,7 +1605,7 @@ impl<M: FrameMemory> Worker<M> {
         let in_rings: usize = self.parts.from_peers.iter().flatten().map(Consumer::slots).sum();
         figures
             .held
-            .set((in_rings + self.fragments.occupied() + self.waiting) as u64);
+            .set((in_rings + self.fragments.occupied() + self.moves.len() + self.waiting) as u64);
         self.go_on_with_dump(now);
     }
 
@@ -1518,6 +1641,9 @@ impl<M: FrameMemory> Worker<M> {
     /// Ports and memory are freed with the worker.
     fn close(mut self) {
         while let Some((frame, _)) = self.fragments.drain() {
+            self.discard(frame, DropReason::Shutdown);
+        }
+        while let Some(frame) = self.moves.drain() {
             self.discard(frame, DropReason::Shutdown);
         }
         for place in 0..self.attached.len() {
@@ -1583,6 +1709,17 @@ fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
 #[inline(always)]
 fn outbox_of(slot: Slot, port: u8) -> usize {
     slot.index() * PORT_LIMIT + usize::from(port)
+}
+
+/// Packets of a flow that were counted and are neither back nor dropped.
+fn packets_out(row: &FlowRow) -> u64 {
+    /// The table counts packets modulo this.
+    const MODULUS: u64 = 1 << 40;
+    let sent = row.packets[0].wrapping_add(row.packets[1]);
+    let back = row.returned.unwrap_or(sent);
+    let out = sent.wrapping_sub(back).wrapping_sub(row.dropped.unwrap_or(0)) % MODULUS;
+    // Where more came back than was sent, the function makes packets of its own.
+    if out < MODULUS / 2 { out } else { 0 }
 }
 
 /// An instance by the flow's hash alone: without a pin.

@@ -37,23 +37,31 @@ struct Alone {
     now: Nanos,
 }
 
-fn alone(workers: usize) -> Alone {
+/// A link: the end of the one that listens, and the other.
+fn link() -> (memif::Link, memif::Link) {
     let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("uplink.sock");
-    let mut listener = memif::Listener::bind(&socket, memif::ServerConfig::new("inco")).unwrap();
-    let network = std::thread::spawn(move || {
-        memif::Client::connect(
-            &memif::ClientConfig::new(socket, 0),
-            std::time::Duration::from_secs(20),
-        )
-        .unwrap()
+    let socket = directory.path().join("link.sock");
+    let mut listener = memif::Listener::bind(&socket, memif::ServerConfig::new("test")).unwrap();
+    let patience = std::time::Duration::from_secs(20);
+    let connecting = std::thread::spawn(move || {
+        memif::Client::connect(&memif::ClientConfig::new(socket, 0), patience).unwrap()
     });
-    let link = listener
-        .accept(std::time::Duration::from_secs(20))
-        .unwrap()
-        .unwrap();
-    let network = network.join().unwrap();
-    let service = ServicePlan {
+    let listening = listener.accept(patience).unwrap().unwrap();
+    (listening, connecting.join().unwrap())
+}
+
+fn alone(workers: usize) -> Alone {
+    let sinks = (0..SINKS).map(|_| Port::null()).collect();
+    alone_with(workers, sinks, |_| {})
+}
+
+fn alone_with(
+    workers: usize,
+    instances: Vec<Port<HeapMemory>>,
+    change: impl FnOnce(&mut ServicePlan),
+) -> Alone {
+    let (link, network) = link();
+    let mut service = ServicePlan {
         id: ServiceId(0),
         matches: Match::default(),
         symmetric: true,
@@ -62,7 +70,9 @@ fn alone(workers: usize) -> Alone {
         fit: 0.9,
         table_full: TableFull::Hash,
         return_counters: true,
+        relaxed: false,
     };
+    change(&mut service);
     let slot = |id| SlotPlan {
         instance: InstanceId(id),
         service: ServiceId(0),
@@ -75,7 +85,7 @@ fn alone(workers: usize) -> Alone {
     let plan = Plan {
         generation: Generation(1),
         services: vec![service],
-        slots: (0..SINKS).map(|id| Some(slot(id.into()))).collect(),
+        slots: (0..instances.len()).map(|id| Some(slot(id as u32))).collect(),
         ..Plan::default()
     };
     let plan = Arc::new(ArcSwap::from_pointee(plan));
@@ -139,16 +149,10 @@ fn alone(workers: usize) -> Alone {
                 .is_ok()
         );
     }
-    for slot in 0..SINKS {
-        let ports = Box::new(InstancePorts::new(vec![Port::null()]));
-        assert!(
-            commands
-                .push(Command::AttachInstance {
-                    slot: Slot(slot),
-                    ports
-                })
-                .is_ok()
-        );
+    for (slot, port) in instances.into_iter().enumerate() {
+        let ports = Box::new(InstancePorts::new(vec![port]));
+        let slot = Slot(slot as u16);
+        assert!(commands.push(Command::AttachInstance { slot, ports }).is_ok());
     }
     Alone {
         worker,
@@ -408,4 +412,236 @@ fn what_a_peer_sent_before_it_went_is_taken_before_its_queue_is_given_back() {
     alone.turn();
     assert_eq!(alone.counters.uplinks[0].received_packets.get(), 300);
     assert_eq!(alone.to_instances(), 300);
+}
+
+/// A worker with instances that the test plays, of a service whose flows may be moved.
+struct Moving {
+    alone: Alone,
+    instances: Vec<memif::Link>,
+    _controls: Vec<memif::Control>,
+}
+
+fn moving(change: impl FnOnce(&mut ServicePlan)) -> Moving {
+    let (mut instances, mut ports, mut controls) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let (function, mut switch) = link();
+        ports.push(Port::memif(switch.queues.remove(0)));
+        controls.push(switch.control);
+        instances.push(function);
+    }
+    let mut moving = Moving {
+        alone: alone_with(1, ports, |service| {
+            service.relaxed = true;
+            service.return_counters = false;
+            change(service);
+        }),
+        instances,
+        _controls: controls,
+    };
+    moving.alone.turn();
+    moving
+}
+
+impl Moving {
+    /// Sends packets of one flow that carry these numbers.
+    fn send(&mut self, numbers: std::ops::Range<u16>) {
+        for number in numbers {
+            let frame = numbered(number);
+            self.alone.network.queues[0].tx.push(&frame).unwrap();
+        }
+        self.alone.network.queues[0].tx.flush();
+        while self.alone.turn() > 0 {}
+    }
+
+    /// What an instance is given.
+    fn taken(&mut self, instance: usize) -> Vec<u16> {
+        numbers(&mut self.instances[instance])
+    }
+
+    fn gives_back(&mut self, instance: usize, numbers: std::ops::Range<u16>) {
+        let tx = &mut self.instances[instance].queues[0].tx;
+        for number in numbers {
+            tx.push(&numbered(number)).unwrap();
+        }
+        tx.flush();
+        self.alone.turn();
+    }
+
+    fn asks(&mut self, command: Command<HeapMemory>) {
+        assert!(self.alone.commands.push(command).is_ok());
+        self.alone.turn();
+    }
+
+    /// Which instance the flow was given to, with packets 0, 1 and 2, and the other one.
+    fn first_three(&mut self) -> (usize, usize) {
+        self.send(0..3);
+        let (a, b) = (self.taken(0), self.taken(1));
+        assert_eq!(a.len() + b.len(), 3);
+        if b.is_empty() { (0, 1) } else { (1, 0) }
+    }
+
+    /// Takes the pins to an instance away and lets it take no new flows, as a drain does.
+    fn unpin(&mut self, instance: usize, failed: bool) {
+        let mut plan = Plan::clone(&self.alone.plan.load());
+        plan.generation = Generation(plan.generation.0 + 1);
+        plan.slots[instance].as_mut().unwrap().state = InstanceState::Draining;
+        self.alone.plan.store(Arc::new(plan));
+        let slot = Slot(instance as u16);
+        self.asks(Command::PurgeSlot { slot, failed });
+    }
+
+    fn moved(&self) -> (u64, u64) {
+        let figures = &self.alone.counters.figures;
+        (figures.held_moves.get(), figures.early_moves.get())
+    }
+}
+
+fn numbered(number: u16) -> Vec<u8> {
+    let mut frame = packet_of(1);
+    frame[42..44].copy_from_slice(&number.to_be_bytes());
+    frame
+}
+
+fn numbers(link: &mut memif::Link) -> Vec<u16> {
+    let mut buffer = [0; 2048];
+    let mut numbers = Vec::new();
+    let rx = &mut link.queues[0].rx;
+    while let Some(Ok(_)) = rx.pop(&mut buffer) {
+        numbers.push(u16::from_be_bytes([buffer[42], buffer[43]]));
+    }
+    rx.release();
+    numbers
+}
+
+#[test]
+fn a_flow_that_moves_waits_for_what_it_sent_before() {
+    let mut moving = moving(|_| {});
+    let (old, new) = moving.first_three();
+    moving.unpin(old, false);
+    let before = moving.alone.now;
+    let frames: Vec<_> = (3..6).map(numbered).collect();
+    for frame in &frames {
+        moving.alone.network.queues[0].tx.push(frame).unwrap();
+    }
+    moving.alone.network.queues[0].tx.flush();
+    let allocations = allocation_counter::measure(|| while moving.alone.turn() > 0 {});
+    assert_eq!(allocations.count_total, 0, "holding");
+    moving.gives_back(old, 0..2);
+    assert!(moving.alone.now.since(before) < Nanos::from_millis(1));
+    assert_eq!(
+        (moving.taken(old), moving.taken(new)),
+        (vec![], vec![]),
+        "packet 2 is still out"
+    );
+    moving.gives_back(old, 2..3);
+    let allocations = allocation_counter::measure(|| while moving.alone.turn() > 0 {});
+    assert_eq!(allocations.count_total, 0, "going on");
+    moving.send(6..7);
+    assert_eq!((moving.taken(old), moving.taken(new)), (vec![], vec![3, 4, 5, 6]));
+    moving.gives_back(new, 3..7);
+    assert_eq!(numbers(&mut moving.alone.network), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(moving.moved(), (1, 0));
+    // Nothing is out now: it moves on without a stop, and back, too.
+    moving.unpin(new, false);
+    let plan = Plan::clone(&moving.alone.plan.load());
+    let mut slots = plan.slots.clone();
+    slots[old].as_mut().unwrap().state = InstanceState::Active;
+    let generation = Generation(plan.generation.0 + 1);
+    moving.alone.plan.store(Arc::new(Plan {
+        slots,
+        generation,
+        ..plan
+    }));
+    moving.send(7..9);
+    assert_eq!((moving.taken(old), moving.taken(new)), (vec![7, 8], vec![]));
+    assert_eq!(moving.moved(), (1, 0));
+}
+
+#[test]
+fn a_flow_that_waits_in_vain_goes_on_after_a_millisecond() {
+    let mut moving = moving(|_| {});
+    let (old, new) = moving.first_three();
+    moving.unpin(old, false);
+    moving.send(3..6);
+    let before = moving.alone.now;
+    let waited = loop {
+        moving.alone.turn();
+        let taken = moving.taken(new);
+        if !taken.is_empty() {
+            assert_eq!(taken, [3, 4, 5]);
+            break moving.alone.now.since(before);
+        }
+    };
+    assert!((500_000..=1_000_000).contains(&waited.0), "{waited:?}");
+    assert_eq!(moving.moved(), (1, 1));
+    // What comes late is of no flow of that instance any more.
+    moving.gives_back(old, 0..3);
+    assert_eq!(moving.alone.counters.slots[old].return_unmatched.get(), 3);
+    assert_eq!(numbers(&mut moving.alone.network), [0, 1, 2]);
+}
+
+#[test]
+fn a_flow_with_too_much_to_hold_goes_on_at_once() {
+    let mut moving = moving(|_| {});
+    let (old, new) = moving.first_three();
+    moving.unpin(old, false);
+    // A turn takes 256 frames.
+    moving.alone.now = Nanos::from_secs(2);
+    for number in 3..260 {
+        moving.alone.network.queues[0].tx.push(&numbered(number)).unwrap();
+    }
+    moving.alone.network.queues[0].tx.flush();
+    moving.alone.turn();
+    assert!(moving.taken(new).is_empty());
+    moving.alone.turn();
+    assert_eq!(moving.taken(new), (3..260).collect::<Vec<u16>>());
+    assert_eq!(moving.moved(), (1, 1));
+}
+
+#[test]
+fn one_flow_that_is_purged_waits_likewise() {
+    let mut moving = moving(|_| {});
+    let (old, _) = moving.first_three();
+    let key = model::FlowKey::new(&model::Tuple {
+        src: "10.0.0.1".parse().unwrap(),
+        dst: "192.0.2.1".parse().unwrap(),
+        src_port: 1000,
+        dst_port: 80,
+        protocol: 17,
+        vlan: 0,
+    })
+    .0;
+    moving.asks(Command::PurgeFlow { key });
+    moving.send(3..4);
+    assert_eq!((moving.taken(0), moving.taken(1)), (vec![], vec![]));
+    moving.gives_back(old, 0..3);
+    moving.alone.turn();
+    assert_eq!([moving.taken(0), moving.taken(1)].concat(), [3]);
+    assert_eq!(moving.moved(), (1, 0));
+}
+
+#[test]
+fn nobody_waits_where_the_instance_failed_or_the_service_is_strict() {
+    for (relaxed, failed) in [(true, true), (false, false)] {
+        let mut moving = moving(|service| service.relaxed = relaxed);
+        let (old, new) = moving.first_three();
+        moving.unpin(old, failed);
+        moving.send(3..6);
+        assert_eq!(moving.taken(new), [3, 4, 5], "relaxed {relaxed}, failed {failed}");
+        assert_eq!(moving.moved(), (0, 0));
+    }
+}
+
+#[test]
+fn what_is_held_when_the_worker_ends_is_counted() {
+    let mut moving = moving(|_| {});
+    let (old, _) = moving.first_three();
+    moving.unpin(old, false);
+    moving.send(3..6);
+    let counters = Arc::clone(&moving.alone.counters);
+    assert!(moving.alone.commands.push(Command::Stop).is_ok());
+    let now = moving.alone.now;
+    moving.alone.worker.run(|| now);
+    // Three are held here, three by the instance.
+    assert_eq!(counters.drops[DropReason::Shutdown.index()].get(), 6);
 }

@@ -438,6 +438,13 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.slots.effective_pins(self.head(entry))
     }
 
+    /// Whether the pin of this direction went with an instance that failed, and no other has taken its place.
+    pub fn has_lost_instance(&self, entry: EntryIndex, direction: Direction) -> bool {
+        let head = self.head(entry);
+        State::of(head[0]).is_moved(direction.index())
+            || self.slots.is_failing(raw_pin(head[1 + direction.index()]))
+    }
+
     /// The service that the flow belongs to.
     pub fn service(&self, entry: EntryIndex) -> ServiceId {
         let (family, entry) = self.parts(entry);

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use configuration::{
-    Capacity, Configuration, EngineDriver, Fallback, Problem, check_facts, show_rate, show_size, show_span,
+    Capacity, Configuration, EngineDriver, Fallback, Problem, Service, check_facts, show_rate, show_size,
+    show_span,
 };
 use model::protocol;
 use serde::Serialize;
@@ -130,7 +131,7 @@ impl Plan {
         let table = flow_table::TableConfig {
             ipv4_flows: usize::try_from(switch.flows)?,
             ipv6_flows: usize::try_from(switch.flows_ipv6)?,
-            return_counters: configuration.services.iter().any(|service| service.flow_counters),
+            return_counters: configuration.services.iter().any(Service::counts_flows),
         };
         let table_bytes = table.lines_needed()? as u64 * size_of::<flow_table::Line>() as u64;
         let in_order = configuration.match_order();

@@ -140,6 +140,16 @@ fn status_text(status: &Status) -> String {
         grouped(accounting.originated),
         accounting.gap(),
     );
+    let held: u64 = status.workers.iter().map(|w| w.held_moves).sum();
+    if held > 0 {
+        let early: u64 = status.workers.iter().map(|w| w.early_moves).sum();
+        let _ = writeln!(
+            text,
+            "flows held while they moved: {} ({} went on before all was back)",
+            grouped(held),
+            grouped(early)
+        );
+    }
     if accounting.expected_moves > 0 {
         let _ = writeln!(
             text,

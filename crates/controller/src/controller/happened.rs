@@ -8,7 +8,7 @@ use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos};
 
 use super::{Controller, Target};
 use crate::instance::{Container, Op, Port, Rung};
-use crate::message::{Command, CommandError, SwitchReply, SwitchRequest};
+use crate::message::{Command, CommandError, SwitchReply};
 use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN};
 
 /// How much of a dead program's output goes into an event, in characters.
@@ -437,10 +437,7 @@ impl Controller {
                         action: "purge",
                     });
                 }
-                let (slot, service) = (instance.slot, instance.service);
-                self.out.switch.push(SwitchRequest::PurgeSlot(slot));
-                let reason = "somebody asked for it".to_owned();
-                self.event(Some(service), Some(id), EventKind::Unpinned { reason });
+                self.unpin(index, "somebody asked for it".to_owned());
                 Ok(format!(
                     "the flows of instance {id} are given to others on their next packet"
                 ))

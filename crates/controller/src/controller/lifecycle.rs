@@ -207,23 +207,27 @@ impl Controller {
             return;
         };
         let deadline = settings.drain_deadline;
+        let may_move = settings.relaxed && !drain.moves && drain.acknowledged.is_some();
+        if may_move && self.count(service, |i| i.state == InstanceState::Active) > 0 {
+            self.unpin(index, "it is drained, and `affinity` is relaxed".to_owned());
+            if let Some(drain) = &mut self.instances[index].drain {
+                drain.moves = true;
+            }
+            return;
+        }
         let rates = collector.slot(instance.slot);
         // Only counters read after the acknowledgement can say that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
             drain.acknowledged.is_some_and(|at| rates.at > at) && rates.live_flows == 0 && rates.rings_empty
         });
-        let reason = if is_empty {
+        let reason = if is_empty && drain.moves {
+            "its flows have moved".to_owned()
+        } else if is_empty {
             "its last flow has ended".to_owned()
         } else if now.since(drain.since) >= deadline {
             let flows = rates.map_or(0, |rates| rates.live_flows);
-            // What is left moves now, on its next packet.
-            let (slot, id) = (instance.slot, instance.id);
-            self.out.switch.push(SwitchRequest::PurgeSlot(slot));
             let reason = format!("the drain's deadline passed with {flows} flows left");
-            let kind = EventKind::Unpinned {
-                reason: reason.clone(),
-            };
-            self.event(Some(service), Some(id), kind);
+            self.unpin(index, reason.clone());
             reason
         } else {
             return;
@@ -244,10 +248,19 @@ impl Controller {
                 since: now,
                 generation: None,
                 acknowledged: None,
+                moves: false,
             });
         } else {
             self.stop(index, reason);
         }
+    }
+
+    /// Takes the pins of all its flows away: each moves on its next packet.
+    pub(super) fn unpin(&mut self, index: usize, reason: String) {
+        let instance = &self.instances[index];
+        let (slot, service, id) = (instance.slot, instance.service, instance.id);
+        self.out.switch.push(SwitchRequest::PurgeSlot(slot));
+        self.event(Some(service), Some(id), EventKind::Unpinned { reason });
     }
 
     /// Stopping and Failed: out of the switch, then out of the engine.
@@ -389,6 +402,7 @@ impl Controller {
                 since: now,
                 generation: None,
                 acknowledged: None,
+                moves: false,
             });
             instance.decided = None;
         }

@@ -190,6 +190,7 @@ pub fn service(id: u16, uplinks: &[u8], matches: Match) -> ServicePlan {
         fit: 0.9,
         table_full: TableFull::Hash,
         return_counters: false,
+        relaxed: false,
     }
 }
 

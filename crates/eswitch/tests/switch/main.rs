@@ -16,6 +16,7 @@ mod load;
 mod many;
 #[path = "../../../memif/tests/raw/mod.rs"]
 mod raw;
+mod relaxed;
 mod steering;
 mod table;
 mod workers;

@@ -299,6 +299,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
         fit: 1.0,
         table_full: TableFull::Hash,
         return_counters: false,
+        relaxed: false,
     };
     let slot = |instance| SlotPlan {
         instance: InstanceId(instance),

@@ -29,6 +29,8 @@ impl ControlLoop {
                     longest_gap_us: self.longest_gaps.get(index).map_or(0.0, |gap| gap.0 as f64 / 1e3),
                     received_packets: figures.received,
                     handed_off_packets: figures.handed_off,
+                    held_moves: figures.held_moves,
+                    early_moves: figures.early_moves,
                     live_flows: figures.live_flows,
                 }
             })

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Capacity, Configuration, Device, EngineDriver, PortKind, Service};
+use configuration::{Affinity, Capacity, Configuration, Device, EngineDriver, PortKind, Service};
 use controller::{Ready, ServiceSettings, StandbyMode};
 use engine::image::Store;
 use engine::launcher::Launcher;
@@ -63,6 +63,7 @@ pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
                 configuration::TableFull::Drop => TableFull::Drop,
             },
             return_counters: service.flow_counters,
+            relaxed: service.affinity == Affinity::Relaxed,
         })
         .collect()
 }
@@ -124,7 +125,7 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
         table: TableConfig {
             ipv4_flows: of.flows as usize,
             ipv6_flows: of.flows_ipv6 as usize,
-            return_counters: configuration.services.iter().any(|s| s.flow_counters),
+            return_counters: configuration.services.iter().any(Service::counts_flows),
         },
         timeouts: TimeoutPolicy {
             tcp_handshake: t.tcp_handshake,
@@ -203,6 +204,7 @@ pub(super) fn service_settings(service: &Service) -> Result<ServiceSettings> {
         },
         ready_deadline: service.ready_deadline,
         drain_deadline: service.drain_deadline,
+        relaxed: service.affinity == Affinity::Relaxed,
         stop_grace: service.stop_grace,
         stall_after: stall_after(service),
         ring_slots: service.ring.slots,

@@ -18,6 +18,7 @@ mod failures;
 mod gaps;
 mod policies;
 mod readiness;
+mod relaxed;
 mod refusals;
 mod restart;
 mod support;
