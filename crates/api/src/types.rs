@@ -62,7 +62,7 @@ pub struct WorkerRow {
     pub busy: f64,
     /// Share of the time in which it did not sleep, 0 to 1.
     pub awake: f64,
-    /// The longest time between two turns without a sleep, in microseconds.
+    /// The longest time between two turns without a sleep, in microseconds, of the last two to four seconds.
     pub longest_gap_us: f64,
     /// Packets received from uplinks.
     pub received_packets: u64,

@@ -21,12 +21,14 @@ impl ControlLoop {
             .enumerate()
             .map(|(index, figures)| {
                 let rates = self.collector.worker(WorkerId(index as u8));
+                let gaps = self.longest_gaps.get(index).copied().unwrap_or_default();
+                let longest_gap = gaps.into_iter().max().unwrap_or_default();
                 WorkerRow {
                     worker: index as u8,
                     cpu: self.configuration.switch.workers.get(index).copied(),
                     busy: rates.busy,
                     awake: rates.awake,
-                    longest_gap_us: self.longest_gaps.get(index).map_or(0.0, |gap| gap.0 as f64 / 1e3),
+                    longest_gap_us: longest_gap.0 as f64 / 1e3,
                     received_packets: figures.received,
                     handed_off_packets: figures.handed_off,
                     held_moves: figures.held_moves,

@@ -33,6 +33,8 @@ const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
 const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
 /// How long one attempt to connect an instance goes on.
 const ATTACH_DEADLINE: Nanos = Nanos::from_secs(10);
+/// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
+const GAP_SPAN: Nanos = Nanos::from_secs(2);
 /// How long a shutdown may take before what is left is given up.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -57,7 +59,9 @@ pub(super) struct ControlLoop {
     pub(super) events: EventLog,
     pub(super) started: Instant,
     pub(super) uplinks_up: Vec<bool>,
-    pub(super) longest_gaps: Vec<Nanos>,
+    /// Each worker's longest gap in the span before this one, and in this one.
+    pub(super) longest_gaps: Vec<[Nanos; 2]>,
+    gaps_since: Nanos,
     pub(super) usage: HashMap<Slot, UsageNote>,
     pub(super) engine_driver: &'static str,
     /// Counters of a slot when its present instance got it: slots are used again, their counters go on.
@@ -204,7 +208,8 @@ impl ControlLoop {
                 .iter()
                 .map(|uplink| !matches!(uplink.device, configuration::Device::Memif(_)))
                 .collect(),
-            longest_gaps: vec![Nanos::ZERO; workers],
+            longest_gaps: vec![[Nanos::ZERO; 2]; workers],
+            gaps_since: monotonic(),
             configuration,
             switch,
             shell,
@@ -261,7 +266,6 @@ impl ControlLoop {
                 None => next = Instant::now(),
             }
         }
-        self.note_gaps();
         self.switch.read(&mut self.reading);
         self.switch.stop();
         self.switch.read(&mut self.reading);
@@ -310,6 +314,9 @@ impl ControlLoop {
         self.step(now);
         self.publish_loads();
         self.open_captures();
+        if now.since(self.gaps_since) >= GAP_SPAN {
+            self.note_gaps(now);
+        }
     }
 
     /// Lets captures be received once each service of their uplink serves with as many instances as it should have at
@@ -636,7 +643,7 @@ impl ControlLoop {
         while let Some(question) = self.inbox.take() {
             match question {
                 Question::Status(answer) => {
-                    self.note_gaps();
+                    self.note_gaps(now);
                     answer.give(self.status(now));
                 }
                 Question::Services(answer) => answer.give(self.service_rows()),
@@ -647,9 +654,17 @@ impl ControlLoop {
         }
     }
 
-    fn note_gaps(&mut self) {
-        for (longest, gap) in self.longest_gaps.iter_mut().zip(self.switch.take_longest_gaps()) {
+    /// Takes the workers' longest gaps, and forgets those of the span before the last one.
+    fn note_gaps(&mut self, now: Nanos) {
+        let is_over = now.since(self.gaps_since) >= GAP_SPAN;
+        for ([before, longest], gap) in self.longest_gaps.iter_mut().zip(self.switch.take_longest_gaps()) {
             *longest = (*longest).max(gap);
+            if is_over {
+                *before = std::mem::take(longest);
+            }
+        }
+        if is_over {
+            self.gaps_since = now;
         }
     }
 

@@ -428,31 +428,33 @@ fn frames_beyond_the_mtu_of_an_interface_are_counted() {
     stop(inco, &place);
 }
 
-/// Hugepages of the machine, reserved for a test and given back.
+/// Hugepages of the machine, reserved for a test or taken away for it, and given back as they were.
 struct Hugepages {
-    added: u64,
+    before: u64,
 }
 
 impl Hugepages {
     const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 
-    /// As many more as there must be for `count` free ones of 2 MiB; `None`, said, where the machine does not give them.
-    fn reserve(count: u64) -> Option<Hugepages> {
-        let added = count.saturating_sub(Hugepages::free());
-        let reserved = Hugepages { added };
-        reserved.change(|now| now + added);
-        let is_enough = Hugepages::free() >= count;
-        if !is_enough {
-            eprintln!("skipped: hugepages are not tested, since the machine gives none");
+    /// Makes `count` pages of 2 MiB free, those in use aside; `None`, said, where the machine does not give them.
+    fn make_free(count: u64) -> Option<Hugepages> {
+        let before = std::fs::read_to_string(Self::COUNT)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let all = Hugepages { before };
+        let in_use = before.saturating_sub(Hugepages::free());
+        Hugepages::set(in_use + count);
+        let is_so = Hugepages::free() == count;
+        if !is_so {
+            eprintln!("skipped: {count} hugepages are not tested, since the machine does not give them");
         }
-        is_enough.then_some(reserved)
+        is_so.then_some(all)
     }
 
-    fn change(&self, to: impl FnOnce(u64) -> u64) {
-        if self.added > 0 {
-            let now = std::fs::read_to_string(Self::COUNT).unwrap();
-            std::fs::write(Self::COUNT, to(now.trim().parse().unwrap()).to_string()).unwrap();
-        }
+    fn set(count: u64) {
+        std::fs::write(Self::COUNT, count.to_string()).unwrap();
     }
 
     fn free() -> u64 {
@@ -467,7 +469,7 @@ impl Hugepages {
 
 impl Drop for Hugepages {
     fn drop(&mut self) {
-        self.change(|now| now.saturating_sub(self.added));
+        Hugepages::set(self.before);
     }
 }
 
@@ -501,7 +503,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
     if !is_here(Engine::Oci) {
         return;
     }
-    let place = Place::new();
+    let place = Place::alone();
     let in_hugepages = |inco: &Inco| {
         let maps = std::fs::read_to_string(format!("/proc/{}/smaps", inco.status().pid)).unwrap();
         let of_size = |size: &str| {
@@ -511,7 +513,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
         assert!(of_size(" 4 kB"));
         of_size(" 2048 kB")
     };
-    if Hugepages::free() == 0 {
+    if let Some(_none) = Hugepages::make_free(0) {
         let file = bare(&place, "hugepages = \"on\"");
         let output = place.output(&["run", "-f", file.to_str().unwrap()]);
         let said = crate::support::text(&output.stderr);
@@ -523,10 +525,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
         };
         assert!(!takes);
     }
-    if Hugepages::free() < FEW {
-        let Some(_few) = Hugepages::reserve(FEW) else {
-            return;
-        };
+    if let Some(_few) = Hugepages::make_free(FEW) {
         let file = bare(&place, "hugepages = \"on\"");
         let output = place.output(&["run", "-f", file.to_str().unwrap()]);
         let said = crate::support::text(&output.stderr);
@@ -534,7 +533,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
         let expected = ["switch.hugepages: DPDK's buffers take ", "vm.nr_hugepages=N"];
         assert!(expected.iter().all(|words| said.contains(words)), "{said}");
     }
-    let Some(_many) = Hugepages::reserve(128) else {
+    let Some(_many) = Hugepages::make_free(128) else {
         return;
     };
     for (wanted, takes) in [("on", true), ("auto", true), ("off", false)] {
