@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Say what a configuration would do, or what is wrong with it and where
     Check(CheckArgs),
+    /// Check whether this machine has what inco needs, and say what to change
+    Doctor(DoctorArgs),
     /// Show how a running inco fares: workers, uplinks, drops, accounting
     Status(StatusArgs),
     /// List services: instances wanted and there, rates, flows
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Flows(FlowsArgs),
     /// List what happened, and why
     Events(EventsArgs),
+    /// Show services, instances, flows and events live in a terminal, and act on them
+    Top(TopArgs),
     /// Set the number of active instances by hand, or let the autoscaler decide again
     Scale(ScaleArgs),
     /// Give a running service another policy, without a restart
@@ -62,6 +66,11 @@ pub(crate) enum Command {
     /// Play traffic against the same policies in simulation: an hour in a second
     #[command(subcommand, after_help = "Example:\n  inco sim run scenarios/agh-hour.toml")]
     Sim(SimCommand),
+    /// Print what a shell needs to complete commands and options
+    Completions(CompletionsArgs),
+    /// Write the manual's pages into a directory
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Measure the data plane side by side with its peers
     #[cfg(feature = "dpdk")]
     Bench(BenchArgs),
@@ -122,7 +131,7 @@ fn scheduler(name: &str) -> Result<String, String> {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco run -f examples/forward.toml\n  INCO_LOG=debug inco run\n  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\nCtrl-C and SIGTERM remove everything. Containers of an earlier run that was killed are taken over."
+    after_help = "Examples:\n  inco run -f examples/forward.toml\n  INCO_LOG=debug inco run\n  inco run --log-format json 2> inco.log\n  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\nCtrl-C and SIGTERM remove everything. Containers of an earlier run that was killed are taken over."
 )]
 pub(crate) struct RunArgs {
     /// The configuration
@@ -131,6 +140,9 @@ pub(crate) struct RunArgs {
     /// Check and say what would be done, and start nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// How log lines are written, to standard error
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) log_format: crate::log::LogFormat,
     /// End, in good order, when that process ends
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) with_process: Option<i32>,
@@ -161,6 +173,36 @@ pub(crate) struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco doctor\n  inco doctor -f inco.toml      also what this configuration needs\n  inco doctor --json | jq '.[] | select(.health != \"ok\")'\n\nEach check says ok, warn or fail, what was found, and what to change. Exit status 1 where one fails."
+)]
+pub(crate) struct DoctorArgs {
+    /// A configuration that this machine is to run
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco completions bash > /etc/bash_completion.d/inco\n  inco completions zsh > /usr/share/zsh/vendor-completions/_inco\n  inco completions fish > ~/.config/fish/completions/inco.fish"
+)]
+pub(crate) struct CompletionsArgs {
+    /// For which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco man target/man && man -l target/man/inco-run.1")]
+pub(crate) struct ManArgs {
+    /// Where they go; it is made where it is missing
+    pub(crate) directory: PathBuf,
 }
 
 /// How a running inco is found.
@@ -275,6 +317,21 @@ pub(crate) struct EventsArgs {
     /// Print JSON, an event on each line
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: Where,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco top\n  inco top --interval 0.5\n  NO_COLOR=1 inco top --ascii\n\nKeys are shown below; ? tells them all. Nothing is done without a y. It waits for an inco that does not run, and goes on\nwhen it comes back."
+)]
+pub(crate) struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) interval: Duration,
+    /// Only ASCII, also where the locale has more
+    #[arg(long)]
+    pub(crate) ascii: bool,
     #[command(flatten)]
     pub(crate) place: Where,
 }

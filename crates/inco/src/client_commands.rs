@@ -457,7 +457,7 @@ pub(crate) fn event_sentence(event: &Event) -> String {
 }
 
 /// Time of day, UTC, from milliseconds since 1970.
-fn clock(unix_ms: u64) -> String {
+pub(crate) fn clock(unix_ms: u64) -> String {
     let day = unix_ms % 86_400_000;
     format!(
         "{:02}:{:02}:{:02}.{:03}Z",

@@ -1,6 +1,5 @@
 //! `inco run`.
 
-use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +14,11 @@ use signal_hook::iterator::Signals;
 
 use crate::check;
 use crate::cli::RunArgs;
+use crate::log;
 use crate::orchestrator::{Orchestrator, Place, StopRequest};
 use crate::output;
 use crate::run_dir::{api_socket, run_dir};
+use crate::service_manager::ServiceManager;
 
 /// Runs the orchestrator until it is stopped.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
@@ -26,7 +27,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     let configuration = check::load_for_this_machine(&args.file)?;
     let launcher = start_launcher(&configuration)?;
-    start_log();
+    log::start(args.log_format);
     let place = Place {
         run_dir: run_dir(),
         socket: api_socket(configuration.api.socket.as_deref()),
@@ -51,8 +52,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         uplinks.join(", "),
         socket.display(),
     ))?;
+    let watched = orchestrator.stopper();
+    let mut manager = ServiceManager::ready();
     while !orchestrator.is_finished() {
         std::thread::sleep(Duration::from_millis(50));
+        if watched.asked().is_some() {
+            manager.stopping();
+        }
+        manager.turned(watched.turns());
     }
     let summary = orchestrator.wait()?;
     if !summary.left.is_empty() {
@@ -82,18 +89,6 @@ fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
     let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())
         .context("cannot start the launcher of containers")?;
     Ok(Some(launcher))
-}
-
-/// Logs go to standard error: warnings and errors, or what `INCO_LOG` says.
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("INCO_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    // Fails only where there is a log already.
-    let _already = log.try_init();
 }
 
 /// The first Ctrl-C or SIGTERM ends inco in good order, the second one at once: the containers are then left to the

@@ -23,10 +23,7 @@ impl Facts for Machine {
         if usize::from(cpu) < rustix::thread::CpuSet::MAX_CPU && allowed.is_set(usize::from(cpu)) {
             return Ok(());
         }
-        let there: Vec<String> = (0..rustix::thread::CpuSet::MAX_CPU)
-            .filter(|cpu| allowed.is_set(*cpu))
-            .map(|cpu| cpu.to_string())
-            .collect();
+        let there: Vec<String> = allowed_cpus().iter().map(ToString::to_string).collect();
         Err(Unusable::new(
             format!("CPU {cpu} is none that inco may use"),
             format!("write one of {}", there.join(", ")),
@@ -132,6 +129,16 @@ impl Facts for Machine {
     }
 }
 
+/// The CPUs that this process may use; none where the kernel does not say.
+pub(crate) fn allowed_cpus() -> Vec<u16> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU as u16)
+        .filter(|cpu| allowed.is_set(usize::from(*cpu)))
+        .collect()
+}
+
 /// Memory in free hugepages of the usual size, in MiB.
 pub(crate) fn free_hugepages_mib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -172,7 +179,8 @@ fn docker_has(engine: &Engine, image: &str) -> bool {
     ask().is_ok_and(|head| head.split_whitespace().nth(1) == Some("200"))
 }
 
-fn dpdk_is_built_in() -> Result<(), Unusable> {
+/// Whether this inco can open DPDK devices.
+pub(crate) fn dpdk_is_built_in() -> Result<(), Unusable> {
     if cfg!(feature = "dpdk") {
         return Ok(());
     }
@@ -280,7 +288,8 @@ fn unreadable(path: &Path, error: &io::Error) -> Unusable {
 }
 
 /// Drivers through which DPDK reaches a device: those that leave it to user space, and those that share it.
-const USER_SPACE_DRIVERS: [&str; 5] = ["vfio-pci", "igb_uio", "uio_pci_generic", "mlx5_core", "mlx4_core"];
+pub(crate) const USER_SPACE_DRIVERS: [&str; 5] =
+    ["vfio-pci", "igb_uio", "uio_pci_generic", "mlx5_core", "mlx4_core"];
 
 fn pci_device(device: &str) -> Result<(), Unusable> {
     let address = device
@@ -359,7 +368,7 @@ pub(crate) fn is_listened_on(socket: &Path) -> bool {
 }
 
 /// Whether a file can be made where that path says; its directory may still be missing.
-fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
+pub(crate) fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
     let mut directory = path.parent().unwrap_or(Path::new("."));
     while !directory.exists() {
         match directory.parent() {

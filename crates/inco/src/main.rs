@@ -11,16 +11,21 @@ mod cli;
 mod client_commands;
 mod daemon;
 mod demo;
+mod doctor;
 mod explain;
 mod image;
 mod leftovers;
+mod log;
 mod machine;
 mod orchestrator;
 mod output;
 mod page;
 mod run_dir;
+mod service_manager;
+mod shell;
 mod sim_command;
 mod table;
+mod top;
 mod traffic_command;
 
 use std::process::ExitCode;
@@ -42,11 +47,15 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Run(args) => daemon::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man_pages(&args),
         Command::Status(args) => client_commands::status(&args),
         Command::Services(args) => client_commands::services(&args),
         Command::Instances(args) => client_commands::instances(&args),
         Command::Flows(args) => client_commands::flows(&args),
         Command::Events(args) => client_commands::events(&args),
+        Command::Top(args) => top::run(&args),
         Command::Scale(args) => client_commands::scale(&args),
         Command::Policy(args) => client_commands::policy(&args),
         Command::Explain(args) => explain::run(&args),

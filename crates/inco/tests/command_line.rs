@@ -68,11 +68,13 @@ fn the_help_of_every_command_has_an_example() {
         "demo",
         "run",
         "check",
+        "doctor",
         "status",
         "services",
         "instances",
         "flows",
         "events",
+        "top",
         "scale",
         "policy",
         "explain",
@@ -82,6 +84,7 @@ fn the_help_of_every_command_has_an_example() {
         "stop",
         "traffic",
         "image",
+        "completions",
     ] {
         assert!(
             names.iter().any(|name| name == expected),
@@ -582,5 +585,171 @@ fn events_are_lines_and_can_be_followed() {
     assert_eq!(second, event(2));
     drop(fake.server.take());
     assert!(line().is_empty());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn the_doctor_says_what_it_found_and_what_to_change() {
+    let output = inco(&["doctor", "--json"])
+        .env("INCO_RUN_DIR", tempfile::tempdir().unwrap().path())
+        .output()
+        .unwrap();
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let failed = findings
+        .iter()
+        .filter(|finding| finding["health"] == "fail")
+        .count();
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(failed > 0)),
+        "{}",
+        err(&output)
+    );
+    for check in [
+        "permissions",
+        "cpus",
+        "hugepages",
+        "control groups",
+        "docker engine",
+        "af_xdp",
+    ] {
+        let finding = findings.iter().find(|finding| finding["check"] == check).unwrap();
+        assert_eq!(
+            finding["health"] != "ok",
+            finding["change"].is_string(),
+            "{finding}"
+        );
+        assert!(!finding["found"].as_str().unwrap().is_empty());
+    }
+    // What a configuration names and this machine lacks is a failure.
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nport = \"null\"\n[switch]\nworkers = [8000]\n";
+    let name = file(directory.path(), text);
+    let output = inco(&["doctor", "-f", &name])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = out(&output);
+    assert!(
+        said.contains("fail  configuration") && said.contains("CPU 8000") && said.contains("-> write one of"),
+        "{said}"
+    );
+}
+
+#[test]
+fn shells_can_complete_commands() {
+    for (shell, said) in [
+        ("bash", "complete -F _inco"),
+        ("zsh", "#compdef inco"),
+        ("fish", "complete -c inco"),
+    ] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success() && out(&output).contains(said), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcsh"]).status.code(), Some(2));
+}
+
+/// What a program writes to a terminal, as it comes.
+struct Screen {
+    shown: String,
+    output: std::process::ChildStdout,
+}
+
+impl Screen {
+    fn until(&mut self, text: &str) {
+        let mut bytes = [0; 4096];
+        while !self.shown.contains(text) {
+            let count = self.output.read(&mut bytes).unwrap();
+            assert!(count > 0, "it ended without {text:?}: {}", self.shown);
+            self.shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    }
+}
+
+#[test]
+fn top_lives_in_a_terminal_and_leaves_it_as_it_was() {
+    let output = run(&["top"]);
+    assert_eq!(output.status.code(), Some(2), "without a terminal");
+    assert!(
+        err(&output).contains("inco instances --watch"),
+        "{}",
+        err(&output)
+    );
+
+    let mut fake = Fake::start();
+    fake.events.push(event(1));
+    // `script` gives it a terminal of its own.
+    let top = format!(
+        "stty cols 80 rows 24; exec {} top --interval 0.1",
+        env!("CARGO_BIN_EXE_inco")
+    );
+    let mut child = Command::new("script")
+        .args(["-qfec", &top, "/dev/null"])
+        .env("INCO_RUN_DIR", fake.directory.path())
+        .env("TERM", "xterm")
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut keys = child.stdin.take().unwrap();
+    let mut press = |text: &str| std::io::Write::write_all(&mut keys, text.as_bytes()).unwrap();
+    let mut screen = Screen {
+        shown: String::new(),
+        output: child.stdout.take().unwrap(),
+    };
+    screen.until("INSTANCE");
+    screen.until("web");
+    // Down to the first instance, drain it, yes.
+    press("jdy");
+    let drained = fake
+        .acted
+        .recv_timeout(std::time::Duration::from_secs(20))
+        .unwrap();
+    assert_eq!(
+        drained,
+        Action::Drain {
+            instance: InstanceId(3)
+        }
+    );
+    drop(fake.server.take());
+    screen.until("NO ANSWER");
+    press("q");
+    // The terminal's first screen comes back, with its cursor.
+    screen.until("\x1b[?1049l");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn top_restores_the_terminal_when_it_is_ended() {
+    let fake = Fake::start();
+    let pid_file = fake.directory.path().join("pid");
+    let top = format!(
+        "stty cols 80 rows 24; echo $$ > {}; exec {} top",
+        pid_file.display(),
+        env!("CARGO_BIN_EXE_inco")
+    );
+    let mut child = Command::new("script")
+        .args(["-qfec", &top, "/dev/null"])
+        .env("INCO_RUN_DIR", fake.directory.path())
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut screen = Screen {
+        shown: String::new(),
+        output: child.stdout.take().unwrap(),
+    };
+    screen.until("web");
+    let pid = std::fs::read_to_string(&pid_file)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    screen.until("\x1b[?1049l");
     assert!(child.wait().unwrap().success());
 }

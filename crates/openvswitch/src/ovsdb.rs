@@ -251,6 +251,26 @@ impl Ovsdb {
         self.change("setting other_config".to_owned(), &operations)
     }
 
+    /// A key of the switch's own configuration (`other_config`), as `hw-offload`; none where it is not set.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn other_config(&mut self, key: &str) -> Result<Option<String>, OvsdbError> {
+        let answers = self.transact(&[
+            json!({"op": "select", "table": "Open_vSwitch", "where": [], "columns": ["other_config"]}),
+        ])?;
+        // A map is ["map", [[key, value], ...]].
+        let pairs = answers
+            .first()
+            .and_then(|answer| answer.pointer("/rows/0/other_config/1"))
+            .and_then(Value::as_array);
+        let value = pairs.into_iter().flatten().find_map(|pair| {
+            let is_it = pair.get(0).and_then(Value::as_str) == Some(key);
+            pair.get(1).and_then(Value::as_str).filter(|_| is_it)
+        });
+        Ok(value.map(str::to_owned))
+    }
+
     /// How an interface is.
     ///
     /// # Errors

@@ -187,7 +187,9 @@ impl ControlLoop {
             .context("the engine does not say what runs already")?;
         let workers = configuration.switch.worker_count();
         let reading = SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers);
-        raise_priority();
+        if let Err(error) = raise_priority() {
+            tracing::debug!(?error, "no real-time priority for the control loop");
+        }
         Ok(ControlLoop {
             services: wiring::service_plans(&configuration),
             waiting_uplinks: (0u8..)
@@ -249,6 +251,7 @@ impl ControlLoop {
         let mut left = Vec::new();
         loop {
             self.turn();
+            self.stop.note_turn();
             if self.stopping {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
                 if self.shell.controller().is_finished() {
@@ -1058,17 +1061,18 @@ pub(crate) fn secret() -> Result<[u64; 4]> {
 }
 
 /// Asks for a real-time priority, so that this thread wakes in time on a busy machine: 0.04 ms late at the 99th
-/// percentile instead of 4.7 ms. Without permission it goes on as it is.
-fn raise_priority() {
+/// percentile instead of 4.7 ms.
+///
+/// # Errors
+/// Without permission; the thread goes on as it is.
+pub(crate) fn raise_priority() -> Result<(), thread_priority::Error> {
     use thread_priority::{
         RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,
         thread_native_id,
     };
     let lowest = ThreadPriority::Crossplatform(1u8.try_into().unwrap_or_default());
     let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
-    if let Err(error) = set_thread_priority_and_policy(thread_native_id(), lowest, policy) {
-        tracing::debug!(?error, "no real-time priority for the control loop");
-    }
+    set_thread_priority_and_policy(thread_native_id(), lowest, policy)
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@
 mod answers;
 mod control;
 #[cfg(feature = "dpdk")]
-pub(crate) use control::secret;
+pub(crate) use control::{raise_priority, secret};
 mod devices;
 mod functions;
 mod wiring;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -42,11 +42,12 @@ pub(crate) struct Orchestrator {
     stop: Arc<StopRequest>,
 }
 
-/// What asks the loop to end.
+/// What is shared with the loop: whether it is to end, and how often it has turned.
 #[derive(Debug, Default)]
 pub(crate) struct StopRequest {
     stop: AtomicBool,
     keep: AtomicBool,
+    turns: AtomicU64,
 }
 
 impl StopRequest {
@@ -56,10 +57,20 @@ impl StopRequest {
         self.stop.store(true, Ordering::Release);
     }
 
-    fn asked(&self) -> Option<bool> {
+    /// Whether the end was asked for; then, whether containers go on running.
+    pub(crate) fn asked(&self) -> Option<bool> {
         self.stop
             .load(Ordering::Acquire)
             .then(|| self.keep.load(Ordering::Relaxed))
+    }
+
+    /// Turns of the loop so far: one that hangs makes no more of them.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    fn note_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
     }
 }
 

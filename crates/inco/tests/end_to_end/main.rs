@@ -21,6 +21,7 @@ mod readiness;
 mod relaxed;
 mod refusals;
 mod restart;
+mod service;
 mod support;
 mod testpmd;
 

@@ -1,0 +1,381 @@
+//! What is known, what is selected, and what a key does.
+
+use api::types::{Action, FlowRow, InstanceRow, PolicyChoice, ServiceRow, Status};
+use model::{Event, InstanceId};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::history::Histories;
+
+/// What the feed tells.
+#[derive(Clone, Debug)]
+pub(super) enum Update {
+    /// How everything is.
+    Seen(Box<Seen>),
+    /// No inco answers, and why.
+    Gone(String),
+    /// What came of an action.
+    Done(Result<String, String>),
+}
+
+/// How everything is, at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) status: Status,
+    pub(super) services: Vec<ServiceRow>,
+    pub(super) instances: Vec<InstanceRow>,
+    /// The newest events, oldest first; [`None`] where there are no new ones.
+    pub(super) events: Option<Vec<Event>>,
+    /// The largest flows of the instance that is looked at.
+    pub(super) flows: Vec<FlowRow>,
+}
+
+/// What a key asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Wish {
+    Quit,
+    Act(Action),
+    LookAt(Option<InstanceId>),
+}
+
+/// Which page is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Page {
+    #[default]
+    Overview,
+    Flows,
+    Events,
+    Instance(InstanceId),
+    Help,
+}
+
+/// A row that can be selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    Service(String),
+    Instance(InstanceId),
+}
+
+/// What is asked below the page, before something is done.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Prompt {
+    /// Yes or no.
+    Confirm { question: String, action: Action },
+    /// How many instances.
+    Count { service: String, digits: String },
+    /// Which policy.
+    Policy { service: String, at: usize },
+}
+
+/// The policies that can be given, with the word for their kind.
+pub(super) fn policies() -> Vec<(&'static str, &'static str)> {
+    let schedulers = scheduling::Scheduler::NAMES
+        .iter()
+        .map(|name| ("scheduler", *name));
+    let autoscalers = autoscaling::Autoscaler::NAMES
+        .iter()
+        .map(|name| ("autoscaler", *name));
+    schedulers.chain(autoscalers).collect()
+}
+
+/// Everything that is shown.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Top {
+    pub(super) seen: Seen,
+    /// The newest events, oldest first.
+    pub(super) events: Vec<Event>,
+    pub(super) histories: Histories,
+    /// Packets dropped per second in all, now.
+    pub(super) lost_pps: f64,
+    pub(super) page: Page,
+    pub(super) selected: Option<Row>,
+    pub(super) prompt: Option<Prompt>,
+    /// What came of the last action; [`Err`] where it was refused.
+    pub(super) outcome: Option<Result<String, String>>,
+    /// Why no inco answers, where none does.
+    pub(super) gone: Option<String>,
+    /// Whether one has ever answered.
+    pub(super) was_seen: bool,
+}
+
+impl Top {
+    /// Takes what the feed tells.
+    pub(super) fn update(&mut self, update: Update) {
+        match update {
+            Update::Gone(reason) => self.gone = Some(reason),
+            Update::Done(outcome) => self.outcome = Some(outcome),
+            Update::Seen(seen) => self.see(*seen),
+        }
+    }
+
+    fn see(&mut self, mut seen: Seen) {
+        self.gone = None;
+        let is_other = seen.status.pid != self.seen.status.pid;
+        let seconds = seen.status.uptime_s - self.seen.status.uptime_s;
+        if is_other {
+            self.histories.clear();
+            if self.was_seen {
+                self.outcome = Some(Ok(format!(
+                    "another inco answers now (process {})",
+                    seen.status.pid
+                )));
+            }
+        }
+        self.was_seen = true;
+        let lost = seen
+            .status
+            .accounting
+            .dropped
+            .saturating_sub(self.seen.status.accounting.dropped);
+        self.lost_pps = if is_other || seconds <= 0.0 {
+            0.0
+        } else {
+            lost as f64 / seconds
+        };
+        self.histories.note(&seen.instances, seconds);
+        if let Some(events) = seen.events.take() {
+            self.events = events;
+        }
+        self.seen = seen;
+        let rows = self.rows();
+        if self.selected.as_ref().is_none_or(|row| !rows.contains(row)) {
+            self.selected = rows.into_iter().next();
+        }
+    }
+
+    /// The rows that can be selected, in the order in which they are shown.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let services = self
+            .seen
+            .services
+            .iter()
+            .map(|row| Row::Service(row.name.clone()));
+        let instances = self.seen.instances.iter().map(|row| Row::Instance(row.id));
+        services.chain(instances).collect()
+    }
+
+    /// The instance with that id, if it is still there.
+    pub(super) fn instance(&self, id: InstanceId) -> Option<&InstanceRow> {
+        self.seen.instances.iter().find(|row| row.id == id)
+    }
+
+    fn selected_instance(&self) -> Option<&InstanceRow> {
+        match (self.page, &self.selected) {
+            (Page::Instance(id), _) => self.instance(id),
+            (_, Some(Row::Instance(id))) => self.instance(*id),
+            _ => None,
+        }
+    }
+
+    /// The selected service, or that of the selected instance.
+    fn selected_service(&self) -> Option<&ServiceRow> {
+        let name = match (self.selected_instance(), &self.selected) {
+            (Some(instance), _) => &instance.service,
+            (None, Some(Row::Service(name))) => name,
+            _ => return None,
+        };
+        self.seen.services.iter().find(|row| row.name == *name)
+    }
+
+    fn select(&mut self, steps: isize) {
+        let rows = self.rows();
+        let at = rows
+            .iter()
+            .position(|row| Some(row) == self.selected.as_ref())
+            .unwrap_or(0);
+        let to = at.saturating_add_signed(steps).min(rows.len().saturating_sub(1));
+        self.selected = rows.into_iter().nth(to);
+    }
+
+    /// Takes a key; what it asks for is given back.
+    pub(super) fn key(&mut self, key: KeyEvent) -> Option<Wish> {
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return matches!(key.code, KeyCode::Char('c' | 'd')).then_some(Wish::Quit);
+        }
+        if self.prompt.is_some() {
+            return self.answer(key.code);
+        }
+        self.outcome = None;
+        match key.code {
+            KeyCode::Char('q') => return Some(Wish::Quit),
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => return self.turn_to(Page::Overview),
+            KeyCode::Char('1') => return self.turn_to(Page::Overview),
+            KeyCode::Char('2') => return self.turn_to(Page::Flows),
+            KeyCode::Char('3') => return self.turn_to(Page::Events),
+            KeyCode::Char('?' | 'h') => return self.turn_to(Page::Help),
+            KeyCode::Tab => {
+                let next = match self.page {
+                    Page::Overview => Page::Flows,
+                    Page::Flows => Page::Events,
+                    Page::Events | Page::Instance(_) | Page::Help => Page::Overview,
+                };
+                return self.turn_to(next);
+            }
+            KeyCode::Up | KeyCode::Char('k') => return self.step(-1),
+            KeyCode::Down | KeyCode::Char('j') => return self.step(1),
+            KeyCode::PageUp => return self.step(-10),
+            KeyCode::PageDown => return self.step(10),
+            KeyCode::Enter | KeyCode::Right => {
+                let id = self.selected_instance()?.id;
+                return self.turn_to(Page::Instance(id));
+            }
+            KeyCode::Char('d') => self.prompt = self.ask_drain(),
+            KeyCode::Char('u') => self.prompt = self.ask_undrain(),
+            KeyCode::Char('s') => {
+                self.prompt = self.selected_service().map(|service| Prompt::Count {
+                    service: service.name.clone(),
+                    digits: String::new(),
+                });
+            }
+            KeyCode::Char('+') => self.prompt = self.ask_scale(1),
+            KeyCode::Char('-') => self.prompt = self.ask_scale(-1),
+            KeyCode::Char('a') => self.prompt = self.ask_auto(),
+            KeyCode::Char('p') => {
+                self.prompt = self.selected_service().map(|service| Prompt::Policy {
+                    service: service.name.clone(),
+                    at: 0,
+                });
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The row so many steps on; the page of an instance goes with it.
+    fn step(&mut self, steps: isize) -> Option<Wish> {
+        self.select(steps);
+        match (self.page, &self.selected) {
+            (Page::Instance(_), Some(Row::Instance(id))) => {
+                let id = *id;
+                self.turn_to(Page::Instance(id))
+            }
+            _ => None,
+        }
+    }
+
+    fn turn_to(&mut self, page: Page) -> Option<Wish> {
+        let before = std::mem::replace(&mut self.page, page);
+        self.seen.flows.clear();
+        match (before, page) {
+            (_, Page::Instance(id)) => {
+                self.selected = Some(Row::Instance(id));
+                Some(Wish::LookAt(Some(id)))
+            }
+            (Page::Instance(_), _) => Some(Wish::LookAt(None)),
+            _ => None,
+        }
+    }
+
+    fn ask_drain(&self) -> Option<Prompt> {
+        let row = self.selected_instance()?;
+        Some(Prompt::Confirm {
+            question: format!(
+                "Drain instance {} of {}? It gets no new flows, and goes when its {} have ended.",
+                row.id, row.service, row.live_flows
+            ),
+            action: Action::Drain { instance: row.id },
+        })
+    }
+
+    fn ask_undrain(&self) -> Option<Prompt> {
+        let row = self.selected_instance()?;
+        Some(Prompt::Confirm {
+            question: format!("Take the drain of instance {} of {} back?", row.id, row.service),
+            action: Action::Undrain { instance: row.id },
+        })
+    }
+
+    fn ask_scale(&self, by: i32) -> Option<Prompt> {
+        let row = self.selected_service()?;
+        Some(ask_count(&row.name, row.desired.saturating_add_signed(by)))
+    }
+
+    fn ask_auto(&self) -> Option<Prompt> {
+        let row = self.selected_service()?;
+        Some(Prompt::Confirm {
+            question: format!(
+                "Let {} decide again how many instances {} has?",
+                row.autoscaler, row.name
+            ),
+            action: Action::Scale {
+                service: row.name.clone(),
+                instances: None,
+            },
+        })
+    }
+
+    /// A key where something is asked. Nothing is done but by `y` or Enter.
+    fn answer(&mut self, key: KeyCode) -> Option<Wish> {
+        let mut prompt = self.prompt.take()?;
+        if matches!(key, KeyCode::Esc) {
+            return None;
+        }
+        match &mut prompt {
+            Prompt::Confirm { action, .. } => match key {
+                KeyCode::Char('y' | 'Y') => return Some(Wish::Act(action.clone())),
+                KeyCode::Char('n' | 'N' | 'q') => return None,
+                _ => {}
+            },
+            Prompt::Count { service, digits } => match key {
+                // More than four digits are more than there can be.
+                KeyCode::Char(digit) if digit.is_ascii_digit() && digits.len() < 4 => digits.push(digit),
+                KeyCode::Backspace => {
+                    digits.pop();
+                }
+                KeyCode::Enter => {
+                    if let Ok(count) = digits.parse() {
+                        prompt = ask_count(service, count);
+                    }
+                }
+                _ => {}
+            },
+            Prompt::Policy { service, at } => {
+                let policies = policies();
+                match key {
+                    KeyCode::Up | KeyCode::Char('k') => *at = at.saturating_sub(1),
+                    KeyCode::Down | KeyCode::Char('j') => {
+                        *at = (*at + 1).min(policies.len().saturating_sub(1))
+                    }
+                    KeyCode::Enter => {
+                        if let Some((kind, name)) = policies.get(*at) {
+                            prompt = ask_policy(service, kind, name);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.prompt = Some(prompt);
+        None
+    }
+}
+
+fn ask_count(service: &str, count: u32) -> Prompt {
+    Prompt::Confirm {
+        question: format!(
+            "Set {service} to {count} by hand? The autoscaler stops deciding until you press a."
+        ),
+        action: Action::Scale {
+            service: service.to_owned(),
+            instances: Some(count),
+        },
+    }
+}
+
+fn ask_policy(service: &str, kind: &str, name: &str) -> Prompt {
+    let choice = PolicyChoice {
+        policy: name.to_owned(),
+        parameters: serde_json::Map::new(),
+    };
+    let (scheduler, autoscaler) = match kind {
+        "scheduler" => (Some(choice), None),
+        _ => (None, Some(choice)),
+    };
+    Prompt::Confirm {
+        question: format!("Give {service} the {kind} {name}, with its defaults? No pinned flow moves."),
+        action: Action::Policy {
+            service: service.to_owned(),
+            scheduler,
+            autoscaler,
+        },
+    }
+}
