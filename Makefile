@@ -12,14 +12,14 @@ HOST = $(or $(shell $(CARGO) -vV 2>/dev/null | sed -n 's/^host: //p'),$(shell un
 # DPDK uplinks where DPDK is: looked up when a recipe runs, after the set-up may have installed it.
 WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features dpdk)
 
-.PHONY: help setup build nf test test-dpdk test-without-dpdk demo bench lint check-aarch64 clean clean-machine
+.PHONY: help setup build nf test test-dpdk test-without-dpdk demo bench deb lint check-aarch64 clean clean-machine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  (ENGINE=oci|docker and ARGS='...' go to make demo, ARGS also to make bench)"
 
 setup: ## install what building, testing and the demo need; says what and why
-	@scripts/setup.sh rust build dpdk test lint
+	@scripts/setup.sh rust build dpdk test lint deb
 	@echo "setup: done"
 
 build: ## release binaries: target/release/inco and, static, target/release/inco-nf
@@ -35,7 +35,7 @@ binaries:
 	@echo "built: $(TARGET_DIR)/release/inco and $(TARGET_DIR)/release/inco-nf"
 
 test: ## set up, start what must run, and run every test
-	@scripts/setup.sh rust build dpdk test docker
+	@scripts/setup.sh rust build dpdk test deb docker
 	@scripts/dockerd.sh start || echo "test: without Docker; the tests that need it say so and skip" >&2
 	@$(MAKE) --no-print-directory test-dpdk test-without-dpdk
 	@echo "test: all passed"
@@ -64,6 +64,11 @@ bench: ## the data plane side by side with its peers (ARGS=--full); needs root f
 	@scripts/setup.sh rust build dpdk bench
 	@$(MAKE) --no-print-directory binaries
 	$(TARGET_DIR)/release/inco bench steer $(ARGS)
+
+deb: ## a Debian package of the release binaries: target/deb/inco_VERSION_ARCH.deb
+	@scripts/setup.sh rust build dpdk deb
+	@$(MAKE) --no-print-directory binaries
+	packaging/deb.sh $(TARGET_DIR)/release $(TARGET_DIR)/deb
 
 lint: ## formatting and clippy, warnings are errors
 	@scripts/setup.sh rust build dpdk lint

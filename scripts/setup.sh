@@ -2,7 +2,7 @@
 # Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
 # else it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker, bench
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker, bench, deb
 #
 # Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
 set -euo pipefail
@@ -48,9 +48,14 @@ for part in "$@"; do
         ;;
     test)
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the DPDK program that tests run as an instance and as a peer'
+        has jq || want jq 'reads JSON in the examples of docs/, which tests run'
         has ip || want iproute2 'network namespaces and veth pairs for tests'
         has valgrind || want valgrind 'counts the instructions of the packet path, which no busy machine changes'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
+        ;;
+    deb)
+        has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary needs'
+        has strip || want binutils 'strip: smaller programs'
         ;;
     bench)
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the limit that input and output set'
@@ -68,7 +73,7 @@ for part in "$@"; do
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test docker bench"
+        say "no part '$part'; there are: rust build dpdk lint test docker bench deb"
         exit 2
         ;;
     esac
@@ -176,6 +181,7 @@ for part in "$@"; do
         has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
         has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
         ;;
+    deb) has dpkg-shlibdeps || failed=yes ;;
     bench)
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the bench has no limit to compare with'
         has ovs-vswitchd || say 'OVS-DPDK is missing: the bench leaves its columns empty'

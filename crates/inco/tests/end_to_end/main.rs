@@ -12,6 +12,7 @@
 
 mod captures;
 mod devices;
+mod documentation;
 mod engine_away;
 mod examples;
 mod failures;
