@@ -16,7 +16,7 @@ const ROWS: &[&[&str]] = &[
     &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
     &["traffic"],
     &["eswitch"],
-    &["controller"],
+    &["controller", "openflow-switch"],
     &["api", "simulation"],
     &["inco", "inco-nf"],
 ];

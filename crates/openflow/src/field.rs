@@ -53,6 +53,8 @@ kinds! {
     ETH_TYPE = CLASS_BASIC 5 "eth_type";
     /// VLAN id with 0x1000 set where there is one, 2 bytes.
     VLAN_VID = CLASS_BASIC 6 "vlan_vid";
+    /// VLAN priority, 1 byte: 0 to 7.
+    VLAN_PCP = CLASS_BASIC 7 "vlan_pcp";
     /// DSCP, 1 byte.
     IP_DSCP = CLASS_BASIC 8 "ip_dscp";
     /// Protocol, 1 byte.

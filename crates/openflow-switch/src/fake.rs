@@ -1,0 +1,576 @@
+//! A switch for tests and simulations: OpenFlow on one side, a datapath that lags its rules on the other.
+//!
+//! Modelled after Open vSwitch: what is decided for the first packet of a flow is kept in a cache, and when rules change the
+//! cache is gone over in rounds, each entry at some moment of the round. Decisions that are under way when rules change
+//! enter the cache late. Everything that goes wrong with real ones can be made to: see [`Faults`].
+//!
+//! It reads no clock, and has no socket: [`FakeNic::receive`] and [`FakeNic::output`] are its end of a connection.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use model::{FlowKey, Nanos};
+use openflow::{
+    Action, ErrorMessage, Event, Features, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, FlowRemoved,
+    FlowRemovedReason, FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest,
+    PacketIn, PacketInReason, PacketOut, Session, SessionError, Side, port,
+};
+use packet::{Parsed, parse};
+
+/// What goes wrong, and how late everything is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Faults {
+    /// Rules that it has place for.
+    pub rule_limit: usize,
+    /// One in so many new rules is refused; 0: none.
+    pub refuse_one_in: u64,
+    /// One in so many messages is answered with bytes that mean nothing; 0: none.
+    pub garbage_one_in: u64,
+    /// Packets that it sends to the controller, unasked, per message received.
+    pub packet_in_flood: u64,
+    /// The longest time that a message waits before it is carried out.
+    pub control_delay: Nanos,
+    /// How long a round over the cache takes. No decision takes more than half of it.
+    pub round: Nanos,
+    /// The shortest and the longest time from a port to its other end. Order is kept within a port, not between ports.
+    pub port_delay: (Nanos, Nanos),
+    /// How old the counters can be.
+    pub counter_lag: Nanos,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Faults {
+            rule_limit: 1_000_000,
+            refuse_one_in: 0,
+            garbage_one_in: 0,
+            packet_in_flood: 0,
+            control_delay: Nanos::from_micros(200),
+            round: Nanos::from_millis(3),
+            port_delay: (Nanos::from_micros(5), Nanos::from_micros(30)),
+            counter_lag: Nanos::from_millis(100),
+        }
+    }
+}
+
+/// A frame at the other end of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// Which port.
+    pub port: u32,
+    /// The frame.
+    pub frame: Vec<u8>,
+}
+
+type Shape = Vec<(FieldKind, Option<Vec<u8>>)>;
+
+#[derive(Debug)]
+struct Rule {
+    flow: FlowMod,
+    packets: u64,
+    bytes: u64,
+    /// What a question about its counters is answered with.
+    shown: (u64, u64),
+}
+
+#[derive(Clone, Debug)]
+struct Cached {
+    actions: Vec<Action>,
+    rule: Option<(u16, Match)>,
+}
+
+/// The switch.
+#[derive(Debug)]
+pub struct FakeNic {
+    faults: Faults,
+    chance: u64,
+    session: Session,
+    control: VecDeque<(Nanos, u32, Message)>,
+    /// Rules by priority and by which fields they match.
+    rules: BTreeMap<(Reverse<u16>, Shape), HashMap<Match, Rule>>,
+    rule_count: usize,
+    version: u64,
+    cache: BTreeMap<Match, Cached>,
+    entering: VecDeque<(Nanos, u64, Match, Cached)>,
+    /// Entries that the round under way has yet to visit, the last one first.
+    round: Vec<(Nanos, Match)>,
+    round_ends: Nanos,
+    is_stale: bool,
+    lines: BTreeMap<u32, VecDeque<(Nanos, Vec<u8>)>>,
+    counters_at: Nanos,
+    dropped: u64,
+}
+
+impl FakeNic {
+    /// A switch without rules, at that time. Equal seeds do the same.
+    pub fn new(faults: Faults, seed: u64, now: Nanos) -> FakeNic {
+        FakeNic {
+            faults,
+            chance: seed,
+            session: Session::new(Side::Switch, Limits::default(), now.0),
+            control: VecDeque::new(),
+            rules: BTreeMap::new(),
+            rule_count: 0,
+            version: 0,
+            cache: BTreeMap::new(),
+            entering: VecDeque::new(),
+            round: Vec::new(),
+            round_ends: Nanos::ZERO,
+            is_stale: false,
+            lines: BTreeMap::new(),
+            counters_at: Nanos::ZERO,
+            dropped: 0,
+        }
+    }
+
+    /// From now on other things go wrong.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// The connection is cut; what was under way in it is lost. A new one can be made at once.
+    pub fn disconnect(&mut self, now: Nanos) {
+        self.session = Session::new(Side::Switch, Limits::default(), now.0);
+        self.control.clear();
+    }
+
+    /// Everything is lost, as when the process ends and begins anew.
+    pub fn restart(&mut self, now: Nanos) {
+        *self = FakeNic::new(self.faults, self.chance, now);
+    }
+
+    /// Removes a rule as if there were a better use for its place. Whether there was one of that cookie.
+    pub fn evict(&mut self, cookie: u64) -> bool {
+        let found = (self.rules.values().flat_map(HashMap::values))
+            .find(|rule| rule.flow.cookie == cookie)
+            .map(|rule| (rule.flow.priority, rule.flow.matches.clone()));
+        let Some((priority, matches)) = found else {
+            return false;
+        };
+        // Eviction (OFPRR_EVICTION, section 7.4.4 of the specification).
+        self.delete(priority, &matches, FlowRemovedReason::Other(5));
+        true
+    }
+
+    /// Cookies of all its rules.
+    pub fn cookies(&self) -> Vec<u64> {
+        let rules = self.rules.values().flat_map(HashMap::values);
+        let mut cookies: Vec<u64> = rules.map(|rule| rule.flow.cookie).collect();
+        cookies.sort_unstable();
+        cookies
+    }
+
+    /// Packets that no rule sent anywhere.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// A number below `limit`, and 0 where that is 0.
+    fn below(&mut self, limit: u64) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut n = self.chance;
+        n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (n ^ (n >> 31)).checked_rem(limit).unwrap_or_default()
+    }
+
+    fn happens(&mut self, one_in: u64) -> bool {
+        one_in > 0 && self.below(one_in) == 0
+    }
+
+    // The connection.
+
+    /// Takes what came by the connection.
+    ///
+    /// # Errors
+    /// Where it is not OpenFlow: the connection is to be cut.
+    pub fn receive(&mut self, bytes: &[u8], now: Nanos) -> Result<(), SessionError> {
+        self.session.receive(bytes, now.0);
+        while let Some(event) = self.session.next_event()? {
+            if let Event::Message { xid, message } = event {
+                let delay = self.below(self.faults.control_delay.0 + 1);
+                let last = self.control.back().map_or(0, |(at, ..)| at.0);
+                let at = Nanos((now.0 + delay).max(last));
+                self.control.push_back((at, xid, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What waits to be written to the connection.
+    pub fn output(&self) -> &[u8] {
+        self.session.output()
+    }
+
+    /// That many bytes of it were written.
+    pub fn written(&mut self, bytes: usize) {
+        self.session.written(bytes);
+    }
+
+    /// Time passes: messages are carried out, the cache is gone over.
+    pub fn tick(&mut self, now: Nanos) {
+        while self.control.front().is_some_and(|(at, ..)| *at <= now) {
+            if let Some((_, xid, message)) = self.control.pop_front() {
+                self.carry_out(xid, message, now);
+            }
+        }
+        while self.entering.front().is_some_and(|(at, ..)| *at <= now) {
+            if let Some((_, version, key, cached)) = self.entering.pop_front() {
+                self.is_stale |= version != self.version;
+                self.cache.entry(key).or_insert(cached);
+            }
+        }
+        if self.round.is_empty() && self.is_stale && now >= self.round_ends {
+            self.is_stale = false;
+            let keys: Vec<Match> = self.cache.keys().cloned().collect();
+            self.round_ends = Nanos(now.0 + self.faults.round.0);
+            for key in keys {
+                let at = Nanos(now.0 + self.below(self.faults.round.0));
+                self.round.push((at, key));
+            }
+            self.round.sort_by(|a, b| b.cmp(a));
+        }
+        while self.round.last().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, key)) = self.round.pop() {
+                let decided = self.decide(&key);
+                self.cache.insert(key, decided);
+            }
+        }
+        if now.0 >= self.counters_at.0 + self.faults.counter_lag.0 {
+            self.counters_at = now;
+            for rule in self.rules.values_mut().flat_map(HashMap::values_mut) {
+                rule.shown = (rule.packets, rule.bytes);
+            }
+        }
+    }
+
+    fn say(&mut self, message: &Message) {
+        // A controller that does not read loses what has no room, as with a real one.
+        let _no_room = self.session.send(message);
+    }
+
+    fn carry_out(&mut self, xid: u32, message: Message, now: Nanos) {
+        for number in 0..self.faults.packet_in_flood {
+            self.say(&Message::PacketIn(PacketIn {
+                total_bytes: 60,
+                reason: PacketInReason::NoMatch,
+                table: 0,
+                cookie: number,
+                context: Match::new([Field::in_port(1)]),
+                data: vec![number as u8; 60],
+            }));
+        }
+        if self.happens(self.faults.garbage_one_in) {
+            let body = (0..32).map(|_| self.below(256) as u8).collect();
+            let kind = self.below(40) as u8;
+            self.say(&Message::Other { kind, body });
+        }
+        let answer = match message {
+            Message::FeaturesRequest => Message::FeaturesReply(Features {
+                datapath: 1,
+                tables: 254,
+                ..Features::default()
+            }),
+            Message::BarrierRequest => Message::BarrierReply,
+            Message::FlowMod(flow) => match self.change(flow, now) {
+                Ok(()) => return,
+                Err((kind, code)) => Message::Error(ErrorMessage {
+                    kind,
+                    code,
+                    data: Vec::new(),
+                }),
+            },
+            Message::PacketOut(out) => {
+                self.packet_out(&out, now);
+                return;
+            }
+            Message::MultipartRequest(MultipartRequest::Flows(filter)) => {
+                let all = (self.rules.values().flat_map(HashMap::values))
+                    .filter(|rule| (rule.flow.cookie ^ filter.cookie) & filter.cookie_mask == 0);
+                let flows: Vec<FlowStats> = all.map(shown).collect();
+                // As many as surely fit a message.
+                let mut parts = flows.chunks(100).peekable();
+                if parts.peek().is_none() {
+                    let reply = MultipartReply::Flows(Vec::new());
+                    let _no_room = self
+                        .session
+                        .answer(xid, &Message::MultipartReply { more: false, reply });
+                }
+                while let Some(part) = parts.next() {
+                    let reply = MultipartReply::Flows(part.to_vec());
+                    let more = parts.peek().is_some();
+                    let _no_room = self.session.answer(xid, &Message::MultipartReply { more, reply });
+                }
+                return;
+            }
+            _ => return,
+        };
+        let _no_room = self.session.answer(xid, &answer);
+    }
+
+    // Rules.
+
+    fn change(&mut self, flow: FlowMod, _now: Nanos) -> Result<(), (u16, u16)> {
+        const FULL: (u16, u16) = (ErrorMessage::FLOW_MOD_FAILED, ErrorMessage::TABLE_FULL);
+        match flow.command {
+            FlowCommand::Add => {
+                let place = (Reverse(flow.priority), shape(&flow.matches));
+                let is_new = !(self.rules.get(&place)).is_some_and(|of| of.contains_key(&flow.matches));
+                if self.happens(self.faults.refuse_one_in) && is_new {
+                    return Err((ErrorMessage::FLOW_MOD_FAILED, 0));
+                }
+                if is_new && self.rule_count >= self.faults.rule_limit {
+                    return Err(FULL);
+                }
+                self.rule_count += usize::from(is_new);
+                let rule = Rule {
+                    flow: flow.clone(),
+                    packets: 0,
+                    bytes: 0,
+                    shown: (0, 0),
+                };
+                self.rules.entry(place).or_default().insert(flow.matches, rule);
+                self.changed();
+            }
+            FlowCommand::DeleteStrict => {
+                let has_cookie = |rule: &Rule| (rule.flow.cookie ^ flow.cookie) & flow.cookie_mask == 0;
+                let place = (Reverse(flow.priority), shape(&flow.matches));
+                let rule = self.rules.get(&place).and_then(|of| of.get(&flow.matches));
+                if rule.is_some_and(has_cookie) {
+                    self.delete(flow.priority, &flow.matches, FlowRemovedReason::Deleted);
+                }
+            }
+            FlowCommand::Modify | FlowCommand::ModifyStrict | FlowCommand::Delete => {
+                return Err((ErrorMessage::BAD_REQUEST, 0));
+            }
+        }
+        Ok(())
+    }
+
+    fn changed(&mut self) {
+        self.version += 1;
+        self.is_stale = true;
+    }
+
+    fn delete(&mut self, priority: u16, matches: &Match, reason: FlowRemovedReason) {
+        let place = (Reverse(priority), shape(matches));
+        let Some(rule) = self.rules.get_mut(&place).and_then(|of| of.remove(matches)) else {
+            return;
+        };
+        if self.rules.get(&place).is_some_and(HashMap::is_empty) {
+            self.rules.remove(&place);
+        }
+        self.rule_count -= 1;
+        self.changed();
+        if rule.flow.flags.0 & FlowFlags::SEND_REMOVED.0 != 0 {
+            self.say(&Message::FlowRemoved(FlowRemoved {
+                cookie: rule.flow.cookie,
+                priority,
+                reason,
+                table: rule.flow.table,
+                duration_ns: 0,
+                idle_timeout_s: 0,
+                hard_timeout_s: 0,
+                packets: rule.packets,
+                bytes: rule.bytes,
+                matches: matches.clone(),
+            }));
+        }
+    }
+
+    /// What the rules say now about packets with these fields.
+    fn decide(&self, key: &Match) -> Cached {
+        for ((Reverse(priority), shape), rules) in &self.rules {
+            let part = shape.iter().map(|(kind, mask)| {
+                let field = key.get(*kind)?;
+                let exact = Field::new(*kind, field.value());
+                Some(match mask {
+                    Some(mask) => exact.masked(mask),
+                    None => exact,
+                })
+            });
+            let Some(part) = part.collect::<Option<Vec<Field>>>() else {
+                continue;
+            };
+            let part = Match::new(part);
+            if let Some(rule) = rules.get(&part) {
+                return Cached {
+                    actions: actions(&rule.flow.instructions),
+                    rule: Some((*priority, part)),
+                };
+            }
+        }
+        Cached {
+            actions: Vec::new(),
+            rule: None,
+        }
+    }
+
+    // Packets.
+
+    /// A frame comes in by a port.
+    pub fn packet(&mut self, in_port: u32, frame: &[u8], now: Nanos) {
+        let key = fields(in_port, frame);
+        let decided = match self.cache.get(&key) {
+            Some(cached) => cached.clone(),
+            None => {
+                let decided = self.decide(&key);
+                if !self.entering.iter().any(|(.., of, _)| *of == key) {
+                    let last = self.entering.back().map_or(0, |(at, ..)| at.0);
+                    let at = Nanos((now.0 + self.below(self.faults.round.0 / 2 + 1)).max(last));
+                    self.entering.push_back((at, self.version, key, decided.clone()));
+                }
+                decided
+            }
+        };
+        if let Some((priority, matches)) = &decided.rule {
+            let place = (Reverse(*priority), shape(matches));
+            if let Some(rule) = self.rules.get_mut(&place).and_then(|of| of.get_mut(matches)) {
+                rule.packets += 1;
+                rule.bytes += frame.len() as u64;
+            }
+        }
+        if decided.actions.is_empty() {
+            self.dropped += 1;
+        }
+        self.execute(&decided.actions, frame, in_port, now);
+    }
+
+    fn packet_out(&mut self, out: &PacketOut, now: Nanos) {
+        self.execute(&out.actions, &out.data, out.in_port, now);
+    }
+
+    fn execute(&mut self, actions: &[Action], frame: &[u8], in_port: u32, now: Nanos) {
+        let mut frame = frame.to_vec();
+        for action in actions {
+            match action {
+                Action::Output { port: to, .. } if *to == port::CONTROLLER => {
+                    self.say(&Message::PacketIn(PacketIn {
+                        total_bytes: frame.len() as u16,
+                        reason: PacketInReason::Action,
+                        table: 0,
+                        cookie: 0,
+                        context: Match::new([Field::in_port(in_port)]),
+                        data: frame.clone(),
+                    }));
+                }
+                Action::Output { port: to, .. } => {
+                    let to = if *to == port::IN_PORT { in_port } else { *to };
+                    self.put(to, frame.clone(), now);
+                }
+                Action::PushVlan(kind) => {
+                    let [high, low] = kind.to_be_bytes();
+                    if frame.len() >= 12 {
+                        frame.splice(12..12, [high, low, 0, 0]);
+                    }
+                }
+                Action::PopVlan if frame.len() >= 16 => {
+                    frame.drain(12..16);
+                }
+                Action::SetField(field) => {
+                    if let Some([high, low]) = frame.get_mut(14..16).and_then(|at| at.first_chunk_mut()) {
+                        match (field.kind(), field.value()) {
+                            (FieldKind::VLAN_VID, [to_high, to_low]) => {
+                                *high = *high & 0xf0 | to_high & 0x0f;
+                                *low = *to_low;
+                            }
+                            (FieldKind::VLAN_PCP, [to]) => *high = *high & 0x1f | to << 5,
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn put(&mut self, to: u32, frame: Vec<u8>, now: Nanos) {
+        let (shortest, longest) = self.faults.port_delay;
+        let delay = shortest.0 + self.below(longest.0.saturating_sub(shortest.0) + 1);
+        let line = self.lines.entry(to).or_default();
+        let last = line.back().map_or(0, |(at, _)| at.0);
+        line.push_back((Nanos((now.0 + delay).max(last)), frame));
+    }
+
+    /// What has arrived at the other ends of its ports, in order within each.
+    pub fn delivered(&mut self, now: Nanos) -> Vec<Delivered> {
+        let mut delivered = Vec::new();
+        for (port, line) in &mut self.lines {
+            while line.front().is_some_and(|(at, _)| *at <= now) {
+                if let Some((_, frame)) = line.pop_front() {
+                    delivered.push(Delivered { port: *port, frame });
+                }
+            }
+        }
+        delivered
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.control.is_empty() && self.lines.values().all(VecDeque::is_empty)
+    }
+}
+
+fn shape(matches: &Match) -> Shape {
+    let fields = matches.fields().iter();
+    fields
+        .map(|field| (field.kind(), field.mask().map(<[u8]>::to_vec)))
+        .collect()
+}
+
+fn actions(instructions: &[Instruction]) -> Vec<Action> {
+    let applied = instructions.iter().filter_map(|instruction| match instruction {
+        Instruction::ApplyActions(actions) => Some(actions.clone()),
+        _ => None,
+    });
+    applied.flatten().collect()
+}
+
+fn shown(rule: &Rule) -> FlowStats {
+    FlowStats {
+        table: rule.flow.table,
+        priority: rule.flow.priority,
+        flags: rule.flow.flags.0,
+        cookie: rule.flow.cookie,
+        packets: rule.shown.0,
+        bytes: rule.shown.1,
+        matches: rule.flow.matches.clone(),
+        instructions: rule.flow.instructions.clone(),
+        ..FlowStats::default()
+    }
+}
+
+/// Every field of a frame that a rule can match here.
+fn fields(in_port: u32, frame: &[u8]) -> Match {
+    let mut fields = vec![Field::in_port(in_port)];
+    let two = |at: usize| frame.get(at..).and_then(|rest| rest.first_chunk::<2>()).copied();
+    let word = |at: usize| two(at).map_or(0, u16::from_be_bytes);
+    if word(12) == 0x8100 {
+        fields.push(Field::vlan(word(14)));
+        fields.push(Field::new(FieldKind::VLAN_PCP, &[(word(14) >> 13) as u8]));
+    } else {
+        fields.push(Field::no_vlan());
+    }
+    if let Parsed::Flow(info) = parse(frame) {
+        let tuple = info.key.tuple(info.direction);
+        fields.push(Field::eth_type(match info.key {
+            FlowKey::V4(_) => 0x0800,
+            FlowKey::V6(_) => 0x86dd,
+        }));
+        fields.push(Field::ip_proto(info.protocol));
+        fields.push(Field::source(tuple.src));
+        fields.push(Field::destination(tuple.dst));
+        let ports = match info.protocol {
+            model::protocol::TCP => Some((FieldKind::TCP_SRC, FieldKind::TCP_DST)),
+            model::protocol::UDP => Some((FieldKind::UDP_SRC, FieldKind::UDP_DST)),
+            model::protocol::SCTP => Some((FieldKind::SCTP_SRC, FieldKind::SCTP_DST)),
+            _ => None,
+        };
+        if let Some((source, destination)) = ports {
+            fields.push(Field::u16(source, tuple.src_port));
+            fields.push(Field::u16(destination, tuple.dst_port));
+        }
+    }
+    Match::new(fields)
+}

@@ -1,0 +1,154 @@
+//! What is known of each flow: the truth, of which the switch's rules are a copy.
+
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple};
+
+use crate::rules::Way;
+
+/// A flow: its key, and the direction in which packets travel that open it. Where a service is not symmetric, the two
+/// directions of a key are two flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FlowId {
+    /// Its key.
+    pub key: FlowKey,
+    opens_in_reverse: bool,
+}
+
+impl FlowId {
+    /// The flow of a packet with these addresses. `is_answering`: it travels against the opening direction.
+    pub fn new(tuple: &Tuple, is_answering: bool) -> FlowId {
+        let (key, direction) = FlowKey::new(tuple);
+        FlowId {
+            key,
+            opens_in_reverse: (direction == Direction::Reverse) != is_answering,
+        }
+    }
+
+    /// The direction in which it was opened.
+    pub fn opens(&self) -> Direction {
+        if self.opens_in_reverse {
+            Direction::Reverse
+        } else {
+            Direction::Forward
+        }
+    }
+
+    /// The addresses of its packets that travel so.
+    pub fn tuple(&self, is_answering: bool) -> Tuple {
+        let direction = self.opens();
+        self.key.tuple(if is_answering {
+            direction.flipped()
+        } else {
+            direction
+        })
+    }
+}
+
+/// How a flow's rules are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleState {
+    /// It has none: its bucket's rule forwards it, and the bucket stays where it is until the flow ends.
+    OnBucket,
+    /// To be written.
+    Queued,
+    /// Written, and not refused.
+    Installed,
+    /// The switch refused one of them.
+    Refused {
+        /// Kind of the error (`ofp_error_type`).
+        kind: u16,
+        /// Which one of that kind.
+        code: u16,
+    },
+    /// The switch has removed one of them by itself.
+    Evicted,
+}
+
+impl RuleState {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RuleState::OnBucket => "on_bucket",
+            RuleState::Queued => "queued",
+            RuleState::Installed => "installed",
+            RuleState::Refused { .. } => "refused",
+            RuleState::Evicted => "evicted",
+        }
+    }
+
+    /// Whether rules of its own forward it, or will.
+    pub(crate) const fn has_rules(self) -> bool {
+        matches!(self, RuleState::Queued | RuleState::Installed)
+    }
+}
+
+/// A flow, as shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRow {
+    /// Which.
+    pub id: FlowId,
+    /// Of which service.
+    pub service: ServiceId,
+    /// Where its instance is.
+    pub slot: Slot,
+    /// How its rules are.
+    pub state: RuleState,
+    /// Whether its packets pass through us: it was caught by a hold.
+    pub is_looped: bool,
+    /// Packets, both directions: counted here and by the switch.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When the switch's part of the counters was read. The switch itself may have counted up to its own lag earlier.
+    pub counted_at: Nanos,
+    /// When a packet of it was last noticed.
+    pub seen: Nanos,
+}
+
+/// One of a flow's rules.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlowRule {
+    pub(crate) number: u64,
+    pub(crate) side: usize,
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub(crate) service: usize,
+    pub(crate) bucket: usize,
+    pub(crate) slot: Slot,
+    pub(crate) way: Way,
+    pub(crate) state: RuleState,
+    pub(crate) rules: Vec<FlowRule>,
+    /// What was counted here and by rules that are gone.
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    /// When its rules were written: the proof to wait for.
+    pub(crate) epoch: u64,
+    pub(crate) counted_at: Nanos,
+    pub(crate) seen: Nanos,
+}
+
+impl Flow {
+    /// The row that shows it.
+    pub(crate) fn row(&self, id: FlowId, service: ServiceId) -> FlowRow {
+        // What passes through us is counted here, and by the rule that sends it to us a second time.
+        let is_looped = self.way == Way::Loop;
+        let of = |pick: fn(&FlowRule) -> u64| match is_looped {
+            true => 0,
+            false => self.rules.iter().map(pick).sum::<u64>(),
+        };
+        FlowRow {
+            id,
+            service,
+            slot: self.slot,
+            state: self.state,
+            is_looped,
+            packets: self.packets + of(|rule| rule.packets),
+            bytes: self.bytes + of(|rule| rule.bytes),
+            counted_at: self.counted_at,
+            seen: self.seen,
+        }
+    }
+}

@@ -1,0 +1,644 @@
+//! The rules that are written: what they match, what they do, and how they are told apart.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use model::{ServiceId, Slot, Tuple, protocol};
+use openflow::{
+    Action, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, Instruction, Match, Message, port,
+};
+
+/// The one table that has rules: each further one costs a card a look-up, and its rules are exact or prefixes.
+pub const TABLE: u8 = 0;
+/// Packets that come from the monitor port: ours, with the tag that says where to.
+pub(crate) const INJECT_PRIORITY: u16 = 400;
+/// One flow, exactly.
+pub(crate) const PIN_PRIORITY: u16 = 300;
+/// New flows, by some bits of their header.
+pub(crate) const BUCKET_PRIORITY: u16 = 200;
+/// What comes back from an instance.
+pub(crate) const RETURN_PRIORITY: u16 = 100;
+
+/// The upper 16 bits of every cookie of ours.
+const OWNER: u64 = 0x1ac0 << 48;
+/// The bits by which our rules are told from those of others.
+pub const OWNER_MASK: u64 = 0xffff << 48;
+const KIND_SHIFT: u32 = 40;
+const VALUE_MASK: u64 = (1 << KIND_SHIFT) - 1;
+
+/// What a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RuleKind {
+    /// Of the switch's own working: injection, return, marker.
+    Fixed = 1,
+    /// Of a bucket.
+    Bucket = 2,
+    /// Of a flow.
+    Pin = 3,
+}
+
+/// The cookie of a rule.
+pub(crate) const fn cookie(kind: RuleKind, value: u64) -> u64 {
+    OWNER | (kind as u64) << KIND_SHIFT | value & VALUE_MASK
+}
+
+/// The number of the pin that has this cookie.
+pub(crate) const fn pin_number(of: u64) -> Option<u64> {
+    if of & !VALUE_MASK == cookie(RuleKind::Pin, 0) {
+        Some(of & VALUE_MASK)
+    } else {
+        None
+    }
+}
+
+/// Cookie and mask of all pins.
+pub(crate) const fn all_pins() -> (u64, u64) {
+    (cookie(RuleKind::Pin, 0), !VALUE_MASK)
+}
+
+/// Whether a cookie is one of ours.
+pub(crate) const fn is_ours(of: u64) -> bool {
+    of & OWNER_MASK == OWNER
+}
+
+/// VLAN ids on the monitor port. An instance's slot is its number plus one.
+const FIRST_SLOT: u16 = 1;
+/// The packet went nowhere else: it waits for us to send it on.
+const HELD: u16 = 4000;
+/// A marker on its way out.
+const MARKER: u16 = 4001;
+/// A marker that came back has this plus the number of its round.
+const MARKED: u16 = 4002;
+/// Rounds are numbered up to this, then anew.
+pub(crate) const ROUNDS: u8 = 64;
+const TAG_TYPE: u16 = 0x8100;
+/// EtherType of a marker: the first for local experiments (IEEE 802, 9.2.4).
+const MARKER_TYPE: u16 = 0x88b5;
+/// Bytes of the two addresses before the tag.
+const ADDRESSES: usize = 12;
+/// The shortest frame, without its check sequence.
+const SHORTEST: usize = 60;
+
+const _: () = assert!((Slot::LIMIT as u16) < HELD - FIRST_SLOT && MARKED + (ROUNDS as u16) < 4095);
+
+/// What the tag of a frame on the monitor port says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tag {
+    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink.
+    Instance(Slot, u8),
+    /// To us: not sent to any instance; received on that uplink.
+    Held(u8),
+    /// From us.
+    Marker,
+    /// To us: the marker met the rule of that round.
+    Marked(u8),
+}
+
+impl Tag {
+    const fn id(self) -> u16 {
+        match self {
+            Tag::Instance(slot, _) => slot.0 + FIRST_SLOT,
+            Tag::Held(_) => HELD,
+            Tag::Marker => MARKER,
+            Tag::Marked(round) => MARKED + (round % ROUNDS) as u16,
+        }
+    }
+
+    const fn priority(self) -> u8 {
+        match self {
+            Tag::Instance(_, number) | Tag::Held(number) => number & 7,
+            Tag::Marker | Tag::Marked(_) => 0,
+        }
+    }
+
+    fn from_control(control: u16) -> Option<Tag> {
+        let (id, number) = (control & 0xfff, (control >> 13) as u8);
+        match id {
+            HELD => Some(Tag::Held(number)),
+            MARKER => Some(Tag::Marker),
+            MARKED.. => u8::try_from(id - MARKED).ok().map(Tag::Marked),
+            FIRST_SLOT.. => Some(Tag::Instance(Slot(id - FIRST_SLOT), number)),
+            0 => None,
+        }
+    }
+
+    /// The frame with the tag.
+    pub(crate) fn put(self, frame: &[u8]) -> Vec<u8> {
+        let (addresses, rest) = frame.split_at_checked(ADDRESSES).unwrap_or((frame, &[]));
+        let control = u16::from(self.priority()) << 13 | self.id();
+        let mut tagged = Vec::with_capacity(frame.len() + 4);
+        tagged.extend_from_slice(addresses);
+        tagged.extend_from_slice(&TAG_TYPE.to_be_bytes());
+        tagged.extend_from_slice(&control.to_be_bytes());
+        tagged.extend_from_slice(rest);
+        tagged
+    }
+
+    /// The tag and the frame without it. [`None`] for what has no tag of ours.
+    pub(crate) fn take(frame: &[u8]) -> Option<(Tag, Vec<u8>)> {
+        let (addresses, rest) = frame.split_at_checked(ADDRESSES)?;
+        let (tag, rest) = rest.split_first_chunk::<4>()?;
+        let [a, b, c, d] = *tag;
+        if u16::from_be_bytes([a, b]) != TAG_TYPE {
+            return None;
+        }
+        let tag = Tag::from_control(u16::from_be_bytes([c, d]))?;
+        Some((tag, [addresses, rest].concat()))
+    }
+
+    /// The actions that tag a copy and send it to the monitor port.
+    fn to_monitor(self, monitor: u32) -> Vec<Action> {
+        vec![
+            Action::PushVlan(TAG_TYPE),
+            Action::SetField(Field::vlan(self.id())),
+            Action::SetField(Field::new(FieldKind::VLAN_PCP, &[self.priority()])),
+            Action::output(monitor),
+        ]
+    }
+
+    fn fields(self) -> [Field; 2] {
+        [
+            Field::vlan(self.id()),
+            Field::new(FieldKind::VLAN_PCP, &[self.priority()]),
+        ]
+    }
+}
+
+/// A marker, ready for the monitor port.
+pub(crate) fn marker_frame() -> Vec<u8> {
+    let mut frame = vec![0; SHORTEST];
+    // Locally administered addresses: a marker never leaves the switch.
+    frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);
+    frame.splice(6..12, [0x02, 0, 0, 0, 0, 0x02]);
+    frame.splice(12..14, MARKER_TYPE.to_be_bytes());
+    Tag::Marker.put(&frame)
+}
+
+/// A part of a header, of a packet in the direction that opens a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Source address.
+    SourceAddress,
+    /// Destination address.
+    DestinationAddress,
+    /// Source port; only where the service has one protocol with ports.
+    SourcePort,
+    /// Destination port, likewise.
+    DestinationPort,
+}
+
+impl Part {
+    const fn mirrored(self) -> Part {
+        match self {
+            Part::SourceAddress => Part::DestinationAddress,
+            Part::DestinationAddress => Part::SourceAddress,
+            Part::SourcePort => Part::DestinationPort,
+            Part::DestinationPort => Part::SourcePort,
+        }
+    }
+
+    fn low_bits(self, tuple: &Tuple) -> u32 {
+        let of = |address: IpAddr| match address {
+            IpAddr::V4(v4) => u32::from(v4),
+            IpAddr::V6(v6) => (u128::from(v6) & u128::from(u32::MAX)) as u32,
+        };
+        match self {
+            Part::SourceAddress => of(tuple.src),
+            Part::DestinationAddress => of(tuple.dst),
+            Part::SourcePort => tuple.src_port.into(),
+            Part::DestinationPort => tuple.dst_port.into(),
+        }
+    }
+
+    fn kind(self, is_v6: bool, ip_proto: Option<u8>) -> Option<FieldKind> {
+        match (self, is_v6, ip_proto) {
+            (Part::SourceAddress, false, _) => Some(FieldKind::IPV4_SRC),
+            (Part::SourceAddress, true, _) => Some(FieldKind::IPV6_SRC),
+            (Part::DestinationAddress, false, _) => Some(FieldKind::IPV4_DST),
+            (Part::DestinationAddress, true, _) => Some(FieldKind::IPV6_DST),
+            (Part::SourcePort, _, Some(of)) => ports_of(of).map(|(source, _)| source),
+            (Part::DestinationPort, _, Some(of)) => ports_of(of).map(|(_, destination)| destination),
+            _ => None,
+        }
+    }
+}
+
+/// The fields of a protocol's ports, source and destination.
+fn ports_of(ip_proto: u8) -> Option<(FieldKind, FieldKind)> {
+    match ip_proto {
+        protocol::TCP => Some((FieldKind::TCP_SRC, FieldKind::TCP_DST)),
+        protocol::UDP => Some((FieldKind::UDP_SRC, FieldKind::UDP_DST)),
+        protocol::SCTP => Some((FieldKind::SCTP_SRC, FieldKind::SCTP_DST)),
+        _ => None,
+    }
+}
+
+/// Whether a protocol has ports that a rule can match. Flows of the others are told apart by their addresses alone.
+pub(crate) fn has_ports(ip_proto: u8) -> bool {
+    ports_of(ip_proto).is_some()
+}
+
+/// Where packets of a service come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// The uplink's number, below 8: copies carry it in three bits.
+    pub uplink: u8,
+    /// The switch's port.
+    pub port: u32,
+    /// The data port of the instance that its packets go to, below 8.
+    pub data_port: u8,
+    /// Whether packets travel against the direction in which flows are opened: the service is symmetric, and its match is
+    /// mirrored in `fields`.
+    pub is_answering: bool,
+    /// What else is matched: the EtherType at least.
+    pub fields: Vec<Field>,
+}
+
+impl Side {
+    fn number(&self, kind: FieldKind) -> Option<u64> {
+        self.fields.iter().find(|field| field.kind() == kind)?.number()
+    }
+
+    fn ip_proto(&self) -> Option<u8> {
+        u8::try_from(self.number(FieldKind::IP_PROTO)?).ok()
+    }
+
+    fn is_v6(&self) -> bool {
+        self.number(FieldKind::ETH_TYPE) == Some(0x86dd)
+    }
+
+    /// Whether a packet with these addresses, as it travels, is meant.
+    pub(crate) fn takes(&self, tuple: &Tuple) -> bool {
+        let header = Header::of(tuple);
+        self.fields.iter().all(|field| header.has(field))
+    }
+}
+
+/// A packet's addresses as a switch sees them.
+struct Header<'a>(&'a Tuple);
+
+impl Header<'_> {
+    fn of(tuple: &Tuple) -> Header<'_> {
+        Header(tuple)
+    }
+
+    fn has(&self, field: &Field) -> bool {
+        let tuple = self.0;
+        let octets = |address: IpAddr| match address {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+        };
+        let is_v6 = tuple.dst.is_ipv6();
+        let value = match field.kind() {
+            FieldKind::ETH_TYPE => if is_v6 { 0x86dd_u16 } else { 0x0800 }.to_be_bytes().to_vec(),
+            FieldKind::IP_PROTO => vec![tuple.protocol],
+            FieldKind::IPV4_SRC if !is_v6 => octets(tuple.src),
+            FieldKind::IPV4_DST if !is_v6 => octets(tuple.dst),
+            FieldKind::IPV6_SRC if is_v6 => octets(tuple.src),
+            FieldKind::IPV6_DST if is_v6 => octets(tuple.dst),
+            FieldKind::VLAN_VID if tuple.vlan == 0 => vec![0, 0],
+            FieldKind::VLAN_VID => (tuple.vlan | 0x1000).to_be_bytes().to_vec(),
+            kind => match ports_of(tuple.protocol) {
+                Some((source, _)) if source == kind => tuple.src_port.to_be_bytes().to_vec(),
+                Some((_, destination)) if destination == kind => tuple.dst_port.to_be_bytes().to_vec(),
+                _ => return false,
+            },
+        };
+        let all = [0xff; 16];
+        let mask = field.mask().unwrap_or(&all);
+        let counting = value.iter().zip(mask).map(|(value, mask)| value & mask);
+        value.len() == field.value().len() && counting.eq(field.value().iter().copied())
+    }
+}
+
+/// Which bits of a header choose the bucket of a new flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// Parts and how many of their low bits count; the first part's are the lowest of the bucket's number.
+    pub parts: Vec<(Part, u8)>,
+}
+
+impl Spread {
+    /// Bits of a bucket's number at most: a bucket has a rule on each side.
+    pub const LIMIT_BITS: u8 = 12;
+
+    /// How many buckets there are.
+    pub fn buckets(&self) -> usize {
+        let bits: u8 = self.parts.iter().map(|(_, bits)| bits).sum();
+        1 << bits.min(Spread::LIMIT_BITS)
+    }
+
+    /// The bucket of a packet with these addresses.
+    pub fn bucket(&self, tuple: &Tuple, is_answering: bool) -> usize {
+        let mut bucket = 0;
+        let mut place = 0;
+        for &(part, bits) in &self.parts {
+            let part = if is_answering { part.mirrored() } else { part };
+            bucket |= (part.low_bits(tuple) as usize & ((1 << bits) - 1)) << place;
+            place += bits;
+        }
+        bucket & (self.buckets() - 1)
+    }
+
+    /// The fields of a bucket's rule on a side.
+    fn fields(&self, side: &Side, bucket: usize) -> Vec<Field> {
+        let mut fields: BTreeMap<FieldKind, Field> =
+            side.fields.iter().map(|field| (field.kind(), *field)).collect();
+        let mut place = 0;
+        for &(part, bits) in &self.parts {
+            let part = if side.is_answering { part.mirrored() } else { part };
+            let mask = (1_u128 << bits) - 1;
+            let value = (bucket as u128 >> place) & mask;
+            place += bits;
+            let Some(kind) = part.kind(side.is_v6(), side.ip_proto()) else {
+                continue;
+            };
+            let bytes = match kind {
+                FieldKind::IPV4_SRC | FieldKind::IPV4_DST => 4,
+                FieldKind::IPV6_SRC | FieldKind::IPV6_DST => 16,
+                _ => 2,
+            };
+            let (mut value, mut mask) = (last_bytes(value, bytes), last_bytes(mask, bytes));
+            if let Some(service) = fields.get(&kind) {
+                let whole = [0xff; 16];
+                let theirs = service.mask().unwrap_or(&whole);
+                for (index, (value, mask)) in value.iter_mut().zip(&mut mask).enumerate() {
+                    *value |= service.value().get(index).copied().unwrap_or_default();
+                    *mask |= theirs.get(index).copied().unwrap_or_default();
+                }
+            }
+            fields.insert(kind, Field::new(kind, &value).masked(&mask));
+        }
+        fields.into_values().collect()
+    }
+}
+
+/// The last bytes of a number, in network order.
+fn last_bytes(number: u128, bytes: usize) -> Vec<u8> {
+    number.to_be_bytes().into_iter().skip(16 - bytes).collect()
+}
+
+/// A service, as its rules need it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceRules {
+    /// Which.
+    pub id: ServiceId,
+    /// Where its packets come in.
+    pub sides: Vec<Side>,
+    /// What chooses a bucket.
+    pub spread: Spread,
+    /// The ports of its uplinks: what an instance gives back on data port k leaves by the k-th.
+    pub uplinks: Vec<u32>,
+}
+
+/// A rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) priority: u16,
+    pub(crate) cookie: u64,
+    pub(crate) matches: Match,
+    pub(crate) actions: Vec<Action>,
+}
+
+impl Rule {
+    /// The message that writes it.
+    pub(crate) fn add(&self) -> Message {
+        Message::FlowMod(FlowMod {
+            table: TABLE,
+            priority: self.priority,
+            cookie: self.cookie,
+            // That a flow has lost its rule must be known at once; others are looked at when a connection is made.
+            flags: match pin_number(self.cookie) {
+                Some(_) => FlowFlags::SEND_REMOVED,
+                None => FlowFlags::default(),
+            },
+            matches: self.matches.clone(),
+            instructions: vec![Instruction::ApplyActions(self.actions.clone())],
+            ..FlowMod::default()
+        })
+    }
+
+    /// The message that deletes it, and no other that has come in its place.
+    pub(crate) fn delete(&self) -> Message {
+        Message::FlowMod(FlowMod {
+            command: FlowCommand::DeleteStrict,
+            table: TABLE,
+            priority: self.priority,
+            cookie: self.cookie,
+            cookie_mask: u64::MAX,
+            matches: self.matches.clone(),
+            ..FlowMod::default()
+        })
+    }
+}
+
+/// Where a bucket's or a flow's packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the instance.
+    Direct,
+    /// To us, who send them on.
+    Loop,
+}
+
+/// The port of an instance's data port.
+pub(crate) fn data_port(ports: &[u32], number: u8) -> u32 {
+    // One-arm functions have one port for all uplinks.
+    let of = ports.get(usize::from(number)).or(ports.first());
+    of.copied().unwrap_or(port::ANY)
+}
+
+/// The rule of a bucket on a side: new flows go to the instance, if there is one, and a copy to us.
+pub(crate) fn bucket_rule(
+    service: &ServiceRules,
+    side: usize,
+    bucket: usize,
+    to: Option<(Slot, &[u32])>,
+    monitor: u32,
+) -> Option<Rule> {
+    let of = service.sides.get(side)?;
+    let mut fields = service.spread.fields(of, bucket);
+    fields.push(Field::in_port(of.port));
+    let actions = match to {
+        Some((slot, ports)) => {
+            let mut actions = vec![Action::output(data_port(ports, of.data_port))];
+            actions.extend(Tag::Instance(slot, of.uplink).to_monitor(monitor));
+            actions
+        }
+        None => Tag::Held(of.uplink).to_monitor(monitor),
+    };
+    let number = (service.id.index() as u64) << 24 | (side as u64) << 16 | bucket as u64;
+    Some(Rule {
+        priority: BUCKET_PRIORITY,
+        cookie: cookie(RuleKind::Bucket, number),
+        matches: Match::new(fields),
+        actions,
+    })
+}
+
+/// The rule by which all packets of a side that have no pin come to the controller.
+pub(crate) fn packet_in_rule(service: &ServiceRules, side: usize) -> Option<Rule> {
+    let of = service.sides.get(side)?;
+    let fields = of.fields.iter().copied().chain([Field::in_port(of.port)]);
+    Some(Rule {
+        priority: BUCKET_PRIORITY,
+        cookie: cookie(
+            RuleKind::Bucket,
+            (service.id.index() as u64) << 24 | (side as u64) << 16,
+        ),
+        matches: Match::new(fields),
+        actions: vec![Action::output(port::CONTROLLER)],
+    })
+}
+
+/// The exact rule of a flow on a side. `tuple`: as its packets travel there.
+pub(crate) fn pin_rule(
+    side: &Side,
+    tuple: &Tuple,
+    number: u64,
+    way: Way,
+    ports: &[u32],
+    monitor: u32,
+) -> Rule {
+    let mut fields = vec![
+        Field::in_port(side.port),
+        Field::eth_type(if tuple.dst.is_ipv6() { 0x86dd } else { 0x0800 }),
+        Field::ip_proto(tuple.protocol),
+        Field::source(tuple.src),
+        Field::destination(tuple.dst),
+        match tuple.vlan {
+            0 => Field::no_vlan(),
+            id => Field::vlan(id),
+        },
+    ];
+    if let Some((source, destination)) = ports_of(tuple.protocol) {
+        fields.push(Field::u16(source, tuple.src_port));
+        fields.push(Field::u16(destination, tuple.dst_port));
+    }
+    Rule {
+        priority: PIN_PRIORITY,
+        cookie: cookie(RuleKind::Pin, number),
+        matches: Match::new(fields),
+        actions: match way {
+            Way::Direct => vec![Action::output(data_port(ports, side.data_port))],
+            Way::Loop => Tag::Held(side.uplink).to_monitor(monitor),
+        },
+    }
+}
+
+/// The rules of an instance: frames of ours to its ports, and what comes back to the uplinks.
+pub(crate) fn instance_rules(slot: Slot, ports: &[u32], uplinks: &[u32], monitor: u32) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for number in 0..uplinks.len().max(ports.len()) as u8 {
+        let to = data_port(ports, number);
+        let fields = Tag::Instance(slot, number).fields().into_iter();
+        rules.push(Rule {
+            priority: INJECT_PRIORITY,
+            cookie: cookie(RuleKind::Fixed, u64::from(slot.0) << 8 | u64::from(number)),
+            matches: Match::new(fields.chain([Field::in_port(monitor)])),
+            actions: vec![Action::PopVlan, Action::output(to)],
+        });
+    }
+    for (number, own) in ports.iter().enumerate() {
+        let Some(uplink) = uplinks.get(number).or(uplinks.first()) else {
+            continue;
+        };
+        // Where it came in by the same port, the switch would not send it out again.
+        rules.push(Rule {
+            priority: RETURN_PRIORITY,
+            cookie: cookie(RuleKind::Fixed, 1 << 32 | u64::from(slot.0) << 8 | number as u64),
+            matches: Match::new([Field::in_port(*own)]),
+            actions: vec![Action::output(*uplink)],
+        });
+    }
+    rules
+}
+
+/// The rule that sends markers back with the round's number.
+pub(crate) fn marker_rule(monitor: u32, round: u8) -> Rule {
+    let fields = Tag::Marker.fields().into_iter();
+    Rule {
+        priority: INJECT_PRIORITY,
+        cookie: cookie(RuleKind::Fixed, 2 << 32),
+        matches: Match::new(fields.chain([Field::in_port(monitor)])),
+        actions: vec![
+            Action::SetField(Field::vlan(Tag::Marked(round).id())),
+            Action::output(port::IN_PORT),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn side(is_answering: bool) -> Side {
+        let base: IpAddr = "10.128.0.0".parse().unwrap();
+        let own = if is_answering {
+            Field::source(base)
+        } else {
+            Field::destination(base)
+        };
+        Side {
+            uplink: u8::from(is_answering),
+            port: 1 + u32::from(is_answering),
+            data_port: 0,
+            is_answering,
+            fields: vec![
+                Field::eth_type(0x0800),
+                Field::ip_proto(protocol::UDP),
+                own.masked(&[255, 255, 0, 0]),
+            ],
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_packet_matches_the_rule_of_its_bucket_and_of_no_other(
+            src: [u8; 4], low: [u8; 2], src_port: u16, dst_port: u16, answering: bool, dst_bits in 0_u8..5,
+        ) {
+            let spread = Spread { parts: vec![
+                (Part::SourcePort, 2), (Part::SourceAddress, 1), (Part::DestinationAddress, dst_bits),
+            ] };
+            let service = ServiceRules {
+                id: ServiceId(0), sides: vec![side(false), side(true)], spread, uplinks: vec![1, 2],
+            };
+            let opening = Tuple {
+                src: src.into(), dst: [10, 128, low[0], low[1]].into(),
+                src_port, dst_port, protocol: protocol::UDP, vlan: 0,
+            };
+            let answer = Tuple {
+                src: opening.dst, dst: opening.src, src_port: dst_port, dst_port: src_port, ..opening
+            };
+            let (tuple, place) = if answering { (answer, 1) } else { (opening, 0) };
+            let own = service.spread.bucket(&tuple, answering);
+            prop_assert_eq!(own, service.spread.bucket(&opening, false), "both directions have one bucket");
+            prop_assert!(service.sides[place].takes(&tuple));
+            for bucket in 0..service.spread.buckets() {
+                let rule = bucket_rule(&service, place, bucket, None, 9).unwrap();
+                let header = Header::of(&tuple);
+                let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
+                prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
+            }
+            let pin = pin_rule(&service.sides[place], &tuple, 7, Way::Direct, &[5], 9);
+            prop_assert_eq!(pin_number(pin.cookie), Some(7));
+        }
+
+        #[test]
+        fn tags_come_back_as_they_were_put(slot in 0..Slot::LIMIT as u16, number in 0_u8..8, round in 0..ROUNDS) {
+            let frame = [7; 64];
+            for tag in [Tag::Instance(Slot(slot), number), Tag::Held(number), Tag::Marker, Tag::Marked(round)] {
+                prop_assert_eq!(Tag::take(&tag.put(&frame)), Some((tag, frame.to_vec())));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_short_or_has_no_tag_is_nothing() {
+        assert_eq!(Tag::take(&[0; 15]), None);
+        assert_eq!(Tag::take(&[0; 64]), None);
+        assert_eq!(Tag::take(&marker_frame()).map(|(tag, _)| tag), Some(Tag::Marker));
+    }
+}

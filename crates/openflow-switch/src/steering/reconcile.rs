@@ -1,0 +1,89 @@
+//! After a connection was made: what the switch has of ours is compared with what it should have. Rules that agree are not
+//! touched; exact rules are written before those of buckets.
+
+use std::collections::BTreeMap;
+
+use model::Nanos;
+use openflow::{Action, FlowStats, Instruction, Match, Message};
+
+use super::{Outgoing, Steering};
+use crate::rules::{Rule, TABLE, instance_rules, is_ours};
+
+impl Steering {
+    pub(super) fn reconcile(&mut self, found: &[FlowStats], now: Nanos) {
+        self.figures.reconciled += 1;
+        let mut there: BTreeMap<(u16, Match), &FlowStats> = (found.iter())
+            .filter(|flow| is_ours(flow.cookie) && flow.table == TABLE)
+            .map(|flow| ((flow.priority, flow.matches.clone()), flow))
+            .collect();
+        let mut agreed = 0;
+        let mut lacks = |rule: &Rule| match there.remove(&(rule.priority, rule.matches.clone())) {
+            Some(flow) if flow.cookie == rule.cookie && actions(flow) == Some(rule.actions.as_slice()) => {
+                agreed += 1;
+                false
+            }
+            _ => true,
+        };
+        let mut first = Vec::new();
+        let mut last = Vec::new();
+        for (slot, instance) in &self.instances {
+            let Some(service) = self.services.get(instance.service) else {
+                continue;
+            };
+            let rules = instance_rules(*slot, &instance.ports, &service.rules.uplinks, self.monitor);
+            first.extend(rules.into_iter().filter(&mut lacks).map(Outgoing::Rule));
+        }
+        for number in self.numbers.keys() {
+            if self.pin_of(*number).is_some_and(|rule| lacks(&rule)) {
+                first.push(Outgoing::Pin(*number));
+            }
+        }
+        for (index, service) in self.services.iter().enumerate() {
+            for side in 0..service.rules.sides.len() {
+                for bucket in 0..service.buckets.len() {
+                    if self
+                        .bucket_of(index, side, bucket)
+                        .is_some_and(|rule| lacks(&rule))
+                    {
+                        last.push(Outgoing::Bucket {
+                            service: index,
+                            side,
+                            bucket,
+                        });
+                    }
+                }
+            }
+        }
+        // The marker's rule changes all the time, and is written before each use.
+        let extra = there.into_values().map(|flow| {
+            Outgoing::Delete(Rule {
+                priority: flow.priority,
+                cookie: flow.cookie,
+                matches: flow.matches.clone(),
+                actions: Vec::new(),
+            })
+        });
+        self.outbox = first.into_iter().chain(extra).collect();
+        self.outbox.push_back(Outgoing::Message(Message::BarrierRequest));
+        self.outbox.extend(last);
+        self.figures.agreed_rules += agreed;
+        // Nothing was counted meanwhile: that a flow was not noticed does not say that it has ended.
+        self.flows.values_mut().for_each(|flow| flow.seen = now);
+        self.statistics_at = now;
+        // A proof that was asked for before holds for nothing that was written now.
+        let epoch = self.prover.want();
+        self.instances
+            .values_mut()
+            .for_each(|instance| instance.epoch = instance.epoch.max(epoch));
+        for of in &mut self.moves {
+            of.wait_for(epoch);
+        }
+    }
+}
+
+fn actions(flow: &FlowStats) -> Option<&[Action]> {
+    match flow.instructions.as_slice() {
+        [Instruction::ApplyActions(actions)] => Some(actions),
+        _ => None,
+    }
+}

@@ -1,0 +1,556 @@
+//! The core against a switch that lags its rules: every packet is numbered and looked at where it arrives.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
+
+mod tracked;
+
+use std::collections::VecDeque;
+
+use model::{Nanos, ServiceId, Slot, protocol};
+use openflow::{Event, Field, Limits, Session};
+use openflow_switch::{
+    FakeNic, Faults, InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side, Spread, Steering,
+};
+use proptest::prelude::*;
+use scheduling::Scheduler;
+use tracked::{Outcome, Tracked};
+
+/// Ports of the switch.
+const WAN: u32 = 1;
+const LAN: u32 = 2;
+const MONITOR: u32 = 9;
+const FIRST_INSTANCE: u32 = 100;
+const SERVICE: ServiceId = ServiceId(0);
+const INSTANCES: u16 = 8;
+/// A step of simulated time while packets are on their way.
+const STEP: Nanos = Nanos::from_micros(40);
+
+fn service(symmetric: bool) -> ServiceRules {
+    let network = "10.128.0.0".parse().unwrap();
+    let side = |uplink, port, is_answering, own: Field| Side {
+        uplink,
+        port,
+        data_port: 0,
+        is_answering,
+        fields: vec![
+            Field::eth_type(0x0800),
+            Field::ip_proto(protocol::UDP),
+            own.masked(&[255, 255, 0, 0]),
+        ],
+    };
+    let mut sides = vec![side(0, WAN, false, Field::destination(network))];
+    if symmetric {
+        sides.push(side(1, LAN, true, Field::source(network)));
+    }
+    ServiceRules {
+        id: SERVICE,
+        sides,
+        spread: Spread {
+            parts: vec![(Part::SourcePort, 3), (Part::SourceAddress, 1)],
+        },
+        uplinks: vec![WAN, LAN],
+    }
+}
+
+/// A switch, its controller, and those who send.
+struct World {
+    now: Nanos,
+    nic: FakeNic,
+    session: Option<Session>,
+    steering: Steering,
+    packets: Tracked,
+    /// The longest queue that was seen.
+    queued: u64,
+    events: u64,
+}
+
+impl World {
+    fn new(faults: Faults, settings: Settings, symmetric: bool, seed: u64) -> World {
+        let now = Nanos::ZERO;
+        let scheduler = Scheduler::from_name("round-robin").unwrap();
+        World {
+            now,
+            nic: FakeNic::new(faults, seed, now),
+            session: None,
+            steering: Steering::new(settings, vec![(service(symmetric), scheduler)], MONITOR),
+            packets: Tracked::default(),
+            queued: 0,
+            events: 0,
+        }
+    }
+
+    fn connect(&mut self) {
+        self.session = Some(Session::new(
+            openflow::Side::Controller,
+            Limits::default(),
+            self.now.0,
+        ));
+    }
+
+    fn cut(&mut self) {
+        self.session = None;
+        self.nic.disconnect(self.now);
+        self.steering.disconnected();
+    }
+
+    fn scale(&mut self, active: u16, known: u16) {
+        for slot in 0..known {
+            let terms = InstanceTerms {
+                takes_flows: slot < active,
+                capacity: 1e6,
+                weight: 256,
+                ..InstanceTerms::default()
+            };
+            self.steering.set_terms(Slot(slot), terms);
+        }
+    }
+
+    /// Sends the next packet of a flow.
+    fn send(&mut self, flow: u32, is_answering: bool) {
+        let frame = self.packets.next(flow, is_answering);
+        let port = if is_answering { LAN } else { WAN };
+        self.nic.packet(port, &frame, self.now);
+    }
+
+    fn step(&mut self) {
+        self.step_by(STEP);
+    }
+
+    fn step_by(&mut self, step: Nanos) {
+        self.now.0 += step.0;
+        self.nic.tick(self.now);
+        if let Some(session) = &mut self.session {
+            let bytes = self.nic.output().to_vec();
+            self.nic.written(bytes.len());
+            session.receive(&bytes, self.now.0);
+            while let Some(event) = session.next_event().unwrap() {
+                self.events += 1;
+                match event {
+                    Event::Message {
+                        message: openflow::Message::FeaturesReply(_),
+                        ..
+                    } => self.steering.connected(),
+                    Event::Message { xid, message } => self.steering.message(xid, &message, self.now),
+                    Event::Agreed(_) | Event::Garbled { .. } => {}
+                }
+            }
+            self.steering.tick(self.now);
+            self.steering.send(|message| session.send(message).ok());
+            self.nic.receive(session.output(), self.now).unwrap();
+            session.written(session.output().len());
+        } else {
+            self.steering.tick(self.now);
+        }
+        for delivered in self.nic.delivered(self.now) {
+            if delivered.port == MONITOR {
+                self.steering.monitor(&delivered.frame, self.now);
+            } else {
+                assert!(delivered.port >= FIRST_INSTANCE, "to the port {}", delivered.port);
+                self.packets.arrived(delivered.port, &delivered.frame);
+            }
+        }
+        while let Some(frame) = self.steering.next_injection() {
+            self.nic.packet(MONITOR, &frame, self.now);
+        }
+        self.queued = self.queued.max(self.steering.figures().queued);
+    }
+
+    fn run(&mut self, span: Nanos) {
+        let until = self.now.0 + span.0;
+        while self.now.0 < until {
+            self.step();
+        }
+    }
+
+    fn until(&mut self, what: &str, is_so: impl Fn(&World) -> bool) {
+        let until = self.now.0 + Nanos::from_secs(20).0;
+        while !is_so(self) {
+            assert!(
+                self.now.0 < until,
+                "not within 20 s: {what}; {:?}",
+                self.steering.figures()
+            );
+            self.step();
+        }
+    }
+
+    /// Connected, with so many instances, and every bucket given out and in force.
+    fn ready(&mut self, instances: u16) {
+        for slot in 0..instances {
+            let port = FIRST_INSTANCE + u32::from(slot);
+            self.steering.attach(Slot(slot), SERVICE, vec![port]);
+        }
+        self.scale(instances, instances);
+        self.connect();
+        self.until("buckets have instances, if there are any", |world| {
+            let buckets = world.steering.buckets(SERVICE);
+            world.steering.is_settled() && (buckets.len() == 1 || !buckets.contains(&None))
+        });
+        self.run(Nanos::from_millis(20));
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        self.run(Nanos::from_millis(50));
+        self.packets.outcome()
+    }
+}
+
+/// A chance of its own, so that a failure shows the seed that repeats it.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn quick(setup: Setup) -> Settings {
+    Settings {
+        setup,
+        statistics_every: Nanos::from_millis(100),
+        rebalance_every: Nanos::from_millis(1),
+        idle: Nanos::from_secs(5),
+        ..Settings::default()
+    }
+}
+
+/// New flows all the time while the number of instances changes: one each 400 µs or so, of which the newest 25 send, each
+/// every 160 µs or so. `span`: how long each number of instances lasts.
+fn traffic_while_scaling(world: &mut World, seed: u64, symmetric: bool, scales: &[u16], span: Nanos) {
+    let mut chance = Chance(seed);
+    let mut next = world.packets.flows.len() as u32;
+    let mut live: VecDeque<u32> = VecDeque::new();
+    for active in scales {
+        world.scale(*active, INSTANCES);
+        for _ in 0..span.0 / STEP.0 {
+            if live.is_empty() || chance.below(10) == 0 {
+                live.push_back(next);
+                next += 1;
+            }
+            if live.len() > 25 {
+                live.pop_front();
+            }
+            for _ in 0..6 {
+                let place = chance.below(live.len() as u64) as usize;
+                world.send(live[place], symmetric && chance.below(2) == 0);
+            }
+            world.step();
+        }
+    }
+}
+
+fn lagging(round_us: u64, control_us: u64, port_us: u64) -> Faults {
+    Faults {
+        round: Nanos::from_micros(round_us),
+        control_delay: Nanos::from_micros(control_us),
+        port_delay: (Nanos::from_micros(2), Nanos::from_micros(port_us)),
+        ..Faults::default()
+    }
+}
+
+fn assert_none_astray(world: &mut World) -> Outcome {
+    let outcome = world.outcome();
+    let figures = world.steering.figures();
+    assert_eq!(
+        (
+            outcome.lost,
+            outcome.duplicated,
+            outcome.mis_steered,
+            figures.mis_steered
+        ),
+        (0, 0, 0, 0),
+        "{outcome:?} {figures:?}"
+    );
+    outcome
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 4, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_packet_is_lost_doubled_or_sent_elsewhere(
+        seed: u64,
+        symmetric: bool,
+        round_us in 300_u64..12_000,
+        control_us in 10_u64..2_000,
+        port_us in 5_u64..200,
+        scales in prop::collection::vec(1_u16..=INSTANCES, 2..4),
+    ) {
+        let faults = lagging(round_us, control_us, port_us);
+        let mut world = World::new(faults, quick(Setup::Proactive), symmetric, seed);
+        world.ready(INSTANCES);
+        traffic_while_scaling(&mut world, seed, symmetric, &scales, Nanos::from_millis(120));
+        world.until("buckets have stopped moving", |world| !world.steering.is_moving());
+        let outcome = assert_none_astray(&mut world);
+        // Only flows that begin while a release is on its way to the switch can lose their order.
+        let figures = world.steering.figures();
+        let flows = world.packets.flows.len() as u64;
+        prop_assert!(outcome.reordered <= 4 + flows / 50 + 8 * figures.restless_releases, "{outcome:?} {figures:?}");
+    }
+
+    #[test]
+    fn a_switch_that_refuses_and_talks_nonsense_sends_nothing_astray(
+        seed: u64,
+        refuse_one_in in 1_u64..5,
+        rule_limit in 150_usize..400,
+        scales in prop::collection::vec(1_u16..=INSTANCES, 2..3),
+    ) {
+        let mut world = World::new(lagging(1_000, 200, 30), quick(Setup::Proactive), true, seed);
+        world.ready(INSTANCES);
+        let places = world.nic.cookies().len() + rule_limit;
+        world.nic.set_faults(Faults {
+            refuse_one_in, rule_limit: places, garbage_one_in: 5, packet_in_flood: 3, ..lagging(1_000, 200, 30)
+        });
+        traffic_while_scaling(&mut world, seed, true, &scales, Nanos::from_millis(60));
+        assert_none_astray(&mut world);
+        let figures = world.steering.figures();
+        prop_assert!(figures.refused > 0, "{figures:?}");
+        prop_assert!(world.queued < 5_000, "{}", world.queued);
+        prop_assert!(world.nic.cookies().len() <= places);
+    }
+}
+
+/// 1,000 new flows a second, each a burst of 64 packets.
+fn bursts_while_scaling(world: &mut World, seed: u64, scales: &[u16], span: Nanos) {
+    let mut chance = Chance(seed);
+    let mut live: Vec<(u32, u32)> = Vec::new();
+    let mut next = world.packets.flows.len() as u32;
+    for active in scales {
+        world.scale(*active, INSTANCES);
+        for _ in 0..span.0 / STEP.0 {
+            if chance.below(Nanos::from_millis(1).0 / STEP.0) == 0 {
+                live.push((next, 64));
+                next += 1;
+            }
+            for (flow, left) in &mut live {
+                // Four in a step: the burst lasts 640 µs.
+                for _ in 0..4 {
+                    world.send(*flow, false);
+                }
+                *left -= 4;
+            }
+            live.retain(|(_, left)| *left > 0);
+            world.step();
+        }
+    }
+}
+
+#[test]
+fn bursts_keep_their_order_too() {
+    let mut world = World::new(lagging(5_000, 300, 30), quick(Setup::Proactive), false, 7);
+    world.ready(INSTANCES);
+    bursts_while_scaling(&mut world, 7, &[3, 8, 3], Nanos::from_millis(400));
+    world.until("buckets have stopped moving", |world| !world.steering.is_moving());
+    let outcome = assert_none_astray(&mut world);
+    let figures = world.steering.figures();
+    assert!(
+        figures.moved_buckets > 20 && world.packets.flows.len() > 1_000,
+        "{figures:?}"
+    );
+    // One flow may begin while a release is on its way to the switch.
+    assert!(outcome.reordered <= 1, "{outcome:?} {figures:?}");
+    println!(
+        "proactive: {} flows, {outcome:?}, {} buckets moved",
+        world.packets.flows.len(),
+        figures.moved_buckets
+    );
+}
+
+#[test]
+fn the_reactive_way_loses_the_order_and_no_flow() {
+    let mut world = World::new(lagging(5_000, 300, 30), quick(Setup::Reactive), false, 7);
+    world.ready(INSTANCES);
+    bursts_while_scaling(&mut world, 7, &[3, 8, 3], Nanos::from_millis(150));
+    let outcome = world.outcome();
+    assert_eq!(outcome.mis_steered, 0);
+    // A packet that comes after the rule overtakes those that are still with the controller: this can be seen.
+    assert!(outcome.reordered > 0, "{outcome:?}");
+    println!("reactive: {} flows, {outcome:?}", world.packets.flows.len());
+}
+
+/// Long flows, each with packets all the time.
+fn long_flows(world: &mut World, flows: std::ops::Range<u32>, rounds: u32, step: Nanos) {
+    for _ in 0..rounds {
+        for flow in flows.clone() {
+            world.send(flow, false);
+            world.step_by(step);
+        }
+    }
+}
+
+#[test]
+fn a_full_table_leaves_flows_on_their_buckets_and_the_heaviest_get_rules() {
+    let settings = Settings {
+        rule_limit: 100,
+        idle: Nanos::from_millis(300),
+        ..quick(Setup::Proactive)
+    };
+    let mut world = World::new(lagging(1_000, 100, 30), settings, false, 3);
+    world.ready(4);
+    long_flows(&mut world, 0..400, 2, STEP);
+    world.scale(1, 4);
+    long_flows(&mut world, 0..400, 3, STEP);
+    let pinned = world
+        .steering
+        .flows()
+        .filter(|flow| flow.state == RuleState::Installed)
+        .count();
+    assert!((90..=100).contains(&pinned), "{pinned}");
+    assert!(world.steering.figures().rules <= 100 && world.steering.figures().rule_waits > 0);
+    // Some go on: when the others have ended, those get the rules, and buckets can move.
+    long_flows(&mut world, 300..340, 250, STEP);
+    let pinned = world
+        .steering
+        .flows()
+        .filter(|flow| flow.state == RuleState::Installed)
+        .count();
+    assert_eq!(
+        (pinned, world.steering.flows().count()),
+        (40, 40),
+        "{:?}",
+        world.steering.figures()
+    );
+    assert_none_astray(&mut world);
+    world.until("the others have no buckets", |world| {
+        (1..4).all(|slot| !world.steering.may_get_flows(Slot(slot)))
+    });
+}
+
+#[test]
+fn draining_ends_with_the_last_flow() {
+    let settings = Settings {
+        idle: Nanos::from_millis(200),
+        ..quick(Setup::Proactive)
+    };
+    let mut world = World::new(lagging(1_000, 100, 30), settings, true, 4);
+    world.ready(2);
+    long_flows(&mut world, 0..32, 20, STEP);
+    let of = |world: &World, slot| world.steering.slot_figures(Slot(slot)).live_flows;
+    assert_eq!(of(&world, 0) + of(&world, 1), 32);
+    let left = of(&world, 1);
+    assert!(left > 0);
+    world.scale(1, 2);
+    for _ in 0..20 {
+        long_flows(&mut world, 0..32, 10, STEP);
+        assert_eq!(of(&world, 1), left, "flows stay until they end");
+    }
+    assert!(!world.steering.may_get_flows(Slot(1)) && !world.steering.is_drained(Slot(1)));
+    assert_none_astray(&mut world);
+    world.until("it is drained", |world| world.steering.is_drained(Slot(1)));
+    // What the switch counted has come here, with the counters of rules that are gone.
+    world.until("all is counted", |world| {
+        let sum: u64 = (0..2)
+            .map(|slot| world.steering.slot_figures(Slot(slot)).packets)
+            .sum();
+        sum == world
+            .packets
+            .flows
+            .values()
+            .map(|sent| u64::from(sent.packets))
+            .sum::<u64>()
+    });
+    world.steering.remove(Slot(1), world.now);
+    world.run(Nanos::from_millis(10));
+    assert_eq!(world.steering.figures().failed_flows, 0);
+    long_flows(&mut world, 100..132, 3, STEP);
+    assert_none_astray(&mut world);
+}
+
+#[test]
+fn flows_of_an_instance_that_failed_begin_anew_elsewhere() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 5);
+    world.ready(3);
+    long_flows(&mut world, 0..60, 10, STEP);
+    let lost: Vec<u32> = (world.packets.flows.iter())
+        .filter(|(_, sent)| sent.instance == Some(FIRST_INSTANCE + 2))
+        .map(|(flow, _)| *flow)
+        .collect();
+    world.steering.remove(Slot(2), world.now);
+    world.run(Nanos::from_millis(50));
+    assert_eq!(world.steering.figures().failed_flows, lost.len() as u64);
+    assert!(!lost.is_empty());
+    for flow in lost {
+        world.packets.flows.get_mut(&flow).unwrap().instance = None;
+    }
+    long_flows(&mut world, 0..60, 10, STEP);
+    assert_eq!(world.steering.slot_figures(Slot(2)).live_flows, 0);
+    assert_none_astray(&mut world);
+}
+
+#[test]
+fn a_cut_connection_is_not_noticed_by_flows() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 6);
+    world.ready(4);
+    long_flows(&mut world, 0..50, 10, STEP);
+    let rules = world.nic.cookies();
+    world.cut();
+    // 30 s, in which new flows come too: they go by their buckets.
+    long_flows(&mut world, 0..60, 500, Nanos::from_millis(1));
+    assert_none_astray(&mut world);
+    assert_eq!(world.nic.cookies(), rules);
+    world.connect();
+    world.until("new flows have rules", |world| {
+        world.steering.figures().rules == 60
+    });
+    let figures = world.steering.figures();
+    let marker = 1;
+    assert_eq!(figures.agreed_rules, rules.len() as u64 - marker, "{figures:?}");
+    long_flows(&mut world, 0..60, 10, STEP);
+    assert_none_astray(&mut world);
+}
+
+#[test]
+fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 8);
+    world.ready(4);
+    long_flows(&mut world, 0..200, 5, STEP);
+    // Buckets have moved since: only pins keep flows where they are.
+    world.scale(1, 4);
+    long_flows(&mut world, 0..200, 30, STEP);
+    world.until("buckets have moved", |world| {
+        (1..4).all(|slot| !world.steering.may_get_flows(Slot(slot)))
+    });
+    assert_none_astray(&mut world);
+    world.cut();
+    world.nic.restart(world.now);
+    world.connect();
+    long_flows(&mut world, 0..200, 30, STEP);
+    world.run(Nanos::from_millis(50));
+    let (outcome, dropped) = (world.outcome(), world.nic.dropped());
+    assert_eq!((outcome.duplicated, outcome.mis_steered), (0, 0), "{outcome:?}");
+    assert!(
+        dropped > 0 && outcome.lost == dropped,
+        "what is lost is counted: {dropped} {outcome:?}"
+    );
+}
+
+#[test]
+fn an_evicted_rule_is_written_again_and_its_absence_seen() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 9);
+    world.ready(2);
+    long_flows(&mut world, 0..40, 10, STEP);
+    world.scale(1, 2);
+    long_flows(&mut world, 0..40, 60, STEP);
+    world.until("buckets have moved", |world| {
+        !world.steering.may_get_flows(Slot(1))
+    });
+    assert_none_astray(&mut world);
+    let before = world.nic.cookies();
+    for cookie in &before {
+        world.nic.evict(*cookie);
+    }
+    // Everything is gone, and pins come back by themselves.
+    long_flows(&mut world, 0..40, 10, STEP);
+    let figures = world.steering.figures();
+    assert_eq!(figures.evicted, 40, "{figures:?}");
+    assert_eq!(figures.rules, 40);
+}
