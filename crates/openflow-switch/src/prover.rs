@@ -59,7 +59,7 @@ impl Prover {
             wanted: 0,
             round: 0,
             run: None,
-            every,
+            every: Nanos(every.0.max(1)),
         }
     }
 

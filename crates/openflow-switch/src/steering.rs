@@ -839,8 +839,8 @@ impl Steering {
                         .push_back(Outgoing::Rule(marker_rule(self.monitor, round)));
                     self.outbox.push_back(Outgoing::ProofBarrier);
                 }
-                // There is one at a time: room is kept for it.
-                Step::Mark => self.injections.push_back(marker_frame()),
+                // Another one follows if this one finds no room.
+                Step::Mark => self.inject(marker_frame()),
             }
         }
         if now >= self.pins_closed_until {

@@ -10,13 +10,16 @@ mod tracked;
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use model::{Nanos, ServiceId, Slot, protocol};
-use openflow::{Event, Field, Limits};
+use openflow::{
+    Action, ConnectionTracking, Event, Field, FieldKind, FlowMod, Instruction, Limits, Match, Message,
+};
 use openflow_switch::{InstanceTerms, Part, ServiceRules, Settings, Setup, Side, Spread, Steering};
 use openvswitch::{BridgeSpec, Endpoint, Ovsdb, PortSpec, Reconnecting, Turned};
 use scheduling::Scheduler;
@@ -136,15 +139,58 @@ impl Ovs {
             "--no-wait",
             "init",
         ]));
-        ovs.spawn(
-            "ovs-vswitchd",
-            &[
-                format!("unix:{}", ovs.of("db.sock")),
-                "--enable-dummy".to_owned(),
-                "--disable-system".to_owned(),
-            ],
-        );
+        ovs.start_switch();
         Some(ovs)
+    }
+
+    /// A bridge with all ports. `max_revalidator_ms`: how long the switch may leave counters unread.
+    fn bridge(&self, max_revalidator_ms: u32) {
+        let mut database = Ovsdb::connect(&Endpoint::Unix(self.of("db.sock").into()), LIMIT).unwrap();
+        let lag = BTreeMap::from([("max-revalidator".to_owned(), max_revalidator_ms.to_string())]);
+        database.set_other_config(&lag).unwrap();
+        database
+            .ensure_bridge(&BridgeSpec {
+                name: "br0".into(),
+                datapath: "dummy".into(),
+                external_ids: BTreeMap::new(),
+            })
+            .unwrap();
+        let instances = (0..INSTANCES).map(|slot| FIRST_INSTANCE + u32::from(slot));
+        let numbers: Vec<u32> = [WAN, MONITOR].into_iter().chain(instances).collect();
+        let spec = |number: &u32| PortSpec {
+            name: format!("p{number}"),
+            kind: "dummy".into(),
+            options: BTreeMap::from([(
+                "pstream".into(),
+                format!("punix:{}", self.of(&format!("p{number}"))),
+            )]),
+            number: Some(*number as u16),
+        };
+        let ports: Vec<PortSpec> = numbers.iter().map(spec).collect();
+        assert_eq!(database.ensure_ports("br0", &ports).unwrap(), numbers);
+    }
+
+    /// The other ends of the ports: wide area, monitor, instances.
+    fn lines(&self) -> (Line, Line, Vec<Line>) {
+        let line = |number: u32| Line::connect(Path::new(&self.of(&format!("p{number}"))));
+        let instances = (0..INSTANCES).map(|slot| line(FIRST_INSTANCE + u32::from(slot)));
+        (line(WAN), line(MONITOR), instances.collect())
+    }
+
+    /// The switch; its database is the first child.
+    fn start_switch(&mut self) {
+        let arguments = [
+            format!("unix:{}", self.of("db.sock")),
+            "--enable-dummy".to_owned(),
+            "--disable-system".to_owned(),
+        ];
+        self.spawn("ovs-vswitchd", &arguments);
+    }
+
+    fn kill_switch(&mut self) {
+        let mut switch = self.children.pop().unwrap();
+        switch.kill().unwrap();
+        switch.wait().unwrap();
     }
 
     fn of(&self, name: &str) -> String {
@@ -168,7 +214,7 @@ impl Ovs {
 }
 
 struct World {
-    _ovs: Ovs,
+    ovs: Ovs,
     began: Instant,
     connection: Reconnecting,
     turned: Vec<Turned>,
@@ -180,41 +226,10 @@ struct World {
 }
 
 impl World {
-    /// `max_revalidator_ms`: how long the switch may leave counters unread.
     fn start(setup: Setup, max_revalidator_ms: u32) -> Option<World> {
         let ovs = Ovs::start()?;
-        let mut database = Ovsdb::connect(&Endpoint::Unix(ovs.of("db.sock").into()), LIMIT).unwrap();
-        let lag = BTreeMap::from([("max-revalidator".to_owned(), max_revalidator_ms.to_string())]);
-        database.set_other_config(&lag).unwrap();
-        database
-            .ensure_bridge(&BridgeSpec {
-                name: "br0".into(),
-                datapath: "dummy".into(),
-                external_ids: BTreeMap::new(),
-            })
-            .unwrap();
-        let numbers: Vec<u32> = [WAN, MONITOR]
-            .into_iter()
-            .chain((0..INSTANCES).map(|slot| FIRST_INSTANCE + u32::from(slot)))
-            .collect();
-        let ports: Vec<PortSpec> = numbers
-            .iter()
-            .map(|number| PortSpec {
-                name: format!("p{number}"),
-                kind: "dummy".into(),
-                options: BTreeMap::from([(
-                    "pstream".into(),
-                    format!("punix:{}", ovs.of(&format!("p{number}"))),
-                )]),
-                number: Some(*number as u16),
-            })
-            .collect();
-        assert_eq!(database.ensure_ports("br0", &ports).unwrap(), numbers);
-        let line = |number: u32| Line::connect(Path::new(&ovs.of(&format!("p{number}"))));
-        let (wan, monitor) = (line(WAN), line(MONITOR));
-        let instances = (0..INSTANCES)
-            .map(|slot| line(FIRST_INSTANCE + u32::from(slot)))
-            .collect();
+        ovs.bridge(max_revalidator_ms);
+        let (wan, monitor, instances) = ovs.lines();
         let rules = ServiceRules {
             id: SERVICE,
             sides: vec![Side {
@@ -243,7 +258,7 @@ impl World {
             connection: Reconnecting::new(Endpoint::Unix(ovs.of("br0.mgmt").into()), Limits::default()),
             turned: Vec::new(),
             steering: Steering::new(settings, vec![(rules, scheduler)], MONITOR),
-            _ovs: ovs,
+            ovs,
             wan,
             monitor,
             instances,
@@ -424,4 +439,194 @@ fn the_reactive_way_keeps_instances() {
     println!("{outcome:?} {:?}", world.steering.figures());
     assert_eq!(outcome.mis_steered, 0, "{outcome:?}");
     assert_eq!(world.steering.flows().count(), 100);
+}
+
+#[test]
+fn a_killed_switch_gets_its_pins_back_before_its_buckets() {
+    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+        return;
+    };
+    world.flows_while_scaling(&[4, 1], FLOWS_EACH);
+    world.until("buckets have moved", |world| {
+        (1..INSTANCES).all(|slot| !world.steering.may_get_flows(Slot(slot)))
+    });
+    let outcome = world.outcome();
+    assert_eq!((outcome.lost, outcome.mis_steered), (0, 0), "{outcome:?}");
+    world.ovs.kill_switch();
+    world.ovs.start_switch();
+    let since = Instant::now();
+    (world.wan, world.monitor, world.instances) = world.ovs.lines();
+    let has_ports = since.elapsed();
+    // Flows go on before it has any rule: what comes too early is lost, and nothing goes astray.
+    for round in 0..5 {
+        for flow in 0..2 * FLOWS_EACH {
+            let frame = world.packets.next(flow, false);
+            world.wan.send(&frame);
+            world.run(Duration::from_millis(if round == 0 { 2 } else { 1 }));
+        }
+    }
+    world.until("it is settled", |world| world.steering.is_settled());
+    let outcome = world.outcome();
+    println!(
+        "restarted: ports after {has_ports:?}, {outcome:?} {:?}",
+        world.steering.figures()
+    );
+    assert_eq!((outcome.duplicated, outcome.mis_steered), (0, 0), "{outcome:?}");
+    // All is as it was.
+    let frame = world.packets.next(0, false);
+    world.wan.send(&frame);
+    let missing = world.packets.missing();
+    world.until("it arrives", |world| world.packets.missing() < missing);
+}
+
+/// The other way to pin: the switch's own table of connections remembers the instance of a flow's first packet. Buckets are
+/// given to other instances at any time, without any protocol.
+#[test]
+fn connection_tracking_pins_without_a_race() {
+    let Some(ovs) = Ovs::start() else { return };
+    ovs.bridge(500);
+    let (mut wan, _monitor, mut instances) = ovs.lines();
+    let mut connection = Reconnecting::new(Endpoint::Unix(ovs.of("br0.mgmt").into()), Limits::default());
+    let began = Instant::now();
+    let (mut packets, mut turned) = (Tracked::default(), Vec::new());
+    let udp = |more: Vec<Field>| {
+        Match::new(
+            [Field::eth_type(0x0800), Field::ip_proto(17)]
+                .into_iter()
+                .chain(more),
+        )
+    };
+    let rule = |table, priority, matches, actions| {
+        Message::FlowMod(FlowMod {
+            table,
+            priority,
+            matches,
+            instructions: vec![Instruction::ApplyActions(actions)],
+            ..FlowMod::default()
+        })
+    };
+    let track = |commit, table, actions| {
+        Action::ConnectionTracking(ConnectionTracking {
+            commit,
+            zone: 1,
+            table,
+            actions,
+        })
+    };
+    let bucket = |number: u16, slot: u32| {
+        let mark = Field::u32(FieldKind::CT_MARK, slot + 1);
+        let bits = Field::u16(FieldKind::UDP_SRC, number).masked(&15_u16.to_be_bytes());
+        let actions = vec![
+            track(true, None, vec![Action::SetField(mark)]),
+            Action::output(FIRST_INSTANCE + slot),
+        ];
+        rule(
+            1,
+            100,
+            udp(vec![Field::u32(FieldKind::CT_MARK, 0), bits]),
+            actions,
+        )
+    };
+    let mut rules = vec![rule(
+        0,
+        100,
+        udp(vec![Field::in_port(WAN)]),
+        vec![track(false, Some(1), Vec::new())],
+    )];
+    for slot in 0..u32::from(INSTANCES) {
+        let marked = udp(vec![Field::u32(FieldKind::CT_MARK, slot + 1)]);
+        rules.push(rule(1, 200, marked, vec![Action::output(FIRST_INSTANCE + slot)]));
+    }
+    rules.extend((0..16).map(|number| bucket(number, 0)));
+    let (mut flow, mut moved) = (0, 0_u32);
+    let mut waiting = rules;
+    while flow < 4 * FLOWS_EACH || packets.missing() > 0 {
+        assert!(began.elapsed() < LIMIT, "{flow} {}", packets.missing());
+        connection.turn(began.elapsed().as_nanos() as u64, &mut turned);
+        for turned in turned.drain(..) {
+            if let Turned::Said(Event::Message {
+                message: Message::Error(error),
+                ..
+            }) = turned
+            {
+                panic!("the switch refused something: {error:?}");
+            }
+        }
+        if let Some(connection) = connection.connection() {
+            for message in waiting.drain(..) {
+                connection.send(&message).unwrap();
+            }
+            if flow < 4 * FLOWS_EACH && packets.missing() < 30 && began.elapsed() > Duration::from_secs(1) {
+                for of in [flow, flow, flow, flow, flow.saturating_sub(20)] {
+                    wan.send(&packets.next(of, false));
+                }
+                flow += 1;
+                // One bucket goes elsewhere between any two flows.
+                moved += 1;
+                waiting.push(bucket((moved * 7 % 16) as u16, moved % u32::from(INSTANCES)));
+            }
+        }
+        for (slot, line) in instances.iter_mut().enumerate() {
+            while let Some(frame) = line.receive() {
+                packets.arrived(FIRST_INSTANCE + slot as u32, &frame);
+            }
+        }
+        wan.flush();
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let outcome = packets.outcome();
+    println!("connection tracking: {flow} flows, {moved} buckets moved, {outcome:?}");
+    assert_eq!(outcome, Outcome::default());
+}
+
+#[test]
+fn exact_rules_are_written_while_flows_go_on() {
+    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+        return;
+    };
+    // A table of its own, of which no packet knows: writing is measured, not looking up.
+    let pin = |number: u32| {
+        Message::FlowMod(FlowMod {
+            table: 7,
+            priority: 300,
+            matches: Match::new([
+                Field::in_port(WAN),
+                Field::eth_type(0x0800),
+                Field::ip_proto(17),
+                Field::source(Ipv4Addr::from(number >> 16).into()),
+                Field::destination(Ipv4Addr::new(10, 128, 0, 1).into()),
+                Field::u16(FieldKind::UDP_SRC, number as u16),
+                Field::u16(FieldKind::UDP_DST, 80),
+            ]),
+            instructions: vec![Instruction::ApplyActions(vec![Action::output(FIRST_INSTANCE)])],
+            ..FlowMod::default()
+        })
+    };
+    world.flows_while_scaling(&[4], 20);
+    let count = std::env::var("INCO_FULL_LENGTH").map_or(5_000, |_| 100_000);
+    let since = Instant::now();
+    let mut written = 0;
+    while written < count {
+        let connection = world.connection.connection().unwrap();
+        while written < count && connection.waiting_bytes() < 64 << 10 {
+            connection.send(&pin(written)).unwrap();
+            written += 1;
+        }
+        if world.packets.missing() < 10 {
+            let frame = world.packets.next(written % 20, false);
+            world.wan.send(&frame);
+        }
+        world.turn();
+    }
+    // A proof waits behind them.
+    world.scale(3);
+    world.until("buckets move", |world| world.steering.is_moving());
+    world.until("buckets have moved", |world| !world.steering.is_moving());
+    let rate = f64::from(count) / since.elapsed().as_secs_f64();
+    let outcome = world.outcome();
+    println!(
+        "{count} rules, then buckets moved, in {:?}: {rate:.0} rules/s; {outcome:?}",
+        since.elapsed()
+    );
+    assert_eq!(outcome, Outcome::default(), "{:?}", world.steering.figures());
 }

@@ -1,0 +1,15 @@
+//! A message that can be understood can be written, and is then understood as the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use openflow::{Version, decode, encode};
+
+fuzz_target!(|bytes: &[u8]| {
+    for version in Version::ALL {
+        let Ok((xid, message)) = decode(version, bytes) else { continue };
+        let mut written = Vec::new();
+        if encode(version, xid, &message, &mut written).is_ok() {
+            assert_eq!(decode(version, &written), Ok((xid, message)));
+        }
+    }
+});
