@@ -158,6 +158,8 @@ struct Run {
     sending_ended: Option<u64>,
     next_interval: u64,
     next_maintenance: u64,
+    /// Whether an uplink's other side was away at the last look.
+    is_away: bool,
     /// Up to this lateness the generator itself is to blame: it woke so late.
     own_lateness: u64,
     max_lateness: u64,
@@ -182,6 +184,7 @@ impl Run {
             sending_ended: None,
             next_interval: start + generator.profile.interval.as_nanos(),
             next_maintenance: start + MAINTAIN_NS,
+            is_away: false,
             own_lateness: 0,
             max_lateness: 0,
             late_packets: 0,
@@ -238,6 +241,10 @@ impl Run {
         }
         if now >= self.next_maintenance {
             ports.iter_mut().for_each(Port::maintain);
+            let was_away = std::mem::replace(&mut self.is_away, ports.iter().any(Port::is_away));
+            if self.is_away && !was_away {
+                self.generator.measurement.peer_went();
+            }
             self.next_maintenance = now + MAINTAIN_NS;
         }
         if !received && !sent {
@@ -308,7 +315,7 @@ impl Run {
                     break;
                 }
                 self.generator.measurement.send(&due, at, &mut self.frame);
-                self.generator.measurement.lost_at_uplink();
+                self.generator.measurement.lost_at_uplink(port.is_away());
                 self.generator.schedule.pop();
                 any = true;
                 continue;
@@ -324,7 +331,7 @@ impl Run {
                     self.late_packets += u64::from(lateness > LATE_NS);
                 }
             } else {
-                self.generator.measurement.lost_at_uplink();
+                self.generator.measurement.lost_at_uplink(port.is_away());
             }
             self.generator.schedule.pop();
             self.last_sent = now;

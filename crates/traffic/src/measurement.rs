@@ -341,9 +341,16 @@ impl Measurement {
         len
     }
 
-    /// A packet that [`Measurement::send`] made did not get into its uplink.
-    pub(crate) fn lost_at_uplink(&mut self) {
+    /// A packet that [`Measurement::send`] made did not get into its uplink, whose other side may be away.
+    pub(crate) fn lost_at_uplink(&mut self, is_away: bool) {
         self.counts.lost_at_uplink += 1;
+        self.counts.lost_in_restarts += u64::from(is_away);
+    }
+
+    /// The other side of an uplink has gone: what each flow sent after the last packet that came back went with it.
+    pub(crate) fn peer_went(&mut self) {
+        let under_way = |record: &Record| record.sent.saturating_sub(record.order.next());
+        self.counts.lost_in_restarts += self.records.iter().map(under_way).sum::<u64>();
     }
 
     /// A frame that came back on that port.

@@ -189,6 +189,10 @@ impl Port for MemifPort {
         self.link.as_ref().map(|link| link.queues[0].rx.interrupt_fd())
     }
 
+    fn is_away(&self) -> bool {
+        self.link.is_none()
+    }
+
     fn maintain(&mut self) {
         if let Some(link) = &mut self.link {
             let pair = &link.queues[0];

@@ -80,6 +80,11 @@ impl OrderTracker {
         self.holes
     }
 
+    /// One more than the highest number that came: what was sent from there on is under way, or lost since.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
     /// Different numbers that came.
     pub fn received(&self) -> u64 {
         self.next - self.holes

@@ -34,6 +34,10 @@ pub trait Port {
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
     /// Looks after the connection.
     fn maintain(&mut self);
+    /// Whether the other side is away, as the last [`Port::maintain`] found it.
+    fn is_away(&self) -> bool {
+        false
+    }
 }
 
 impl<P: Port + ?Sized> Port for Box<P> {
@@ -69,6 +73,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn maintain(&mut self) {
         (**self).maintain();
+    }
+    fn is_away(&self) -> bool {
+        (**self).is_away()
     }
 }
 

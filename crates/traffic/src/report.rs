@@ -47,6 +47,9 @@ pub struct Counts {
     pub returned_bytes: u64,
     /// Packets that never entered the system: the uplink's ring was full, or its peer was away. Part of the loss.
     pub lost_at_uplink: u64,
+    /// Packets that were lost because the uplink's other side ended: those under way then, and those that were due before
+    /// the next one was there. Part of the loss, which nobody else can count.
+    pub lost_in_restarts: u64,
     /// Packets that came back more than once, each time after the first.
     pub duplicated: u64,
     /// Packets that came back after one of their flow and direction that was sent later.
@@ -214,6 +217,9 @@ impl fmt::Display for Table<'_> {
             100.0 * r.loss_ratio()
         )?;
         writeln!(f, "  at uplink   {:>14}", c.lost_at_uplink)?;
+        if c.lost_in_restarts > 0 {
+            writeln!(f, "  restart     {:>14}", c.lost_in_restarts)?;
+        }
         for (name, count) in [
             ("mis-steered", c.mis_steered),
             ("expected moves", c.expected_moves),

@@ -409,6 +409,14 @@ fn the_run_goes_on_after_the_peer_went_and_came_back() {
     let returned = thread.join().unwrap();
     assert!(ports[0].reconnects() >= 1);
     assert_eq!(report.counts.offered_packets, 2000);
+    // The forwarder itself loses nothing, but what it took before it went.
+    assert!(report.lost > 0);
+    assert_eq!(
+        report.counts.lost_in_restarts,
+        report.lost,
+        "{}",
+        report.table(false)
+    );
     assert!(
         report.counts.returned_packets > 300 && report.counts.returned_packets <= returned,
         "{}",

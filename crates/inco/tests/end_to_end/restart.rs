@@ -128,6 +128,41 @@ fn is_taken_over(engine: Engine, end: &End, standby_mode: &str) {
     traces.assert_nothing_left();
 }
 
+/// The generator's totals stand, and what is missing is what was under way or came while nobody was there.
+#[test]
+fn traffic_goes_on_after_kill_9_and_the_gap_is_told() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = configuration(Engine::Oci, &[service("dns", 53, "warm")]);
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    let load = LOAD
+        .replace("duration = \"1s\"", "duration = \"60s\"")
+        .replace("uplink_wait = \"5s\"", "uplink_wait = \"50ms\"");
+    let traffic = place.traffic(&load);
+    let returned = |inco: &Inco| inco.status().accounting.returned;
+    eventually("packets flow", PATIENCE, || (returned(&inco) > 500).then_some(()));
+    inco.kill();
+    let inco = place.run(&text);
+    inco.settled(2, 1);
+    eventually("packets flow again", PATIENCE, || {
+        (returned(&inco) > 500).then_some(())
+    });
+    traffic.interrupt();
+    let report = traffic.report();
+    let c = &report.counts;
+    assert!(
+        c.lost_in_restarts > 0 && c.lost_in_restarts == report.lost,
+        "{c:#?}"
+    );
+    assert_eq!((c.mis_steered, c.duplicated, c.reordered), (0, 0, 0), "{c:#?}");
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
+    inco.stop(&place);
+}
+
 #[test]
 fn after_kill_9_the_containers_are_taken_over_oci() {
     is_taken_over(Engine::Oci, &End::Killed, "warm");
