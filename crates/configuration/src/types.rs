@@ -467,6 +467,11 @@ pub struct Prefix {
 }
 
 impl Configuration {
+    /// Whether a service of it has containers.
+    pub fn has_containers(&self) -> bool {
+        self.services.iter().any(|service| service.port != PortKind::Null)
+    }
+
     /// The uplink of that name.
     pub fn uplink(&self, name: &str) -> Option<UplinkId> {
         let index = self.uplinks.iter().position(|uplink| uplink.name == name)?;

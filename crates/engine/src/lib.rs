@@ -25,6 +25,7 @@ mod fake;
 mod front;
 pub mod image;
 pub mod launcher;
+mod none;
 mod oci;
 mod seccomp;
 mod wire;
@@ -37,6 +38,7 @@ pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
 pub use error::EngineError;
 pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
 pub use launcher::{Launcher, LauncherCommand};
+pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine};
 
 use model::Nanos;

@@ -83,7 +83,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
 /// # Errors
 /// Where it cannot be started, or another inco has one in the same run directory.
 fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
-    if configuration.engine.driver != EngineDriver::Oci {
+    // Root removes what an earlier run has left, even where there are no containers now.
+    let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
+    if configuration.engine.driver != EngineDriver::Oci || !is_needed {
         return Ok(None);
     }
     let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())

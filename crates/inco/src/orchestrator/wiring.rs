@@ -7,7 +7,7 @@ use configuration::{Affinity, Capacity, Configuration, Device, EngineDriver, Por
 use controller::{Ready, ServiceSettings, StandbyMode};
 use engine::image::Store;
 use engine::launcher::Launcher;
-use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, Mount, OciConfig, OciEngine};
+use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, Mount, NoEngine, OciConfig, OciEngine};
 use eswitch::{
     Fallback, HeapMemory, Match, Polling, Prefix, ServicePlan, SoftSwitch, SoftSwitchConfig, Switch,
     TableFull, UplinkConfig, UplinkDevice,
@@ -154,7 +154,7 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
     Ok(Box::new(switch))
 }
 
-/// Starts, or reaches, the engine.
+/// Starts, or reaches, the engine: none where the launcher of the `oci` engine was not needed.
 ///
 /// # Errors
 /// The engine's own, with what to do.
@@ -163,12 +163,12 @@ pub(super) fn engine(
     run_dir: &Path,
     launcher: Option<Launcher>,
 ) -> Result<Box<dyn Engine>> {
-    match configuration.engine.driver {
-        EngineDriver::Oci => {
-            let launcher = launcher.context("the oci engine needs its launcher, and none was started")?;
+    match (configuration.engine.driver, launcher) {
+        (EngineDriver::Oci, Some(launcher)) => {
             Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?))
         }
-        EngineDriver::Docker => Ok(Box::new(DockerEngine::start(docker_config(
+        (EngineDriver::Oci, None) => Ok(Box::new(NoEngine::new())),
+        (EngineDriver::Docker, _) => Ok(Box::new(DockerEngine::start(docker_config(
             &configuration.engine,
         ))?)),
     }

@@ -19,10 +19,11 @@ mod failures;
 mod gaps;
 mod policies;
 mod readiness;
-mod relaxed;
 mod refusals;
+mod relaxed;
 mod restart;
 mod service;
+mod small_machines;
 mod support;
 mod testpmd;
 

@@ -1,7 +1,6 @@
 //! What cannot run is refused before anything is started, with one line that says where and what to write.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use crate::support::{Engine, IMAGE, Place, text};
 
@@ -102,38 +101,14 @@ fn without_root_one_line_says_what_to_do() {
         return;
     }
     let place = Place::new();
-    let open = |path: &std::path::Path| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
-    };
-    open(place.path("").as_path());
-    let program = place.path("inco");
-    std::fs::copy(env!("CARGO_BIN_EXE_inco"), &program).unwrap();
-    open(&program);
-    let store = place.path("state");
-    std::fs::create_dir(&store).unwrap();
-    let images = Command::new("cp")
-        .arg("-r")
-        .arg(crate::support::state_dir().join("images"))
-        .arg(&store)
-        .status();
-    assert!(images.unwrap().success());
-    std::fs::create_dir(place.run_dir()).unwrap();
-    open(&place.run_dir());
+    place.open_to_nobody();
     let file = place.file(
         "inco.toml",
         &format!("{UPLINK}{}[engine]\ndriver = \"oci\"\n", service(IMAGE)),
     );
     let as_nobody = |run_dir: &std::path::Path| {
-        Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(&program)
-            .args(["run", "-f"])
-            .arg(&file)
-            .env("INCO_RUN_DIR", run_dir)
-            .env("INCO_STATE_DIR", &store)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        let mut command = place.inco_as_nobody(&["run", "-f"]);
+        command.arg(&file).env("INCO_RUN_DIR", run_dir).output().unwrap()
     };
     let said = "engine.driver: containers of the oci engine need root; run inco with sudo, or";
     assert_refused(&place, &as_nobody(&place.run_dir()), 8, said);

@@ -244,6 +244,39 @@ impl Place {
         self.inco(arguments).output().unwrap()
     }
 
+    /// Lets a user without rights use this place, with a program and images of its own.
+    pub(crate) fn open_to_nobody(&self) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let open = |path: PathBuf| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        };
+        open(self.path(""));
+        std::fs::copy(env!("CARGO_BIN_EXE_inco"), self.path("inco")).unwrap();
+        open(self.path("inco"));
+        std::fs::create_dir(self.path("state")).unwrap();
+        let images = Command::new("cp")
+            .arg("-r")
+            .args([state_dir().join("images"), self.path("state")])
+            .status();
+        assert!(images.unwrap().success());
+        std::fs::create_dir(self.run_dir()).unwrap();
+        open(self.run_dir());
+    }
+
+    /// The program in this place, as a user without rights.
+    pub(crate) fn inco_as_nobody(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(self.path("inco"))
+            .args(arguments)
+            .env("INCO_RUN_DIR", self.run_dir())
+            .env("INCO_STATE_DIR", self.path("state"))
+            .env_remove("INCO_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
     /// Runs a command that must succeed.
     pub(crate) fn must(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
@@ -262,9 +295,14 @@ impl Place {
     }
 
     pub(crate) fn run_file(&self, file: &Path) -> Inco {
-        let log = std::fs::File::create(self.path("inco.log")).unwrap();
         let mut command = self.inco(&["run", "-f"]);
         command.arg(file);
+        self.start(command)
+    }
+
+    /// The `inco run` that the command is, once its API answers.
+    pub(crate) fn start(&self, mut command: Command) -> Inco {
+        let log = std::fs::File::create(self.path("inco.log")).unwrap();
         let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::from(log))
@@ -426,6 +464,13 @@ impl Inco {
         let mut said = String::new();
         child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         (said, self.traces.clone())
+    }
+
+    /// Somebody has stopped it, and there were no containers; waits for its end.
+    pub(crate) fn ended(mut self) {
+        let status = self.child.take().unwrap().wait().unwrap();
+        let log = self.log();
+        assert!(status.success() && !log.contains("panicked"), "{status}: {log}");
     }
 
     /// `inco stop`; then nothing may be left.

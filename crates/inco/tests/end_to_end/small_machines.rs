@@ -1,0 +1,130 @@
+//! Machines that have little: one CPU, or a user without rights.
+
+use std::process::Stdio;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, eventually};
+
+const LOAD: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "2s"
+[[phase]]
+duration = "2s"
+flows = 10
+rate_per_flow = "100pps"
+"#;
+
+/// Does something on a thread that may use one CPU. Programs that are started there may use it alone, too.
+fn on_one_cpu<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let all = sched_getaffinity(None).unwrap();
+            let mut one = CpuSet::new();
+            one.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            run()
+        });
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Switch, engine, containers and generator share the one that there is.
+#[test]
+fn one_cpu_is_enough() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let text = format!(
+        r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.forward]
+image = "{IMAGE}"
+command = ["/inco-nf", "forward", "--stamp"]
+memory = "64MiB"
+capacity = "100kpps"
+instances = {{ min = 1, max = 3, standby = 1 }}
+autoscaler = "fixed"
+ring = {{ slots = 8192 }}
+"#
+    );
+    let inco = on_one_cpu(|| place.run(&text));
+    inco.settled(1, 1);
+    let traffic = on_one_cpu(|| place.traffic(LOAD));
+    place.must(&["scale", "forward", "3"]);
+    inco.settled(3, 1);
+    let report = traffic.report();
+    assert_clean(&report);
+    let status = inco.at_rest();
+    assert_eq!(status.accounting.returned, report.counts.offered_packets);
+    for pid in inco.instances().iter().filter_map(|row| row.pid) {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let allowed = status.lines().find(|line| line.starts_with("Cpus_allowed_list:"));
+        assert!(
+            allowed.is_some_and(|line| !line.contains(['-', ','])),
+            "{allowed:?}"
+        );
+    }
+    // A worker for a CPU that it may not use is refused.
+    let other = place.beside();
+    let file = other.file("two.toml", &format!("[switch]\nworkers = [0, 1]\n{text}"));
+    let output = on_one_cpu(|| other.output(&["check", "-f", file.to_str().unwrap()]));
+    let said = crate::support::text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("two.toml:2: switch.workers") && said.lines().count() == 1,
+        "{said}"
+    );
+    inco.stop(&place);
+}
+
+/// Without containers nothing needs root: the switch itself, a memif uplink, the generator.
+#[test]
+fn a_sink_needs_no_root() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    place.open_to_nobody();
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nport = \"null\"\ninstances = 2\n";
+    let file = place.file("inco.toml", text);
+    let mut command = place.inco_as_nobody(&["run", "-f"]);
+    command.arg(&file);
+    let inco = place.start(command);
+    inco.settled(2, 0);
+    let profile = place.file("profile.toml", LOAD);
+    let traffic = place
+        .inco_as_nobody(&["traffic", "--json", "--uplink", "memif:wan.sock", "-f"])
+        .arg(&profile)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let said = crate::support::text(&traffic.stderr);
+    assert!(traffic.status.success(), "{said}");
+    let report: traffic::Report = serde_json::from_slice(&traffic.stdout).unwrap();
+    let offered = report.counts.offered_packets;
+    assert!(
+        offered > 1000 && report.counts.returned_packets == 0,
+        "{:#?}",
+        report.counts
+    );
+    let rows = eventually("all packets are in the sinks", PATIENCE, || {
+        let rows = inco.instances();
+        (rows.iter().map(|row| row.to_packets).sum::<u64>() == offered).then_some(rows)
+    });
+    assert!(rows.iter().all(|row| row.to_packets > 0), "{rows:#?}");
+    let stopped = place.inco_as_nobody(&["stop"]).output().unwrap();
+    assert!(
+        stopped.status.success(),
+        "{}",
+        crate::support::text(&stopped.stderr)
+    );
+    inco.ended();
+}
