@@ -295,7 +295,8 @@ pub const KEYS: &[Key] = &[
          received once, as fast as it can be read, when each service of the uplink has its `min` active instances). \
          `pcap:FILE,tx=FILE` writes what leaves by it into a second capture; without, it is discarded. \
          `pcap:FILE,loop` begins again at the end. IPv4 fragments do not pass a `veth:` uplink: the kernel puts them together \
-         before DPDK sees them, and what is then longer than `max_frame` is dropped.",
+         before DPDK sees them, and what is then longer than `max_frame` is dropped. `net_pcap0,iface=INTERFACE`, slower, is \
+         given them as they are.",
     ),
     key(
         UPLINK,

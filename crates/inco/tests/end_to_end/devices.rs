@@ -6,8 +6,9 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use packet::Parsed;
-use packet::capture::CaptureReader;
+use packet::build::{Extension, Frame, Network, Tag, Transport};
+use packet::capture::{CaptureReader, CaptureWriter, Captured};
+use packet::{Parsed, TcpFlags};
 
 use crate::support::{Engine, IMAGE, Inco, Namespace, PATIENCE, Place, Sniffer, available, data, eventually};
 
@@ -43,13 +44,14 @@ fn frames(file: &Path) -> Vec<Vec<u8>> {
     reader.map(|captured| captured.unwrap().frame.to_vec()).collect()
 }
 
-/// Frames by flow, in their order; what is of none, by itself.
+/// Frames by flow, in their order; what is of none, by itself. Of fragments without ports, those of a datagram.
 fn by_flow(frames: &[Vec<u8>]) -> BTreeMap<String, Vec<&[u8]>> {
     let mut flows: BTreeMap<String, Vec<&[u8]>> = BTreeMap::new();
     for frame in frames {
         let flow = match packet::parse(frame) {
             Parsed::Flow(info) => format!("{:?}", info.key),
-            Parsed::Fragment(fragment) => format!("{:?}", fragment.info.key),
+            Parsed::Fragment(fragment) if fragment.offset == 0 => format!("{:?}", fragment.info.key),
+            Parsed::Fragment(fragment) => format!("{:?} {}", fragment.info.key, fragment.identification),
             Parsed::Other { .. } | Parsed::Invalid(_) => "none".to_owned(),
         };
         flows.entry(flow).or_default().push(frame);
@@ -152,6 +154,138 @@ fn captures_are_replayed_and_written_frame_by_frame_oci() {
 #[test]
 fn captures_are_replayed_and_written_frame_by_frame_docker() {
     captures_are_replayed_and_written(Engine::Docker);
+}
+
+/// Frames of every kind of header that is parsed: with and without tags, options and extension headers, fragments whose
+/// last one comes first, and an ICMP error about one of the flows.
+fn frames_of_every_kind() -> Vec<Vec<u8>> {
+    let body = [1, 4, 0, 0, 0, 0];
+    let extensions = [
+        Extension {
+            number: 0,
+            body: &body,
+        },
+        Extension {
+            number: 60,
+            body: &body,
+        },
+    ];
+    let v4 = |options| Network::V4 {
+        src: [10, 1, 2, 3],
+        dst: [192, 0, 2, 9],
+        dscp: 46,
+        ttl: 9,
+        identification: 77,
+        options,
+    };
+    let v6 = |extensions| Network::V6 {
+        src: [0x20; 16],
+        dst: [0x30; 16],
+        dscp: 10,
+        hop_limit: 3,
+        extensions,
+    };
+    let udp = Transport::Udp {
+        src_port: 5,
+        dst_port: 6,
+    };
+    let tcp = Transport::Tcp {
+        src_port: 7,
+        dst_port: 8,
+        sequence: 9,
+        acknowledgement: 10,
+        flags: TcpFlags(0x12),
+        options: &[2, 4, 5, 0xb4],
+    };
+    let sctp = Transport::Sctp {
+        src_port: 9,
+        dst_port: 10,
+        tag: 11,
+    };
+    let echo = |kind| Transport::Icmp {
+        kind,
+        code: 0,
+        word: [0, 1, 0, 2],
+    };
+    let tags = [Tag::service(100), Tag::vlan(200)];
+    let mut frames = Vec::new();
+    for (network, kind) in [
+        (v4(&[]), 8),
+        (v4(&[1, 1, 1, 1]), 8),
+        (v6(&[][..]), 128),
+        (v6(&extensions[..1]), 128),
+        (v6(&extensions[..]), 128),
+    ] {
+        for transport in [udp, tcp, sctp, echo(kind)] {
+            for tags in [&[][..], &tags[..1], &tags[..]] {
+                let plain = Frame::new(network, transport, b"a payload of some bytes");
+                frames.push(Frame { tags, ..plain }.to_vec().unwrap());
+            }
+        }
+    }
+    let long = vec![7; 3000];
+    let datagram = Frame::new(v4(&[]), udp, &long).to_vec().unwrap();
+    frames.extend(
+        packet::build::fragment(&datagram, 1500, 78)
+            .unwrap()
+            .into_iter()
+            .rev(),
+    );
+    let [router, source] = ["192.0.2.1", "10.1.2.3"].map(|address| address.parse().unwrap());
+    let unreachable = Frame::icmp(router, source, 3, 3, [0; 4], &frames[0][14..42]).unwrap();
+    frames.push(unreachable.to_vec().unwrap());
+    frames
+}
+
+/// With an independent parser as judge of what is well formed: all of that comes back as it was, and nothing else does.
+#[test]
+fn every_kind_of_header_passes_the_containers_and_malformed_frames_are_dropped() {
+    if !is_here(Engine::Oci) {
+        return;
+    }
+    let place = Place::new();
+    let good = frames_of_every_kind();
+    // Each cut off within its headers.
+    let cut: Vec<Vec<u8>> = good
+        .iter()
+        .take(60)
+        .map(|frame| frame[..frame.len() - 30].to_vec())
+        .collect();
+    let is_whole = |frame: &Vec<u8>| etherparse::PacketHeaders::from_ethernet_slice(frame).is_ok();
+    assert!(good.iter().all(is_whole) && !cut.iter().any(is_whole));
+    let mut capture = CaptureWriter::new();
+    for frame in good.iter().chain(&cut) {
+        capture.push(&Captured {
+            timestamp_ns: 0,
+            frame,
+            original_len: frame.len() as u32,
+        });
+    }
+    let (read, written) = (place.path("in.pcap"), place.path("out.pcap"));
+    std::fs::write(&read, capture.into_bytes()).unwrap();
+    let inco = place.run(&format!(
+        "[[uplink]]\nname = \"wan\"\ndevice = \"pcap:{},tx={}\"\n{}{}",
+        read.display(),
+        written.display(),
+        service("all", "\"wan\"", "", 3),
+        Engine::Oci.toml()
+    ));
+    sent(&inco, good.len() as u64);
+    let status = inco.at_rest();
+    let dropped = BTreeMap::from([("malformed".to_owned(), cut.len() as u64)]);
+    assert_eq!(status.drops, dropped, "{status:#?}");
+    assert!(inco.instances().iter().all(|row| row.back_packets > 0));
+    stop(inco, &place);
+    let back = frames(&written);
+    assert_same(&good, &back, "of every kind");
+    for (before, after) in by_flow(&good)
+        .values()
+        .flatten()
+        .zip(by_flow(&back).values().flatten())
+    {
+        let read = |frame| etherparse::PacketHeaders::from_ethernet_slice(frame).unwrap();
+        assert_eq!(read(before), read(after));
+    }
 }
 
 /// DPDK's own words for the same device, with several instances: each flow keeps its order.
@@ -267,8 +401,9 @@ impl Wire {
 const FLOWS: u16 = 20;
 const PACKETS: usize = 50;
 
-/// The kernel sends UDP from its own stack, and every frame comes back unchanged, those of a flow in order.
-fn kernel_traffic_comes_back(wire: &Wire) {
+/// The kernel sends UDP from its own stack, and every frame comes back unchanged, those of a flow in order. Each datagram
+/// is so many frames: fragments where it is more than one.
+fn kernel_traffic_comes_back(wire: &Wire, frames_each: usize) {
     wire.network.within(|| {
         let mut sniffer = Sniffer::new();
         let sockets: Vec<UdpSocket> = (0..FLOWS)
@@ -283,14 +418,15 @@ fn kernel_traffic_comes_back(wire: &Wire) {
         let (mut left, mut back) = (Vec::new(), Vec::new());
         for number in 0..PACKETS {
             for (flow, socket) in sockets.iter().enumerate() {
-                // Up to 1,472 bytes: the MTU less both headers.
-                let mut payload = vec![number as u8; 18 + number * 29 + flow];
+                // Up to 1,472 bytes: the MTU less both headers. A fragment carries at most 1,480 of them and the UDP header.
+                let len = (frames_each - 1) * 1480 + 18 + number * 29 + flow - 8 * (frames_each - 1).min(1);
+                let mut payload = vec![number as u8; len];
                 payload[..2].copy_from_slice(&[flow as u8, number as u8]);
                 socket.send(&payload).unwrap();
             }
             // The next ones when these are back: none is lost for want of room.
             let until = Instant::now() + PATIENCE;
-            while back.len() < sockets.len() * (number + 1) {
+            while back.len() < sockets.len() * (number + 1) * frames_each {
                 let Some(frame) = sniffer.next() else {
                     let (left, back) = (left.len(), back.len());
                     assert!(
@@ -309,7 +445,7 @@ fn kernel_traffic_comes_back(wire: &Wire) {
                 }
             }
         }
-        assert_eq!(left.len(), usize::from(FLOWS) * PACKETS);
+        assert_eq!(left.len(), usize::from(FLOWS) * PACKETS * frames_each);
         assert_same(&left, &back, "from the kernel");
     });
 }
@@ -317,7 +453,9 @@ fn kernel_traffic_comes_back(wire: &Wire) {
 fn an_interface_of_the_kernel_is_an_uplink(
     engine: Engine,
     switch: &str,
+    device: &str,
     uplink: &str,
+    frames_each: usize,
 ) -> Option<api::types::Status> {
     if !is_here(engine) {
         return None;
@@ -325,15 +463,15 @@ fn an_interface_of_the_kernel_is_an_uplink(
     let place = Place::new();
     let wire = Wire::new(1500);
     let text = format!(
-        "{switch}[[uplink]]\nname = \"wan\"\ndevice = \"veth:wan0\"\n{uplink}{}{}",
+        "{switch}[[uplink]]\nname = \"wan\"\ndevice = \"{device}\"\n{uplink}{}{}",
         service("all", "\"wan\"", "", 3),
         engine.toml()
     );
     let inco = wire.inco.within(|| place.run(&text));
     inco.settled(3, 0);
-    kernel_traffic_comes_back(&wire);
+    kernel_traffic_comes_back(&wire, frames_each);
     let status = inco.at_rest();
-    let packets = u64::from(FLOWS) * PACKETS as u64;
+    let packets = u64::from(FLOWS) * (PACKETS * frames_each) as u64;
     assert_eq!(status.accounting.offered, packets, "{status:#?}");
     assert_eq!(status.accounting.returned, packets, "{status:#?}");
     assert!(status.drops.is_empty(), "{:#?}", status.drops);
@@ -345,12 +483,18 @@ fn an_interface_of_the_kernel_is_an_uplink(
 
 #[test]
 fn a_veth_interface_in_a_namespace_is_an_uplink_oci() {
-    an_interface_of_the_kernel_is_an_uplink(Engine::Oci, "", "");
+    an_interface_of_the_kernel_is_an_uplink(Engine::Oci, "", "veth:wan0", "", 1);
 }
 
 #[test]
 fn a_veth_interface_in_a_namespace_is_an_uplink_docker() {
-    an_interface_of_the_kernel_is_an_uplink(Engine::Docker, "", "");
+    an_interface_of_the_kernel_is_an_uplink(Engine::Docker, "", "veth:wan0", "", 1);
+}
+
+/// By libpcap, since the kernel would put them together for `veth:`.
+#[test]
+fn fragments_pass_an_interface_that_libpcap_opens() {
+    an_interface_of_the_kernel_is_an_uplink(Engine::Oci, "", "net_pcap0,iface=wan0", "", 3);
 }
 
 /// Two queues of one interface for two workers: each has its share, and flows stay whole and in order.
@@ -365,9 +509,9 @@ fn two_queues_of_an_uplink_serve_two_workers() {
         return;
     };
     let switch = format!("[switch]\nworkers = [{first}, {second}]\n");
-    let Some(status) = an_interface_of_the_kernel_is_an_uplink(Engine::Oci, &switch, "queues = 2\n") else {
-        return;
-    };
+    let status =
+        an_interface_of_the_kernel_is_an_uplink(Engine::Oci, &switch, "veth:wan0", "queues = 2\n", 1);
+    let Some(status) = status else { return };
     let received: Vec<u64> = status
         .workers
         .iter()
