@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 /// Size in the units of the picture: a phone shows it almost as large.
 const WIDTH: f64 = 420.0;
-const HEIGHT: f64 = 250.0;
+const HEIGHT: f64 = 262.0;
 /// Room for the axes' words.
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = 8.0;
-const TOP: f64 = 10.0;
+const TOP: f64 = 24.0;
 const BOTTOM: f64 = 34.0;
 /// Colours that the page has.
 pub(crate) const COLOURS: usize = 10;
@@ -139,11 +139,10 @@ impl Chart {
         }
         let _ = write!(
             text,
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><text x=\"{LEFT}\" y=\"{:.1}\">{}</text>",
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text><text x=\"2\" y=\"12\">{}</text>",
             WIDTH - RIGHT,
             HEIGHT - 3.0,
             escape(self.x),
-            HEIGHT - 3.0,
             escape(self.y)
         );
         // Of areas the highest first: each covers its part of the one before.

@@ -11,7 +11,7 @@ const STYLE: &str = "\
 --c0:#6ea3ff;--c1:#ff8a4c;--c2:#4cc77f;--c3:#cf8cf0;--c4:#e3b341;--c5:#4fc3d6;--c6:#ff7aa8;--c7:#aab4be;--c8:#a78bfa;--c9:#b3cf5b;--c10:#9aa3ad}}\
 body{margin:0 auto;padding:1rem;max-width:82rem;background:var(--page);color:var(--text);font:16px/1.5 system-ui,sans-serif}\
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}p{max-width:44rem}\
-.plots{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}\
+.plots{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,22rem),1fr))}\
 figure{margin:0}figcaption{font-weight:600;font-size:.9rem}svg{width:100%;height:auto;display:block}\
 svg text{fill:var(--soft);font:12px system-ui,sans-serif}.grid{stroke:var(--line);stroke-width:1}\
 .line{fill:none;stroke-width:1.8;stroke-linejoin:round}.line.dashed{stroke-dasharray:5 4}.area{fill-opacity:.85}\

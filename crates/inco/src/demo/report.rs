@@ -27,7 +27,8 @@ pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, 
         "Flows and load of each instance",
         "As in figure 8 of SmartINCO's paper: what each instance gives back, and the flows that it has. Round-robin gives old \
          instances more, since they were there when the first flows came; best-fit fills one before it takes the next; \
-         worst-fit evens out as far as flows may not move.",
+         worst-fit evens out as far as flows may not move. As in the paper there is no slow start (inco's default of 1 s would \
+         bring a new instance up to its share by and by), and a full instance has its turn like any other (no spill).",
         runs.iter()
             .flat_map(|(name, recording)| per_instance(name, recording, experiment))
             .collect(),
@@ -112,7 +113,7 @@ fn per_instance(name: &str, recording: &Recording, experiment: &Experiment) -> V
             series: rates,
         },
         Chart {
-            title: format!("{name}: flows of each instance, on top of each other"),
+            title: format!("{name}: flows of each instance, stacked"),
             x: "s",
             y: "flows",
             style: Style::Stack,

@@ -136,7 +136,11 @@ impl Service {
         line(format!(
             "instances = {{ min = {min}, max = {max}, standby = {standby} }}"
         ));
-        line(format!("scheduler = {:?}", self.scheduler));
+        // The paper's schedulers: a new instance takes flows at once, and nobody's turn goes to another.
+        line(format!(
+            "scheduler = {{ policy = {:?}, slow_start = \"0s\", spill = false }}",
+            self.scheduler
+        ));
         line(format!(
             "autoscaler = {{ policy = \"smartinco\", target = {}, scale_down_window = \"{}ms\" }}",
             super::experiment::TARGET,
@@ -462,6 +466,8 @@ mod tests {
             );
             assert_eq!(of.capacity, configuration::Capacity::Pps(9_321.0));
             assert_eq!(of.scheduler.name(), "best-fit");
+            let settings = of.scheduler.settings();
+            assert_eq!((settings.slow_start, settings.spill), (model::Nanos::ZERO, false));
             assert_eq!(read.switch.timeouts.udp, model::Nanos::from_millis(2500));
         }
     }
