@@ -627,6 +627,32 @@ mod tests {
         }
 
         #[test]
+        fn the_same_holds_for_ipv6_without_a_protocol(
+            src: [u8; 16], dst: [u8; 16], src_port: u16, protocol in prop::sample::select(vec![6_u8, 17, 58, 132]),
+        ) {
+            let sides = [false, true].map(|is_answering| Side {
+                is_answering, fields: vec![Field::eth_type(0x86dd), Field::no_vlan()], ..side(is_answering)
+            });
+            let spread = Spread { parts: vec![(Part::SourceAddress, 2), (Part::DestinationAddress, 2)] };
+            let service = ServiceRules { id: ServiceId(3), sides: sides.into(), spread, uplinks: vec![1, 2] };
+            let tuple = Tuple {
+                src: src.into(), dst: dst.into(), src_port, dst_port: 80, protocol, vlan: 0,
+            };
+            let own = service.spread.bucket(&tuple, false);
+            let header = Header::of(&tuple);
+            for bucket in 0..service.spread.buckets() {
+                let rule = bucket_rule(&service, 0, bucket, None, 9).unwrap();
+                let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
+                prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
+            }
+            let pin = pin_rule(&service.sides[0], &tuple, 1, Way::Direct, &[5], 9);
+            let mut fields = pin.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
+            prop_assert!(fields.all(|field| header.has(field)));
+            let tagged = Tuple { vlan: 7, ..tuple };
+            prop_assert!(!service.sides[0].takes(&tagged));
+        }
+
+        #[test]
         fn tags_come_back_as_they_were_put(slot in 0..Slot::LIMIT as u16, number in 0_u8..8, round in 0..ROUNDS) {
             let frame = [7; 64];
             for tag in [Tag::Instance(Slot(slot), number), Tag::Held(number), Tag::Marker, Tag::Marked(round)] {
