@@ -31,11 +31,13 @@ impl Mbuf {
         NonNull::new(mbuf).map(Mbuf)
     }
 
+    #[inline(always)]
     fn head(&self) -> &sys::rte_mbuf {
         // SAFETY: the mbuf is live while its owner is.
         unsafe { self.0.as_ref() }
     }
 
+    #[inline(always)]
     fn head_mut(&mut self) -> &mut sys::rte_mbuf {
         // SAFETY: as above, and `self` is borrowed alone. Other references of DPDK to it exist only while the device has
         // it, and then there is no `Mbuf`.
@@ -43,6 +45,7 @@ impl Mbuf {
     }
 
     /// The packet's length in bytes, over all segments.
+    #[inline(always)]
     pub fn len(&self) -> usize {
         self.head().pkt_len as usize
     }
@@ -53,6 +56,7 @@ impl Mbuf {
     }
 
     /// Whether the packet is one piece: [`Mbuf::data`] is then all of it.
+    #[inline(always)]
     pub fn is_contiguous(&self) -> bool {
         self.head().nb_segs == 1
     }
@@ -68,6 +72,7 @@ impl Mbuf {
     }
 
     /// The bytes of the first segment.
+    #[inline(always)]
     pub fn data(&self) -> &[u8] {
         // SAFETY: the mbuf is live, its first `data_len` bytes from `data_off` on lie in its buffer (DPDK's word for what
         // it gave, and kept by every change here); the memory was mapped zeroed, so none of it is uninitialised.
@@ -262,6 +267,7 @@ impl Mbuf {
 }
 
 /// Where a segment's data starts.
+#[inline(always)]
 fn data_start(head: &sys::rte_mbuf) -> *mut u8 {
     // The offset lies within the buffer; `wrapping_add` needs no proof for that, the reads that follow have theirs.
     head.buf_addr
@@ -273,6 +279,7 @@ fn data_start(head: &sys::rte_mbuf) -> *mut u8 {
 ///
 /// # Safety
 /// `mbuf` is live for `'a` and nobody changes it or its data meanwhile.
+#[inline(always)]
 unsafe fn segment<'a>(mbuf: *const sys::rte_mbuf) -> &'a [u8] {
     // SAFETY: live (the caller's word).
     let head = unsafe { &*mbuf };

@@ -616,6 +616,20 @@ impl Lengths {
         }
     }
 
+    /// The same, and none longer than that.
+    fn cut_to(self, longest: usize) -> Lengths {
+        Lengths {
+            tagged: self.tagged.min(longest),
+            untagged: self.untagged.min(longest),
+        }
+    }
+
+    /// Whether every frame of that length may go, with a tag or without.
+    #[inline(always)]
+    fn are_right(&self, len: usize) -> bool {
+        (len >= FRAME_BYTES_MIN) & (len <= self.untagged)
+    }
+
     fn allow(&self, mbuf: &Mbuf) -> bool {
         let len = mbuf.len();
         let is_tagged = || mbuf.data().get(12..14) == Some(&ETHERTYPE_VLAN);
@@ -627,8 +641,9 @@ impl TxQueue {
     /// Sends from the front of the batch, in order, and removes what was sent; gives how many. What stays did not fit now.
     /// Frames that no device may be given ([`TxQueue::refused`]) are freed first.
     pub fn send(&mut self, batch: &mut Batch) -> usize {
-        if !batch.iter_mut().all(|mbuf| self.may_send(mbuf)) {
-            let (lengths, segments, refused) = (self.lengths, self.segments_max, &mut self.refused);
+        let (lengths, segments) = (self.lengths, self.segments_max);
+        if !batch.iter_mut().all(|mbuf| may_send(mbuf, &lengths, segments)) {
+            let refused = &mut self.refused;
             batch.retain(|mbuf| refused.unless(mbuf, can_go(mbuf, &lengths, segments)));
         }
         // SAFETY: the port is started and stays so while this queue is there, which has the only handle to send with; the
@@ -646,11 +661,17 @@ impl TxQueue {
         usize::from(count)
     }
 
-    /// As [`TxQueue::send`], from a vector, at most 65,535 at once.
-    pub fn send_from(&mut self, mbufs: &mut Vec<Mbuf>) -> usize {
-        if !mbufs.iter_mut().all(|mbuf| self.may_send(mbuf)) {
-            let (lengths, segments, refused) = (self.lengths, self.segments_max, &mut self.refused);
-            mbufs.retain(|mbuf| refused.unless(mbuf, can_go(mbuf, &lengths, segments)));
+    /// As [`TxQueue::send`], from a vector, at most 65,535 at once, and no frame longer than `longest` bytes.
+    pub fn send_from(&mut self, mbufs: &mut Vec<Mbuf>, longest: usize) -> usize {
+        let lengths = self.lengths.cut_to(longest);
+        // Without a branch for each; nearly always all may go as they are.
+        let may_go = |mbuf: &Mbuf| mbuf.is_contiguous() & lengths.are_right(mbuf.len());
+        if !mbufs.iter().fold(true, |all, mbuf| all & may_go(mbuf)) {
+            let (segments, refused) = (self.segments_max, &mut self.refused);
+            mbufs.retain_mut(|mbuf| {
+                let may_go = may_send(mbuf, &lengths, segments);
+                refused.unless(mbuf, may_go)
+            });
         }
         let offered = mbufs.len();
         // SAFETY: as in `send`.
@@ -687,14 +708,6 @@ impl TxQueue {
     pub fn queue(&self) -> u16 {
         self.queue
     }
-
-    /// Whether the device may be given this frame; a chain is made one piece first where the device takes no chains.
-    fn may_send(&self, mbuf: &mut Mbuf) -> bool {
-        if self.segments_max < 2 && !mbuf.is_contiguous() && mbuf.linearize().is_err() {
-            return false;
-        }
-        can_go(mbuf, &self.lengths, self.segments_max)
-    }
 }
 
 impl Refused {
@@ -706,6 +719,14 @@ impl Refused {
         }
         may_go
     }
+}
+
+/// Whether the device may be given this frame; a chain is made one piece first where the device takes no chains.
+fn may_send(mbuf: &mut Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+    if segments_max < 2 && !mbuf.is_contiguous() && mbuf.linearize().is_err() {
+        return false;
+    }
+    can_go(mbuf, lengths, segments_max)
 }
 
 fn can_go(mbuf: &Mbuf, lengths: &Lengths, segments_max: u16) -> bool {

@@ -2,6 +2,7 @@
 
 use flow_table::{FlowRow, FlowTable};
 use model::{FlowKey, FlowKeyV4, Nanos};
+use packet::BURST;
 use scheduling::SpaceSaving;
 
 use crate::table_memory::TableMemory;
@@ -24,8 +25,9 @@ pub struct HeavyFlow {
 
 /// Finds the heaviest flows with Space-Saving, over one second after the other.
 ///
-/// Of each burst one packet, drawn at random, is counted for as many as the burst has. So a worker that is busy, whose
-/// bursts are long, pays less than a nanosecond a packet for it, and the counts are right on average.
+/// Of each burst one packet, drawn at random, is counted for as many as the burst has; where bursts are full, of every
+/// sixteenth one, for as many as came since the last draw. So a worker that is busy pays next to nothing a packet for it,
+/// and the counts are right on average.
 #[derive(Debug)]
 pub(crate) struct Elephants {
     now: SpaceSaving<FlowKey, ELEPHANT_LIMIT>,
@@ -34,7 +36,12 @@ pub(crate) struct Elephants {
     /// How long `before` is.
     span: Nanos,
     random: u64,
+    /// Packets since the last draw.
+    passed: usize,
 }
+
+/// Packets of full bursts of which one is drawn. A worker that moves ten million in a second still draws ten thousand.
+const FULL_DRAW: usize = 16 * BURST;
 
 impl Elephants {
     /// Nothing found yet. `seed` is any number.
@@ -47,6 +54,7 @@ impl Elephants {
             span: PERIOD,
             // What follows from 0 is 0.
             random: seed | 1,
+            passed: 0,
         }
     }
 
@@ -59,6 +67,11 @@ impl Elephants {
         now: Nanos,
         key_of: impl FnOnce(usize) -> Option<(FlowKey, u64)>,
     ) {
+        self.passed += packets;
+        if packets >= BURST && self.passed < FULL_DRAW {
+            return;
+        }
+        let passed = std::mem::take(&mut self.passed);
         // Marsaglia's xorshift.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -66,7 +79,7 @@ impl Elephants {
         let drawn = ((u128::from(self.random) * packets as u128) >> 64) as usize;
         if let Some((key, hash)) = key_of(drawn) {
             self.turn_over(now);
-            self.now.count(&key, hash, packets as u64);
+            self.now.count(&key, hash, passed as u64);
         }
     }
 

@@ -55,9 +55,9 @@ pub trait FrameMemory: Send + 'static {
 pub trait Device<F>: Send + 'static {
     /// Appends at most `limit` received frames.
     fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> usize;
-    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send; what stays did not
-    /// fit. Returns what it can never send.
-    fn send(&mut self, frames: &mut Vec<F>) -> Unsendable;
+    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer than
+    /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send.
+    fn send(&mut self, frames: &mut Vec<F>, longest: usize) -> Unsendable;
 }
 
 /// Frames that a device was given and freed, since it can never send them: of a length that it does not carry.
@@ -94,7 +94,7 @@ impl<F> Device<F> for NoDevice {
     fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> usize {
         match *self {}
     }
-    fn send(&mut self, _frames: &mut Vec<F>) -> Unsendable {
+    fn send(&mut self, _frames: &mut Vec<F>, _longest: usize) -> Unsendable {
         match *self {}
     }
 }
@@ -117,6 +117,7 @@ impl HeapFrame {
 }
 
 impl Frame for HeapFrame {
+    #[inline(always)]
     fn bytes(&self) -> &[u8] {
         self.room.get(..self.len).unwrap_or_default()
     }

@@ -14,6 +14,7 @@ const REFILL_MBUFS: usize = 64;
 const MTU_MIN_BYTES: usize = 68;
 
 impl Frame for Mbuf {
+    #[inline(always)]
     fn bytes(&self) -> &[u8] {
         self.data()
     }
@@ -26,6 +27,7 @@ impl Frame for Mbuf {
     fn set_len(&mut self, len: usize) {
         Mbuf::set_len(self, len);
     }
+    #[inline(always)]
     fn len(&self) -> usize {
         Mbuf::len(self)
     }
@@ -101,9 +103,9 @@ impl Device<Mbuf> for DpdkQueue {
         into.len() - first
     }
 
-    fn send(&mut self, frames: &mut Vec<Mbuf>) -> Unsendable {
+    fn send(&mut self, frames: &mut Vec<Mbuf>, longest: usize) -> Unsendable {
         let before = self.tx.refused();
-        self.tx.send_from(frames);
+        self.tx.send_from(frames, longest);
         let refused = self.tx.refused();
         Unsendable {
             packets: refused.packets - before.packets,

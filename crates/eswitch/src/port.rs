@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::frame::{Device, Frame, FrameMemory, Unsendable};
+use crate::frame::{Device, Frame, FrameMemory};
 
 /// One queue of a port.
 #[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
@@ -38,6 +38,8 @@ pub struct Pending {
 pub struct Received {
     /// Packets received.
     pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
     /// Packets that the peer announced with a descriptor that cannot be true.
     pub bad: u64,
     /// Packets larger than a frame, or than the port carries.
@@ -236,6 +238,7 @@ impl MemifPort {
                     frame.set_len(len);
                     into.push(frame);
                     received.packets += 1;
+                    received.bytes += len as u64;
                     continue;
                 }
                 Some(Ok(_)) | Some(Err(memif::RxError::TooLarge { .. })) => received.too_large += 1,
@@ -279,23 +282,24 @@ impl<M: FrameMemory> DevicePort<M> {
         }
         let first = into.len();
         self.device.receive(into, limit);
-        let longer = self.drop_longer(into, first, memory);
-        Received {
-            packets: into.len() - first,
-            bad: 0,
-            too_large: longer.packets,
+        let (mut bytes, mut longest) = (0, 0);
+        for frame in into.iter().skip(first) {
+            bytes += frame.len();
+            longest = longest.max(frame.len());
         }
-    }
-
-    /// Drops those frames from the `first` on that are longer than the uplink carries.
-    fn drop_longer(&self, frames: &mut Vec<M::Frame>, first: usize, memory: &mut M) -> Unsendable {
-        let mut dropped = Unsendable::default();
-        for frame in frames.extract_if(first.., |frame| frame.len() > self.frame_limit) {
-            dropped.packets += 1;
-            dropped.bytes += frame.len() as u64;
-            memory.give(frame);
+        let mut received = Received {
+            bytes: bytes as u64,
+            ..Received::default()
+        };
+        if longest > self.frame_limit {
+            for frame in into.extract_if(first.., |frame| frame.len() > self.frame_limit) {
+                received.too_large += 1;
+                received.bytes -= frame.len() as u64;
+                memory.give(frame);
+            }
         }
-        dropped
+        received.packets = into.len() - first;
+        received
     }
 
     fn send_staged(&mut self, memory: &mut M) {
@@ -310,13 +314,12 @@ impl<M: FrameMemory> DevicePort<M> {
 
     fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
         let offered = frames.len() as u64;
-        let longer = self.drop_longer(frames, 0, memory);
-        let unsendable = self.device.send(frames);
+        let unsendable = self.device.send(frames, self.frame_limit);
         let left = frames.len() as u64;
         let left_bytes: u64 = frames.iter().map(|f| f.len() as u64).sum();
-        self.pending.packets += offered - longer.packets - unsendable.packets - left;
-        self.pending.bytes += bytes - longer.bytes - unsendable.bytes - left_bytes;
-        self.pending.too_large += longer.packets + unsendable.packets;
+        self.pending.packets += offered - unsendable.packets - left;
+        self.pending.bytes += bytes - unsendable.bytes - left_bytes;
+        self.pending.too_large += unsendable.packets;
         self.pending.full += left;
         memory.give_all(frames);
     }

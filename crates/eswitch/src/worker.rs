@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, BurstPacket, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress};
+use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress};
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
-use packet::{FragmentTracker, Offer, PacketInfo, Parsed, TcpFlags};
+use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
+use simd::{Kernel, Level};
 
 use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
@@ -28,9 +29,9 @@ use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
-pub const BURST_FRAMES: usize = flow_table::BURST;
-/// Frames that may wait for instances before all are sent. With four instances each is then sent a burst at once.
-pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
+pub const BURST_FRAMES: usize = packet::BURST;
+/// Frames that may wait for instances before all are sent: no more are under way than a core's first cache holds.
+pub(crate) const OUTBOX_FRAMES: usize = 2 * BURST_FRAMES;
 /// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 /// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
@@ -110,8 +111,12 @@ pub struct Worker<M: FrameMemory> {
     services: Vec<ServiceState>,
     /// Received frames of the current burst.
     received: Vec<M::Frame>,
-    /// What the table needs of them, in the same places.
+    /// Their headers, in the same places.
+    headers: Box<PlainBurst>,
+    /// What the table needs of them, likewise.
     burst: Box<Burst>,
+    /// Which instructions the steps of a burst may use.
+    level: Level,
     /// What those are that are not plain, with their places.
     unusual: Vec<(usize, Parsed)>,
     /// Frames on their way to instances at home here, by slot and data port, until the next flush.
@@ -241,7 +246,9 @@ impl<M: FrameMemory> Worker<M> {
             attached: Vec::with_capacity(Slot::LIMIT),
             services: Vec::with_capacity(SERVICE_LIMIT),
             received: Vec::with_capacity(BURST_FRAMES),
+            headers: Box::default(),
             burst: Box::default(),
+            level: Level::detect(),
             unusual: Vec::with_capacity(BURST_FRAMES),
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
             waiting: 0,
@@ -749,10 +756,9 @@ impl<M: FrameMemory> Worker<M> {
         if received.packets == 0 && bad == 0 {
             return 0;
         }
-        let bytes: u64 = self.received.iter().map(|f| f.len() as u64).sum();
         if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
             counters.received_packets.add(received.packets as u64 + bad);
-            counters.received_bytes.add(bytes);
+            counters.received_bytes.add(received.bytes);
         }
         self.parts
             .counters
@@ -772,7 +778,6 @@ impl<M: FrameMemory> Worker<M> {
     /// Steers the frames in `self.received`, which came in on that uplink, in their order. Packets of known flows take
     /// the short way, a step at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
     fn steer(&mut self, uplink: UplinkId, now: Nanos) {
-        const CHANGING: u8 = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
         if self.lanes_are_stale {
             self.draw_lanes();
         }
@@ -780,34 +785,22 @@ impl<M: FrameMemory> Worker<M> {
             self.flush_instances();
         }
         let hasher = self.parts.hasher;
-        let burst = &mut *self.burst;
-        let packets = self.received.iter().enumerate().map(|(place, frame)| {
-            let bytes = frame.bytes();
-            if let Some(plain) = packet::plain(bytes) {
-                return Some(BurstPacket {
-                    key: plain.key,
-                    direction: plain.direction,
-                    bytes: bytes.len() as u32,
-                    is_odd: plain.tcp_flags.0 & CHANGING != 0,
-                });
-            }
-            let parsed = packet::parse(bytes);
-            if let Parsed::Flow(info) = &parsed {
-                self.parts.table.prefetch(&info.key, hasher.hash(&info.key));
-            }
-            self.unusual.push((place, parsed));
-            None
+        self.level.run(Look {
+            frames: &self.received,
+            headers: &mut self.headers,
+            burst: &mut self.burst,
+            table: &self.parts.table,
         });
-        burst.fill(&hasher, packets);
-        self.parts.table.ask(burst);
+        if !self.headers.packets.are_all_plain() {
+            self.look_at_unusual();
+        }
         if self.parts.workers > 1 {
-            for place in 0..burst.len() {
-                if burst.owner(place, &hasher, self.parts.workers) != self.parts.id.index() {
-                    burst.make_odd(place);
+            for place in 0..self.burst.len() {
+                if self.burst.owner(place, &hasher, self.parts.workers) != self.parts.id.index() {
+                    self.burst.make_odd(place);
                 }
             }
         }
-        self.parts.table.choose(burst);
         // The lists are taken out and put back, so that their room is used again.
         let mut frames = std::mem::take(&mut self.received);
         let (id, workers) = (self.parts.id.index(), self.parts.workers);
@@ -824,16 +817,15 @@ impl<M: FrameMemory> Worker<M> {
         let (count, mut place) = (frames.len(), 0);
         let mut rest = frames.drain(..);
         while place < count {
-            let (outboxes, lanes) = (&mut self.outboxes, &self.lanes[uplink.index() % UPLINK_LIMIT]);
-            let until = self
-                .parts
-                .table
-                .hit_burst(&self.burst, place, now, lanes, |lane, bytes| {
-                    if let (Some(frame), Some(outbox)) = (rest.next(), outboxes.get_mut(usize::from(lane))) {
-                        outbox.frames.push(frame);
-                        outbox.bytes += u64::from(bytes);
-                    }
-                });
+            let until = self.level.run(Hit {
+                table: &mut self.parts.table,
+                burst: &mut self.burst,
+                from: place,
+                now,
+                lanes: &self.lanes[uplink.index() % UPLINK_LIMIT],
+                frames: &mut rest,
+                outboxes: &mut self.outboxes,
+            });
             self.waiting += until - place;
             if until < count
                 && let Some(frame) = rest.next()
@@ -849,6 +841,22 @@ impl<M: FrameMemory> Worker<M> {
         drop((rest, others));
         self.received = frames;
         self.unusual = unusual;
+    }
+
+    /// Parses what is not plain, and asks the table for what it has of these flows.
+    #[cold]
+    fn look_at_unusual(&mut self) {
+        for (place, frame) in self.received.iter().enumerate() {
+            if self.headers.packets.is_plain.get(place) != Some(&0) {
+                continue;
+            }
+            let parsed = packet::parse(frame.bytes());
+            if let Parsed::Flow(info) = &parsed {
+                let hash = self.parts.hasher.hash(&info.key);
+                self.parts.table.prefetch(&info.key, hash);
+            }
+            self.unusual.push((place, parsed));
+        }
     }
 
     /// Steers a packet the long way: whatever it is.
@@ -1684,6 +1692,66 @@ impl<M: FrameMemory> Worker<M> {
                 self.discard(frame, DropReason::Shutdown);
             }
         }
+    }
+}
+
+/// The first steps of a burst: reads its headers, and fetches what the table has of their flows.
+struct Look<'a, F> {
+    frames: &'a [F],
+    headers: &'a mut PlainBurst,
+    burst: &'a mut Burst,
+    table: &'a FlowTable<TableMemory>,
+}
+
+impl<F: Frame> Kernel for Look<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut first = 0;
+        while first < self.frames.len() {
+            let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
+            for i in 0..PlainBurst::GROUP {
+                if first + i < self.frames.len() {
+                    group[i] = self.frames[first + i].bytes();
+                }
+            }
+            self.headers.load(first, &group);
+            first += PlainBurst::GROUP;
+        }
+        self.headers.judge(self.frames.len());
+        self.burst.fill(&self.headers.packets);
+        self.table.ask(self.burst);
+        self.table.choose(self.burst);
+    }
+}
+
+/// The last one: counts packets of known flows and puts them into the outboxes of their lanes, from one place on up to the
+/// first that needs more. Gives its place.
+struct Hit<'a, 'f, F> {
+    table: &'a mut FlowTable<TableMemory>,
+    burst: &'a mut Burst,
+    from: usize,
+    now: Nanos,
+    lanes: &'a Lanes,
+    /// Those from that place on.
+    frames: &'a mut std::vec::Drain<'f, F>,
+    outboxes: &'a mut [Outbox<F>],
+}
+
+impl<F> Kernel for Hit<'_, '_, F> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        let Hit { frames, outboxes, .. } = self;
+        self.table
+            .hit_burst(self.burst, self.from, self.now, self.lanes, |lane, bytes| {
+                if let (Some(frame), Some(outbox)) = (frames.next(), outboxes.get_mut(usize::from(lane))) {
+                    outbox.frames.push(frame);
+                    outbox.bytes += u64::from(bytes);
+                }
+            })
     }
 }
 

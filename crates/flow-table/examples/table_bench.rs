@@ -10,8 +10,9 @@ use std::hint::black_box;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 
-use flow_table::{BURST, Burst, BurstPacket, FlowHasher, FlowTable, Lanes, Line, TableConfig, TimeoutPolicy};
+use flow_table::{Burst, FlowHasher, FlowTable, Lanes, Line, TableConfig, TimeoutPolicy};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot};
+use packet::{BURST, PacketColumns};
 use zerocopy::FromBytes;
 
 /// Processor time of this thread, so that what else runs on the machine disturbs by its cache misses only.
@@ -106,6 +107,7 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
         })
         .collect();
     let mut burst = Burst::default();
+    let mut columns = PacketColumns::default();
     let mut lanes = Lanes::default();
     (0..4).for_each(|slot| lanes.set(Slot(slot), slot));
     let mut times: Vec<f64> = (0..5)
@@ -114,18 +116,14 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
             let mut done = 0;
             while done < packets {
                 for numbers in order.chunks_exact(BURST) {
-                    let packets = numbers.iter().map(|&i| {
-                        Some(BurstPacket {
-                            key: key_v4(i),
-                            direction: 0,
-                            bytes: 60,
-                            is_odd: false,
-                        })
-                    });
-                    burst.fill(&HASHER, packets);
-                    table.ask(&burst);
+                    columns.len = 0;
+                    for &i in numbers {
+                        columns.push(Some(key_v4(i)), Direction::Forward, false, 60);
+                    }
+                    burst.fill(&columns);
+                    table.ask(&mut burst);
                     table.choose(&mut burst);
-                    let until = table.hit_burst(&burst, 0, now, &lanes, |lane, _| {
+                    let until = table.hit_burst(&mut burst, 0, now, &lanes, |lane, _| {
                         black_box(lane);
                     });
                     black_box(until);

@@ -1,12 +1,11 @@
 //! The short way of known IPv4 flows through the table: a burst of packets, side by side, step by step.
 
-use model::{FlowKeyV4, Slot};
+use model::Slot;
+use packet::{BURST, PacketColumns};
+use zerocopy::transmute;
 
 use crate::FlowHasher;
-use crate::entry::{KeyWords, PORTS_MASK};
-
-/// Packets that a burst has at most: DPDK's customary burst, twice.
-pub const BURST: usize = 64;
+use crate::entry::{KeyWords, PORTS_MASK, half};
 
 /// A packet that needs more than the short way: set in the upper byte of its ports word, where no entry has it.
 const ODD: u64 = 1 << 63;
@@ -17,43 +16,36 @@ const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | ODD;
 
 /// The direction of a packet, in its `lengths` word.
 const REVERSE_SHIFT: u32 = 31;
+/// Packets that are put into place at once.
+const GROUP: usize = 8;
 
 /// Packets of a burst on their way through [`FlowTable::ask`](crate::FlowTable::ask),
 /// [`FlowTable::choose`](crate::FlowTable::choose) and [`FlowTable::hit_burst`](crate::FlowTable::hit_burst).
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct Burst {
-    pub(crate) len: usize,
-    pub(crate) addresses: [u64; BURST],
-    pub(crate) ports: [u64; BURST],
+    /// Each packet as the entry of its flow has it: ports and state, what is to be added to the forward and to the reverse
+    /// word (one of them 0), the addresses.
+    pub(crate) packets: [[u64; 4]; BURST],
     pub(crate) hashes: [u64; BURST],
     /// Length in bytes, and the direction in the uppermost bit.
     pub(crate) lengths: [u32; BURST],
     /// The entry that may be the packet's; `u32::MAX` where there is none.
     pub(crate) candidates: [u32; BURST],
-}
-
-/// What the table needs of an IPv4 packet.
-#[derive(Clone, Copy, Debug)]
-pub struct BurstPacket {
-    /// Its flow.
-    pub key: FlowKeyV4,
-    /// 0 where it travels forward, 1 where in reverse.
-    pub direction: u32,
-    /// Its length, below 2^31.
-    pub bytes: u32,
-    /// Whether it may change more than its flow's counters, such as one with SYN, FIN or RST.
-    pub is_odd: bool,
+    pub(crate) len: usize,
+    /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
+    columns: [[u32; BURST]; 3],
 }
 
 impl Default for Burst {
     fn default() -> Burst {
         Burst {
-            len: 0,
-            addresses: [0; BURST],
-            ports: [0; BURST],
+            packets: [[0; 4]; BURST],
             hashes: [0; BURST],
             lengths: [0; BURST],
             candidates: [u32::MAX; BURST],
+            len: 0,
+            columns: [[0; BURST]; 3],
         }
     }
 }
@@ -69,38 +61,49 @@ impl Burst {
         self.len == 0
     }
 
-    /// Replaces what it holds: at most [`BURST`] packets, `None` for one that has no short way.
+    /// Replaces what it holds. Packets that are not plain have no short way.
     #[inline(always)]
-    pub fn fill(&mut self, hasher: &FlowHasher, packets: impl Iterator<Item = Option<BurstPacket>>) {
-        let places = self
-            .addresses
-            .iter_mut()
-            .zip(&mut self.ports)
-            .zip(&mut self.hashes)
-            .zip(&mut self.lengths);
-        let mut len = 0;
-        for (packet, (((addresses, ports), hash), length)) in packets.zip(places) {
-            len += 1;
-            match packet {
-                Some(packet) => {
-                    let words = KeyWords::v4(&packet.key);
-                    *addresses = words.addresses[0];
-                    *ports = words.ports | STEADY | u64::from(packet.is_odd) << 63;
-                    *hash = hasher.hash_words(words);
-                    *length = packet.bytes | packet.direction << REVERSE_SHIFT;
-                }
-                None => {
-                    *addresses = 0;
-                    *ports = ODD;
-                    *hash = 0;
-                    *length = 0;
-                }
-            }
+    pub fn fill(&mut self, packets: &PacketColumns) {
+        self.len = packets.len.min(BURST);
+        // Whole groups: the loops then need no remainder.
+        let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
+        let [states, forward, reverse] = &mut self.columns;
+        let (states, forward, reverse) = (&mut states[..n], &mut forward[..n], &mut reverse[..n]);
+        let lengths = &mut self.lengths[..n];
+        let (protocol, bytes) = (&packets.protocol[..n], &packets.bytes[..n]);
+        let (is_plain, is_changing) = (&packets.is_plain[..n], &packets.is_changing[..n]);
+        let is_reverse = &packets.is_reverse[..n];
+        for i in 0..n {
+            // Counters of an entry have not the room for a longer one.
+            let is_long = bytes[i] >> 16 != 0;
+            let is_odd = !is_plain[i] | is_changing[i] | if is_long { u32::MAX } else { 0 };
+            states[i] = protocol[i] | (STEADY >> 32) as u32 | is_odd & (ODD >> 32) as u32;
+            let add = 1 | bytes[i] << half::PACKETS_BITS;
+            forward[i] = add & !is_reverse[i];
+            reverse[i] = add & is_reverse[i];
+            lengths[i] = bytes[i] & !(1 << REVERSE_SHIFT) | is_reverse[i] & 1 << REVERSE_SHIFT;
         }
-        self.len = len;
+        let mut first = 0;
+        while first < n {
+            let words = [
+                group(&packets.ports, first),
+                group(&self.columns[0], first),
+                group(&self.columns[1], first),
+                [0; GROUP],
+                group(&self.columns[2], first),
+                [0; GROUP],
+                group(&packets.a, first),
+                group(&packets.b, first),
+            ];
+            let rows: [[u64; 4]; GROUP] = transmute!(simd::transposed(&words));
+            if let Some(places) = self.packets.get_mut(first..first + GROUP) {
+                places.copy_from_slice(&rows);
+            }
+            first += GROUP;
+        }
     }
 
-    /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that was pushed as odd.
+    /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that is not plain.
     #[inline]
     pub fn owner(&self, at: usize, hasher: &FlowHasher, workers: usize) -> usize {
         hasher.owner(&self.key(at).key(), workers)
@@ -109,28 +112,72 @@ impl Burst {
     /// Makes a packet odd after all.
     #[inline]
     pub fn make_odd(&mut self, at: usize) {
-        if let Some(ports) = self.ports.get_mut(at) {
+        if let Some([ports, ..]) = self.packets.get_mut(at) {
             *ports |= ODD;
         }
     }
 
     pub(crate) fn is_odd(&self, at: usize) -> bool {
-        self.ports[at] & ODD != 0
+        self.packets[at][0] & ODD != 0
     }
 
     #[inline(always)]
     pub(crate) fn key(&self, at: usize) -> KeyWords<1> {
+        let [ports, _, _, addresses] = self.packets[at];
         KeyWords {
-            ports: self.ports[at] & PORTS_MASK,
-            addresses: [self.addresses[at]],
+            ports: ports & PORTS_MASK,
+            addresses: [addresses],
         }
     }
 }
 
-/// Whether an entry, by its first words, is another flow's than a packet's, or not steady, or the packet is odd.
+/// A group's words in a column.
 #[inline(always)]
-pub(crate) fn is_other(head: &[u64; 4], ports: u64, addresses: u64) -> bool {
-    (head[0] ^ ports) & EXPECTED | (head[3] ^ addresses) != 0
+fn group(column: &[u32; BURST], first: usize) -> [u32; GROUP] {
+    match column.get(first..first + GROUP) {
+        Some(words) => {
+            let mut group = [0; GROUP];
+            group.copy_from_slice(words);
+            group
+        }
+        None => [0; GROUP],
+    }
+}
+
+// Upper and lower halves of words lie in memory as a processor that counts from the little end reads them.
+const _: () = assert!(cfg!(target_endian = "little"));
+
+/// An entry with a packet counted; `None` where it is another flow's, or not steady, or the packet is odd, or a counter
+/// carries. All four words at once: the first and the last are compared, those between are added to.
+#[inline(always)]
+pub(crate) fn counted(entry: &[u64; 4], packet: &[u64; 4]) -> Option<[u64; 4]> {
+    const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;
+    const COUNTERS: [u64; 4] = [0, u64::MAX, u64::MAX, 0];
+    const ALIKE: [u64; 4] = [EXPECTED, CARRIES, CARRIES, u64::MAX];
+    let (mut sum, mut wrong) = ([0; 4], [0; 4]);
+    for i in 0..4 {
+        sum[i] = entry[i].wrapping_add(packet[i] & COUNTERS[i]);
+        // Of a sum the carries, of the others the differences.
+        wrong[i] = (sum[i] ^ packet[i] ^ entry[i] & COUNTERS[i]) & ALIKE[i];
+    }
+    if wrong[0] | wrong[1] | wrong[2] | wrong[3] == 0 {
+        Some(sum)
+    } else {
+        None
+    }
+}
+
+/// The same entry, last seen then.
+#[inline(always)]
+pub(crate) fn seen(entry: &[u64; 4], tick: u64) -> [u64; 4] {
+    const BELOW: [u64; 4] = [u64::MAX, half::BELOW_SEEN, half::BELOW_SEEN, u64::MAX];
+    let [forward, reverse] = half::seen(tick);
+    let seen = [0, forward, reverse, 0];
+    let mut after = [0; 4];
+    for i in 0..4 {
+        after[i] = entry[i] & BELOW[i] | seen[i];
+    }
+    after
 }
 
 /// Bytes and direction of a length word.

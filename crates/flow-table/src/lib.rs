@@ -7,8 +7,7 @@
 //!
 //! # Life of a flow
 //!
-//! 1. A [`Burst`] of IPv4 packets is hashed as it is filled; the table is asked for all their buckets
-//!    ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
+//! 1. A [`Burst`] of IPv4 packets is filled and hashed; the table is asked for all their buckets ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
 //!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
 //! 2. That one is looked up alone ([`FlowTable::lookup`]). Of a flow that is not there the caller picks an instance, and
 //!    [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`], and the caller applies the
@@ -36,7 +35,7 @@ mod slots;
 mod table;
 mod timeout;
 
-pub use burst::{BURST, Burst, BurstPacket, Lanes};
+pub use burst::{Burst, Lanes};
 pub use hash::FlowHasher;
 pub use header::LAYOUT_VERSION;
 pub use line::Line;

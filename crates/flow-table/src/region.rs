@@ -1,6 +1,7 @@
 //! The flows of one address family: index, entries, timers and free list, as places in the storage.
 
 use model::{Direction, FlowKey, Slot};
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::bucket;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, with_pin};
@@ -153,18 +154,12 @@ impl Region {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
     }
 
-    /// As [`head`](Region::head), of an IPv4 entry that may be none at all.
+    /// All entries of IPv4 flows.
     #[inline(always)]
-    pub(crate) fn head_if_any<'a>(&self, lines: &'a [Line], entry: u32) -> Option<&'a [u64; 4]> {
-        let line = lines.get(self.flows_at + (entry >> 1) as usize)?;
-        Some(line.half((entry & 1) as usize))
-    }
-
-    /// The same, to change.
-    #[inline(always)]
-    pub(crate) fn head_mut_if_any<'a>(&self, lines: &'a mut [Line], entry: u32) -> Option<&'a mut [u64; 4]> {
-        let line = lines.get_mut(self.flows_at + (entry >> 1) as usize)?;
-        Some(line.half_mut((entry & 1) as usize))
+    pub(crate) fn entries_v4<'a>(&self, lines: &'a mut [Line]) -> &'a mut [[u64; 4]] {
+        let lines = lines.get_mut(self.flows_at..self.links_at).unwrap_or_default();
+        // Two entries fill a line, so that this does not fail.
+        <[[u64; 4]]>::mut_from_bytes(lines.as_mut_bytes()).unwrap_or_default()
     }
 
     #[inline(always)]

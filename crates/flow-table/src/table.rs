@@ -2,8 +2,9 @@ use std::num::NonZeroU32;
 use std::ops::DerefMut;
 
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
+use packet::BURST;
 
-use crate::burst::{self, BURST, Burst, Lanes};
+use crate::burst::{self, Burst, Lanes};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
@@ -303,11 +304,13 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     // The short way: known IPv4 flows, a burst at a time.
 
-    /// Asks for the buckets of a burst's packets.
+    /// Hashes a burst's packets and asks for their buckets.
     #[inline(always)]
-    pub fn ask(&self, burst: &Burst) {
+    pub fn ask(&self, burst: &mut Burst) {
         let (index, _) = self.regions[0].split(&self.storage);
-        for &hash in burst.hashes.iter().take(burst.len) {
+        for at in 0..burst.len.min(BURST) {
+            let hash = self.hasher.hash_words(burst.key(at));
+            burst.hashes[at] = hash;
             Region::prefetch_bucket_in(index, hash);
         }
     }
@@ -316,86 +319,77 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     #[inline(always)]
     pub fn choose(&self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
-        let Burst {
-            len,
-            hashes,
-            candidates,
-            ..
-        } = burst;
-        for (&hash, candidate) in hashes.iter().zip(candidates).take(*len) {
-            *candidate = Region::prefetch_candidate_v4(index, flows, hash);
+        for at in 0..burst.len.min(BURST) {
+            burst.candidates[at] = Region::prefetch_candidate_v4(index, flows, burst.hashes[at]);
         }
     }
 
     /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells the lane of each one's
     /// pin and its length to `to`, in order. Stops at the first packet that needs more than that (its flow is not known or
-    /// not steady, it was pushed as odd, its pin has no lane, or its flow's counters carry), and gives its place; the
-    /// burst's length where there is none.
+    /// not steady, it is odd, its pin has no lane, or its flow's counters carry), and gives its place; the burst's length
+    /// where there is none.
     #[inline(always)]
     pub fn hit_burst(
         &mut self,
-        burst: &Burst,
+        burst: &mut Burst,
         from: usize,
         now: Nanos,
         lanes: &Lanes,
         mut to: impl FnMut(u16, u32),
     ) -> usize {
-        const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;
-        let seen = half::seen(tick(now));
-        let len = burst.len.min(BURST);
-        let region = &self.regions[0];
-        let lines = &mut *self.storage;
-        let lanes = &*lanes.0;
-        let packets = burst.candidates[..len]
-            .iter()
-            .zip(&burst.addresses)
-            .zip(&burst.ports)
-            .zip(&burst.lengths)
-            .skip(from);
         let mut at = from;
-        for (((&candidate, &addresses), &ports), &length) in packets {
-            let mut entry = candidate;
-            let is_known = region
-                .head_if_any(lines, entry)
-                .is_some_and(|head| !burst::is_other(head, ports, addresses));
-            if !is_known {
-                // A few in a hundred share a signature with the flow, or lie in their second bucket.
-                match Self::find_known(region, lines, burst, at) {
-                    Some(found) => entry = found,
-                    None => break,
-                }
+        loop {
+            at = self.hit_candidates(burst, at, now, lanes, &mut to);
+            // A few in a hundred share a signature with another flow, or lie in their second bucket.
+            match self.find_known(burst, at) {
+                Some(found) if found != burst.candidates[at] => burst.candidates[at] = found,
+                _ => break,
             }
-            let Some(head) = region.head_mut_if_any(lines, entry) else {
-                break;
-            };
-            let (bytes, d) = burst::length(length);
-            let (word, other) = (head[1 + d], head[2 - d]);
-            let add = 1 | u64::from(bytes) << half::PACKETS_BITS;
-            let sum = word.wrapping_add(add);
-            let lane = lanes[(word >> half::PIN_SHIFT & half::PIN_MASK) as usize];
-            if (sum ^ word ^ add) & CARRIES != 0 || lane == Lanes::NONE {
-                break;
-            }
-            head[1 + d] = sum & half::BELOW_SEEN | seen[d];
-            head[2 - d] = other & half::BELOW_SEEN | seen[1 - d];
-            to(lane, bytes);
-            at += 1;
         }
         self.counters.hits += (at - from) as u64;
         at
     }
 
-    /// The entry of a burst's packet, where its flow is in the table and steady.
+    /// The same, up to the first packet that is not of the flow that was chosen.
+    #[inline(always)]
+    fn hit_candidates(
+        &mut self,
+        burst: &Burst,
+        from: usize,
+        now: Nanos,
+        lanes: &Lanes,
+        to: &mut impl FnMut(u16, u32),
+    ) -> usize {
+        let tick = tick(now);
+        let flows = self.regions[0].entries_v4(&mut self.storage);
+        for at in from..burst.len.min(BURST) {
+            let candidate = burst.candidates[at] as usize;
+            if candidate >= flows.len() {
+                return at;
+            }
+            let entry = &mut flows[candidate];
+            let Some(counted) = burst::counted(entry, &burst.packets[at]) else {
+                return at;
+            };
+            let (bytes, d) = burst::length(burst.lengths[at]);
+            let lane = lanes.0[(entry[1 + d] >> half::PIN_SHIFT & half::PIN_MASK) as usize];
+            if lane == Lanes::NONE {
+                return at;
+            }
+            *entry = burst::seen(&counted, tick);
+            to(lane, bytes);
+        }
+        burst.len.max(from)
+    }
+
+    /// The entry of a burst's packet, where its flow is in the table.
     #[cold]
     #[inline(never)]
-    fn find_known(region: &Region, lines: &[Line], burst: &Burst, at: usize) -> Option<u32> {
-        if burst.is_odd(at) {
+    fn find_known(&self, burst: &Burst, at: usize) -> Option<u32> {
+        if at >= burst.len || burst.is_odd(at) {
             return None;
         }
-        let key = burst.key(at).key();
-        let entry = region.find(lines, &key, burst.hashes[at])?;
-        let is_other = burst::is_other(region.head(lines, entry), burst.ports[at], burst.addresses[at]);
-        (!is_other).then_some(entry)
+        self.regions[0].find(&self.storage, &burst.key(at).key(), burst.hashes[at])
     }
 
     #[inline(never)]

@@ -10,10 +10,10 @@ use std::hint::black_box;
 use std::net::Ipv4Addr;
 
 use flow_table::{
-    Burst, BurstPacket, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, TimeoutPolicy,
-    tcp_flag,
+    Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use packet::PacketColumns;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -73,6 +73,7 @@ fn the_steady_state_allocates_nothing() {
     assert!(allocations() > before, "the allocator is not counted");
 
     let mut burst = Burst::default();
+    let mut packets = PacketColumns::default();
     let lanes = Lanes::default();
     let before = allocations();
     let mut now = Nanos::ZERO;
@@ -97,19 +98,18 @@ fn the_steady_state_allocates_nothing() {
                 table.count_returned(entry, 1);
             }
             if i % 64 == 0 {
-                let packets = (i..i + 64).map(|i| match self::key(i) {
-                    FlowKey::V4(key) => Some(BurstPacket {
-                        key,
-                        direction: 0,
-                        bytes: 60,
-                        is_odd: false,
-                    }),
-                    FlowKey::V6(_) => None,
-                });
-                burst.fill(&hasher, packets);
-                table.ask(&burst);
+                packets.len = 0;
+                for i in i..i + 64 {
+                    let key = match self::key(i) {
+                        FlowKey::V4(key) => Some(key),
+                        FlowKey::V6(_) => None,
+                    };
+                    packets.push(key, Direction::Forward, false, 60);
+                }
+                burst.fill(&packets);
+                table.ask(&mut burst);
                 table.choose(&mut burst);
-                table.hit_burst(&burst, 0, now, &lanes, |lane, _| shown += u32::from(lane));
+                table.hit_burst(&mut burst, 0, now, &lanes, |lane, _| shown += u32::from(lane));
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);
             }

@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    Burst, BurstPacket, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full,
-    Lanes, Line, Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Lanes, Line,
+    Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use packet::{BURST, PacketColumns};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRng, TestRunner};
@@ -260,30 +261,34 @@ impl Harness {
     fn burst(&mut self, numbers: &[u32]) {
         const BYTES: u64 = 60;
         let now = self.now;
-        let keys: Vec<FlowKey> = numbers.iter().map(|&i| key(i)).take(flow_table::BURST).collect();
+        let keys: Vec<FlowKey> = numbers.iter().map(|&i| key(i)).take(BURST).collect();
         let mut burst = Burst::default();
-        let packets = keys.iter().map(|key| match key {
-            FlowKey::V4(key) => Some(BurstPacket {
-                key: *key,
-                direction: u32::from(key.a_port % 2),
-                bytes: BYTES as u32,
-                is_odd: key.a_port.is_multiple_of(7),
-            }),
-            FlowKey::V6(_) => None,
-        });
-        burst.fill(&HASHER, packets);
+        let mut packets = PacketColumns::default();
+        for key in &keys {
+            match key {
+                FlowKey::V4(key) => {
+                    let direction = [Direction::Forward, Direction::Reverse][usize::from(key.a_port % 2)];
+                    let is_changing = key.a_port.is_multiple_of(7);
+                    packets.push(Some(*key), direction, is_changing, BYTES as u32);
+                }
+                FlowKey::V6(_) => packets.push(None, Direction::Forward, false, BYTES as u32),
+            }
+        }
+        burst.fill(&packets);
         let mut lanes = Lanes::default();
         for slot in (0..SLOTS).filter(|slot| !self.sweeps.contains_key(slot)) {
             lanes.set(Slot(slot), slot + 100);
         }
-        self.table().ask(&burst);
+        self.table().ask(&mut burst);
         self.table().choose(&mut burst);
         let mut from = 0;
         while from < keys.len() {
             let mut told = Vec::new();
             let until = self
                 .table()
-                .hit_burst(&burst, from, now, &lanes, |lane, bytes| told.push((lane, bytes)));
+                .hit_burst(&mut burst, from, now, &lanes, |lane, bytes| {
+                    told.push((lane, bytes))
+                });
             assert_eq!(told.len(), until - from);
             for (key, (lane, bytes)) in keys[from..until].iter().zip(told) {
                 let FlowKey::V4(words) = key else { unreachable!() };

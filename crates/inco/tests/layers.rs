@@ -10,8 +10,8 @@ use serde_json::Value;
 /// Crates from the bottom up. One may use what lies strictly below its own row.
 const ROWS: &[&[&str]] = &[
     &["simd", "model", "stamp"],
-    &["packet", "scheduling", "autoscaling", "flow-table", "openflow"],
-    &["configuration"],
+    &["packet", "scheduling", "autoscaling", "openflow"],
+    &["flow-table", "configuration"],
     &["dpdk-sys"],
     &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
     &["traffic"],

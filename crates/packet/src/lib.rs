@@ -16,13 +16,17 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod burst;
 pub mod capture;
 pub mod checksum;
+mod columns;
 mod fragments;
 mod headers;
 mod parse;
 mod siphash;
 
+pub use burst::PlainBurst;
+pub use columns::{BURST, PacketColumns};
 pub use fragments::{
     DATAGRAM_LIFETIME, DATAGRAM_LIMIT, FragmentCounters, FragmentTracker, GAP_LIMIT, Offer, WAITING_LIMIT,
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,

@@ -10,9 +10,12 @@ use crate::headers::{
 /// Shortest ICMP and ICMPv6 message, in bytes: every one that is defined has a second word.
 const ICMP_LEN: usize = 8;
 /// Length of a UDP header, in bytes.
-const UDP_LEN: usize = 8;
+pub(crate) const UDP_LEN: usize = 8;
 /// Length of a TCP header without options, in bytes.
-const TCP_LEN: usize = 20;
+pub(crate) const TCP_LEN: usize = 20;
+/// What the short ways look at, in bytes: as far as a TCP header goes. Every frame on a wire is at least 60 bytes long; a
+/// shorter one goes the long way.
+pub(crate) const SHORTEST_PLAIN: usize = ETHERNET_LEN + IPV4_LEN + TCP_LEN;
 /// Length of SCTP's common header, in bytes.
 const SCTP_LEN: usize = 12;
 
@@ -162,8 +165,7 @@ pub struct Plain {
 /// packets of ordinary traffic (protocol, which end is the lower one) by a branch.
 #[inline(always)]
 pub fn plain(frame: &[u8]) -> Option<Plain> {
-    // As far as a TCP header goes. Every frame on a wire is at least 60 bytes long; a shorter one goes the long way.
-    let h = frame.first_chunk::<{ ETHERNET_LEN + IPV4_LEN + TCP_LEN }>()?;
+    let h = frame.first_chunk::<SHORTEST_PLAIN>()?;
     let u16_at = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
     let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
     let u64_at = |at: usize| {
@@ -772,6 +774,40 @@ mod tests {
             if let Some(info) = parse_plain(&frame) {
                 prop_assert_eq!(parse_any(&frame), Parsed::Flow(info));
             }
+            // Among others that are plain: what is wrong with one says nothing of them.
+            let other = plain(protocol::UDP, 18);
+            let frames: [&[u8]; 8] = std::array::from_fn(|at| if at == 3 { &frame[..] } else { &other[..] });
+            for level in [simd::Level::Every, simd::Level::detect()] {
+                let mut burst = crate::PlainBurst::default();
+                level.run(ReadGroup(&mut burst, &frames));
+                let packets = &burst.packets;
+                prop_assert_eq!(packets.bytes[3] as usize, frame.len());
+                for (at, frame) in frames.iter().enumerate() {
+                    let said = (packets.is_plain[at] != 0).then(|| Plain {
+                        key: packets.key(at),
+                        direction: packets.is_reverse[at] & 1,
+                        tcp_flags: TcpFlags(packets.is_changing[at] as u8 & CHANGING),
+                    });
+                    let expected = super::plain(frame).map(|plain| Plain {
+                        tcp_flags: TcpFlags(if plain.tcp_flags.0 & CHANGING != 0 { CHANGING } else { 0 }),
+                        ..plain
+                    });
+                    prop_assert_eq!(said, expected);
+                }
+            }
+        }
+    }
+
+    const CHANGING: u8 = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
+
+    struct ReadGroup<'a>(&'a mut crate::PlainBurst, &'a [&'a [u8]; 8]);
+
+    impl simd::Kernel for ReadGroup<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn run(self) {
+            self.0.load(0, self.1);
+            self.0.judge(8);
         }
     }
 }

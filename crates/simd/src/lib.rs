@@ -1,10 +1,12 @@
-//! What the flow table asks of a processor beyond arithmetic: fetching a cache line before it is needed, and comparing
-//! sixteen signatures at once. Each function is safe to call with any argument, has one meaning on every processor, and
-//! has a scalar twin in [`scalar`] that its tests compare it with.
+//! What the packet path asks of a processor beyond arithmetic: fetching a cache line before it is needed, comparing
+//! sixteen signatures at once, turning rows into columns, and compiling a step once more for wider registers. Each
+//! function is safe to call with any argument, has one meaning on every processor, and has a scalar twin in [`scalar`]
+//! that its tests compare it with.
 //!
-//! Only instructions that every processor of an architecture has are used (SSE2 on x86-64, NEON on AArch64), so that
-//! nothing is chosen at run time and every call is inlined; wider registers would gain nothing on a 16-byte vector.
-//! Other architectures get the scalar twin, and prefetching does nothing there.
+//! The functions use only instructions that every processor of an architecture has (SSE2 on x86-64, NEON on AArch64), so
+//! that every call is inlined. Other architectures get the scalar twin, and prefetching does nothing there. What a
+//! processor may have beyond that is asked once, by [`Level::detect`]; a [`Kernel`] that is run on a level is compiled for
+//! each of them, and says the same on all.
 //!
 //! This crate knows nothing of flows; it must never touch memory other than what its arguments borrow.
 
@@ -37,6 +39,72 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     }
 }
 
+/// The columns of eight rows: `columns[i][j] == rows[j][i]`.
+#[inline(always)]
+pub fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
+    #[cfg(target_arch = "x86_64")]
+    {
+        x86_64::transposed(rows)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        scalar::transposed(rows)
+    }
+}
+
+/// A step of the packet path. It is compiled for each [`Level`], so that loops over a burst use the registers of that
+/// level; `run` and what it calls must be `#[inline(always)]` for that.
+pub trait Kernel {
+    /// What it gives.
+    type Output;
+    /// Does it.
+    fn run(self) -> Self::Output;
+}
+
+/// Which instructions a processor has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Those that every processor of its architecture has.
+    Every,
+    /// AVX2, BMI1 and BMI2 beside them (x86-64 since 2013).
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+}
+
+/// Proof that this processor has AVX2, BMI1 and BMI2.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx2 {
+    _only_from_detection: (),
+}
+
+impl Level {
+    /// The highest level of this processor.
+    pub fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("bmi1")
+            && std::arch::is_x86_feature_detected!("bmi2")
+        {
+            return Level::Avx2(Avx2 {
+                _only_from_detection: (),
+            });
+        }
+        Level::Every
+    }
+
+    /// Runs a kernel with the instructions of this level.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            Level::Every => kernel.run(),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there is no `Avx2` but where the processor was seen to have what the function is compiled for.
+            Level::Avx2(_) => unsafe { x86_64::run_avx2(kernel) },
+        }
+    }
+}
+
 /// Asks for the cache line in which `place` begins, for reading or writing soon, and returns at once. A hint: it changes
 /// nothing but time.
 #[inline(always)]
@@ -65,8 +133,45 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::x86_64::{
-        __m128i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch, _mm_set1_epi8,
+        __m128i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch,
+        _mm_set1_epi8, _mm_storeu_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi32,
+        _mm_unpacklo_epi64,
     };
+
+    /// # Safety
+    /// The processor has AVX2, BMI1 and BMI2.
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    pub(crate) unsafe fn run_avx2<K: super::Kernel>(kernel: K) -> K::Output {
+        kernel.run()
+    }
+
+    /// Four blocks of four by four.
+    #[inline(always)]
+    pub(crate) fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
+        let mut columns = [[0; 8]; 8];
+        let mut block = |row: usize, column: usize| {
+            // SAFETY: each load reads four of the eight words of a row, each store writes four of a column: `row` and
+            // `column` are 0 or 4. Neither needs alignment; SSE2 belongs to every x86-64.
+            unsafe {
+                let load = |i: usize| _mm_loadu_si128(rows[row + i].as_ptr().add(column).cast::<__m128i>());
+                let (r0, r1, r2, r3) = (load(0), load(1), load(2), load(3));
+                let (low01, high01) = (_mm_unpacklo_epi32(r0, r1), _mm_unpackhi_epi32(r0, r1));
+                let (low23, high23) = (_mm_unpacklo_epi32(r2, r3), _mm_unpackhi_epi32(r2, r3));
+                let mut store = |i: usize, words: __m128i| {
+                    _mm_storeu_si128(columns[column + i].as_mut_ptr().add(row).cast::<__m128i>(), words);
+                };
+                store(0, _mm_unpacklo_epi64(low01, low23));
+                store(1, _mm_unpackhi_epi64(low01, low23));
+                store(2, _mm_unpacklo_epi64(high01, high23));
+                store(3, _mm_unpackhi_epi64(high01, high23));
+            }
+        };
+        block(0, 0);
+        block(0, 4);
+        block(4, 0);
+        block(4, 4);
+        columns
+    }
 
     #[inline(always)]
     pub(crate) fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
@@ -143,7 +248,32 @@ mod tests {
         prefetch_at::<u64>(&[], 0);
     }
 
+    /// Something with enough arithmetic that a compiler may use whatever the level has.
+    struct Sum<'a>(&'a [u32]);
+
+    impl Kernel for Sum<'_> {
+        type Output = u32;
+        #[inline(always)]
+        fn run(self) -> u32 {
+            self.0
+                .iter()
+                .fold(0, |sum, &n| sum.wrapping_add(n.swap_bytes() ^ n >> 3))
+        }
+    }
+
     proptest! {
+        #[test]
+        fn columns_are_those_of_the_scalar_twin(rows: [[u32; 8]; 8]) {
+            let columns = transposed(&rows);
+            prop_assert_eq!(columns, scalar::transposed(&rows));
+            prop_assert_eq!(transposed(&columns), rows);
+        }
+
+        #[test]
+        fn a_kernel_says_the_same_on_every_level(words in prop::collection::vec(any::<u32>(), 0..100)) {
+            prop_assert_eq!(Level::detect().run(Sum(&words)), Level::Every.run(Sum(&words)));
+        }
+
         #[test]
         fn matches_as_its_scalar_twin_does(bytes: [u8; 16], needle: u8) {
             prop_assert_eq!(match_bytes(&bytes, needle), scalar::match_bytes(&bytes, needle));

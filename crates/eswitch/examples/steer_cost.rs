@@ -1,0 +1,138 @@
+//! What steering adds to receiving and sending, on one thread: a worker that is driven turn by turn, and beside it the
+//! same packets received from a like device and sent to a like sink at once, in alternating rounds.
+//!
+//! `cargo run --release -p eswitch --features dpdk --example steer_cost -- [FLOWS...]` (default 32 1000 10000 100000). It
+//! needs no peers and no root; use it to compare two commits in one session. `TURNS=n` makes n turns and nothing else:
+//! `TURNS=2000 valgrind --tool=callgrind target/release/examples/steer_cost 1000` says where the instructions go.
+//! `SINK=null` sends to the switch's own sinks, `HUGE=1` takes hugepages.
+
+#![allow(clippy::unwrap_used, reason = "a bench")]
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use dpdk::device::from_shorthand;
+use dpdk::{DeviceArgs, Eal, EalConfig, Mempool, MempoolConfig};
+use eswitch::{Device, DpdkQueue, MbufMemory, Port};
+use model::Nanos;
+use packet::build::Frame;
+use packet::capture::{CaptureWriter, Captured};
+
+#[path = "../tests/bare/mod.rs"]
+mod bare;
+
+const INSTANCES: usize = 4;
+const MAX_FRAME: usize = 1522;
+const ROUNDS: usize = 7;
+const WINDOW: Duration = Duration::from_millis(150);
+const BURST: usize = 64;
+
+fn main() {
+    let flows: Vec<u32> = std::env::args().skip(1).filter_map(|n| n.parse().ok()).collect();
+    let flows = if flows.is_empty() {
+        vec![32, 1_000, 10_000, 100_000]
+    } else {
+        flows
+    };
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
+    let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
+    let eal = EalConfig {
+        memory_mib: (mbufs * 2432 >> 20) + 128,
+        hugepages: is_set("HUGE"),
+        ..EalConfig::new(format!("steer-cost-{}", std::process::id()))
+    };
+    let eal = Eal::init(&eal.args()).unwrap();
+    let config = MempoolConfig {
+        mbufs,
+        ..MempoolConfig::default()
+    };
+    let pool = Mempool::create(&eal, &config).unwrap();
+    let _registered = eal.register_thread().unwrap();
+    let memory = || MbufMemory::shares(1, pool).remove(0);
+    let open = |device: &DeviceArgs| {
+        let opened = DpdkQueue::open(&eal, device, pool, 1, MAX_FRAME).unwrap();
+        opened.queues.into_iter().next().unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    for (case, &count) in flows.iter().enumerate() {
+        let capture = folder.path().join(format!("{case}.pcap"));
+        write_capture(&capture, count);
+        let source = || open(&from_shorthand(&format!("pcap:{},loop", capture.display())).unwrap());
+        let sink = |n: usize| open(&DeviceArgs::named(format!("net_null{case}{n},no-rx=1")));
+        let sinks = (0..INSTANCES).map(|n| match is_set("SINK") {
+            true => Port::null(),
+            false => Port::device(sink(n), Arc::new(AtomicBool::new(true))),
+        });
+        let mut bare = bare::bare(count as usize + 10_000, memory(), sinks.collect());
+        bare.attach_uplink(Port::device(source(), Arc::new(AtomicBool::new(true))));
+        let worker = &mut bare.worker;
+        if let Some(turns) = turns {
+            for turn in 0..turns {
+                worker.turn(Nanos(1_000_000_000 + turn * 5_000));
+            }
+            continue;
+        }
+        let (mut limit_in, mut limit_out) = (source(), sink(9));
+        let mut frames = Vec::with_capacity(BURST);
+        let mut limit = || {
+            let moved = limit_in.receive(&mut frames, BURST);
+            limit_out.send(&mut frames, MAX_FRAME);
+            moved
+        };
+        let started = Instant::now();
+        let mut steer = || worker.turn(Nanos(1_000_000_000 + started.elapsed().as_nanos() as u64));
+        let mut rounds: Vec<[f64; 2]> = (0..ROUNDS)
+            .map(|_| [ns_per_packet(&mut limit), ns_per_packet(&mut steer)])
+            .collect();
+        rounds.sort_by(|a, b| (a[0] / a[1]).total_cmp(&(b[0] / b[1])));
+        let [io, all] = rounds[ROUNDS / 2];
+        writeln!(
+            io::stdout(),
+            "{count:>8} flows: {io:5.1} ns in and out, {all:5.1} ns with steering: {:.3} of the limit",
+            io / all
+        )
+        .unwrap();
+    }
+}
+
+/// Processor time per packet that `step` moves.
+fn ns_per_packet(step: &mut impl FnMut() -> usize) -> f64 {
+    let warm_up = Instant::now();
+    while warm_up.elapsed() < WINDOW / 5 {
+        step();
+    }
+    let thread_ns = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+    };
+    let (started, before) = (Instant::now(), thread_ns());
+    let mut moved = 0;
+    while started.elapsed() < WINDOW {
+        for _ in 0..16 {
+            moved += step();
+        }
+    }
+    (thread_ns() - before) / moved as f64
+}
+
+/// A capture with a UDP frame of 64 bytes for each flow.
+fn write_capture(path: &Path, flows: u32) {
+    let mut writer = CaptureWriter::new();
+    for flow in 0..flows {
+        let [_, a, b, c] = (flow.wrapping_mul(0x9e_37b1) & 0xff_ffff).to_be_bytes();
+        let src = SocketAddr::from(([10, a, b, c], 1024 + (flow % 50_000) as u16));
+        let dst = SocketAddr::from(([192, 168, 1, flow as u8 & 15], 80));
+        let frame = Frame::udp(src, dst, &[0; 22]).unwrap().to_vec().unwrap();
+        writer.push(&Captured {
+            timestamp_ns: u64::from(flow),
+            frame: &frame,
+            original_len: frame.len() as u32,
+        });
+    }
+    std::fs::write(path, writer.written()).unwrap();
+}
