@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::undo::Undo;
+
 /// How long a contestant runs before it is measured, after each time that it was stopped: caches and branch predictors.
 const WARM_UP: Duration = Duration::from_millis(150);
 /// Nanoseconds in a second.
@@ -124,13 +126,27 @@ pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
 }
 
 /// A child that is killed when nobody needs it any more.
-pub(super) struct Killed(pub(super) Child);
+pub(super) struct Killed {
+    pid: u32,
+    _killed: Undo,
+}
 
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // SIGKILL ends a stopped process, too; one that has ended already is only waited for.
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
+impl Killed {
+    /// That child.
+    pub(super) fn when_done(mut child: Child) -> Killed {
+        Killed {
+            pid: child.id(),
+            _killed: Undo::by(move || {
+                // SIGKILL ends a stopped process, too; one that has ended already is only waited for.
+                let _ended = child.kill();
+                let _status = child.wait();
+            }),
+        }
+    }
+
+    /// Its number.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
     }
 }
 

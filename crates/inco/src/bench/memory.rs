@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use super::undo::Undo;
+
 /// The kernel's count of 2 MiB pages.
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 /// Bytes of a page.
@@ -17,9 +19,9 @@ const OTHER_BYTES: usize = 96 << 20;
 /// What OVS needs: its pool has 262,144 mbufs of 3 KiB.
 const OVS_MIB: usize = 1088;
 
-/// Pages that were set aside for a bench; given back when dropped.
+/// Pages that were set aside for a bench; given back when dropped, and when the bench is interrupted.
 pub(super) struct Memory {
-    before: Option<usize>,
+    pages: Option<Undo>,
 }
 
 impl Memory {
@@ -36,19 +38,24 @@ impl Memory {
                 .and_then(|text| text.trim().parse::<usize>().ok())
         };
         let Some(before) = read() else {
-            return Memory { before: None };
+            return Memory { pages: None };
         };
         let wanted = before + pages;
         if fs::write(COUNT, wanted.to_string()).is_ok() && read().is_some_and(|now| now >= wanted) {
-            return Memory { before: Some(before) };
+            let give_back = move || {
+                let _given_back = fs::write(COUNT, before.to_string());
+            };
+            return Memory {
+                pages: Some(Undo::by(give_back)),
+            };
         }
         let _as_before = fs::write(COUNT, before.to_string());
-        Memory { before: None }
+        Memory { pages: None }
     }
 
     /// Whether there are hugepages.
     pub(super) fn is_huge(&self) -> bool {
-        self.before.is_some()
+        self.pages.is_some()
     }
 
     /// Mbufs of a program with such a capture.
@@ -84,14 +91,6 @@ impl Memory {
             "--in-memory"
         } else {
             "--no-huge"
-        }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(before) = self.before {
-            let _given_back = fs::write(COUNT, before.to_string());
         }
     }
 }

@@ -15,6 +15,7 @@ mod steer;
 mod steering;
 mod testpmd;
 mod traffic;
+mod undo;
 
 use anyhow::{Context as _, Result};
 
@@ -27,6 +28,10 @@ use crate::cli::BenchCommand;
 /// # Errors
 /// Where a contestant cannot be started or does not do its work.
 pub(crate) fn run(command: &BenchCommand) -> Result<()> {
+    // A contestant ends with whoever started it.
+    if !matches!(command, BenchCommand::Contestant(_)) {
+        undo::on_signals()?;
+    }
     match command {
         BenchCommand::Steer(args) => steer::run(args),
         BenchCommand::Setup(args) => setup::run(args),

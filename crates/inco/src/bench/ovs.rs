@@ -201,7 +201,7 @@ impl Contestant for Ovs {
     }
 
     fn pid(&self) -> u32 {
-        self.daemon.0.id()
+        self.daemon.pid()
     }
 
     fn packets(&mut self) -> Result<u64> {
@@ -253,7 +253,7 @@ fn spawn(folder: &Path, command: &mut Command) -> Result<Killed> {
                 shown(command)
             )
         })?;
-    Ok(Killed(child))
+    Ok(Killed::when_done(child))
 }
 
 fn finish(folder: &Path, command: &mut Command) -> Result<()> {

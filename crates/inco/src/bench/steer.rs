@@ -14,6 +14,7 @@ use super::raw::Raw;
 use super::steering::{SinkPort, Spec, Steering, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
 use super::traffic::{Ip, write_capture};
+use super::undo::Undo;
 use crate::cli::SteerArgs;
 use crate::output;
 use crate::table::{Table, grouped};
@@ -162,7 +163,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     let folder = Folder::new()?;
     let (control, cpu) = cpus()?;
     let with_ovs = case.with_ovs && case.flows as usize <= ovs::FRAMES_LIMIT;
-    let capture = captures(&folder.0, 1).remove(0);
+    let capture = captures(&folder.path, 1).remove(0);
     write_capture(&capture, case.ip, 0..case.flows, case.size)?;
     let memory = Memory::reserve(2, case.flows as usize, with_ovs);
     let columns = [
@@ -212,7 +213,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     if with_ovs {
         let flows = (case.ip, case.flows);
         let started = Ovs::start(
-            &folder.0.join("ovs"),
+            &folder.path.join("ovs"),
             &capture,
             flows,
             case.instances.into(),
@@ -337,18 +338,21 @@ fn best_limit(
 }
 
 /// A folder for captures and databases that goes with its owner.
-struct Folder(std::path::PathBuf);
+struct Folder {
+    path: std::path::PathBuf,
+    _removed: Undo,
+}
 
 impl Folder {
     fn new() -> Result<Folder> {
-        let folder = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        Ok(Folder(folder))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone = std::fs::remove_dir_all(&self.0);
+        let path = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let removed = path.clone();
+        Ok(Folder {
+            path,
+            _removed: Undo::by(move || {
+                let _gone = std::fs::remove_dir_all(removed);
+            }),
+        })
     }
 }

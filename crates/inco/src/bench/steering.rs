@@ -96,7 +96,7 @@ impl Steering {
         let input = child.stdin.take().context("the contestant has no input")?;
         let output = BufReader::new(child.stdout.take().context("the contestant has no output")?);
         let mut started = Steering {
-            child: Killed(child),
+            child: Killed::when_done(child),
             input,
             output,
             commands,
@@ -142,7 +142,7 @@ impl Contestant for Steering {
     }
 
     fn pid(&self) -> u32 {
-        self.child.0.id()
+        self.child.pid()
     }
 
     fn packets(&mut self) -> Result<u64> {

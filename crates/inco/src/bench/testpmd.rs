@@ -76,7 +76,7 @@ impl Testpmd {
         let input = child.stdin.take().context("testpmd has no input")?;
         let output = BufReader::new(child.stdout.take().context("testpmd has no output")?);
         let mut started = Testpmd {
-            child: Killed(child),
+            child: Killed::when_done(child),
             input,
             output,
             ports: captures.len(),
@@ -103,7 +103,7 @@ impl Contestant for Testpmd {
     }
 
     fn pid(&self) -> u32 {
-        self.child.0.id()
+        self.child.pid()
     }
 
     fn packets(&mut self) -> Result<u64> {
