@@ -51,6 +51,7 @@ for part in "$@"; do
         has jq || want jq 'reads JSON in the examples of docs/, which tests run'
         has ip || want iproute2 'network namespaces and veth pairs for tests'
         has valgrind || want valgrind 'counts the instructions of the packet path, which no busy machine changes'
+        has promtool || want prometheus 'promtool and Prometheus: what metrics and alerts are checked with'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
         ;;
     deb)

@@ -15,7 +15,11 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::ApiError;
-use crate::types::{Action, FlowFilter, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+use crate::counters::Counters;
+use crate::types::{
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Problem, Refusal,
+    ServiceRow, Snapshot, Status,
+};
 
 /// How long an answer may take: a little longer than the server waits for the control loop.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -98,6 +102,40 @@ impl Client {
         query.add("top", filter.top.map(|top| top.to_string()).as_deref());
         query.add("limit", filter.limit.map(|limit| limit.to_string()).as_deref());
         self.get(&query.path)
+    }
+
+    /// Where a flow is, since when, and why there.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn explain_flow(&self, flow: &str) -> Result<FlowExplanation, ApiError> {
+        let mut query = Query::new("/v1/flows/explain");
+        query.add("flow", Some(flow));
+        self.get(&query.path)
+    }
+
+    /// Status, services and instances of one moment.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn snapshot(&self) -> Result<Snapshot, ApiError> {
+        self.get("/v1/snapshot")
+    }
+
+    /// The policies that there are, and what each service uses.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn policies(&self) -> Result<Policies, ApiError> {
+        self.get("/v1/policies")
+    }
+
+    /// Every counter.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn counters(&self) -> Result<Counters, ApiError> {
+        self.get("/v1/counters")
     }
 
     /// The newest events, at most `last`, oldest first.
@@ -214,8 +252,8 @@ impl Client {
         }
         let status = response.status();
         let body = self.whole(response).await?;
-        Err(match serde_json::from_slice::<Refusal>(&body) {
-            Ok(refusal) => ApiError::Refused(refusal),
+        Err(match serde_json::from_slice::<Problem>(&body) {
+            Ok(problem) => ApiError::Refused(Refusal::from(problem)),
             Err(_) => ApiError::NotUnderstood {
                 reason: format!("status {status}"),
             },

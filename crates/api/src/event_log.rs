@@ -57,14 +57,15 @@ impl EventLog {
     }
 
     /// Adds an event. Sequence numbers must rise.
-    pub fn push(&self, event: Event) {
+    pub fn push(&self, event: impl Into<Arc<Event>>) {
+        let event = event.into();
         let sequence = event.sequence;
         {
             let mut events = self.events();
             if events.len() == self.shared.limit {
                 events.pop_front();
             }
-            events.push_back(Arc::new(event));
+            events.push_back(event);
         }
         self.shared.newest.send_replace(sequence);
     }

@@ -1,4 +1,4 @@
-//! The HTTP API over a unix socket, and its client. It knows what may be asked and how it is said; it never looks at
+//! The HTTP API over a unix socket and over TLS, and its client. It knows what may be asked and how it is said; it never looks at
 //! the switch or the containers itself: every question goes to the control loop as a message, and the loop never
 //! waits for the API.
 //!
@@ -11,10 +11,17 @@
 //! 4. Dropping the [`Server`] ends it and removes the socket.
 #![forbid(unsafe_code)]
 
+mod access;
 mod client;
+pub mod counters;
 mod event_log;
+mod figures;
+mod metrics;
+mod problem;
 mod question;
+mod routes;
 mod server;
+mod stream;
 mod tuple;
 pub mod types;
 
@@ -22,10 +29,13 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+pub use access::{TOKEN_LENGTH, TOKEN_LIMIT};
 pub use client::{Client, EventStream};
 pub use event_log::{EVENT_LIMIT, EventLog, Events};
-pub use question::{Answer, Asker, Inbox, QUESTION_LIMIT, Question, questions};
-pub use server::{ANSWER_TIME, CONNECTION_LIMIT, Server};
+pub use metrics::{Format, encode};
+pub use question::{Answer, Asker, Caller, Inbox, QUESTION_LIMIT, Question, questions};
+pub use routes::{ANSWER_TIME, openapi};
+pub use server::{Limits, Server, Tcp};
 pub use tuple::{TupleError, parse_tuple};
 
 /// What can go wrong between the API's two ends.
@@ -64,6 +74,22 @@ pub enum ApiError {
     #[error("inco answered what this version does not understand ({reason}): use the same version of both")]
     NotUnderstood {
         /// What was seen.
+        reason: String,
+    },
+    /// The file of tokens is no such file.
+    #[error("tokens file {}: {reason}", file.display())]
+    Tokens {
+        /// The file.
+        file: PathBuf,
+        /// What is the matter, and what to do.
+        reason: String,
+    },
+    /// The certificate or its key cannot be used.
+    #[error("{}: {reason}; write the certificate and its key as PEM, one for the other", file.display())]
+    Certificate {
+        /// The file.
+        file: PathBuf,
+        /// What is the matter.
         reason: String,
     },
     /// The system refused something that the server needs.

@@ -1,9 +1,22 @@
 use tokio::sync::{mpsc, oneshot};
 
-use crate::types::{Action, FlowFilter, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+use crate::counters::Counters;
+use crate::types::{
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Refusal, ServiceRow,
+    Snapshot, Status,
+};
 
 /// Questions that may wait for the control loop. It takes them every millisecond, so more means that it hangs.
 pub const QUESTION_LIMIT: usize = 256;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// As the event log has it: `uid 0` over the unix socket, `token NAME` over TCP, `signal`.
+    pub name: String,
+    /// Whether it may change anything.
+    pub may_act: bool,
+}
 
 /// Where an answer goes. It may be dropped: who asked is then told that there is none.
 #[derive(Debug)]
@@ -32,8 +45,16 @@ pub enum Question {
     Instances(Answer<Vec<InstanceRow>>),
     /// Which flows are there? The filter's flow is one that could be parsed.
     Flows(FlowFilter, Answer<Result<FlowPage, Refusal>>),
-    /// Do something.
-    Act(Action, Answer<Result<Outcome, Refusal>>),
+    /// All of that, of one moment.
+    Snapshot(Answer<Snapshot>),
+    /// Where is this flow, since when, and why? It is one that could be parsed.
+    Explain(String, Answer<Result<FlowExplanation, Refusal>>),
+    /// What policies are there?
+    Policies(Answer<Policies>),
+    /// How does every counter stand?
+    Counters(Answer<Box<Counters>>),
+    /// Do something. Whoever asks may.
+    Act(Action, Caller, Answer<Result<Outcome, Refusal>>),
 }
 
 /// Makes the queue of questions.
@@ -77,7 +98,19 @@ pub(crate) enum NoAnswer {
 }
 
 impl Asker {
+    /// Asks for something without waiting for what comes of it: for a signal, which nobody answers. Whether it could be
+    /// put into the queue.
+    pub fn act(&self, action: Action, caller: Caller) -> bool {
+        let (sender, _receiver) = oneshot::channel();
+        self.0
+            .try_send(Question::Act(action, caller, Answer(sender)))
+            .is_ok()
+    }
+
     /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// [`NoAnswer`] where the control loop is too busy, or has ended.
     pub(crate) async fn ask<T>(&self, question: impl FnOnce(Answer<T>) -> Question) -> Result<T, NoAnswer> {
         let (sender, receiver) = oneshot::channel();
         self.0

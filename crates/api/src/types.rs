@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use model::{DropReason, InstanceId, InstanceState};
+use model::{DropReason, Event, InstanceId, InstanceState};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use utoipa::{IntoParams, ToSchema};
 
 /// How inco fares as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// inco's version.
     pub version: String,
@@ -41,7 +42,7 @@ pub struct Status {
 }
 
 /// The engine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EngineStatus {
     /// `oci` or `docker`.
     pub driver: String,
@@ -52,7 +53,7 @@ pub struct EngineStatus {
 }
 
 /// A data plane worker.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerRow {
     /// Counted from 0.
     pub worker: u8,
@@ -77,7 +78,7 @@ pub struct WorkerRow {
 }
 
 /// An uplink.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UplinkRow {
     /// Its name.
     pub name: String,
@@ -107,7 +108,7 @@ pub struct UplinkRow {
 }
 
 /// Where all packets are: offered = returned + dropped + in flight (what functions made themselves apart).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Accounting {
     /// Packets received from uplinks.
     pub offered: u64,
@@ -136,7 +137,7 @@ impl Accounting {
 }
 
 /// What collecting costs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CollectorStatus {
     /// Time between two samples, in microseconds.
     pub period_us: u64,
@@ -151,7 +152,7 @@ pub struct CollectorStatus {
 }
 
 /// How fast the loop reacts, by kind of reaction.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactionStatus {
     /// From the first observation over the target to the decision for more instances.
     pub detect: ReactionTimes,
@@ -170,7 +171,7 @@ pub struct ReactionStatus {
 }
 
 /// The times of one kind of reaction.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactionTimes {
     /// How many there were.
     pub count: u64,
@@ -183,7 +184,7 @@ pub struct ReactionTimes {
 }
 
 /// A service.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ServiceRow {
     /// Its name.
     pub name: String,
@@ -228,10 +229,22 @@ pub struct ServiceRow {
     pub utilisation: Option<f64>,
     /// Why there are as many as there are: the autoscaler's last reason.
     pub reason: String,
+    /// Whether the autoscaler may not ask for fewer instances.
+    #[serde(default)]
+    pub pause_in: bool,
+    /// Whether the autoscaler may not ask for more instances.
+    #[serde(default)]
+    pub pause_out: bool,
+    /// Whether the autoscaler only says what it would do.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// Active instances that the autoscaler would want if it were not held back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub would: Option<u32>,
 }
 
 /// An instance.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRow {
     /// Which one.
     pub id: InstanceId,
@@ -276,7 +289,7 @@ pub struct InstanceRow {
 }
 
 /// A flow.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowRow {
     /// The flow in its forward direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     pub flow: String,
@@ -303,7 +316,7 @@ pub struct FlowRow {
 }
 
 /// Some of the flows.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowPage {
     /// The flows found.
     pub flows: Vec<FlowRow>,
@@ -312,17 +325,20 @@ pub struct FlowPage {
 }
 
 /// Which flows are wanted.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct FlowFilter {
     /// Of this service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// Pinned to this instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<u32>)]
     pub instance: Option<InstanceId>,
     /// With this address on either end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(value_type = Option<String>)]
     pub address: Option<std::net::IpAddr>,
     /// This flow alone, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,7 +368,7 @@ impl FlowFilter {
 }
 
 /// Something to do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "action", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Action {
     /// So many active instances, whatever the autoscaler says.
@@ -399,6 +415,37 @@ pub enum Action {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         flow: Option<String>,
     },
+    /// A flow is given to another instance, with all packets that are to come. Only where the service says that its
+    /// functions share or keep no state: `affinity = "relaxed"`.
+    Move {
+        /// Which flow: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+        flow: String,
+        /// To which instance.
+        instance: InstanceId,
+    },
+    /// The autoscaler may not ask for fewer instances, or may again.
+    PauseIn {
+        /// Of which service.
+        service: String,
+        /// Whether it is held back.
+        on: bool,
+    },
+    /// The autoscaler may not ask for more instances, or may again.
+    PauseOut {
+        /// Of which service.
+        service: String,
+        /// Whether it is held back.
+        on: bool,
+    },
+    /// The autoscaler only says what it would do, or does it again.
+    DryRun {
+        /// Of which service.
+        service: String,
+        /// Whether it is held back.
+        on: bool,
+    },
+    /// The configuration file is read again and what changed in it is applied, all of it or nothing. No flow moves.
+    Reload {},
     /// inco ends.
     Stop {
         /// Whether containers go on running, for the next run to adopt.
@@ -407,13 +454,14 @@ pub enum Action {
 }
 
 /// A policy and its parameters, as the configuration has them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyChoice {
     /// Its name.
     pub policy: String,
     /// Its parameters; those that are not there have their defaults.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    #[schema(value_type = Object)]
     pub parameters: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -430,26 +478,30 @@ impl Action {
             Action::Drain { .. } => "drain",
             Action::Undrain { .. } => "undrain",
             Action::Purge { .. } => "purge",
+            Action::Move { .. } => "move",
+            Action::PauseIn { .. } => "pause_in",
+            Action::PauseOut { .. } => "pause_out",
+            Action::DryRun { .. } => "dry_run",
+            Action::Reload {} => "reload",
             Action::Stop { .. } => "stop",
         }
     }
 }
 
 /// What came of an action.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
     /// In a sentence.
     pub result: String,
 }
 
 /// Why something was not done, and what to do instead.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{error}{}{hint}", if hint.is_empty() { "" } else { "; " })]
 pub struct Refusal {
     /// What is the matter.
     pub error: String,
     /// What to do.
-    #[serde(default)]
     pub hint: String,
 }
 
@@ -461,6 +513,109 @@ impl Refusal {
             hint: hint.into(),
         }
     }
+}
+
+/// A [`Refusal`] as it is sent: RFC 9457, `application/problem+json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// Always `about:blank`: `status` says which kind it is.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The status in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What is the matter.
+    pub detail: String,
+    /// What to do.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Refusal {
+        Refusal::new(problem.detail, problem.hint)
+    }
+}
+
+/// Everything that a screen shows, of one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    /// When, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// How inco fares as a whole.
+    pub status: Status,
+    /// Every service, in the order of the configuration.
+    pub services: Vec<ServiceRow>,
+    /// Every instance, in the order of ids.
+    pub instances: Vec<InstanceRow>,
+}
+
+/// Where a flow is, since when, and why there.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FlowExplanation {
+    /// The flow that was asked for.
+    pub flow: String,
+    /// The service whose match takes it, where there is one.
+    pub service: Option<String>,
+    /// That match, as the configuration has it.
+    pub matched_by: Option<String>,
+    /// The flow as the table has it; absent where no packet of it has come, or it has ended.
+    pub pinned: Option<FlowRow>,
+    /// The state of the instance of its forward direction.
+    pub instance_state: Option<InstanceState>,
+    /// It was pinned no earlier than this, in milliseconds since 1970: since then its instance has taken new flows.
+    pub since_unix_ms: Option<u64>,
+    /// The scheduler that gives new flows of its service to instances now.
+    pub scheduler: Option<String>,
+    /// Why it is where it is, or what would happen to its next packet, in sentences.
+    pub why: Vec<String>,
+    /// Events about it: recorded decisions, moves and purges.
+    pub events: Vec<Event>,
+}
+
+/// The policies that there are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Policies {
+    /// What picks an instance for a new flow.
+    pub schedulers: Vec<PolicyRow>,
+    /// What says how many instances there are.
+    pub autoscalers: Vec<PolicyRow>,
+    /// What each service uses.
+    pub services: Vec<ServicePolicies>,
+}
+
+/// A policy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PolicyRow {
+    /// Its name.
+    pub name: String,
+    /// What can be set.
+    pub parameters: Vec<ParameterRow>,
+}
+
+/// A parameter of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ParameterRow {
+    /// The key.
+    pub name: String,
+    /// What may be written, with its unit.
+    pub kind: String,
+    /// What holds where it is not written.
+    pub default: String,
+    /// What it does.
+    pub meaning: String,
+}
+
+/// The policies of a service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ServicePolicies {
+    /// Its name.
+    pub service: String,
+    /// Its scheduler.
+    pub scheduler: PolicyChoice,
+    /// Its autoscaler.
+    pub autoscaler: PolicyChoice,
 }
 
 /// Drops as [`Status::drops`] has them.

@@ -3,14 +3,19 @@
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use api::types::{Action, FlowFilter, FlowPage, FlowRow, InstanceRow, Outcome, Refusal, ServiceRow, Status};
-use api::{ApiError, Client, EventLog, Question, Server, questions};
+use api::counters::Counters;
+use api::types::{
+    Action, FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, Outcome, Policies, Problem, Refusal,
+    ServiceRow, Snapshot, Status,
+};
+use api::{ApiError, Client, EventLog, Limits, Question, Server, questions};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
 /// A server whose control loop says what is known here.
@@ -56,8 +61,23 @@ impl Fake {
                             })
                         });
                     }
-                    Question::Act(action, answer) => {
-                        let _ = note.send(format!("{action:?}"));
+                    Question::Snapshot(answer) => answer.give(Snapshot {
+                        unix_ms: 7,
+                        instances: vec![instance(3)],
+                        ..Snapshot::default()
+                    }),
+                    Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
+                        flow,
+                        why: vec!["because".to_owned()],
+                        ..FlowExplanation::default()
+                    })),
+                    Question::Policies(answer) => answer.give(Policies::default()),
+                    Question::Counters(answer) => answer.give(Box::new(Counters {
+                        version: "0.1.0".to_owned(),
+                        ..Counters::default()
+                    })),
+                    Question::Act(action, caller, answer) => {
+                        let _ = note.send(format!("{action:?} by {}", caller.name));
                         match action {
                             // A loop that goes away without an answer.
                             Action::Undrain { .. } => drop(answer),
@@ -78,7 +98,14 @@ impl Fake {
             }
         });
         let events = EventLog::default();
-        let server = Server::start(&directory.path().join("run/api.sock"), asker, events.clone()).unwrap();
+        let server = Server::start(
+            &directory.path().join("run/api.sock"),
+            None,
+            &Limits::default(),
+            asker,
+            events.clone(),
+        )
+        .unwrap();
         Fake {
             server: Some(server),
             events,
@@ -193,7 +220,199 @@ fn what_is_asked_is_answered() {
         instances: Some(5),
     };
     assert_eq!(client.act(&action).unwrap().result, "scale");
-    assert_eq!(fake.asked.recv().unwrap(), format!("{action:?}"));
+    let uid = std::fs::metadata("/proc/self").unwrap().uid();
+    assert_eq!(fake.asked.recv().unwrap(), format!("{action:?} by uid {uid}"));
+    assert_eq!(client.snapshot().unwrap().instances, [instance(3)]);
+    assert_eq!(client.policies().unwrap(), Policies::default());
+    assert_eq!(client.counters().unwrap().version, "0.1.0");
+}
+
+#[test]
+fn a_flow_is_explained_with_what_happened_to_it() {
+    let fake = Fake::start();
+    let action = |sequence, flow: &str| Event {
+        kind: EventKind::Action {
+            action: "purge".to_owned(),
+            request: serde_json::json!({"action": "purge", "flow": flow}),
+            by: "uid 0".to_owned(),
+            refused: false,
+            result: String::new(),
+        },
+        ..event(sequence)
+    };
+    fake.events.push(action(1, "tcp 10.0.0.1:1 > 10.0.0.2:80"));
+    fake.events.push(action(2, "tcp 10.0.0.1:1 > 10.0.0.2:81"));
+    fake.events.push(action(3, "tcp 10.0.0.2:80 > 10.0.0.1:1"));
+    let client = fake.client();
+    let explanation = client.explain_flow("tcp 10.0.0.1:1 > 10.0.0.2:80").unwrap();
+    assert_eq!(explanation.why, ["because"]);
+    let numbers: Vec<u64> = explanation.events.iter().map(|event| event.sequence).collect();
+    assert_eq!(numbers, [1, 3], "both directions are the same flow");
+    assert!(
+        client
+            .explain_flow("tcp")
+            .unwrap_err()
+            .to_string()
+            .contains("is not a flow")
+    );
+}
+
+#[test]
+fn one_of_many_is_found_by_its_name() {
+    let fake = Fake::start();
+    let get = |path: &str| {
+        fake.raw(&format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        ))
+    };
+    assert!(get("/v1/services/web").contains("\"name\":\"web\""));
+    assert!(get("/v1/instances/4").contains("\"id\":4"));
+    for (path, status, said) in [
+        ("/v1/services/none", 404, "there are: web"),
+        ("/v1/instances/5", 404, "there is no instance 5"),
+        ("/v1/instances/x", 400, "correct the path"),
+    ] {
+        let answer = get(path);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(
+            answer.contains("content-type: application/problem+json"),
+            "{answer}"
+        );
+        assert!(answer.contains(said), "{answer}");
+    }
+}
+
+#[test]
+fn a_stream_tells_snapshots_and_events_and_goes_on_where_it_was() {
+    let fake = Fake::start();
+    (1..=3).for_each(|sequence| fake.events.push(event(sequence)));
+    let mut stream = UnixStream::connect(fake.socket()).unwrap();
+    stream
+        .write_all(b"GET /v1/stream?last=3 HTTP/1.1\r\nhost: x\r\nlast-event-id: 1\r\n\r\n")
+        .unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut heard = String::new();
+    let mut hear = |until: &str| {
+        let mut buffer = [0; 4096];
+        while !heard.contains(until) {
+            let count = stream.read(&mut buffer).unwrap();
+            assert!(count > 0, "the stream ended: {heard}");
+            heard.push_str(std::str::from_utf8(&buffer[..count]).unwrap());
+        }
+        heard.clone()
+    };
+    let first = hear("id: 3");
+    assert!(first.contains("content-type: text/event-stream"), "{first}");
+    assert!(
+        first.contains("event: happened") && first.contains("id: 2"),
+        "{first}"
+    );
+    assert!(!first.contains("id: 1\n"), "{first}");
+    hear("event: snapshot\ndata: {\"unix_ms\":7");
+    fake.events.push(event(4));
+    assert!(hear("id: 4").contains("\"sequence\":4"));
+}
+
+#[test]
+fn a_reader_that_takes_nothing_is_let_go_and_stops_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let (asker, mut inbox) = questions();
+    let limits = Limits {
+        write_time: Duration::from_millis(300),
+        head_time: Duration::from_millis(300),
+        connections: 2,
+        ..Limits::default()
+    };
+    let events = EventLog::default();
+    let _server = Server::start(&socket, None, &limits, asker, events.clone()).unwrap();
+    let long = Event {
+        kind: EventKind::Failure {
+            what: "x".repeat(10_000),
+            reason: String::new(),
+        },
+        ..event(1)
+    };
+    (1..=1000).for_each(|sequence| {
+        events.push(Event {
+            sequence,
+            ..long.clone()
+        })
+    });
+    // One takes nothing of ten megabytes, one says nothing: both have the only two places.
+    let mut deaf = UnixStream::connect(&socket).unwrap();
+    deaf.write_all(b"GET /v1/stream?last=1000 HTTP/1.1\r\nhost: x\r\n\r\n")
+        .unwrap();
+    let mut mute = UnixStream::connect(&socket).unwrap();
+    mute.write_all(b"GET /v1/sta").unwrap();
+    let late = std::thread::spawn({
+        let socket = socket.clone();
+        move || Client::connect(&socket).unwrap().status().unwrap().version
+    });
+    loop {
+        match inbox.wait() {
+            Some(Question::Status(answer)) => {
+                answer.give(Status {
+                    version: "late".to_owned(),
+                    ..Status::default()
+                });
+                break;
+            }
+            Some(Question::Snapshot(answer)) => answer.give(Snapshot::default()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(late.join().unwrap(), "late");
+}
+
+#[test]
+fn too_many_requests_are_refused_and_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let (asker, mut inbox) = questions();
+    let limits = Limits {
+        requests_per_s: 1,
+        ..Limits::default()
+    };
+    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    std::thread::spawn(move || {
+        while let Some(question) = inbox.wait() {
+            if let Question::Counters(answer) = question {
+                answer.give(Box::default());
+            }
+        }
+    });
+    let get = |path: &str| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answers: Vec<String> = (0..10).map(|_| get("/v1/openapi.json")).collect();
+    let refused = answers
+        .iter()
+        .find(|answer| answer.starts_with("HTTP/1.1 429 "))
+        .unwrap();
+    assert!(refused.contains("retry-after: 1"), "{refused}");
+    assert!(refused.contains("ask less often"), "{refused}");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let counted = loop {
+        let answer = get("/metrics");
+        if answer.starts_with("HTTP/1.1 200 ") {
+            break answer;
+        }
+        assert!(Instant::now() < deadline, "{answer}");
+    };
+    assert!(
+        counted.contains("inco_api_requests_total{status=\"429\"}"),
+        "{counted}"
+    );
+    assert!(
+        counted.contains("inco_api_connections{listener=\"unix\"} 1"),
+        "{counted}"
+    );
 }
 
 #[test]
@@ -291,7 +510,7 @@ fn errors_are_json_whatever_is_sent() {
         ))
     };
     let cases = [
-        (get("/"), 404, "there is nothing here"),
+        (get("/nothing"), 404, "there is nothing here"),
         (get("/v1/actions"), 405, "POST to /v1/actions"),
         (get("/v1/flows?colour=red"), 400, "unknown field"),
         (get("/v1/flows?instance=three"), 400, "correct the query"),
@@ -308,7 +527,9 @@ fn errors_are_json_whatever_is_sent() {
     for (answer, status, said) in cases {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
         let body = answer.split("\r\n\r\n").nth(1).unwrap();
-        let refusal: Refusal = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        let problem: Problem = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert_eq!((problem.status, problem.kind.as_str()), (status, "about:blank"));
+        let refusal = Refusal::from(problem);
         assert!(refusal.to_string().contains(said), "{refusal} has no {said}");
     }
 }
@@ -320,7 +541,7 @@ fn the_socket_is_for_its_owner_and_group_and_goes_with_the_server() {
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     let (asker, _inbox) = questions();
-    match Server::start(&socket, asker, EventLog::default()) {
+    match Server::start(&socket, None, &Limits::default(), asker, EventLog::default()) {
         Err(error @ ApiError::InUse { .. }) => {
             assert!(error.to_string().contains("stop it with `inco stop`"))
         }
@@ -345,7 +566,7 @@ fn a_socket_that_a_dead_inco_left_is_replaced() {
         Err(ApiError::NotRunning { .. })
     ));
     let (asker, _inbox) = questions();
-    let server = Server::start(&socket, asker, EventLog::default()).unwrap();
+    let server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
     Client::connect(&socket).unwrap();
     assert_eq!(server.socket(), socket);
 }
@@ -365,10 +586,11 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
     let socket = directory.path().join("api.sock");
     // A control loop that takes nothing.
     let (asker, mut inbox) = questions();
-    let _server = Server::start(&socket, asker, EventLog::default()).unwrap();
+    let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
     let ask = "GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n";
+    let limit = Limits::default().connections;
     let mut streams = Vec::new();
-    for _ in 0..api::CONNECTION_LIMIT {
+    for _ in 0..limit {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.write_all(ask.as_bytes()).unwrap();
         streams.push(stream);
@@ -377,7 +599,7 @@ fn connections_beyond_the_limit_wait_for_their_turn() {
     let mut late = UnixStream::connect(&socket).unwrap();
     late.write_all(ask.as_bytes()).unwrap();
     let mut answers = 0;
-    while answers < api::CONNECTION_LIMIT {
+    while answers < limit {
         if let Some(Question::Status(answer)) = inbox.wait() {
             answer.give(Status::default());
             answers += 1;

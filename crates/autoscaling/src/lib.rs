@@ -34,7 +34,7 @@ use std::fmt;
 
 use model::{InstanceId, Nanos, Observation, span};
 use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 pub use fixed::Fixed;
@@ -218,6 +218,14 @@ macro_rules! policies {
             pub fn parameters_of(name: &str) -> Option<&'static [Parameter]> {
                 $(if name == $policy::NAME { return Some($policy::PARAMETERS); })*
                 None
+            }
+
+            /// Writes the policy's own parameters: what [`Autoscaler::with_parameters`] reads.
+            ///
+            /// # Errors
+            /// The serialiser's own.
+            pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                match self { $(Autoscaler::$policy(policy) => policy.serialize(serializer),)* }
             }
 
             /// The policy's name.

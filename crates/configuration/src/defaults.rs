@@ -110,3 +110,8 @@ pub(crate) const QUEUES: u8 = 1;
 
 /// Where Docker answers.
 pub(crate) const DOCKER_HOST: &str = "unix:///run/docker.sock";
+
+/// Bytes of one file of the event log: some ten thousand events.
+pub(crate) const EVENT_FILE_BYTES: u64 = 8 << 20;
+/// Files of the event log: they may lie in memory.
+pub(crate) const EVENT_FILES: u32 = 4;

@@ -65,6 +65,15 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         "api.socket".to_owned(),
         facts.api_socket(configuration.api.socket.as_deref()),
     );
+    if let Some(tcp) = &configuration.api.tcp {
+        for (key, file) in [
+            ("certificate", &tcp.certificate),
+            ("key", &tcp.key),
+            ("tokens", &tcp.tokens),
+        ] {
+            ask(format!("api.{key}"), facts.path(file));
+        }
+    }
     let engine = &configuration.engine;
     if let Some(tls) = &engine.tls {
         ask("engine.tls".to_owned(), facts.path(tls));

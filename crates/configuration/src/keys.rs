@@ -62,6 +62,7 @@ const AUTOSCALER: &str = "service.NAME.autoscaler";
 const RING: &str = "service.NAME.ring";
 const ENGINE: &str = "engine";
 const API: &str = "api";
+const EVENT_LOG: &str = "event_log";
 
 /// Tables of the configuration, in the order of the reference, each with what it is.
 pub const TABLES: &[(&str, &str)] = &[
@@ -109,7 +110,15 @@ pub const TABLES: &[(&str, &str)] = &[
         "The rings of shared memory between the switch and an instance, one in each direction for every queue.",
     ),
     (ENGINE, "What runs containers."),
-    (API, "How inco is asked."),
+    (
+        API,
+        "How inco is asked: always over a unix socket (mode 0660), and over the network where `listen` is written: by TLS, and \
+         with a token in each request.",
+    ),
+    (
+        EVENT_LOG,
+        "The files of events: JSON, one event on each line. `events.jsonl` is written, `events.jsonl.1` is the one before it.",
+    ),
 ];
 
 /// Every key.
@@ -139,6 +148,14 @@ pub const KEYS: &[Key] = &[
         "",
         Words("its keys' defaults"),
         "See `[api]`.",
+    ),
+    key(
+        TOP,
+        "event_log",
+        "table",
+        "",
+        Words("its keys' defaults"),
+        "See `[event_log]`.",
     ),
     key(
         SWITCH,
@@ -751,6 +768,63 @@ pub const KEYS: &[Key] = &[
         "\"/run/inco/api.sock\"",
         Words("`api.sock` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"),
         "The unix socket that `inco status` and the others ask.",
+    ),
+    key(
+        API,
+        "listen",
+        "address and port",
+        "\"0.0.0.0:8443\"",
+        Words("no network"),
+        "Where the API and its page are to be had over TLS. Needs `certificate`, `key` and `tokens`.",
+    ),
+    key(
+        API,
+        "certificate",
+        "path",
+        "\"/etc/inco/api.pem\"",
+        Words("none"),
+        "The certificate and those that it rests on, as PEM.",
+    ),
+    key(
+        API,
+        "key",
+        "path",
+        "\"/etc/inco/api.key\"",
+        Words("none"),
+        "The certificate's private key, as PEM.",
+    ),
+    key(
+        API,
+        "tokens",
+        "path",
+        "\"/etc/inco/tokens\"",
+        Words("none"),
+        "Who may ask: on each line a role (`read` or `admin`), a name for the event log, and a token of at least 32 \
+         characters (`openssl rand -hex 32`). Others than owner and group may not read the file.",
+    ),
+    key(
+        EVENT_LOG,
+        "directory",
+        "path",
+        "\"/var/log/inco\"",
+        Words("`events` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"),
+        "Where the files are. The run directory is usually memory, and gone after a restart of the machine.",
+    ),
+    key(
+        EVENT_LOG,
+        "file_size",
+        "size",
+        "\"64MiB\"",
+        Value("\"8MiB\""),
+        "Of one file, 64KiB to 1GiB; the next event then begins another one.",
+    ),
+    key(
+        EVENT_LOG,
+        "files",
+        "number",
+        "10",
+        Value("4"),
+        "Files that are kept, the one that is written included, 1 to 1000.",
     ),
 ];
 

@@ -82,6 +82,7 @@ fn read_document<'a>(
     let switch = read_switch(reader, &top, &names);
     let engine = read_engine(reader, &top);
     let api = read_api(reader, &top);
+    let event_log = read_event_log(reader, &top);
     let services = read_services(reader, &top, &names, switch.worker_count());
     // A whole of which parts are wrong would give errors that follow from others.
     (reader.problems.len() == before || !uplinks.is_empty() && !services.is_empty()).then(|| Configuration {
@@ -91,6 +92,7 @@ fn read_document<'a>(
         services,
         engine,
         api,
+        event_log,
         places: Default::default(),
     })
 }
@@ -482,8 +484,65 @@ fn read_api<'a>(reader: &mut Reader<'a>, top: &Section<'a>) -> Api {
     let Some(section) = reader.subsection(top, "api", "api") else {
         return Api::default();
     };
-    Api {
-        socket: reader.read(&section, "socket", |v| socket_path(read::text(v)?)),
+    let socket = reader.read(&section, "socket", |v| socket_path(read::text(v)?));
+    let listen = reader.read(&section, "listen", |v| {
+        let text = read::text(v)?;
+        let write = "write an address of this machine and a port: \"0.0.0.0:8443\", \"[::1]:8443\"";
+        let parsed = text.parse();
+        parsed.map_err(|_| Wrong::new(format!("{text:?} is no address with a port"), write))
+    });
+    let tcp = match listen {
+        None => {
+            let without = ["certificate", "key", "tokens"]
+                .into_iter()
+                .find(|key| section.get(key).is_some());
+            if let Some(key) = without {
+                let wrong = Wrong::new(
+                    "nothing listens over the network",
+                    "write listen = \"0.0.0.0:8443\", or take this away",
+                );
+                reader.wrong(&section.key(key), wrong);
+            }
+            None
+        }
+        Some(listen) => {
+            let mut path = |key: &str, example| reader.require(&section, key, example, file_path);
+            let certificate = path("certificate", "\"/etc/inco/api.pem\"");
+            let key = path("key", "\"/etc/inco/api.key\"");
+            let tokens = path("tokens", "\"/etc/inco/tokens\"");
+            certificate
+                .zip(key)
+                .zip(tokens)
+                .map(|((certificate, key), tokens)| ApiTcp {
+                    listen,
+                    certificate,
+                    key,
+                    tokens,
+                })
+        }
+    };
+    Api { socket, tcp }
+}
+
+fn file_path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
+    match read::text(value)? {
+        "" => Err(Wrong::new("it is empty", "write a path")),
+        text => Ok(PathBuf::from(text)),
+    }
+}
+
+fn read_event_log<'a>(reader: &mut Reader<'a>, top: &Section<'a>) -> EventLog {
+    let default = EventLog::default();
+    let Some(section) = reader.subsection(top, "event_log", "event_log") else {
+        return default;
+    };
+    let bytes = read::whole(64 << 10, 1 << 30, units::size);
+    EventLog {
+        directory: reader.read(&section, "directory", file_path),
+        file_bytes: reader
+            .read(&section, "file_size", bytes)
+            .unwrap_or(default.file_bytes),
+        files: read_u32(reader, &section, "files", 1, 1000).unwrap_or(default.files),
     }
 }
 

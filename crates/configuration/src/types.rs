@@ -1,7 +1,7 @@
 //! A configuration that was checked: what the rest of inco is given.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +27,8 @@ pub struct Configuration {
     pub engine: Engine,
     /// How inco is asked.
     pub api: Api,
+    /// What becomes of events.
+    pub event_log: EventLog,
     /// Where each key stands in the file.
     pub(crate) places: Places,
 }
@@ -438,6 +440,42 @@ impl EngineDriver {
 pub struct Api {
     /// The unix socket; `None` for `api.sock` in inco's run directory.
     pub socket: Option<PathBuf>,
+    /// Over the network, too.
+    pub tcp: Option<ApiTcp>,
+}
+
+/// The API over the network: TLS, and a token in each request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiTcp {
+    /// The address and port to listen on.
+    pub listen: SocketAddr,
+    /// The certificate and those that it rests on, as PEM.
+    pub certificate: PathBuf,
+    /// Its private key, as PEM.
+    pub key: PathBuf,
+    /// The file of tokens.
+    pub tokens: PathBuf,
+}
+
+/// The files that events are written to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventLog {
+    /// Where they are; `None` for `events` in inco's run directory.
+    pub directory: Option<PathBuf>,
+    /// Bytes of one file; the next event then begins another one.
+    pub file_bytes: u64,
+    /// Files that are kept, the one that is written included.
+    pub files: u32,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        EventLog {
+            directory: None,
+            file_bytes: crate::defaults::EVENT_FILE_BYTES,
+            files: crate::defaults::EVENT_FILES,
+        }
+    }
 }
 
 /// Which packets are a service's. An empty match is all IP packets of its uplinks.

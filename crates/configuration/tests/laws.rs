@@ -150,6 +150,12 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             };
             text.push_str(&format!("[service.a.match]\n{proto}{line}"));
         }
+        // The network needs all four.
+        "api" if name != "socket" => {
+            let others =
+                without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
+            text.push_str(&format!("[api]\n{others}{line}"));
+        }
         "engine" if name != "driver" => text.push_str(&format!("[engine]\ndriver = \"docker\"\n{line}")),
         other => text.push_str(&format!("[{}]\n{line}", other.replace("NAME", "a"))),
     }

@@ -905,3 +905,39 @@ fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
         assert_eq!(shown(&check_facts(&c, &Machine(lacks))).trim_end(), said);
     }
 }
+
+#[test]
+fn the_api_over_the_network_needs_a_certificate_and_tokens() {
+    let all = "listen = \"0.0.0.0:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n";
+    let tcp = good(&format!("{SHORT}[api]\n{all}"))
+        .api
+        .tcp
+        .unwrap_or_else(|| panic!("no network"));
+    assert_eq!(tcp.listen.port(), 8443);
+    assert_eq!(good(SHORT).api.tcp, None);
+    for (text, said) in [
+        (
+            all.replace("tokens", "# "),
+            "api.tokens: this key is missing; write tokens = ",
+        ),
+        (
+            all.replace("certificate", "# "),
+            "api.certificate: this key is missing",
+        ),
+        (
+            all.replace("listen", "# "),
+            "api.certificate: nothing listens over the network",
+        ),
+        (
+            all.replace("0.0.0.0:8443", "8443"),
+            "api.listen: \"8443\" is no address with a port",
+        ),
+        (all.replace("/c", ""), "api.tokens: it is empty; write a path"),
+    ] {
+        let problems = wrong(&format!("{SHORT}[api]\n{text}"));
+        assert!(
+            problems.iter().any(|problem| problem.contains(said)),
+            "{problems:?} has no {said}"
+        );
+    }
+}

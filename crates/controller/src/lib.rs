@@ -34,10 +34,10 @@ mod reaction;
 mod settings;
 mod shell;
 
-pub use controller::{Controller, ServiceStatus};
+pub use controller::{Controller, HeldBack, ServiceStatus};
 pub use instance::{Container, Instance, Port};
 pub use message::{
-    Command, CommandError, CommandId, Inputs, InstanceRow, Outputs, SwitchReply, SwitchRequest,
+    Command, CommandError, CommandId, HoldBack, Inputs, InstanceRow, Outputs, SwitchReply, SwitchRequest,
 };
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
@@ -45,4 +45,4 @@ pub use settings::{
     LABEL_INSTANCE, LABEL_RUN_DIR, LABEL_SERVICE, OLDEST_COUNTERS, Ready, SAME_EVENT_AGAIN, STALL_AFTER,
     ServiceSettings, Settings, StandbyMode, YOUNG,
 };
-pub use shell::Shell;
+pub use shell::{EngineCalls, Shell};

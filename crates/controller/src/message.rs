@@ -7,6 +7,8 @@ use engine::{Container, EngineEvent, Request, Ticket};
 use model::{Event, Generation, InstanceId, InstanceState, ServiceId, Slot};
 use thiserror::Error;
 
+use crate::settings::ServiceSettings;
+
 /// One line of the table that workers steer by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InstanceRow {
@@ -126,6 +128,30 @@ pub enum Command {
         /// In its first state.
         autoscaler: Box<Autoscaler>,
     },
+    /// The autoscaler is held back, or let go again; what it would do is told.
+    HoldBack {
+        /// Of which service.
+        service: ServiceId,
+        /// In what.
+        how: HoldBack,
+        /// Whether it is held back.
+        on: bool,
+    },
+    /// Another service from now on: the one after those that there are.
+    AddService {
+        /// What must be known of it.
+        settings: Box<ServiceSettings>,
+    },
+    /// Other settings for a service. Its name, its number of ports and whether it has containers stay; instances that there
+    /// are keep their containers as they are.
+    Reconfigure {
+        /// Which service.
+        service: ServiceId,
+        /// What holds from now on.
+        settings: Box<ServiceSettings>,
+        /// Whether the autoscaler in `settings` decides from now on; if not, the present one goes on with what it remembers.
+        autoscaler: bool,
+    },
     /// No new flows for this instance; it goes when its flows have ended. Another takes its place where the service
     /// would otherwise have fewer than it should.
     Drain {
@@ -147,6 +173,17 @@ pub enum Command {
         /// Whether containers go on.
         keep: bool,
     },
+}
+
+/// How an autoscaler can be held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldBack {
+    /// It may not ask for fewer instances.
+    In,
+    /// It may not ask for more instances.
+    Out,
+    /// It may do nothing, and says what it would do.
+    DryRun,
 }
 
 /// Why a command was not carried out.

@@ -1,11 +1,10 @@
-use model::Nanos;
-use serde::{Deserialize, Serialize};
+use model::{Histogram, Nanos};
 
 /// Times that one kind of reaction is remembered for at most; of more, the latest.
 pub const REACTION_LIMIT: usize = 1024;
 
 /// The times of one kind of reaction.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Times {
     /// The latest ones, not in order.
     latest: Vec<Nanos>,
@@ -13,6 +12,8 @@ pub struct Times {
     pub count: u64,
     /// The longest of all.
     pub longest: Nanos,
+    /// All of them, by how long they took.
+    pub histogram: Histogram,
 }
 
 impl Times {
@@ -23,6 +24,7 @@ impl Times {
             *place = time;
         }
         self.count += 1;
+        self.histogram.note(time);
         self.longest = self.longest.max(time);
     }
 
@@ -41,7 +43,7 @@ impl Times {
 }
 
 /// How fast the loop reacts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reactions {
     /// From the first observation that was hot or over the target to the decision for more instances.
     pub detect: Times,

@@ -1,11 +1,34 @@
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use collector::Collector;
-use engine::{Engine, EngineEvent};
-use model::Nanos;
+use engine::{Engine, EngineEvent, Request, Ticket};
+use model::{Histogram, Nanos};
 
 use crate::Controller;
 use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply};
+
+/// How the engine answered, by kind of call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineCalls {
+    /// How long calls took that were carried out.
+    pub took: BTreeMap<&'static str, Histogram>,
+    /// How many failed.
+    pub failed: BTreeMap<&'static str, u64>,
+}
+
+/// The word for a kind of call in metrics.
+const fn call_name(request: &Request) -> &'static str {
+    match request {
+        Request::Create(_) => "create",
+        Request::Pause { .. } => "pause",
+        Request::Resume { .. } => "resume",
+        Request::SetQuota { .. } => "set_quota",
+        Request::Stop { .. } => "stop",
+        Request::Remove { .. } => "remove",
+        Request::Exec { .. } => "exec",
+    }
+}
 
 /// The thin part around the core: it carries what the engine says in and what the engine should do out, and makes
 /// and removes the instances' directories. Switch, event log and clock are its caller's.
@@ -15,6 +38,9 @@ pub struct Shell {
     engine_events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
     outputs: Outputs,
+    calls: EngineCalls,
+    /// Calls that are not answered yet.
+    in_hand: BTreeMap<Ticket, &'static str>,
 }
 
 impl Shell {
@@ -36,6 +62,8 @@ impl Shell {
             engine_events: Vec::new(),
             containers: None,
             outputs: Outputs::default(),
+            calls: EngineCalls::default(),
+            in_hand: BTreeMap::new(),
         })
     }
 
@@ -50,6 +78,7 @@ impl Shell {
     ) -> &Outputs {
         self.engine_events.clear();
         self.engine.poll(&mut self.engine_events);
+        self.note_calls();
         let containers = self.containers.take();
         let inputs = Inputs {
             engine: &self.engine_events,
@@ -68,6 +97,7 @@ impl Shell {
                     make_dir(&mount.source);
                 }
             }
+            self.in_hand.insert(ticket, call_name(&request));
             self.engine.submit(ticket, request);
         }
         if self.outputs.list_containers {
@@ -79,6 +109,34 @@ impl Shell {
             let _ = std::fs::remove_dir_all(dir);
         }
         &self.outputs
+    }
+
+    fn note_calls(&mut self) {
+        for event in &self.engine_events {
+            let (ticket, took) = match event {
+                EngineEvent::Created { ticket, took, .. } | EngineEvent::Done { ticket, took, .. } => {
+                    (ticket, Some(*took))
+                }
+                EngineEvent::Failed { ticket, .. } => (ticket, None),
+                EngineEvent::Exited { .. }
+                | EngineEvent::EngineDown { .. }
+                | EngineEvent::EngineUp { .. } => {
+                    continue;
+                }
+            };
+            let Some(call) = self.in_hand.remove(ticket) else {
+                continue;
+            };
+            match took {
+                Some(took) => self.calls.took.entry(call).or_default().note(took),
+                None => *self.calls.failed.entry(call).or_default() += 1,
+            }
+        }
+    }
+
+    /// How the engine answered so far.
+    pub fn engine_calls(&self) -> &EngineCalls {
+        &self.calls
     }
 
     /// The core.

@@ -43,6 +43,13 @@ pub enum Command<M: FrameMemory> {
         /// Which one.
         key: FlowKey,
     },
+    /// Gives one flow of a service that allows it to another instance, in order.
+    MoveFlow {
+        /// Which one.
+        key: FlowKey,
+        /// The instance's place.
+        to: Slot,
+    },
     /// The scheduler of a service is replaced.
     SetScheduler {
         /// Which service.

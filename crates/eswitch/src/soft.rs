@@ -1112,6 +1112,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         self.broadcast(|| Command::PurgeFlow { key })
     }
 
+    fn move_flow(&mut self, key: FlowKey, to: Slot) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::MoveFlow { key, to })
+    }
+
     fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
         self.broadcast(|| Command::SetScheduler {
             service,

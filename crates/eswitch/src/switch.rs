@@ -255,6 +255,13 @@ pub trait Switch: Send {
     /// [`SwitchError::WorkerStuck`].
     fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError>;
 
+    /// Gives one flow of a relaxed, symmetric service to the instance in that slot, once what it sent before is back. Where
+    /// that instance takes no new flows by then, the scheduler picks.
+    ///
+    /// # Errors
+    /// [`SwitchError::WorkerStuck`].
+    fn move_flow(&mut self, key: FlowKey, to: Slot) -> Result<(), SwitchError>;
+
     /// Replaces the scheduler of a service without touching pinned flows.
     ///
     /// # Errors

@@ -103,6 +103,8 @@ pub struct Worker<M: FrameMemory> {
     load_epoch: u64,
     fragments: FragmentTracker<(M::Frame, UplinkId)>,
     moves: Box<Moves<M::Frame>>,
+    /// Where flows that lost their pin are to go instead of where the scheduler would send them.
+    destinations: Vec<(FlowKey, Slot)>,
     uplinks: [Option<Box<Port<M>>>; UPLINK_LIMIT],
     uplinks_touched: [bool; UPLINK_LIMIT],
     instances: Vec<Option<Box<InstancePorts<M>>>>,
@@ -213,6 +215,9 @@ struct ServiceState {
     record: Option<Box<PickRecord>>,
 }
 
+/// Flows that were told where to go and have sent no packet since, at most: of more, one goes where the scheduler says.
+const DESTINATIONS: usize = 64;
+
 /// Where a packet goes after steering.
 enum Verdict {
     Instance(Slot),
@@ -240,6 +245,7 @@ impl<M: FrameMemory> Worker<M> {
             load_epoch: u64::MAX,
             fragments,
             moves: Box::new(Moves::new()),
+            destinations: Vec::with_capacity(DESTINATIONS),
             uplinks: std::array::from_fn(|_| None),
             uplinks_touched: [false; UPLINK_LIMIT],
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
@@ -451,6 +457,19 @@ impl<M: FrameMemory> Worker<M> {
                         _ => {
                             self.parts.table.purge(&key, hash);
                         }
+                    }
+                }
+                Command::MoveFlow { key, to } => {
+                    let hash = self.parts.hasher.hash(&key);
+                    if let Some(entry) = self.parts.table.lookup(&key, hash)
+                        && self.is_relaxed(entry)
+                    {
+                        // Its next packet waits for those before it, as one that was purged.
+                        self.parts.table.set_pins(entry, [Slot::NONE; 2]);
+                        if self.destinations.len() == DESTINATIONS {
+                            self.destinations.swap_remove(0);
+                        }
+                        self.destinations.push((key, to));
                     }
                 }
                 Command::SetScheduler { service, scheduler } => {
@@ -1050,6 +1069,13 @@ impl<M: FrameMemory> Worker<M> {
         if let Some(record) = &mut record {
             record.before(&mut state.scheduler, &state.candidates);
         }
+        let destination = self.destinations.iter().position(|(key, _)| *key == info.key);
+        let destination = destination.map(|place| self.destinations.swap_remove(place).1);
+        let destination = destination.and_then(|to| {
+            let place = (0..state.candidates.len())
+                .find(|i| state.candidates.get(*i).is_some_and(|c| c.slot == to))?;
+            Some((place, to))
+        });
         let pick = state.scheduler.pick(&flow, &state.candidates);
         if let Some(mut record) = record {
             record.after(&flow, pick);
@@ -1057,9 +1083,8 @@ impl<M: FrameMemory> Worker<M> {
                 self.parts.counters.figures.events_lost.add(1);
             }
         }
-        let picked = pick
-            .index()
-            .and_then(|index| Some((index, state.candidates.get(index)?.slot)));
+        let picked = || Some((pick.index()?, state.candidates.get(pick.index()?)?.slot));
+        let picked = destination.or_else(picked);
         let Some((index, slot)) = picked else {
             if let Some(counters) = counters {
                 counters.unserved.add(1);

@@ -290,7 +290,7 @@ impl Plan {
 }
 
 /// A match in a few words.
-fn match_text(matches: &configuration::Match) -> String {
+pub(crate) fn match_text(matches: &configuration::Match) -> String {
     let mut words = Vec::new();
     if let Some(number) = matches.protocol {
         words.push(match number {

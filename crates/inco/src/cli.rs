@@ -57,6 +57,16 @@ pub(crate) enum Command {
     Undrain(UndrainArgs),
     /// Remove pins: the next packets of those flows are given anew
     Purge(PurgeArgs),
+    /// Give one flow to another instance
+    Move(MoveArgs),
+    /// Keep an autoscaler from asking for fewer instances
+    PauseIn(HoldBackArgs),
+    /// Keep an autoscaler from asking for more instances
+    PauseOut(HoldBackArgs),
+    /// Have an autoscaler say what it would do, and do nothing
+    DryRun(HoldBackArgs),
+    /// Have a running inco read its configuration again and apply what changed, all of it or nothing
+    Reload(ReloadArgs),
     /// End a running inco and remove its containers
     Stop(StopArgs),
     /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
@@ -409,6 +419,18 @@ pub(crate) enum ExplainCommand {
     Scheduler(ExplainInput),
     /// How many instances, and how large
     Autoscaler(ExplainInput),
+    /// Where a flow of a running inco is, since when, and why there
+    Flow(ExplainFlowArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco explain flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'")]
+pub(crate) struct ExplainFlowArgs {
+    /// Which one, in either direction
+    #[arg(value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: String,
+    #[command(flatten)]
+    pub(crate) act: Act,
 }
 
 #[derive(Debug, Args)]
@@ -465,6 +487,44 @@ pub(crate) struct PurgeArgs {
     /// This flow alone
     #[arg(long, value_name = "FLOW", value_parser = flow)]
     pub(crate) flow: Option<String>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\nOnly where the service says affinity = \"relaxed\". Its packets wait until those before them are back: they stay in order."
+)]
+pub(crate) struct MoveArgs {
+    /// Which flow
+    #[arg(value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: String,
+    /// To which instance, by the id that `inco instances` shows
+    #[arg(value_name = "ID")]
+    pub(crate) instance: u32,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco pause-in firewall\n  inco pause-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as `shadowed`, in `inco events`."
+)]
+pub(crate) struct HoldBackArgs {
+    /// Of which service
+    pub(crate) service: String,
+    /// Let it go again
+    #[arg(long)]
+    pub(crate) off: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco check -f inco.toml && inco reload\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same."
+)]
+pub(crate) struct ReloadArgs {
     #[command(flatten)]
     pub(crate) act: Act,
 }

@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use api::types::{Action, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, ServiceRow, Status};
+use api::types::{
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, ServiceRow, Status,
+};
 use api::{ApiError, Client};
 use model::{Event, EventKind, InstanceId};
 use serde::Serialize;
 
 use crate::cli::{
-    Act, EventsArgs, FlowsArgs, InstanceArgs, InstancesArgs, PolicyArgs, PurgeArgs, ScaleArgs, ServicesArgs,
-    Show, StatusArgs, StopArgs, UndrainArgs, Where,
+    Act, EventsArgs, ExplainFlowArgs, FlowsArgs, HoldBackArgs, InstanceArgs, InstancesArgs, MoveArgs,
+    PolicyArgs, PurgeArgs, ReloadArgs, ScaleArgs, ServicesArgs, Show, StatusArgs, StopArgs, UndrainArgs,
+    Where,
 };
 use crate::leftovers;
 use crate::output::{self, WrongUsage};
@@ -210,10 +213,27 @@ fn services_text(rows: &[ServiceRow]) -> String {
             grouped(row.dropped_packets),
             row.scheduler.clone(),
             row.autoscaler.clone(),
-            row.reason.clone(),
+            service_reason(row),
         ]);
     }
     table.text()
+}
+
+/// Why there are as many instances as there are, and what holds the autoscaler back.
+fn service_reason(row: &ServiceRow) -> String {
+    let held = [
+        ("pause-in", row.pause_in),
+        ("pause-out", row.pause_out),
+        ("dry-run", row.dry_run),
+    ];
+    let held: Vec<&str> = held.iter().filter(|(_, on)| *on).map(|(how, _)| *how).collect();
+    if held.is_empty() {
+        return row.reason.clone();
+    }
+    let would = row
+        .would
+        .map_or_else(String::new, |would| format!(", would want {would}"));
+    format!("[{}{would}] {}", held.join(", "), row.reason)
 }
 
 pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
@@ -447,7 +467,16 @@ pub(crate) fn event_sentence(event: &Event) -> String {
         } => format!("uplink {uplink} is down: {detail}"),
         EventKind::Failure { what, reason } => format!("{what} failed: {reason}"),
         EventKind::Recovered { what, after_ms } => format!("{what} works again after {}", span_ms(*after_ms)),
-        EventKind::Action { action, result } => format!("{action}: {result}"),
+        EventKind::Action {
+            action,
+            by,
+            refused,
+            result,
+            ..
+        } => {
+            let refused = if *refused { "refused: " } else { "" };
+            format!("{action} by {by}: {refused}{result}")
+        }
     };
     let plain: String = what
         .chars()
@@ -554,6 +583,81 @@ pub(crate) fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
         }
     };
     act(&args.act, &action)
+}
+
+pub(crate) fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
+    act(
+        &args.act,
+        &Action::Move {
+            flow: args.flow.clone(),
+            instance: InstanceId(args.instance),
+        },
+    )
+}
+
+pub(crate) fn pause_in(args: &HoldBackArgs) -> anyhow::Result<()> {
+    let (service, on) = (args.service.clone(), !args.off);
+    act(&args.act, &Action::PauseIn { service, on })
+}
+
+pub(crate) fn pause_out(args: &HoldBackArgs) -> anyhow::Result<()> {
+    let (service, on) = (args.service.clone(), !args.off);
+    act(&args.act, &Action::PauseOut { service, on })
+}
+
+pub(crate) fn dry_run(args: &HoldBackArgs) -> anyhow::Result<()> {
+    let (service, on) = (args.service.clone(), !args.off);
+    act(&args.act, &Action::DryRun { service, on })
+}
+
+pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
+    act(&args.act, &Action::Reload {})
+}
+
+/// Where a flow is, since when, and why there.
+pub(crate) fn explain_flow(args: &ExplainFlowArgs) -> anyhow::Result<()> {
+    let explanation = connect(&args.act.place)?.explain_flow(&args.flow)?;
+    if args.act.json {
+        output::json(&explanation, true)
+    } else {
+        output::text(&explanation_text(&explanation))
+    }
+}
+
+fn explanation_text(of: &FlowExplanation) -> String {
+    let mut text = format!("{}\n", of.flow);
+    if let Some(service) = &of.service {
+        let by = of.matched_by.as_deref().filter(|by| !by.is_empty());
+        let _ = writeln!(
+            text,
+            "service {service}{}",
+            by.map_or_else(String::new, |by| format!(", by its match {by}"))
+        );
+    }
+    if let Some(row) = &of.pinned {
+        let id = |id: Option<InstanceId>| or_dash(id, |id| id.to_string());
+        let state = of.instance_state.map_or("gone", |state| state.name());
+        let since = of
+            .since_unix_ms
+            .map_or_else(String::new, |ms| format!(", not before {}", clock(ms)));
+        let _ = writeln!(
+            text,
+            "forward on instance {} ({state}), opposite on {}{since}\n{} packets forward, {} opposite; {} since the last one; {}",
+            id(row.forward),
+            id(row.reverse),
+            grouped(row.packets[0]),
+            grouped(row.packets[1]),
+            span_ms(row.idle_ms),
+            row.state,
+        );
+    }
+    for reason in &of.why {
+        let _ = writeln!(text, "- {reason}");
+    }
+    for event in &of.events {
+        let _ = writeln!(text, "{}", event_text(event));
+    }
+    text
 }
 
 pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<()> {

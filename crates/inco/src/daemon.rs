@@ -1,5 +1,6 @@
 //! `inco run`.
 
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use engine::launcher::{Launcher, LauncherCommand};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::check;
 use crate::cli::RunArgs;
 use crate::log;
-use crate::orchestrator::{Orchestrator, Place, StopRequest};
+use crate::orchestrator::{Orchestrator, Place, Reloader, StopRequest};
 use crate::output;
 use crate::run_dir::{api_socket, run_dir};
 use crate::service_manager::ServiceManager;
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let uplinks: Vec<_> = configuration.uplinks.iter().map(|u| u.name.clone()).collect();
     let socket = place.socket.clone();
     let orchestrator = Orchestrator::start(configuration, place, launcher)?;
-    stop_on_signals(orchestrator.stopper())?;
+    listen_to_signals(orchestrator.stopper(), orchestrator.reloader())?;
     if let Some(pid) = args.with_process {
         stop_with(pid, orchestrator.stopper())?;
     }
@@ -94,14 +95,22 @@ fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
 }
 
 /// The first Ctrl-C or SIGTERM ends inco in good order, the second one at once: the containers are then left to the
-/// next run.
-fn stop_on_signals(stop: Arc<StopRequest>) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
+/// next run. SIGHUP has the configuration read again; where it says that the terminal is gone, it ends inco.
+fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    let had_terminal = std::io::stdin().is_terminal();
     std::thread::Builder::new()
         .name("inco-signals".to_owned())
         .spawn(move || {
             let mut asked = false;
-            for _signal in signals.forever() {
+            for signal in signals.forever() {
+                let terminal_is_gone = had_terminal && !std::io::stdin().is_terminal();
+                if signal == SIGHUP && !terminal_is_gone {
+                    if !reloader.ask() {
+                        output::complain("the configuration is not read again: too much waits to be done");
+                    }
+                    continue;
+                }
                 if asked {
                     output::complain(
                         "ended at once; `inco run` takes over what is left, `inco stop` removes it",

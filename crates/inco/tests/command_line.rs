@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
-use api::types::{Action, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
-use api::{EventLog, Question, Server, questions};
+use api::types::{Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+use api::{EventLog, Limits, Question, Server, questions};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
 fn inco(arguments: &[&str]) -> Command {
@@ -394,6 +394,7 @@ impl Fake {
                         Action::Drain {
                             instance: InstanceId(9),
                         },
+                        _,
                         answer,
                     ) => {
                         answer.give(Err(Refusal::new(
@@ -401,17 +402,31 @@ impl Fake {
                             "see `inco instances`",
                         )));
                     }
-                    Question::Act(action, answer) => {
+                    Question::Act(action, _, answer) => {
                         answer.give(Ok(Outcome {
                             result: format!("{action:?}"),
                         }));
                         let _ = note.send(action);
                     }
+                    Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
+                        flow,
+                        why: vec!["no packet of it is in the flow table".to_owned()],
+                        ..FlowExplanation::default()
+                    })),
+                    // No command asks for these.
+                    Question::Snapshot(_) | Question::Policies(_) | Question::Counters(_) => {}
                 }
             }
         });
         let events = EventLog::default();
-        let server = Server::start(&directory.path().join("api.sock"), asker, events.clone()).unwrap();
+        let server = Server::start(
+            &directory.path().join("api.sock"),
+            None,
+            &Limits::default(),
+            asker,
+            events.clone(),
+        )
+        .unwrap();
         Fake {
             server: Some(server),
             events,

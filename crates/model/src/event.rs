@@ -4,6 +4,7 @@ use crate::{InstanceId, InstanceState, Nanos};
 
 /// Something that happened, as the event log keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Event {
     /// Counts from 1 for each run of inco; without gaps.
     pub sequence: u64,
@@ -25,6 +26,7 @@ pub struct Event {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum EventKind {
     /// inco started; `adopted` containers were found running.
     Started {
@@ -138,7 +140,56 @@ pub enum EventKind {
     Action {
         /// What was asked.
         action: String,
+        /// The same with all that was said, as the API takes it.
+        #[serde(default)]
+        request: serde_json::Value,
+        /// Who asked: `uid 0` over the unix socket, `token admin` over TCP, `signal` for a signal.
+        #[serde(default)]
+        by: String,
+        /// Whether it was refused; `result` then says why.
+        #[serde(default)]
+        refused: bool,
         /// What came of it.
         result: String,
     },
+}
+
+impl EventKind {
+    /// Every kind's word.
+    pub const NAMES: &'static [&'static str] = &[
+        "started",
+        "stopping",
+        "state",
+        "scaled",
+        "shadowed",
+        "resized",
+        "unpinned",
+        "hot",
+        "picked",
+        "overcommitted",
+        "uplink",
+        "failure",
+        "recovered",
+        "action",
+    ];
+
+    /// The word for it: what `event` says where it is written down.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            EventKind::Started { .. } => "started",
+            EventKind::Stopping { .. } => "stopping",
+            EventKind::State { .. } => "state",
+            EventKind::Scaled { .. } => "scaled",
+            EventKind::Shadowed { .. } => "shadowed",
+            EventKind::Resized { .. } => "resized",
+            EventKind::Unpinned { .. } => "unpinned",
+            EventKind::Hot { .. } => "hot",
+            EventKind::Picked { .. } => "picked",
+            EventKind::Overcommitted { .. } => "overcommitted",
+            EventKind::Uplink { .. } => "uplink",
+            EventKind::Failure { .. } => "failure",
+            EventKind::Recovered { .. } => "recovered",
+            EventKind::Action { .. } => "action",
+        }
+    }
 }

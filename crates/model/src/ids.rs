@@ -7,6 +7,7 @@ macro_rules! id {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(transparent)]
+        #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
         pub struct $name(pub $inner);
 
         impl $name {

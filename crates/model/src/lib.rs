@@ -9,6 +9,7 @@
 mod drop_reason;
 mod event;
 mod flow;
+mod histogram;
 mod ids;
 mod instance;
 mod observation;
@@ -18,6 +19,7 @@ mod time;
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind};
 pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};
+pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, Observation};

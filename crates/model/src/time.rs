@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// shell reads a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Nanos(pub u64);
 
 impl Nanos {

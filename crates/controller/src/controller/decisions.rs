@@ -79,11 +79,15 @@ impl Controller {
             .desired
             .max(service.settings.min)
             .min(service.settings.max);
-        if !decision.quotas.is_empty() {
+        let would = desired;
+        let desired = service.held_back.allowed(would, service.wanted);
+        let is_held = desired != would;
+        service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
+        if !decision.quotas.is_empty() && !service.held_back.dry_run {
             self.resize(index, &decision);
         }
-        if decision.shadow.is_some() {
-            self.tell_shadow(index, &decision);
+        if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
+            self.tell_shadow(index, would, &decision);
         }
         let service = &mut self.services[index];
         if service.manual || desired == service.wanted {
@@ -107,12 +111,10 @@ impl Controller {
         self.event(Some(id), None, kind);
     }
 
-    /// What an autoscaler in shadow mode would do, whenever that becomes something else.
-    fn tell_shadow(&mut self, index: usize, decision: &Decision) {
+    /// What an autoscaler that may not act would do, whenever that becomes something else.
+    fn tell_shadow(&mut self, index: usize, would: u32, decision: &Decision) {
         let service = &mut self.services[index];
-        let (Some(would), wanted) = (decision.shadow, service.wanted) else {
-            return;
-        };
+        let wanted = service.wanted;
         if service.shadow.replace(would) == Some(would) || would == wanted {
             return;
         }

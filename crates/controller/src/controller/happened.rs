@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use collector::Collector;
 use engine::{EngineError, EngineEvent, Exit};
-use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos};
+use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos, ServiceId};
 
-use super::{Controller, Target};
+use super::{Controller, Service, Target};
 use crate::instance::{Container, Op, Port, Rung};
-use crate::message::{Command, CommandError, SwitchReply};
-use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN};
+use crate::message::{Command, CommandError, HoldBack, SwitchReply};
+use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN, ServiceSettings};
 
 /// How much of a dead program's output goes into an event, in characters.
 const OUTPUT_SHOWN: usize = 200;
@@ -316,6 +316,46 @@ impl Controller {
         }
     }
 
+    /// Gives a service other settings.
+    fn reconfigure(
+        &mut self,
+        id: ServiceId,
+        settings: &ServiceSettings,
+        autoscaler: bool,
+        collector: &mut Collector,
+    ) -> Result<String, CommandError> {
+        let service = self
+            .services
+            .get_mut(id.index())
+            .ok_or(CommandError::UnknownService { service: id })?;
+        let before = std::mem::replace(&mut service.settings, settings.clone());
+        if autoscaler {
+            collector.set_stable_window(id, settings.autoscaler.stable_window());
+        } else {
+            service.settings.autoscaler = before.autoscaler;
+        }
+        if settings.capacity_pps != before.capacity_pps {
+            service.capacity_pps = settings.capacity_pps.unwrap_or(0.0);
+        }
+        service.observation.min = settings.min;
+        service.observation.max = settings.max;
+        // Weights and capacities are part of it.
+        self.table_changed = true;
+        let to = service.wanted.max(settings.min).min(settings.max);
+        let from = std::mem::replace(&mut service.wanted, to);
+        if from != to {
+            let kind = EventKind::Scaled {
+                from,
+                to,
+                policy: "limits".to_owned(),
+                reason: format!("the configuration allows {} to {}", settings.min, settings.max),
+                case: None,
+            };
+            self.event(Some(id), None, kind);
+        }
+        Ok(format!("service {} has other settings", settings.name))
+    }
+
     pub(super) fn command(
         &mut self,
         command: &Command,
@@ -337,6 +377,34 @@ impl Controller {
                 let before = std::mem::replace(&mut service.settings.autoscaler, (**autoscaler).clone());
                 Ok(format!("{autoscaler} decides instead of {before}"))
             }
+            Command::HoldBack { service: id, how, on } => {
+                let service = self
+                    .services
+                    .get_mut(id.index())
+                    .ok_or(CommandError::UnknownService { service: id })?;
+                let policy = service.settings.autoscaler.name();
+                let held = &mut service.held_back;
+                let (place, what) = match how {
+                    HoldBack::In => (&mut held.pause_in, "ask for fewer instances"),
+                    HoldBack::Out => (&mut held.pause_out, "ask for more instances"),
+                    HoldBack::DryRun => (&mut held.dry_run, "change anything"),
+                };
+                *place = on;
+                Ok(format!(
+                    "{policy} may {} {what}",
+                    if on { "not" } else { "again" }
+                ))
+            }
+            Command::AddService { ref settings } => {
+                let id = collector.add_service(settings.autoscaler.stable_window());
+                self.services.push(Service::new(id, (**settings).clone()));
+                Ok(format!("service {} is there", settings.name))
+            }
+            Command::Reconfigure {
+                service: id,
+                ref settings,
+                autoscaler,
+            } => self.reconfigure(id, settings, autoscaler, collector),
             Command::Scale { service: id, count } => {
                 let policy = self.service(id)?.settings.autoscaler.name();
                 let service = self
@@ -400,6 +468,9 @@ impl Controller {
                     InstanceState::Active if instance.leaving => {
                         self.instances[index].leaving = false;
                         Ok(format!("instance {id} stays"))
+                    }
+                    InstanceState::Active => {
+                        Ok(format!("instance {id} takes new flows: nothing to take back"))
                     }
                     InstanceState::Draining => {
                         let service = self.service(instance.service)?;

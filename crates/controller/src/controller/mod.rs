@@ -32,8 +32,9 @@ struct Service {
     manual: bool,
     /// What the autoscaler said when it last changed its mind.
     reason: String,
-    /// What an autoscaler in shadow mode last said that it would want.
+    /// What an autoscaler that may not act last said that it would want.
     shadow: Option<u32>,
+    held_back: HeldBack,
     capacity_pps: f64,
     back_off: BackOff,
     overloaded_since: Option<Nanos>,
@@ -41,6 +42,59 @@ struct Service {
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
+}
+
+impl Service {
+    fn new(id: ServiceId, settings: ServiceSettings) -> Service {
+        Service {
+            id,
+            observation: Observation {
+                service: id,
+                at: Nanos::ZERO,
+                counter_age: Nanos::ZERO,
+                min: settings.min,
+                max: settings.max,
+                wanted: settings.min,
+                offered_fast_pps: 0.0,
+                offered_stable_pps: 0.0,
+                unserved_fast_pps: 0.0,
+                hot: false,
+                instances: Vec::new(),
+            },
+            wanted: settings.min,
+            manual: false,
+            reason: String::new(),
+            shadow: None,
+            held_back: HeldBack::default(),
+            capacity_pps: settings.capacity_pps.unwrap_or(0.0),
+            back_off: BackOff::default(),
+            overloaded_since: None,
+            overloaded_at: Nanos::ZERO,
+            overcommitted_told: 0,
+            overcommitted_at: None,
+            no_slot_told: false,
+            settings,
+        }
+    }
+}
+
+/// How a service's autoscaler is held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBack {
+    /// It may not ask for fewer instances.
+    pub pause_in: bool,
+    /// It may not ask for more instances.
+    pub pause_out: bool,
+    /// It may do nothing.
+    pub dry_run: bool,
+}
+
+impl HeldBack {
+    /// The count that holds where `desired` is wanted and there are `wanted`.
+    fn allowed(self, desired: u32, wanted: u32) -> u32 {
+        let held = self.dry_run || self.pause_in && desired < wanted || self.pause_out && desired > wanted;
+        if held { wanted } else { desired }
+    }
 }
 
 /// A container that carries our label and belongs to no instance.
@@ -60,7 +114,7 @@ enum Target {
 }
 
 /// One service's figures for whoever asks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ServiceStatus<'a> {
     /// Which one.
     pub id: ServiceId,
@@ -78,8 +132,12 @@ pub struct ServiceStatus<'a> {
     pub max: u32,
     /// Instances kept in the pool.
     pub standby: u32,
-    /// The autoscaler's name.
-    pub autoscaler: &'static str,
+    /// The autoscaler.
+    pub autoscaler: &'a Autoscaler,
+    /// How it is held back.
+    pub held_back: HeldBack,
+    /// What it would want, where it may not act and wants something else.
+    pub would: Option<u32>,
     /// Packets per second that an instance is taken to process; 0 where that is not known yet.
     pub capacity_pps: f64,
     /// What the autoscaler last saw.
@@ -119,40 +177,10 @@ impl Controller {
     /// collector must have been told of the same ones, each with its autoscaler's
     /// [`stable_window`](Autoscaler::stable_window).
     pub fn new(settings: Settings, services: Vec<ServiceSettings>) -> Controller {
-        let services = services
-            .into_iter()
-            .enumerate()
-            .map(|(index, settings)| {
-                let id = ServiceId(u16::try_from(index).unwrap_or(u16::MAX));
-                Service {
-                    id,
-                    observation: Observation {
-                        service: id,
-                        at: Nanos::ZERO,
-                        counter_age: Nanos::ZERO,
-                        min: settings.min,
-                        max: settings.max,
-                        wanted: settings.min,
-                        offered_fast_pps: 0.0,
-                        offered_stable_pps: 0.0,
-                        unserved_fast_pps: 0.0,
-                        hot: false,
-                        instances: Vec::new(),
-                    },
-                    wanted: settings.min,
-                    manual: false,
-                    reason: String::new(),
-                    shadow: None,
-                    capacity_pps: settings.capacity_pps.unwrap_or(0.0),
-                    back_off: BackOff::default(),
-                    overloaded_since: None,
-                    overloaded_at: Nanos::ZERO,
-                    overcommitted_told: 0,
-                    overcommitted_at: None,
-                    no_slot_told: false,
-                    settings,
-                }
-            })
+        let services = (0..)
+            .map(ServiceId)
+            .zip(services)
+            .map(|(id, settings)| Service::new(id, settings))
             .collect();
         Controller {
             settings,
@@ -325,7 +353,9 @@ impl Controller {
             min: service.settings.min,
             max: service.settings.max,
             standby: service.settings.standby,
-            autoscaler: service.settings.autoscaler.name(),
+            autoscaler: &service.settings.autoscaler,
+            held_back: service.held_back,
+            would: service.shadow.filter(|would| *would != service.wanted),
             capacity_pps: service.capacity_pps,
             reason: &service.reason,
             observation: &service.observation,

@@ -19,6 +19,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     match &args.command {
         ExplainCommand::Autoscaler(input) => autoscaler::run(input),
         ExplainCommand::Scheduler(input) => scheduler::run(input),
+        ExplainCommand::Flow(flow) => crate::client_commands::explain_flow(flow),
     }
 }
 

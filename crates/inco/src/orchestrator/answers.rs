@@ -1,13 +1,42 @@
 //! What the control loop answers when it is asked how things are.
 
-use api::types::{
-    Accounting, CollectorStatus, EngineStatus, FlowRow, InstanceRow, ReactionStatus, ReactionTimes,
-    ServiceRow, Status, UplinkRow, WorkerRow, drops_by_reason,
-};
-use collector::{SAMPLE_PERIOD, SlotCounters};
-use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::control::ControlLoop;
+use api::types::{
+    Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
+    PolicyChoice, PolicyRow, ReactionStatus, ReactionTimes, ServicePolicies, ServiceRow, Snapshot, Status,
+    UplinkRow, WorkerRow, drops_by_reason,
+};
+use autoscaling::Autoscaler;
+use collector::{FunctionCounters, SAMPLE_PERIOD, SlotCounters};
+use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use scheduling::Scheduler;
+use serde_json::value::Serializer as ToValue;
+
+use super::control::{ControlLoop, grown};
+
+/// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
+macro_rules! parameter_rows {
+    ($parameters:expr) => {
+        $parameters
+            .unwrap_or_default()
+            .iter()
+            .map(|of| ParameterRow {
+                name: of.name.to_owned(),
+                kind: of.kind.to_owned(),
+                default: of.default.to_owned(),
+                meaning: of.meaning.to_owned(),
+            })
+            .collect()
+    };
+}
+
+fn object(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json::Value>> {
+    match value {
+        serde_json::Value::Object(map) => Some(map),
+        _ => None,
+    }
+}
 
 impl ControlLoop {
     pub(super) fn status(&self, now: Nanos) -> Status {
@@ -132,7 +161,7 @@ impl ControlLoop {
                     image: service.image.clone(),
                     scheduler: scheduler.map_or("", |s| s.name()).to_owned(),
                     metric: scheduler.map_or("", |s| s.settings().metric.name()).to_owned(),
-                    autoscaler: status.autoscaler.to_owned(),
+                    autoscaler: status.autoscaler.name().to_owned(),
                     active,
                     desired: status.wanted,
                     fixed: status.manual,
@@ -157,9 +186,143 @@ impl ControlLoop {
                         .sum(),
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
                     reason: status.reason.to_owned(),
+                    pause_in: status.held_back.pause_in,
+                    pause_out: status.held_back.pause_out,
+                    dry_run: status.held_back.dry_run,
+                    would: status.would,
                 }
             })
             .collect()
+    }
+
+    pub(super) fn snapshot(&self, now: Nanos) -> Snapshot {
+        Snapshot {
+            unix_ms: unix_ms(),
+            status: self.status(now),
+            services: self.service_rows(),
+            instances: self.instance_rows(now),
+        }
+    }
+
+    pub(super) fn policies(&self) -> Policies {
+        Policies {
+            schedulers: Scheduler::NAMES
+                .iter()
+                .map(|name| PolicyRow {
+                    name: (*name).to_owned(),
+                    parameters: parameter_rows!(Scheduler::parameters_of(name)),
+                })
+                .collect(),
+            autoscalers: Autoscaler::NAMES
+                .iter()
+                .map(|name| PolicyRow {
+                    name: (*name).to_owned(),
+                    parameters: parameter_rows!(Autoscaler::parameters_of(name)),
+                })
+                .collect(),
+            services: self
+                .shell
+                .controller()
+                .services()
+                .map(|status| {
+                    let plan = self.services.iter().find(|plan| plan.id == status.id);
+                    let scheduler = plan.map(|plan| &plan.scheduler);
+                    ServicePolicies {
+                        service: status.name.to_owned(),
+                        scheduler: PolicyChoice {
+                            policy: scheduler.map_or("", |s| s.name()).to_owned(),
+                            parameters: scheduler
+                                .and_then(|s| s.serialize_parameters(ToValue).ok())
+                                .and_then(object)
+                                .unwrap_or_default(),
+                        },
+                        autoscaler: PolicyChoice {
+                            policy: status.autoscaler.name().to_owned(),
+                            parameters: status
+                                .autoscaler
+                                .serialize_parameters(ToValue)
+                                .ok()
+                                .and_then(object)
+                                .unwrap_or_default(),
+                        },
+                    }
+                })
+                .collect(),
+        }
+    }
+
+    /// What is known of a flow: `row` is what the table has of it.
+    pub(super) fn explain_flow(&self, flow: String, row: Option<&flow_table::FlowRow>) -> FlowExplanation {
+        let tuple = api::parse_tuple(&flow).ok();
+        let place = tuple.as_ref().and_then(|tuple| {
+            let mut uplinks = (0u8..).map(UplinkId).take(self.configuration.uplinks.len());
+            uplinks.find_map(|uplink| self.plan.classify(tuple, uplink))
+        });
+        let plan = place.and_then(|place| self.plan.services.get(place));
+        let service = plan.and_then(|plan| self.configuration.services.get(plan.id.index()));
+        let scheduler = plan.map(|plan| plan.scheduler.name().to_owned());
+        let pinned = row.map(|row| self.flow_row(row));
+        let instances = self.shell.controller().instances();
+        let id = pinned.as_ref().and_then(|row| row.forward.or(row.reverse));
+        let instance = id.and_then(|id| instances.iter().find(|i| i.id() == id));
+        let since = id.and_then(|id| self.active_since.get(&id).copied());
+        let mut why = Vec::new();
+        match (&pinned, instance) {
+            (Some(row), Some(instance)) => {
+                why.push(format!(
+                    "its first packet was given to instance {} of {}, which then took new flows; it stays there until it \
+                     ends, is purged or moved, or the instance fails",
+                    instance.id(),
+                    row.service,
+                ));
+                if instance.state() == InstanceState::Draining {
+                    why.push("the instance drains: it keeps this flow and takes no new ones".to_owned());
+                }
+                if row.forward != row.reverse && row.reverse.is_some() && row.forward.is_some() {
+                    why.push(
+                        "each direction has an instance of its own: the service is not symmetric".to_owned(),
+                    );
+                }
+            }
+            (Some(_), None) => why.push(
+                "its instance is gone: its next packet is given to another one, counted as an expected move"
+                    .to_owned(),
+            ),
+            (None, _) => {
+                why.push("no packet of it is in the flow table: it has not come, or it has ended".to_owned())
+            }
+        }
+        match (service, &scheduler) {
+            (Some(service), Some(scheduler)) if pinned.is_none() => {
+                let active = instances.iter().filter(|i| {
+                    plan.is_some_and(|plan| plan.id == i.service()) && i.state() == InstanceState::Active
+                });
+                why.push(format!(
+                    "its next packet is matched by {} and given by {scheduler} to one of {} active instances",
+                    service.name,
+                    active.count(),
+                ));
+            }
+            (None, _) if pinned.is_none() => {
+                why.push("no service matches it: see `unmatched` of [switch]".to_owned())
+            }
+            (None, _) => why.push("no service matches it any more: the match was changed since".to_owned()),
+            _ => {}
+        }
+        FlowExplanation {
+            flow,
+            service: pinned
+                .as_ref()
+                .map(|row| row.service.clone())
+                .or_else(|| service.map(|service| service.name.clone())),
+            matched_by: service.map(|service| crate::check::match_text(&service.matches)),
+            instance_state: instance.map(|instance| instance.state()),
+            since_unix_ms: since,
+            scheduler,
+            pinned,
+            why,
+            events: Vec::new(),
+        }
     }
 
     pub(super) fn instance_rows(&self, now: Nanos) -> Vec<InstanceRow> {
@@ -197,20 +360,26 @@ impl ControlLoop {
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
                 busy: rates.and_then(|r| r.busy),
-                memory_bytes: counters.function.map(|f| f.memory_bytes).or_else(|| {
-                    self.usage
-                        .get(&slot)
-                        .map(|u| u.memory_bytes)
-                        .filter(|bytes| *bytes > 0)
-                }),
+                memory_bytes: self.memory_of(slot, counters.function.as_ref()),
                 reason: instance.reason().to_owned(),
             }
         });
         rows.collect()
     }
 
+    /// Memory of a slot's instance: what its function says, or its control group.
+    pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
+        let of_group = || {
+            self.usage
+                .get(&slot)
+                .map(|note| note.memory_bytes)
+                .filter(|bytes| *bytes > 0)
+        };
+        function.map(|function| function.memory_bytes).or_else(of_group)
+    }
+
     /// What a slot's counters have grown by since its present instance got it.
-    fn since_baseline(&self, slot: Slot) -> SlotCounters {
+    pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
         let now = self
             .reading
             .counters
@@ -218,15 +387,8 @@ impl ControlLoop {
             .get(slot.index())
             .copied()
             .unwrap_or_default();
-        let before = self.baselines.get(&slot).copied().unwrap_or_default();
-        SlotCounters {
-            to_packets: now.to_packets.wrapping_sub(before.to_packets),
-            back_packets: now.back_packets.wrapping_sub(before.back_packets),
-            ring_drops: now.ring_drops.wrapping_sub(before.ring_drops),
-            too_large: now.too_large.wrapping_sub(before.too_large),
-            lost: now.lost.wrapping_sub(before.lost),
-            ..now
-        }
+        let before = self.baselines.get(&slot).map(|(_, before)| *before);
+        grown(&now, &before.unwrap_or_default())
     }
 
     pub(super) fn flow_row(&self, row: &flow_table::FlowRow) -> FlowRow {
@@ -266,13 +428,19 @@ impl ControlLoop {
         }
     }
 
-    fn service_name(&self, id: ServiceId) -> String {
+    pub(super) fn service_name(&self, id: ServiceId) -> String {
         self.configuration
             .services
             .get(id.index())
             .map(|s| s.name.clone())
             .unwrap_or_default()
     }
+}
+
+/// Now, in milliseconds since 1970.
+pub(super) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_millis() as u64
 }
 
 /// How fast the loop reacted so far.

@@ -1,29 +1,38 @@
 //! The control loop: one turn a millisecond.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use api::types::{Action, FlowPage, Outcome, PolicyChoice, Refusal};
-use api::{Answer, EventLog, Inbox, Question};
+use api::types::{Action, FlowExplanation, FlowPage, Outcome, PolicyChoice, Refusal};
+use api::{Answer, Caller, EventLog, Inbox, Question};
 use autoscaling::Autoscaler;
 use collector::{Collector, SAMPLE_PERIOD};
 use configuration::Configuration;
 use controller::{
-    Command, CommandError, CommandId, Controller, InstanceRow, Settings, Shell, SwitchReply, SwitchRequest,
+    Command, CommandError, CommandId, Controller, HoldBack, InstanceRow, Settings, Shell, SwitchReply,
+    SwitchRequest,
 };
 use engine::launcher::Launcher;
 use eswitch::{
     AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
     SwitchReading,
 };
-use model::{Event, EventKind, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId};
+use model::{
+    Event, EventKind, FlowKey, Generation, Histogram, InstanceId, InstanceState, Nanos, ServiceId, Slot,
+    UplinkId,
+};
 
 use crate::explain::Case;
+use crate::run_dir::in_run_dir;
 use scheduling::{Metric, Scheduler};
 
+use super::answers::unix_ms;
+use super::event_files::EventFiles;
 use super::functions::FunctionPages;
+use super::reload::Reading;
 use super::{Place, StopRequest, wiring};
 
 /// How often an instance's own control group is read while its ring is not empty: often enough to tell a throttled
@@ -64,29 +73,48 @@ pub(super) struct ControlLoop {
     gaps_since: Nanos,
     pub(super) usage: HashMap<Slot, UsageNote>,
     pub(super) engine_driver: &'static str,
-    /// Counters of a slot when its present instance got it: slots are used again, their counters go on.
-    pub(super) baselines: HashMap<Slot, collector::SlotCounters>,
+    /// Counters of a slot when its present instance got it, and whose that is: slots are used again, their counters go on.
+    pub(super) baselines: HashMap<Slot, (ServiceId, collector::SlotCounters)>,
+    /// By service, what instances counted whose slots others have got since.
+    pub(super) retired: HashMap<ServiceId, collector::SlotCounters>,
     pub(super) services: Vec<ServicePlan>,
+    /// Since when instances take new flows, in milliseconds since 1970.
+    pub(super) active_since: HashMap<InstanceId, u64>,
+    pub(super) event_files: EventFiles,
+    /// Events so far, by kind.
+    pub(super) event_counts: BTreeMap<&'static str, u64>,
+    /// Actions so far, and whether they were refused.
+    pub(super) action_counts: BTreeMap<(&'static str, bool), u64>,
+    /// Decisions of autoscalers so far, by service.
+    pub(super) decisions: BTreeMap<(String, &'static str), u64>,
+    /// How late turns began.
+    pub(super) lag: Histogram,
+    /// Changed configurations that were applied, and refused.
+    pub(super) reloads: (u64, u64),
+    pub(super) reading_file: Option<Reading>,
+    pub(super) plan: Plan,
     /// Uplinks that read a capture and have not begun.
     waiting_uplinks: Vec<UplinkId>,
     /// What one instance takes in its service's metric, where that is not packets.
-    limits: Vec<Option<f64>>,
+    pub(super) limits: Vec<Option<f64>>,
     /// The controller's table that was last published.
     rows: Vec<InstanceRow>,
     inbox: Inbox,
     stop: Arc<StopRequest>,
     stopping: bool,
     pages: FunctionPages,
-    plan: Plan,
     /// The switch's generations that are not acknowledged yet, and the controller's that they stand for.
     generations: VecDeque<(Generation, Generation)>,
     /// The newest of them, acknowledged or not.
-    published: Option<(Generation, Generation)>,
+    pub(super) published: Option<(Generation, Generation)>,
     probes: HashMap<Slot, u64>,
     replies: Vec<SwitchReply>,
     switch_events: Vec<SwitchEvent>,
     commands: Vec<(CommandId, Command)>,
-    answers: HashMap<CommandId, (Action, Answer<Result<Outcome, Refusal>>)>,
+    answers: HashMap<CommandId, Asked>,
+    /// Moves whose flows are being looked for.
+    moves: HashMap<u64, Asked>,
+    explanations: HashMap<u64, (String, Answer<Result<FlowExplanation, Refusal>>)>,
     dumps: HashMap<u64, Answer<Result<FlowPage, Refusal>>>,
     heavy_dumps: HashMap<u64, (u32, Answer<Result<FlowPage, Refusal>>)>,
     /// Scheduling decisions that are still to be recorded, by service.
@@ -95,6 +123,13 @@ pub(super) struct ControlLoop {
     loads: Vec<(Slot, f32)>,
     expected: Vec<(ServiceId, f32)>,
     sequence: u64,
+}
+
+/// An action that somebody waits for.
+pub(super) struct Asked {
+    pub(super) action: Action,
+    pub(super) caller: Caller,
+    pub(super) answer: Answer<Result<Outcome, Refusal>>,
 }
 
 /// What the engine says of an instance's control group.
@@ -169,13 +204,9 @@ impl ControlLoop {
             collector.add_service(service.autoscaler.stable_window());
         }
         let now = monotonic();
-        let unix_ms = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_millis() as u64;
         let settings = Settings {
             run_dir: place.run_dir.clone(),
-            unix_ms_at_zero: unix_ms.saturating_sub(now.as_millis()),
+            unix_ms_at_zero: unix_ms().saturating_sub(now.as_millis()),
             ..Settings::default()
         };
         let services = configuration
@@ -187,10 +218,24 @@ impl ControlLoop {
             .context("the engine does not say what runs already")?;
         let workers = configuration.switch.worker_count();
         let reading = SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers);
+        let of = &configuration.event_log;
+        let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
+        let event_files = EventFiles::start(&directory, of.file_bytes, of.files)?;
         if let Err(error) = raise_priority() {
             tracing::debug!(?error, "no real-time priority for the control loop");
         }
         Ok(ControlLoop {
+            retired: HashMap::new(),
+            active_since: HashMap::new(),
+            event_files,
+            event_counts: BTreeMap::new(),
+            action_counts: BTreeMap::new(),
+            decisions: BTreeMap::new(),
+            lag: Histogram::default(),
+            reloads: (0, 0),
+            reading_file: None,
+            explanations: HashMap::new(),
+            moves: HashMap::new(),
             services: wiring::service_plans(&configuration),
             waiting_uplinks: (0u8..)
                 .map(UplinkId)
@@ -250,6 +295,7 @@ impl ControlLoop {
         let mut stopping_since = None;
         let mut left = Vec::new();
         loop {
+            self.lag.note(Nanos(next.elapsed().as_nanos() as u64));
             self.turn();
             self.stop.note_turn();
             if self.stopping {
@@ -308,6 +354,7 @@ impl ControlLoop {
         self.collector.record_cost(began.elapsed().as_nanos() as u64);
         self.note_progress();
         self.take_questions(now);
+        self.take_reload();
         if let Some(keep) = self.stop.asked()
             && !self.stopping
         {
@@ -394,7 +441,12 @@ impl ControlLoop {
                 }
                 SwitchEvent::Recorded(record) => self.note_record(&record),
                 SwitchEvent::Flows { id, rows, complete } => {
-                    if let Some(answer) = self.dumps.remove(&id) {
+                    if let Some((flow, answer)) = self.explanations.remove(&id) {
+                        answer.give(Ok(self.explain_flow(flow, rows.first())));
+                    } else if let Some(asked) = self.moves.remove(&id) {
+                        let result = self.move_flow(&asked.action, rows.first());
+                        self.conclude(asked, result);
+                    } else if let Some(answer) = self.dumps.remove(&id) {
                         let flows = rows.iter().map(|row| self.flow_row(row)).collect();
                         answer.give(Ok(FlowPage { flows, complete }));
                     }
@@ -459,7 +511,11 @@ impl ControlLoop {
                     .get(slot.index())
                     .copied()
                     .unwrap_or_default();
-                self.baselines.insert(slot, before);
+                if let Some((owner, since)) = self.baselines.insert(slot, (service, before)) {
+                    // Its counters stand still since it was removed.
+                    let counted = grown(&before, &since);
+                    add(self.retired.entry(owner).or_default(), &counted);
+                }
                 let spec = match self.configuration.services.get(service.index()) {
                     Some(of) if of.port == configuration::PortKind::Memif => {
                         self.pages.add(slot, &socket_dir.join(wiring::PAGE_SOCKET), now);
@@ -652,7 +708,21 @@ impl ControlLoop {
                 Question::Services(answer) => answer.give(self.service_rows()),
                 Question::Instances(answer) => answer.give(self.instance_rows(now)),
                 Question::Flows(filter, answer) => self.ask_flows(&filter, answer),
-                Question::Act(action, answer) => self.act(action, answer),
+                Question::Snapshot(answer) => {
+                    self.note_gaps(now);
+                    answer.give(self.snapshot(now));
+                }
+                Question::Explain(flow, answer) => self.ask_explanation(flow, answer),
+                Question::Policies(answer) => answer.give(self.policies()),
+                Question::Counters(answer) => {
+                    self.note_gaps(now);
+                    answer.give(Box::new(self.counters()));
+                }
+                Question::Act(action, caller, answer) => self.act(Asked {
+                    action,
+                    caller,
+                    answer,
+                }),
             }
         }
     }
@@ -755,20 +825,170 @@ impl ControlLoop {
             })
     }
 
-    fn act(&mut self, action: Action, answer: Answer<Result<Outcome, Refusal>>) {
-        match self.command_of(&action) {
+    /// Asks where a flow is.
+    fn ask_explanation(&mut self, flow: String, answer: Answer<Result<FlowExplanation, Refusal>>) {
+        let key = match self.flow_key(Some(&flow)) {
+            Ok(key) => key,
+            Err(refusal) => return answer.give(Err(refusal)),
+        };
+        let id = self.number();
+        let filter = FlowFilter {
+            key,
+            ..FlowFilter::default()
+        };
+        match self.switch.request_flows(id, filter, 1) {
+            Ok(()) => {
+                self.explanations.insert(id, (flow, answer));
+            }
+            Err(error) => answer.give(Err(Refusal::new(error.to_string(), "try again"))),
+        }
+    }
+
+    fn act(&mut self, asked: Asked) {
+        match &asked.action {
+            Action::Reload {} => return self.begin_reload(asked),
+            Action::Move { .. } => return self.begin_move(asked),
+            _ => {}
+        }
+        match self.command_of(&asked.action) {
             Ok(Some(command)) => {
-                let id = CommandId(self.number());
                 if let Command::Shutdown { keep } = command {
                     self.stop.ask(keep);
                     self.stopping = true;
                 }
-                self.commands.push((id, command));
-                self.answers.insert(id, (action, answer));
+                let id = self.order(command);
+                self.answers.insert(id, asked);
             }
-            Ok(None) => answer.give(self.act_on_switch(&action)),
-            Err(refusal) => answer.give(Err(refusal)),
+            Ok(None) => {
+                let result = self.act_on_switch(&asked.action);
+                self.conclude(asked, result);
+            }
+            Err(refusal) => self.conclude(asked, Err(refusal)),
         }
+    }
+
+    /// Looks for the flow that is to be moved.
+    fn begin_move(&mut self, asked: Asked) {
+        let Action::Move { flow, instance } = &asked.action else {
+            return;
+        };
+        let key = self.slot_of(*instance).and_then(|_| self.flow_key(Some(flow)));
+        let requested = key.and_then(|key| {
+            let id = self.number();
+            let filter = FlowFilter {
+                key,
+                ..FlowFilter::default()
+            };
+            let stuck = |error: SwitchError| Refusal::new(error.to_string(), "try again");
+            self.switch.request_flows(id, filter, 1).map_err(stuck)?;
+            Ok(id)
+        });
+        match requested {
+            Ok(id) => {
+                self.moves.insert(id, asked);
+            }
+            Err(refusal) => self.conclude(asked, Err(refusal)),
+        }
+    }
+
+    /// Moves the flow that was found.
+    fn move_flow(&mut self, action: &Action, row: Option<&flow_table::FlowRow>) -> Result<Outcome, Refusal> {
+        let Action::Move { flow, instance: id } = action else {
+            return Err(Refusal::new("this is no move", ""));
+        };
+        let Some(row) = row else {
+            return Err(Refusal::new(
+                format!("there is no flow {flow} in the table"),
+                "`inco flows` shows those that there are",
+            ));
+        };
+        let service = self.configuration.services.get(row.service.index());
+        let name = service.map_or("", |service| service.name.as_str());
+        if service.is_some_and(|service| service.affinity == configuration::Affinity::Strict) {
+            return Err(Refusal::new(
+                format!("{flow} is of {name}, whose flows stay on their instance"),
+                "write affinity = \"relaxed\" where its functions keep no state of a flow or share it; `inco purge --flow` \
+                 gives the flow to whichever instance the scheduler picks",
+            ));
+        }
+        let instances = self.shell.controller().instances();
+        let Some(instance) = instances.iter().find(|i| i.id() == *id) else {
+            return Err(Refusal::new(
+                format!("there is no instance {id}"),
+                "`inco instances` shows those that there are",
+            ));
+        };
+        if instance.service() != row.service || instance.state() != InstanceState::Active {
+            let its = self.configuration.services.get(instance.service().index());
+            return Err(Refusal::new(
+                format!(
+                    "instance {id} of {} is {}: {flow} needs an active one of {name}",
+                    its.map_or("", |service| service.name.as_str()),
+                    instance.state().name()
+                ),
+                "`inco instances` shows those that there are",
+            ));
+        }
+        if service.is_some_and(|service| !service.symmetric) {
+            return Err(Refusal::new(
+                format!("{flow} is of {name}, whose flows have an instance for each direction"),
+                "`inco purge --flow` gives both directions anew",
+            ));
+        }
+        let slot = instance.slot();
+        if row.pins.iter().all(|pin| !pin.is_some() || *pin == slot) {
+            return Ok(Outcome {
+                result: format!("{flow} is on instance {id} already"),
+            });
+        }
+        self.switch
+            .move_flow(row.key, slot)
+            .map_err(|error| Refusal::new(error.to_string(), "try again"))?;
+        Ok(Outcome {
+            result: format!("{flow} goes to instance {id} from its next packet on"),
+        })
+    }
+
+    /// Has the controller do something in its next step.
+    pub(super) fn order(&mut self, command: Command) -> CommandId {
+        let id = CommandId(self.number());
+        self.commands.push((id, command));
+        id
+    }
+
+    /// Writes down what came of an action, and tells who asked.
+    pub(super) fn conclude(&mut self, asked: Asked, result: Result<Outcome, Refusal>) {
+        let (service, instance) = match &asked.action {
+            Action::Scale { service, .. }
+            | Action::Policy { service, .. }
+            | Action::Record { service, .. }
+            | Action::PauseIn { service, .. }
+            | Action::PauseOut { service, .. }
+            | Action::DryRun { service, .. } => (Some(service.clone()), None),
+            Action::Drain { instance } | Action::Undrain { instance } | Action::Move { instance, .. } => {
+                (None, Some(*instance))
+            }
+            Action::Purge { instance, .. } => (None, *instance),
+            Action::Reload {} | Action::Stop { .. } => (None, None),
+        };
+        let name = asked.action.name();
+        *self.action_counts.entry((name, result.is_err())).or_default() += 1;
+        let mut event = new_event(
+            service,
+            EventKind::Action {
+                action: name.to_owned(),
+                request: serde_json::to_value(&asked.action).unwrap_or_default(),
+                by: asked.caller.name,
+                refused: result.is_err(),
+                result: match &result {
+                    Ok(outcome) => outcome.result.clone(),
+                    Err(refusal) => refusal.to_string(),
+                },
+            },
+        );
+        event.instance = instance;
+        self.push_event(event);
+        asked.answer.give(result);
     }
 
     /// What an action asks of the controller; `None` where it is the switch's alone.
@@ -786,7 +1006,12 @@ impl ControlLoop {
                 service: self.service_id(service)?,
                 autoscaler: Box::new(autoscaler_of(choice)?),
             },
-            Action::Policy { .. } | Action::Record { .. } => return Ok(None),
+            Action::Policy { .. } | Action::Record { .. } | Action::Move { .. } | Action::Reload {} => {
+                return Ok(None);
+            }
+            Action::PauseIn { service, on } => self.hold_back(service, HoldBack::In, *on)?,
+            Action::PauseOut { service, on } => self.hold_back(service, HoldBack::Out, *on)?,
+            Action::DryRun { service, on } => self.hold_back(service, HoldBack::DryRun, *on)?,
             Action::Drain { instance } => Command::Drain { instance: *instance },
             Action::Undrain { instance } => Command::Undrain { instance: *instance },
             Action::Purge {
@@ -802,6 +1027,11 @@ impl ControlLoop {
             }
             Action::Stop { keep } => Command::Shutdown { keep: *keep },
         }))
+    }
+
+    fn hold_back(&self, service: &str, how: HoldBack, on: bool) -> Result<Command, Refusal> {
+        let service = self.service_id(service)?;
+        Ok(Command::HoldBack { service, how, on })
     }
 
     /// What the switch does without the controller.
@@ -839,19 +1069,18 @@ impl ControlLoop {
             *place = limit;
         }
         // Loads and capacities may be in another unit now.
+        self.publish_again();
+        self.publish_loads();
+        Ok(Outcome {
+            result: format!("{service}: {before} -> {}", choice_text(choice)),
+        })
+    }
+
+    /// Publishes the controller's table once more, because what goes with it has changed.
+    pub(super) fn publish_again(&mut self) {
         if let Some((_, generation)) = self.published {
             self.publish(generation);
         }
-        self.publish_loads();
-        let result = format!("{service}: {before} -> {}", choice_text(choice));
-        self.event_of(
-            Some(service.to_owned()),
-            EventKind::Action {
-                action: "policy".into(),
-                result: result.clone(),
-            },
-        );
-        Ok(Outcome { result })
     }
 
     /// Asks for the next scheduling decisions of a service.
@@ -925,30 +1154,18 @@ impl ControlLoop {
         self.switch
             .purge_flow(key)
             .map_err(|e| Refusal::new(e.to_string(), "try again"))?;
-        let result = format!("{flow} has lost its pin, if it had one; its next packet is given anew");
-        self.event(EventKind::Action {
-            action: "purge".into(),
-            result: result.clone(),
-        });
-        Ok(Outcome { result })
+        Ok(Outcome {
+            result: format!("{flow} has lost its pin, if it had one; its next packet is given anew"),
+        })
     }
 
     fn answer_command(&mut self, id: CommandId, result: Result<String, CommandError>) {
-        let Some((action, answer)) = self.answers.remove(&id) else {
-            return;
-        };
-        let said = match &result {
-            Ok(said) => said.clone(),
-            Err(error) => format!("refused: {error}"),
-        };
-        self.event(EventKind::Action {
-            action: action.name().to_owned(),
-            result: said,
-        });
-        answer.give(match result {
-            Ok(result) => Ok(Outcome { result }),
-            Err(error) => Err(Refusal::new(error.to_string(), hint(&error))),
-        });
+        if let Some(asked) = self.answers.remove(&id) {
+            let result = result
+                .map(|result| Outcome { result })
+                .map_err(|error| Refusal::new(error.to_string(), hint(&error)));
+            self.conclude(asked, result);
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -960,20 +1177,69 @@ impl ControlLoop {
 
     /// Adds something that the controller does not know of.
     fn event(&mut self, kind: EventKind) {
-        self.event_of(None, kind);
-    }
-
-    /// The same about a service.
-    fn event_of(&mut self, service: Option<String>, kind: EventKind) {
-        self.push_event(new_event(service, kind));
+        self.push_event(new_event(None, kind));
     }
 
     /// Numbers an event, whoever made it, and shows it to whoever looks.
     fn push_event(&mut self, mut event: Event) {
         self.sequence += 1;
         event.sequence = self.sequence;
+        *self.event_counts.entry(event.kind.name()).or_default() += 1;
+        let decision = match &event.kind {
+            EventKind::Scaled { from, to, .. } => Some(if to > from { "out" } else { "in" }),
+            EventKind::Resized { .. } => Some("resize"),
+            _ => None,
+        };
+        if let (Some(decision), Some(service)) = (decision, &event.service) {
+            *self.decisions.entry((service.clone(), decision)).or_default() += 1;
+        }
+        if let (EventKind::State { from, to, .. }, Some(instance)) = (&event.kind, event.instance) {
+            match to {
+                // It had new flows until it drained.
+                InstanceState::Active if *from != InstanceState::Draining => {
+                    self.active_since.insert(instance, event.unix_ms);
+                }
+                InstanceState::Gone => {
+                    self.active_since.remove(&instance);
+                }
+                _ => {}
+            }
+        }
+        let event = Arc::new(event);
+        self.event_files.write(Arc::clone(&event));
         self.events.push(event);
     }
+}
+
+/// What counters have grown by; gauges are as they stand.
+pub(super) fn grown(
+    now: &collector::SlotCounters,
+    before: &collector::SlotCounters,
+) -> collector::SlotCounters {
+    collector::SlotCounters {
+        to_packets: now.to_packets.wrapping_sub(before.to_packets),
+        to_bytes: now.to_bytes.wrapping_sub(before.to_bytes),
+        back_packets: now.back_packets.wrapping_sub(before.back_packets),
+        back_bytes: now.back_bytes.wrapping_sub(before.back_bytes),
+        ring_drops: now.ring_drops.wrapping_sub(before.ring_drops),
+        too_large: now.too_large.wrapping_sub(before.too_large),
+        lost: now.lost.wrapping_sub(before.lost),
+        originated: now.originated.wrapping_sub(before.originated),
+        return_unmatched: now.return_unmatched.wrapping_sub(before.return_unmatched),
+        new_flows: now.new_flows.wrapping_sub(before.new_flows),
+        expected_moves: now.expected_moves.wrapping_sub(before.expected_moves),
+        hot: now.hot.wrapping_sub(before.hot),
+        ..*now
+    }
+}
+
+/// Adds what is told of services to a sum.
+pub(super) fn add(sum: &mut collector::SlotCounters, of: &collector::SlotCounters) {
+    sum.back_packets += of.back_packets;
+    sum.back_bytes += of.back_bytes;
+    sum.ring_drops += of.ring_drops;
+    sum.new_flows += of.new_flows;
+    sum.expected_moves += of.expected_moves;
 }
 
 /// The autoscaler that somebody chose.
@@ -993,14 +1259,10 @@ fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
 
 /// An event of this moment, without a number yet.
 fn new_event(service: Option<String>, kind: EventKind) -> Event {
-    let unix_ms = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_millis() as u64;
     Event {
         sequence: 0,
         at: monotonic(),
-        unix_ms,
+        unix_ms: unix_ms(),
         service,
         instance: None,
         kind,

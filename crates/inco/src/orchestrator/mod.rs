@@ -8,7 +8,10 @@ mod control;
 #[cfg(feature = "dpdk")]
 pub(crate) use control::{raise_priority, secret};
 mod devices;
+mod event_files;
+mod figures;
 mod functions;
+mod reload;
 mod wiring;
 
 use std::path::PathBuf;
@@ -19,7 +22,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use api::{EventLog, Server, questions};
+use api::types::Action;
+use api::{Asker, Caller, EventLog, Limits, Server, Tcp, questions};
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
@@ -40,6 +44,22 @@ pub(crate) struct Place {
 pub(crate) struct Orchestrator {
     thread: Option<JoinHandle<Result<Summary>>>,
     stop: Arc<StopRequest>,
+    asker: Asker,
+}
+
+/// What asks a running orchestrator to read its configuration again.
+#[derive(Clone, Debug)]
+pub(crate) struct Reloader(Asker);
+
+impl Reloader {
+    /// Asks for it, as a signal does: what comes of it is in the event log. Whether the question could be put.
+    pub(crate) fn ask(&self) -> bool {
+        let caller = Caller {
+            name: "signal".to_owned(),
+            may_act: true,
+        };
+        self.0.act(Action::Reload {}, caller)
+    }
 }
 
 /// What is shared with the loop: whether it is to end, and how often it has turned.
@@ -94,7 +114,20 @@ impl Orchestrator {
         let events = EventLog::default();
         let (asker, inbox) = questions();
         // First of all, because it finds out whether another one is running.
-        let server = Server::start(&place.socket, asker, events.clone())?;
+        let tcp = configuration.api.tcp.as_ref().map(|of| Tcp {
+            address: of.listen,
+            certificate: of.certificate.clone(),
+            key: of.key.clone(),
+            tokens: of.tokens.clone(),
+        });
+        let limits = Limits::default();
+        let server = Server::start(
+            &place.socket,
+            tcp.as_ref(),
+            &limits,
+            asker.clone(),
+            events.clone(),
+        )?;
         let mark = Mark::set(&place.run_dir, &place.socket, &configuration)?;
         let stop = Arc::new(StopRequest::default());
         let (ready, started) = mpsc::channel();
@@ -127,12 +160,18 @@ impl Orchestrator {
         Ok(Orchestrator {
             thread: Some(thread),
             stop,
+            asker,
         })
     }
 
     /// What asks it to end, for a signal's thread.
     pub(crate) fn stopper(&self) -> Arc<StopRequest> {
         Arc::clone(&self.stop)
+    }
+
+    /// What asks it to read its configuration again, for a signal's thread.
+    pub(crate) fn reloader(&self) -> Reloader {
+        Reloader(self.asker.clone())
     }
 
     /// Whether it has ended by itself: somebody asked for it over the API.

@@ -17,6 +17,7 @@ mod engine_away;
 mod examples;
 mod failures;
 mod gaps;
+mod operations;
 mod policies;
 mod readiness;
 mod refusals;

@@ -117,7 +117,7 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
     // What was asked for is in the log, and a recorded decision can be repeated: from the case alone and from the event.
     let events = inco.events();
     assert!(events.iter().any(|event| matches!(&event.kind,
-        EventKind::Action { action, result } if action == "policy" && result.contains("round-robin"))));
+        EventKind::Action { action, result, .. } if action == "policy" && result.contains("round-robin"))));
     let picked: Vec<_> = events
         .iter()
         .filter_map(|event| match &event.kind {

@@ -1,0 +1,455 @@
+//! What may be asked, and how it is answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Extension, Json, Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use model::{FlowKey, InstanceId};
+use serde::Deserialize;
+use utoipa::openapi::OpenApi;
+use utoipa::{IntoParams, OpenApi as _};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::counters::Counters;
+use crate::event_log::EventLog;
+use crate::figures::Figures;
+use crate::problem::{PROBLEM_JSON, Problem};
+use crate::question::{Answer, Asker, Question};
+use crate::stream::{Snapshots, follow, lines, live};
+use crate::tuple::parse_tuple;
+use crate::types::{
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Problem as ProblemBody,
+    ServiceRow, Snapshot, Status,
+};
+use crate::{Caller, metrics};
+
+/// How long the control loop may take for an answer. A dump of 16 million flows takes 4 s.
+pub const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// Bytes of a request's body: an action is a line.
+const BODY_LIMIT: usize = 64 * 1024;
+/// Events in one answer, and in one piece of a stream.
+pub(crate) const EVENT_PAGE: usize = 1000;
+
+/// Events among which those about a flow are looked for.
+const EVENTS_SEARCHED: usize = 10_000;
+
+/// What every handler is given.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) asker: Asker,
+    pub(crate) events: EventLog,
+    pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) figures: Arc<Figures>,
+}
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "inco",
+        description = "What a running inco tells and does. Over the unix socket nobody is asked for a token; over TCP \
+                       (TLS only) each request carries `Authorization: Bearer TOKEN`, and a read-only token may not \
+                       POST. Rates are packets per second; times say their unit.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    servers((url = "/")),
+    modifiers(&Bearer)
+)]
+struct Description;
+
+struct Bearer;
+
+impl utoipa::Modify for Bearer {
+    fn modify(&self, openapi: &mut OpenApi) {
+        use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("From the file that `[api] tokens` names; TCP only."))
+            .build();
+        let components = openapi.components.get_or_insert_with(Default::default);
+        components
+            .security_schemes
+            .insert("token".to_owned(), SecurityScheme::Http(scheme).into());
+    }
+}
+
+fn documented() -> (Router<Shared>, OpenApi) {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(status))
+        .routes(routes!(snapshot))
+        .routes(routes!(services))
+        .routes(routes!(service))
+        .routes(routes!(instances))
+        .routes(routes!(instance))
+        .routes(routes!(flows))
+        .routes(routes!(explain_flow))
+        .routes(routes!(policies))
+        .routes(routes!(counters))
+        .routes(routes!(events))
+        .routes(routes!(stream))
+        .routes(routes!(act))
+        .routes(routes!(description))
+        .routes(routes!(scrape))
+        .split_for_parts()
+}
+
+/// The description of the API, OpenAPI 3.1, as JSON.
+pub fn openapi() -> String {
+    // Texts and numbers: there is nothing in it that JSON could not say.
+    documented().1.to_pretty_json().unwrap_or_default()
+}
+
+pub(crate) fn routes(shared: Shared) -> Router {
+    documented()
+        .0
+        .fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(shared)
+}
+
+/// Asks the control loop, for so long.
+async fn ask<T>(shared: &Shared, question: impl FnOnce(Answer<T>) -> Question) -> Result<T, Problem> {
+    match tokio::time::timeout(ANSWER_TIME, shared.asker.ask(question)).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Problem::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            format!(
+                "the control loop did not answer within {} s",
+                ANSWER_TIME.as_secs()
+            ),
+            "see what inco logs",
+        )),
+    }
+}
+
+/// How inco fares as a whole.
+#[utoipa::path(get, path = "/v1/status", tag = "look", responses(
+    (status = OK, body = Status),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn status(State(shared): State<Shared>) -> Result<Json<Status>, Problem> {
+    ask(&shared, Question::Status).await.map(Json)
+}
+
+/// Status, services and instances of one moment.
+#[utoipa::path(get, path = "/v1/snapshot", tag = "look", responses(
+    (status = OK, body = Snapshot),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn snapshot(State(shared): State<Shared>) -> Result<Json<Snapshot>, Problem> {
+    ask(&shared, Question::Snapshot).await.map(Json)
+}
+
+/// Every service, in the order of the configuration.
+#[utoipa::path(get, path = "/v1/services", tag = "look", responses(
+    (status = OK, body = Vec<ServiceRow>),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn services(State(shared): State<Shared>) -> Result<Json<Vec<ServiceRow>>, Problem> {
+    ask(&shared, Question::Services).await.map(Json)
+}
+
+/// One service.
+#[utoipa::path(get, path = "/v1/services/{name}", tag = "look", params(("name" = String, Path, description = "Its name")),
+    responses(
+        (status = OK, body = ServiceRow),
+        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    ))]
+async fn service(
+    State(shared): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<ServiceRow>, Problem> {
+    let Path(name) = name?;
+    let services = ask(&shared, Question::Services).await?;
+    let known: Vec<String> = services.iter().map(|service| service.name.clone()).collect();
+    let found = services.into_iter().find(|service| service.name == name);
+    found.map(Json).ok_or_else(|| {
+        let hint = format!("there are: {}", known.join(", "));
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("there is no service {name:?}"),
+            hint,
+        )
+    })
+}
+
+/// Every instance, in the order of ids.
+#[utoipa::path(get, path = "/v1/instances", tag = "look", responses(
+    (status = OK, body = Vec<InstanceRow>),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn instances(State(shared): State<Shared>) -> Result<Json<Vec<InstanceRow>>, Problem> {
+    ask(&shared, Question::Instances).await.map(Json)
+}
+
+/// One instance.
+#[utoipa::path(get, path = "/v1/instances/{id}", tag = "look", params(("id" = u32, Path, description = "Its id")),
+    responses(
+        (status = OK, body = InstanceRow),
+        (status = NOT_FOUND, description = "There is no such instance", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    ))]
+async fn instance(
+    State(shared): State<Shared>,
+    id: Result<Path<u32>, PathRejection>,
+) -> Result<Json<InstanceRow>, Problem> {
+    let Path(id) = id?;
+    let instances = ask(&shared, Question::Instances).await?;
+    let found = instances
+        .into_iter()
+        .find(|instance| instance.id == InstanceId(id));
+    found.map(Json).ok_or_else(|| {
+        let hint = "GET /v1/instances shows those that there are";
+        Problem::new(StatusCode::NOT_FOUND, format!("there is no instance {id}"), hint)
+    })
+}
+
+/// Flows: all, those that a filter means, or the heaviest.
+#[utoipa::path(get, path = "/v1/flows", tag = "look", params(FlowFilter), responses(
+    (status = OK, body = FlowPage),
+    (status = BAD_REQUEST, description = "A filter that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = CONFLICT, description = "A service or instance that there is not", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn flows(
+    State(shared): State<Shared>,
+    filter: Result<Query<FlowFilter>, QueryRejection>,
+) -> Result<Json<FlowPage>, Problem> {
+    let Query(filter) = filter?;
+    check_flow(filter.flow.as_deref())?;
+    let answer = ask(&shared, |answer| Question::Flows(filter, answer)).await?;
+    answer.map(Json).map_err(Problem::conflict)
+}
+
+/// Which flow is meant.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct FlowQuery {
+    /// In either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    flow: String,
+}
+
+/// Where a flow is, since when, and why there.
+#[utoipa::path(get, path = "/v1/flows/explain", tag = "look", params(FlowQuery), responses(
+    (status = OK, body = FlowExplanation),
+    (status = BAD_REQUEST, description = "No flow, or one that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn explain_flow(
+    State(shared): State<Shared>,
+    query: Result<Query<FlowQuery>, QueryRejection>,
+) -> Result<Json<FlowExplanation>, Problem> {
+    let Query(FlowQuery { flow }) = query?;
+    check_flow(Some(&flow))?;
+    let answer = ask(&shared, |answer| Question::Explain(flow, answer)).await?;
+    let mut explanation = answer.map_err(Problem::conflict)?;
+    explanation.events = events_about(&shared.events, &explanation.flow);
+    Ok(Json(explanation))
+}
+
+/// The newest events about a flow that is known by its text, in either direction.
+fn events_about(events: &EventLog, flow: &str) -> Vec<model::Event> {
+    let key = |text: &str| parse_tuple(text).ok().map(|tuple| FlowKey::new(&tuple).0);
+    let wanted = key(flow);
+    let is_it = |text: &str| wanted.is_some() && key(text) == wanted;
+    let about = |event: &model::Event| match &event.kind {
+        model::EventKind::Picked { flow, .. } => is_it(flow),
+        model::EventKind::Action { request, .. } => request
+            .get("flow")
+            .and_then(serde_json::Value::as_str)
+            .is_some_and(is_it),
+        _ => false,
+    };
+    let newest = events.last(EVENTS_SEARCHED).events;
+    newest
+        .iter()
+        .filter(|event| about(event))
+        .map(|event| (**event).clone())
+        .collect()
+}
+
+fn check_flow(flow: Option<&str>) -> Result<(), Problem> {
+    match flow.map(parse_tuple) {
+        Some(Err(error)) => Err(Problem::new(StatusCode::BAD_REQUEST, error.to_string(), "")),
+        _ => Ok(()),
+    }
+}
+
+/// The policies that there are, their parameters, and what each service uses.
+#[utoipa::path(get, path = "/v1/policies", tag = "look", responses(
+    (status = OK, body = Policies),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn policies(State(shared): State<Shared>) -> Result<Json<Policies>, Problem> {
+    ask(&shared, Question::Policies).await.map(Json)
+}
+
+/// Every counter, as it stands.
+#[utoipa::path(get, path = "/v1/counters", tag = "look", responses(
+    (status = OK, body = Counters),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn counters(State(shared): State<Shared>) -> Result<Json<Counters>, Problem> {
+    all_counters(&shared).await.map(Json)
+}
+
+async fn all_counters(shared: &Shared) -> Result<Counters, Problem> {
+    let mut counters = *ask(shared, Question::Counters).await?;
+    counters.api = shared.figures.read();
+    Ok(counters)
+}
+
+/// The counters in the text format of Prometheus, or in that of OpenMetrics where `Accept` names it.
+#[utoipa::path(get, path = "/metrics", tag = "look", responses(
+    (status = OK, description = "Metrics", body = String, content_type = "text/plain"),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn scrape(State(shared): State<Shared>, headers: HeaderMap) -> Result<Response, Problem> {
+    let counters = all_counters(&shared).await?;
+    let accepts = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok());
+    let format = metrics::Format::of(accepts.unwrap_or_default());
+    let text = metrics::encode(counters, format);
+    Ok(([(header::CONTENT_TYPE, format.content_type())], text).into_response())
+}
+
+/// Which events are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventQuery {
+    /// After the one of this number.
+    since: Option<u64>,
+    /// Instead: the newest so many.
+    last: Option<usize>,
+    /// At most so many.
+    limit: Option<usize>,
+    /// Go on telling what comes.
+    #[serde(default)]
+    follow: bool,
+}
+
+/// Events as JSON lines, which is what the event log's files hold, too. A line `{"missed":N}` stands where N events were
+/// forgotten before they could be told.
+#[utoipa::path(get, path = "/v1/events", tag = "look", params(EventQuery), responses(
+    (status = OK, description = "An event on each line", body = model::Event, content_type = "application/x-ndjson"),
+    (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn events(
+    State(shared): State<Shared>,
+    query: Result<Query<EventQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(query) = query?;
+    let limit = query.limit.unwrap_or(EVENT_PAGE).min(crate::EVENT_LIMIT);
+    // Before they are read: what comes in between is then still to be told.
+    let newest = shared.events.newest();
+    let first = match (query.since, query.last) {
+        (Some(since), _) => shared.events.since(since, limit),
+        (None, Some(last)) => shared.events.last(last),
+        (None, None) => shared.events.last(limit),
+    };
+    let told = first
+        .events
+        .last()
+        .map_or(query.since.unwrap_or(newest), |event| event.sequence);
+    let head = lines(&first);
+    let body = if query.follow {
+        follow(shared.events.clone(), head, told)
+    } else {
+        Body::from(head)
+    };
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+/// Where a live stream begins.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct StreamQuery {
+    /// With the events after the one of this number. The header `Last-Event-ID` says the same.
+    pub(crate) since: Option<u64>,
+    /// Instead: with the newest so many.
+    pub(crate) last: Option<usize>,
+}
+
+/// What happens, as it happens, and a snapshot every second: server-sent events called `snapshot` (a `Snapshot`),
+/// `happened` (an `Event`, its number as the id) and `missed`. Who reads slowly misses snapshots; who takes nothing for
+/// 30 s is disconnected.
+#[utoipa::path(get, path = "/v1/stream", tag = "look", params(StreamQuery), responses(
+    (status = OK, description = "Server-sent events", body = String, content_type = "text/event-stream"),
+    (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn stream(
+    State(shared): State<Shared>,
+    query: Result<Query<StreamQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let Query(mut query) = query?;
+    let resumed = headers
+        .get("last-event-id")
+        .and_then(|id| id.to_str().ok()?.parse().ok());
+    query.since = resumed.or(query.since);
+    Ok(live(&shared, &query).into_response())
+}
+
+/// Does something. Saying it twice is as good as once; what is not done is refused with a reason and what to do instead.
+/// Each request is put into the event log.
+#[utoipa::path(post, path = "/v1/actions", tag = "act", request_body = Action, responses(
+    (status = OK, body = Outcome),
+    (status = BAD_REQUEST, description = "No JSON, or not an action's", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = CONFLICT, description = "Refused", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = PAYLOAD_TOO_LARGE, description = "More than 64 KiB", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = UNSUPPORTED_MEDIA_TYPE, description = "Not application/json", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = UNPROCESSABLE_ENTITY, description = "Not an action", body = ProblemBody, content_type = PROBLEM_JSON),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn act(
+    State(shared): State<Shared>,
+    Extension(caller): Extension<Caller>,
+    action: Result<Json<Action>, JsonRejection>,
+) -> Result<Json<Outcome>, Problem> {
+    let Json(action) = action?;
+    match &action {
+        Action::Purge { instance, flow } => {
+            check_flow(flow.as_deref())?;
+            if instance.is_some() == flow.is_some() {
+                return Err(Problem::new(
+                    StatusCode::BAD_REQUEST,
+                    "what to purge is not said",
+                    "give an instance or a flow",
+                ));
+            }
+        }
+        Action::Move { flow, .. } => check_flow(Some(flow))?,
+        _ => {}
+    }
+    let answer = ask(&shared, |answer| Question::Act(action, caller, answer)).await?;
+    answer.map(Json).map_err(Problem::conflict)
+}
+
+/// This description.
+#[utoipa::path(get, path = "/v1/openapi.json", tag = "look", responses(
+    (status = OK, description = "OpenAPI 3.1", body = String, content_type = "application/json"),
+))]
+async fn description() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], openapi()).into_response()
+}
+
+async fn nowhere() -> Problem {
+    let hint = "GET /v1/openapi.json says what there is";
+    Problem::new(StatusCode::NOT_FOUND, "there is nothing here", hint)
+}
+
+async fn wrong_method() -> Problem {
+    let hint = "GET what is to be seen, POST to /v1/actions what is to be done";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here", hint)
+}

@@ -1,0 +1,221 @@
+//! The API over the network: real TLS with a certificate made for the test, and tokens.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use api::types::{Outcome, Status};
+use api::{ApiError, EventLog, Limits, Question, Server, Tcp, questions};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};
+
+const ADMIN: &str = "0123456789abcdef0123456789abcdef";
+const READ: &str = "fedcba9876543210fedcba9876543210";
+
+struct Remote {
+    server: Server,
+    trusted: CertificateDer<'static>,
+    /// Who acted, in order.
+    acted: mpsc::Receiver<String>,
+    _directory: tempfile::TempDir,
+}
+
+fn files(directory: &std::path::Path) -> (Tcp, CertificateDer<'static>) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let write = |name: &str, text: &str| {
+        let path = directory.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    };
+    let tcp = Tcp {
+        address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        certificate: write("api.pem", &made.cert.pem()),
+        key: write("api.key", &made.signing_key.serialize_pem()),
+        tokens: write("tokens", &format!("admin ops {ADMIN}\nread prometheus {READ}\n")),
+    };
+    (tcp, made.cert.der().clone())
+}
+
+impl Remote {
+    fn start(limits: &Limits) -> Remote {
+        let directory = tempfile::tempdir().unwrap();
+        let (tcp, trusted) = files(directory.path());
+        let (asker, mut inbox) = questions();
+        let (note, acted) = mpsc::channel();
+        let socket = directory.path().join("api.sock");
+        let server = Server::start(&socket, Some(&tcp), limits, asker, EventLog::default()).unwrap();
+        std::thread::spawn(move || {
+            while let Some(question) = inbox.wait() {
+                match question {
+                    Question::Status(answer) => answer.give(Status::default()),
+                    Question::Act(_, caller, answer) => {
+                        let _ = note.send(caller.name);
+                        answer.give(Ok(Outcome {
+                            result: "done".to_owned(),
+                        }));
+                    }
+                    _ => {}
+                }
+            }
+        });
+        Remote {
+            server,
+            trusted,
+            acted,
+            _directory: directory,
+        }
+    }
+
+    /// What comes back for a request, to its end.
+    fn ask(&self, request: &str) -> String {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.trusted.clone()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").unwrap();
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        let socket = TcpStream::connect(self.server.tcp().unwrap()).unwrap();
+        let mut stream = StreamOwned::new(connection, socket);
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let _ended = stream.read_to_end(&mut answer);
+        String::from_utf8(answer).unwrap()
+    }
+
+    fn get(&self, path: &str, token: Option<&str>) -> String {
+        let token = token.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
+        self.ask(&format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{token}\r\n"
+        ))
+    }
+
+    fn act(&self, token: &str) -> String {
+        let body = "{\"action\":\"reload\"}";
+        self.ask(&format!(
+            "POST /v1/actions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: bearer {token}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+}
+
+#[test]
+fn a_token_says_who_may_do_what() {
+    let remote = Remote::start(&Limits::default());
+    let status = |answer: &str| answer.split(' ').nth(1).unwrap_or_default().to_owned();
+    assert_eq!(status(&remote.get("/v1/status", Some(READ))), "200");
+    assert_eq!(status(&remote.get("/v1/status", Some(ADMIN))), "200");
+    assert_eq!(status(&remote.act(ADMIN)), "200");
+    assert_eq!(remote.acted.recv().unwrap(), "token ops");
+
+    let refused = remote.act(READ);
+    assert_eq!(status(&refused), "403");
+    assert!(
+        refused.contains("token prometheus may look and not act"),
+        "{refused}"
+    );
+    for token in [None, Some("x"), Some(&ADMIN[1..]), Some("")] {
+        let refused = remote.get("/v1/status", token);
+        assert_eq!(status(&refused), "401", "{token:?}");
+        assert!(refused.contains("www-authenticate: Bearer"), "{refused}");
+        assert!(refused.contains("Authorization: Bearer TOKEN"), "{refused}");
+    }
+    assert!(remote.acted.try_recv().is_err(), "nobody else acted");
+}
+
+#[test]
+fn guessing_tokens_is_slow_and_hinders_nobody_else() {
+    let limits = Limits {
+        failed_tokens_per_s: 2,
+        ..Limits::default()
+    };
+    let remote = Remote::start(&limits);
+    let answers: Vec<String> = (0..6)
+        .map(|n| remote.get("/v1/status", Some(&format!("guess {n}"))))
+        .collect();
+    assert!(
+        answers.iter().any(|answer| answer.contains(" 429 ")),
+        "{answers:?}"
+    );
+    assert!(remote.get("/v1/status", Some(READ)).contains(" 200 "));
+}
+
+#[test]
+fn nothing_is_said_without_tls() {
+    let limits = Limits {
+        head_time: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let remote = Remote::start(&limits);
+    let address = remote.server.tcp().unwrap();
+    let mut plain = TcpStream::connect(address).unwrap();
+    plain
+        .write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        .unwrap();
+    let mut answer = Vec::new();
+    let _ended = plain.read_to_end(&mut answer);
+    assert!(!String::from_utf8_lossy(&answer).contains("HTTP"), "{answer:?}");
+    // One that says nothing is let go.
+    let mut mute = TcpStream::connect(address).unwrap();
+    mute.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(mute.read(&mut [0; 16]).unwrap_or(0), 0);
+    assert!(remote.get("/v1/status", Some(READ)).contains(" 200 "));
+}
+
+#[test]
+fn what_cannot_be_used_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = |tcp: &Tcp| {
+        let (asker, _inbox) = questions();
+        let socket = directory.path().join("api.sock");
+        Server::start(&socket, Some(tcp), &Limits::default(), asker, EventLog::default()).map(drop)
+    };
+    let (good, _) = files(directory.path());
+    start(&good).unwrap();
+    let missing = directory.path().join("missing");
+    let no_tokens = Tcp {
+        tokens: missing.clone(),
+        ..good.clone()
+    };
+    assert!(matches!(start(&no_tokens), Err(ApiError::Tokens { .. })));
+    let no_certificate = Tcp {
+        certificate: missing,
+        ..good.clone()
+    };
+    assert!(matches!(
+        start(&no_certificate),
+        Err(ApiError::Certificate { .. })
+    ));
+    let empty = directory.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let swapped = [
+        Tcp {
+            key: good.certificate.clone(),
+            ..good.clone()
+        },
+        Tcp {
+            certificate: empty,
+            ..good.clone()
+        },
+    ];
+    for wrong in swapped {
+        assert!(
+            matches!(start(&wrong), Err(ApiError::Certificate { .. })),
+            "{wrong:?}"
+        );
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let in_use = Tcp {
+        address: taken.local_addr().unwrap(),
+        ..good
+    };
+    assert!(matches!(start(&in_use), Err(ApiError::System { .. })));
+}

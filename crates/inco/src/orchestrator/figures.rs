@@ -1,0 +1,281 @@
+//! Every counter, for `/v1/counters` and `/metrics`: read from what the loop has anyway.
+
+use std::collections::BTreeMap;
+
+use api::counters::{
+    ActionCount, ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts,
+    UplinkCounters, WorkerCounters,
+};
+use collector::SlotCounters;
+use model::{DropReason, EventKind, InstanceState, ServiceId};
+
+use super::answers::unix_ms;
+use super::control::{ControlLoop, add};
+
+/// States that instances are counted by.
+const STATES: [InstanceState; 7] = [
+    InstanceState::Creating,
+    InstanceState::Starting,
+    InstanceState::Standby,
+    InstanceState::Active,
+    InstanceState::Draining,
+    InstanceState::Stopping,
+    InstanceState::Failed,
+];
+/// What a decision can do.
+const DECISIONS: [&str; 3] = ["out", "in", "resize"];
+
+impl ControlLoop {
+    pub(super) fn counters(&self) -> Counters {
+        let reading = &self.reading;
+        let controller = self.shell.controller();
+        let calls = self.shell.engine_calls();
+        let reactions = controller.reactions();
+        let kinds = [
+            ("detect", &reactions.detect),
+            ("undrain", &reactions.undrain),
+            ("activate", &reactions.activate),
+            ("resume", &reactions.resume),
+            ("create_and_activate", &reactions.create_and_activate),
+            ("create", &reactions.create),
+            ("drain", &reactions.drain),
+        ];
+        Counters {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            start_unix_s: unix_ms() as f64 / 1e3 - self.started.elapsed().as_secs_f64(),
+            uplinks: self.uplink_counters(),
+            services: self.service_counters(),
+            instances: self.instance_counters(),
+            workers: self.worker_counters(),
+            drops: DropReason::ALL
+                .iter()
+                .zip(&reading.counters.drops)
+                .map(|(reason, packets)| (reason.name().to_owned(), *packets))
+                .collect(),
+            originated_packets: reading.originated(),
+            in_flight_packets: reading.in_flight(),
+            reactions: kinds
+                .into_iter()
+                .map(|(kind, times)| (kind.to_owned(), SpanCounts::from(&times.histogram)))
+                .collect(),
+            engine: EngineCounters {
+                driver: self.engine_driver.to_owned(),
+                up: controller.engine_down_since().is_none(),
+                calls: calls
+                    .took
+                    .iter()
+                    .map(|(call, took)| ((*call).to_owned(), SpanCounts::from(took)))
+                    .collect(),
+                failures: calls
+                    .failed
+                    .iter()
+                    .map(|(call, n)| ((*call).to_owned(), *n))
+                    .collect(),
+            },
+            control: self.control_counters(),
+            events: EventKind::NAMES
+                .iter()
+                .map(|name| {
+                    (
+                        (*name).to_owned(),
+                        self.event_counts.get(name).copied().unwrap_or(0),
+                    )
+                })
+                .collect(),
+            actions: self
+                .action_counts
+                .iter()
+                .map(|((action, refused), count)| ActionCount {
+                    action: (*action).to_owned(),
+                    refused: *refused,
+                    count: *count,
+                })
+                .collect(),
+            event_log: self.event_files.counters(),
+            // The API counts its requests itself.
+            api: Default::default(),
+        }
+    }
+
+    fn uplink_counters(&self) -> Vec<UplinkCounters> {
+        let all = self
+            .configuration
+            .uplinks
+            .iter()
+            .zip(&self.reading.counters.uplinks);
+        all.zip(&self.uplinks_up)
+            .map(|((uplink, counters), up)| UplinkCounters {
+                name: uplink.name.clone(),
+                up: *up,
+                received_packets: counters.received_packets,
+                received_bytes: counters.received_bytes,
+                sent_packets: counters.sent_packets,
+                sent_bytes: counters.sent_bytes,
+                dropped_packets: counters.dropped,
+                missed_packets: counters.missed_packets,
+                failed_packets: counters.failed_packets,
+            })
+            .collect()
+    }
+
+    /// What all instances that a service has had counted.
+    fn of_all_instances(&self, service: ServiceId) -> SlotCounters {
+        let mut sum = self.retired.get(&service).copied().unwrap_or_default();
+        let slots = self.baselines.iter().filter(|(_, (owner, _))| *owner == service);
+        for (slot, _) in slots {
+            add(&mut sum, &self.since_baseline(*slot));
+        }
+        sum
+    }
+
+    fn service_counters(&self) -> Vec<ServiceCounters> {
+        let controller = self.shell.controller();
+        controller
+            .services()
+            .map(|status| {
+                let counters = self.reading.counters.services.get(status.id.index()).copied();
+                let counters = counters.unwrap_or_default();
+                let of_instances = self.of_all_instances(status.id);
+                let rates = self.collector.service(status.id);
+                let states: BTreeMap<String, u32> = STATES
+                    .iter()
+                    .map(|state| {
+                        let instances = controller.instances().iter();
+                        let count = instances.filter(|i| i.service() == status.id && i.state() == *state);
+                        (state.name().to_owned(), count.count() as u32)
+                    })
+                    .collect();
+                let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);
+                let capacity = status.capacity_pps * f64::from(active);
+                let held = status.held_back;
+                let plan = self.services.iter().find(|plan| plan.id == status.id);
+                let decided = |decision: &'static str| {
+                    let key = (status.name.to_owned(), decision);
+                    self.decisions.get(&key).copied().unwrap_or(0)
+                };
+                ServiceCounters {
+                    name: status.name.to_owned(),
+                    offered_packets: counters.offered_packets,
+                    offered_bytes: counters.offered_bytes,
+                    returned_packets: of_instances.back_packets,
+                    returned_bytes: of_instances.back_bytes,
+                    unserved_packets: counters.unserved,
+                    ring_full_packets: of_instances.ring_drops,
+                    unpinned_packets: counters.unpinned,
+                    new_flows: of_instances.new_flows,
+                    expected_moves: of_instances.expected_moves,
+                    overcommitted_flows: counters.overcommitted,
+                    live_flows: rates.live_flows,
+                    states,
+                    desired: status.wanted,
+                    min: status.min,
+                    max: status.max,
+                    utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
+                    capacity_pps: (status.capacity_pps > 0.0).then_some(status.capacity_pps),
+                    held_back: [
+                        ("pause_in", held.pause_in),
+                        ("pause_out", held.pause_out),
+                        ("dry_run", held.dry_run),
+                    ]
+                    .map(|(how, on)| (how.to_owned(), on))
+                    .into(),
+                    decisions: DECISIONS
+                        .map(|decision| (decision.to_owned(), decided(decision)))
+                        .into(),
+                    scheduler: plan.map_or("", |plan| plan.scheduler.name()).to_owned(),
+                    autoscaler: status.autoscaler.name().to_owned(),
+                }
+            })
+            .collect()
+    }
+
+    fn instance_counters(&self) -> Vec<InstanceCounters> {
+        let controller = self.shell.controller();
+        let instances = controller.instances().iter();
+        instances
+            .map(|instance| {
+                let slot = instance.slot();
+                let rates = self
+                    .collector
+                    .slot(slot)
+                    .filter(|rates| rates.id == instance.id());
+                // Before it has a slot of its own there is nothing to tell.
+                let counters = match rates {
+                    Some(_) => self.since_baseline(slot),
+                    None => SlotCounters::default(),
+                };
+                let capacity = controller
+                    .services()
+                    .find(|status| status.id == instance.service())
+                    .map(|status| status.capacity_pps)
+                    .filter(|pps| *pps > 0.0);
+                let function = counters.function;
+                let drops = [
+                    ("ring_full", counters.ring_drops),
+                    ("too_large", counters.too_large),
+                    ("lost", counters.lost),
+                    ("function", function.map_or(0, |f| f.dropped)),
+                ];
+                InstanceCounters {
+                    id: instance.id().0,
+                    service: self.service_name(instance.service()),
+                    state: instance.state().name().to_owned(),
+                    to_packets: counters.to_packets,
+                    to_bytes: counters.to_bytes,
+                    back_packets: counters.back_packets,
+                    back_bytes: counters.back_bytes,
+                    drops: drops.map(|(reason, packets)| (reason.to_owned(), packets)).into(),
+                    originated_packets: counters.originated,
+                    return_unmatched_packets: counters.return_unmatched,
+                    new_flows: counters.new_flows,
+                    live_flows: counters.live_flows,
+                    ring_used: counters.ring_used,
+                    ring_slots: counters.ring_slots,
+                    hot: counters.hot,
+                    held_up_s: counters.throttled_ns as f64 / 1e9,
+                    busy_s: function.map(|f| f.busy_ns as f64 / 1e9),
+                    memory_bytes: self.memory_of(slot, function.as_ref()),
+                    cpu_quota: instance.cpus(),
+                    utilisation: rates
+                        .zip(capacity)
+                        .map(|(rates, pps)| rates.arrivals_fast_pps / pps),
+                }
+            })
+            .collect()
+    }
+
+    fn worker_counters(&self) -> Vec<WorkerCounters> {
+        let workers = self.reading.workers.iter().zip(&self.longest_gaps).enumerate();
+        workers
+            .map(|(index, (of, [before, longest]))| WorkerCounters {
+                worker: index as u8,
+                received_packets: of.received,
+                handed_off_packets: of.handed_off,
+                passed_packets: of.passed,
+                turns: of.turns,
+                awake_s: of.awake_ns as f64 / 1e9,
+                busy_s: of.busy_ns as f64 / 1e9,
+                longest_gap_s: (*before).max(*longest).0 as f64 / 1e9,
+                live_flows: of.live_flows,
+                flow_limit: of.flow_limit,
+                table_full_packets: of.table_full,
+                fragments_waiting: of.fragments_waiting,
+                events_lost: of.events_lost,
+            })
+            .collect()
+    }
+
+    fn control_counters(&self) -> ControlCounters {
+        let cost = self.collector.cost();
+        ControlCounters {
+            samples: cost.samples,
+            sampling_s: cost.total_ns as f64 / 1e9,
+            longest_sample_s: cost.max_ns as f64 / 1e9,
+            lag: SpanCounts::from(&self.lag),
+            plan_generation: self.published.map_or(0, |(of_switch, _)| of_switch.0),
+            plan_acknowledged: self.reading.acknowledged.0,
+            reloads: self.reloads.0,
+            reloads_refused: self.reloads.1,
+        }
+    }
+}

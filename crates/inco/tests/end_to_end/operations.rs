@@ -1,0 +1,382 @@
+//! What an operator does while packets flow: changes the configuration, holds an autoscaler back, asks and watches a lot.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use api::types::{Action, FlowFilter, ServiceRow};
+use model::{Event, EventKind};
+
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
+
+const CONFIGURATION: &str = r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.forward]
+image = "IMAGE"
+command = ["/inco-nf", "forward", "--stamp"]
+memory = "64MiB"
+capacity = "100kpps"
+instances = { min = 2, max = 3 }
+autoscaler = "fixed"
+scheduler = { policy = "best-fit", slow_start = "0s" }
+ring = { slots = 8192 }
+
+[event_log]
+file_size = "64KiB"
+files = 3
+"#;
+
+const TRAFFIC: &str = r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "2s"
+[[phase]]
+duration = "60s"
+flows = 12
+ramp = "100ms"
+rate_per_flow = "200pps"
+"#;
+
+fn service(inco: &Inco, name: &str) -> Option<ServiceRow> {
+    inco.client()
+        .services()
+        .unwrap()
+        .into_iter()
+        .find(|row| row.name == name)
+}
+
+fn pins(inco: &Inco) -> Vec<(String, Option<model::InstanceId>)> {
+    let page = inco.client().flows(&FlowFilter::default()).unwrap();
+    page.flows
+        .into_iter()
+        .map(|flow| (flow.flow, flow.forward))
+        .collect()
+}
+
+/// One request over the unix socket, and its answer.
+fn ask(place: &Place, request: &str) -> String {
+    let mut stream = UnixStream::connect(place.run_dir().join("api.sock")).unwrap();
+    stream
+        .write_all(format!("{request}\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = CONFIGURATION.replace("IMAGE", IMAGE);
+    let inco = place.run(&text);
+    inco.settled(2, 0);
+    let traffic = place.traffic(TRAFFIC);
+    let before = eventually("all flows", PATIENCE, || {
+        Some(pins(&inco)).filter(|pins| pins.len() == 12)
+    });
+    let refused = |text: &str| {
+        place.file("inco.toml", text);
+        let output = place.output(&["reload"]);
+        assert!(!output.status.success(), "{output:?}");
+        crate::support::text(&output.stderr)
+    };
+    let rows = inco.client().services().unwrap();
+    let said = refused(&text.replace("max = 3", "max = \"three\""));
+    assert!(
+        said.contains("inco.toml:") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    let said = refused(
+        &text
+            .replace("memif:wan.sock", "memif:other.sock")
+            .replace("max = 3", "max = 4"),
+    );
+    assert!(
+        said.contains("uplink") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    let said = refused(&text.replace("service.forward", "service.other"));
+    assert!(
+        said.contains("service.forward (it is not there any more)"),
+        "{said}"
+    );
+    let same = |row: &ServiceRow| {
+        (
+            row.name.clone(),
+            row.min,
+            row.max,
+            row.scheduler.clone(),
+            row.autoscaler.clone(),
+        )
+    };
+    let now = inco.client().services().unwrap();
+    assert_eq!(
+        now.iter().map(same).collect::<Vec<_>>(),
+        rows.iter().map(same).collect::<Vec<_>>()
+    );
+
+    // Limits, policy, match and another service, in one file.
+    let changed = text
+        .replace("min = 2, max = 3", "min = 3, max = 4")
+        .replace("best-fit", "round-robin")
+        .replace("memory", "match = { dst = \"10.0.0.0/7\" }\nmemory")
+        + "\n[service.added]\nport = \"null\"\nmatch = { dst = \"192.0.2.0/24\" }\ninstances = 1\n";
+    place.file("inco.toml", &changed);
+    let said = place.must(&["reload"]);
+    assert!(
+        said.contains("added added") && said.contains("forward changed"),
+        "{said}"
+    );
+    eventually("three instances and the new service's", PATIENCE, || {
+        let forward = service(&inco, "forward")?;
+        let added = service(&inco, "added")?;
+        ((forward.active, forward.min, forward.max) == (3, 3, 4) && added.active == 1).then_some(())
+    });
+    assert_eq!(service(&inco, "forward").unwrap().scheduler, "round-robin");
+    let after = pins(&inco);
+    for pin in &before {
+        assert!(after.contains(pin), "{pin:?} has moved: {after:?}");
+    }
+    // Again, by a signal: there is nothing to do.
+    kill(inco.status().pid, rustix::process::Signal::HUP);
+    let by_signal = |event: &Event| {
+        matches!(&event.kind, EventKind::Action { action, by, refused: false, result, .. }
+            if action == "reload" && by == "signal" && result.contains("nothing has changed"))
+    };
+    eventually("the signal is heard", PATIENCE, || {
+        inco.events().iter().any(by_signal).then_some(())
+    });
+
+    // A flow is explained by where it is.
+    let (flow, instance) = &before[0];
+    let explanation = inco.client().explain_flow(flow).unwrap();
+    assert_eq!(explanation.pinned.as_ref().unwrap().forward, *instance);
+    assert_eq!(explanation.service.as_deref(), Some("forward"));
+    assert!(explanation.since_unix_ms.is_some(), "{explanation:?}");
+    assert!(
+        place
+            .must(&["explain", "flow", flow])
+            .contains("its first packet was given to instance")
+    );
+    // Its service says that it stays.
+    let to = inco
+        .instances()
+        .iter()
+        .map(|row| row.id)
+        .find(|id| Some(*id) != *instance)
+        .unwrap();
+    let action = Action::Move {
+        flow: flow.clone(),
+        instance: to,
+    };
+    let refusal = inco.client().act(&action).unwrap_err().to_string();
+    assert!(refusal.contains("affinity = \"relaxed\""), "{refusal}");
+
+    // What was done is in the files, with who asked for what.
+    let file = place.run_dir().join("events/events.jsonl");
+    let written = eventually("the files have it", PATIENCE, || {
+        let lines = std::fs::read_to_string(&file).unwrap();
+        let events: Vec<Event> = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        (events.len() == inco.events().len()).then_some(events)
+    });
+    assert_eq!(written, inco.events());
+    let refusals = written.iter().filter(|event| {
+        matches!(&event.kind, EventKind::Action { action, refused: true, request, by, .. }
+        if action == "reload" && request["action"] == "reload" && by == "uid 0")
+    });
+    assert_eq!(refusals.count(), 3);
+
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    inco.at_rest();
+    inco.stop(&place);
+}
+
+#[test]
+fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let text = CONFIGURATION
+        .replace("IMAGE", IMAGE)
+        .replace(
+            "autoscaler = \"fixed\"",
+            "autoscaler = { policy = \"smartinco\", target = 0.5 }",
+        )
+        .replace("100kpps", "2kpps")
+        .replace("[service.forward]", "[service.forward]\naffinity = \"relaxed\"");
+    let inco = place.run(&text);
+    inco.settled(2, 0);
+    place.must(&["pause-out", "forward"]);
+    place.must(&["pause-out", "forward"]);
+    // 2400 packets per second, where two instances take 2000 at the target.
+    let traffic = place.traffic(TRAFFIC);
+    let row = eventually("it would want more", PATIENCE, || {
+        service(&inco, "forward").filter(|row| row.would.is_some())
+    });
+    assert_eq!(
+        (row.would, row.desired, row.pause_out, row.dry_run),
+        (Some(3), 2, true, false)
+    );
+    assert!(place.must(&["services"]).contains("[pause-out, would want 3]"));
+    let shadowed = |event: &Event| {
+        matches!(
+            event.kind,
+            EventKind::Shadowed {
+                wanted: 2,
+                would: 3,
+                ..
+            }
+        )
+    };
+    eventually("that is told", PATIENCE, || {
+        inco.events().iter().any(shadowed).then_some(())
+    });
+    place.must(&["dry-run", "forward"]);
+    place.must(&["pause-out", "forward", "--off"]);
+    assert_eq!(service(&inco, "forward").unwrap().desired, 2, "a dry run");
+    place.must(&["dry-run", "forward", "--off"]);
+    let rows = inco.settled(3, 0);
+    assert_eq!(service(&inco, "forward").unwrap().would, None);
+
+    // A flow of a service that allows it is moved, once.
+    let (flow, from) = pins(&inco).into_iter().next().unwrap();
+    let to = rows
+        .iter()
+        .map(|row| row.id)
+        .find(|id| Some(*id) != from)
+        .unwrap();
+    let id = to.0.to_string();
+    assert!(place.must(&["move", &flow, &id]).contains("goes to instance"));
+    eventually("it is there", PATIENCE, || {
+        pins(&inco).contains(&(flow.clone(), Some(to))).then_some(())
+    });
+    assert!(place.must(&["move", &flow, &id]).contains("already"));
+    let gone = place.output(&["move", "tcp 192.0.2.1:1 > 192.0.2.2:2", &id]);
+    assert!(
+        crate::support::text(&gone.stderr).contains("there is no flow"),
+        "{gone:?}"
+    );
+
+    // The decision of the event log's file can be repeated from its line as it is.
+    let scaled = eventually("the decision is written", PATIENCE, || {
+        let lines = std::fs::read_to_string(place.run_dir().join("events/events.jsonl")).unwrap();
+        lines
+            .lines()
+            .find(|line| line.contains("\"event\":\"scaled\""))
+            .map(str::to_owned)
+    });
+    let mut explain = place
+        .inco(&["explain", "autoscaler", "--input", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    explain
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(scaled.as_bytes())
+        .unwrap();
+    let output = explain.wait_with_output().unwrap();
+    let said = crate::support::text(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("3 instances"),
+        "{said}\n{scaled}"
+    );
+    traffic.interrupt();
+    let report = traffic.report();
+    assert_eq!(report.lost, 0, "{:#?}", report.counts);
+    inco.stop(&place);
+}
+
+/// Requests per second, and streams at once, that must not cost the data plane a packet.
+const REQUESTS_PER_S: u32 = 100;
+const STREAMS: usize = 10;
+
+#[test]
+fn who_asks_and_watches_a_lot_costs_no_packet() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
+    inco.settled(2, 0);
+    let traffic = place.traffic(TRAFFIC);
+    eventually("all flows", PATIENCE, || {
+        Some(pins(&inco)).filter(|pins| pins.len() == 12)
+    });
+    let ends = Arc::new(AtomicBool::new(false));
+    let snapshots = Arc::new(AtomicU64::new(0));
+    let socket = place.run_dir().join("api.sock");
+    let watching: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&socket).unwrap();
+            stream
+                .write_all(b"GET /v1/stream?last=100 HTTP/1.1\r\nhost: x\r\n\r\n")
+                .unwrap();
+            stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let (ends, snapshots) = (Arc::clone(&ends), Arc::clone(&snapshots));
+            std::thread::spawn(move || {
+                let mut lines = BufReader::new(stream);
+                let mut line = String::new();
+                while !ends.load(Ordering::Relaxed) {
+                    // What was read before the time was up stays in the line.
+                    if matches!(lines.read_line(&mut line), Ok(1..)) {
+                        if line.starts_with("event: snapshot") {
+                            snapshots.fetch_add(1, Ordering::Relaxed);
+                        }
+                        line.clear();
+                    }
+                }
+            })
+        })
+        .collect();
+    let began = Instant::now();
+    let paths = [
+        "/v1/snapshot",
+        "/metrics",
+        "/v1/flows?top=10",
+        "/v1/counters",
+        "/v1/events?last=100",
+    ];
+    let mut asked = 0;
+    while began.elapsed() < Duration::from_secs(3) {
+        let answer = ask(
+            &place,
+            &format!("GET {} HTTP/1.1", paths[asked as usize % paths.len()]),
+        );
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        asked += 1;
+        let due = began + Duration::from_secs(1) * asked / REQUESTS_PER_S;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
+    let rate = f64::from(asked) / began.elapsed().as_secs_f64();
+    ends.store(true, Ordering::Relaxed);
+    watching.into_iter().for_each(|thread| thread.join().unwrap());
+    assert!(
+        rate > f64::from(REQUESTS_PER_S) / 2.0,
+        "{rate} requests per second"
+    );
+    assert!(
+        snapshots.load(Ordering::Relaxed) >= 2 * STREAMS as u64,
+        "{snapshots:?}"
+    );
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    inco.at_rest();
+    inco.stop(&place);
+}
