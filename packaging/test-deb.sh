@@ -25,7 +25,7 @@ fail() { echo "test-deb: $*" >&2; exit 1; }
 
 # Only on this copy: the machine's own installation, if any, is out of the way.
 rm -f "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf"
-inside dpkg -i /tmp/inco.deb >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it does not install'; }
+inside dpkg --no-triggers -i /tmp/inco.deb >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it does not install'; }
 [ "$(inside dpkg-query -W -f '${Status}' inco)" = 'install ok installed' ] || fail 'it is not installed'
 
 inside inco --version >/dev/null
@@ -58,7 +58,7 @@ for _ in $(seq 200); do
 done
 inside inco status >/dev/null || { cat "$top/run" >&2; fail 'it does not run'; }
 
-inside dpkg -P inco >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it cannot be removed'; }
+inside dpkg --no-triggers -P inco >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it cannot be removed'; }
 wait || true
 grep -q 'inco has ended' "$top/run" || { cat "$top/run" >&2; fail 'removing it did not end the inco that ran'; }
 left=$(cd "$root" && ls -d usr/bin/inco* usr/lib/systemd/system/inco* usr/share/man/man1/inco* usr/share/doc/inco \

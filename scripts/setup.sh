@@ -2,7 +2,7 @@
 # Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
 # else it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, docker, bench, deb
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, browser, docker, bench, deb
 #
 # Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
 set -euo pipefail
@@ -54,6 +54,10 @@ for part in "$@"; do
         has promtool || want prometheus 'promtool and Prometheus: what metrics and alerts are checked with'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
         ;;
+    browser)
+        has chromium-headless-shell || has chromium ||
+            want chromium-headless-shell 'the browser that the web page is tested with (100 MB)'
+        ;;
     deb)
         has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary needs'
         has strip || want binutils 'strip: smaller programs'
@@ -74,7 +78,7 @@ for part in "$@"; do
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test docker bench deb"
+        say "no part '$part'; there are: rust build dpdk lint test browser docker bench deb"
         exit 2
         ;;
     esac
@@ -181,6 +185,9 @@ for part in "$@"; do
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
         has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
         has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
+        ;;
+    browser)
+        has chromium-headless-shell || has chromium || say 'Chromium is missing: the test of the web page will say so and skip'
         ;;
     deb) has dpkg-shlibdeps || failed=yes ;;
     bench)

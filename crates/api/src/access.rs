@@ -1,6 +1,7 @@
 //! Who may do what: bearer tokens for TCP, and how many requests there may be.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -14,7 +15,7 @@ use subtle::ConstantTimeEq as _;
 
 use crate::figures::Figures;
 use crate::problem::Problem;
-use crate::{ApiError, Caller, Limits};
+use crate::{ApiError, Caller, Limits, page};
 
 use std::sync::Arc;
 
@@ -166,7 +167,10 @@ impl Guard {
 
     fn admit(&self, request: &mut Request) -> Result<(), Problem> {
         let caller = match request.extensions().get::<Peer>() {
-            Some(Peer::Local(caller)) => caller.clone(),
+            Some(Peer::Local(caller)) => {
+                is_asked_for_by_name(request.headers())?;
+                caller.clone()
+            }
             Some(Peer::Remote) => self.of_token(request.uri().path(), request.headers())?,
             None => return Err(Problem::new(StatusCode::FORBIDDEN, "nobody is known to ask", "")),
         };
@@ -200,7 +204,7 @@ impl Guard {
             return Ok(caller);
         }
         // The page itself holds no figures: it asks for a token and then for them.
-        if path == "/" && given.is_none() {
+        if page::FILES.contains(&path) && given.is_none() {
             return Ok(Caller {
                 name: "nobody".to_owned(),
                 may_act: false,
@@ -222,6 +226,28 @@ impl Guard {
             "send Authorization: Bearer TOKEN with one from the file that `[api] tokens` names",
         ))
     }
+}
+
+/// Whether the host that a request names may be this socket. A browser comes here by a port that leads to the socket; a page from
+/// elsewhere whose name suddenly means this machine (DNS rebinding) would come the same way, with its own name, which has a dot.
+fn is_asked_for_by_name(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(host) = headers.get(header::HOST) else {
+        return Ok(());
+    };
+    let host = host.to_str().unwrap_or(".");
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    if address.parse::<IpAddr>().is_ok() || !name.contains('.') {
+        return Ok(());
+    }
+    Err(Problem::new(
+        StatusCode::MISDIRECTED_REQUEST,
+        "this is asked for under the name of another host",
+        "open it as http://localhost:PORT/ or http://127.0.0.1:PORT/",
+    ))
 }
 
 fn too_many(rate: u32, what: &str) -> Problem {
@@ -289,6 +315,36 @@ mod tests {
             assert_eq!(caller(wrong), None, "{wrong}");
         }
         assert!(!format!("{tokens:?}").contains(A), "a token is shown");
+    }
+
+    #[test]
+    fn pages_of_other_hosts_are_refused_on_the_socket() {
+        let asked = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_str(host).unwrap());
+            is_asked_for_by_name(&headers).is_ok()
+        };
+        for ours in [
+            "inco",
+            "localhost",
+            "localhost:8080",
+            "127.0.0.1:8080",
+            "[::1]:8080",
+            "10.0.0.1",
+        ] {
+            assert!(asked(ours), "{ours}");
+        }
+        for other in [
+            "evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "localhost.:8080",
+            ".",
+            "",
+        ] {
+            assert_eq!(asked(other), other.is_empty(), "{other}");
+        }
+        assert!(is_asked_for_by_name(&HeaderMap::new()).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod counters;
 mod event_log;
 mod figures;
 mod metrics;
+mod page;
 mod problem;
 mod question;
 mod routes;

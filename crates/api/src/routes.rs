@@ -27,7 +27,7 @@ use crate::types::{
     Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Problem as ProblemBody,
     ServiceRow, Snapshot, Status,
 };
-use crate::{Caller, metrics};
+use crate::{Caller, metrics, page};
 
 /// How long the control loop may take for an answer. A dump of 16 million flows takes 4 s.
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -107,6 +107,7 @@ pub fn openapi() -> String {
 pub(crate) fn routes(shared: Shared) -> Router {
     documented()
         .0
+        .merge(page::routes())
         .fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
-use api::types::{Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Status};
+use api::types::{
+    Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Snapshot, Status,
+};
 use api::{EventLog, Limits, Question, Server, questions};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 
@@ -374,18 +376,10 @@ impl Fake {
         std::thread::spawn(move || {
             while let Some(question) = inbox.wait() {
                 match question {
-                    Question::Status(answer) => answer.give(Status {
-                        version: "9.9".to_owned(),
-                        ..Status::default()
-                    }),
-                    Question::Services(answer) => {
-                        answer.give(vec![ServiceRow {
-                            name: "web".to_owned(),
-                            active: 3,
-                            ..ServiceRow::default()
-                        }]);
-                    }
-                    Question::Instances(answer) => answer.give(vec![instance(3, "web"), instance(4, "dns")]),
+                    Question::Status(answer) => answer.give(snapshot().status),
+                    Question::Services(answer) => answer.give(snapshot().services),
+                    Question::Instances(answer) => answer.give(snapshot().instances),
+                    Question::Snapshot(answer) => answer.give(snapshot()),
                     Question::Flows(_, answer) => answer.give(Ok(FlowPage {
                         flows: Vec::new(),
                         complete: true,
@@ -414,7 +408,7 @@ impl Fake {
                         ..FlowExplanation::default()
                     })),
                     // No command asks for these.
-                    Question::Snapshot(_) | Question::Policies(_) | Question::Counters(_) => {}
+                    Question::Policies(_) | Question::Counters(_) => {}
                 }
             }
         });
@@ -447,6 +441,22 @@ impl Fake {
 
     fn socket(&self) -> PathBuf {
         self.directory.path().join("api.sock")
+    }
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        unix_ms: 1000,
+        status: Status {
+            version: "9.9".to_owned(),
+            ..Status::default()
+        },
+        services: vec![ServiceRow {
+            name: "web".to_owned(),
+            active: 3,
+            ..ServiceRow::default()
+        }],
+        instances: vec![instance(3, "web"), instance(4, "dns")],
     }
 }
 

@@ -104,7 +104,12 @@ impl Asking {
 
     fn look(&mut self) -> Result<Update, ApiError> {
         let client = connected(&mut self.client, &self.socket)?;
-        let status = client.status()?;
+        let api::types::Snapshot {
+            status,
+            services,
+            instances,
+            ..
+        } = client.snapshot()?;
         let now = Some((status.pid, status.events));
         let events = if self.events == now {
             None
@@ -123,9 +128,9 @@ impl Asking {
             }
         };
         let seen = Seen {
-            services: client.services()?,
-            instances: client.instances()?,
             status,
+            services,
+            instances,
             events,
             flows,
         };

@@ -1,0 +1,251 @@
+//! The live page in a real browser, served by the real server over its stream; what the control loop would say is told by the
+//! test.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+mod browser;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use api::types::{FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status, UplinkRow};
+use api::{EventLog, Limits, Question, Server, questions};
+use browser::{Browser, browser, port_to};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+
+/// How long the page is watched at the end, in seconds: 600 by hand.
+fn watched() -> Duration {
+    let seconds = std::env::var("INCO_PAGE_SECONDS").ok();
+    Duration::from_secs(seconds.map_or(0, |text| text.parse().unwrap()))
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// An inco as the API sees it.
+struct World {
+    server: Option<Server>,
+    events: EventLog,
+    /// Active instances.
+    instances: Arc<Mutex<u32>>,
+}
+
+impl World {
+    fn start(socket: &Path, pid: u32) -> World {
+        let (asker, mut inbox) = questions();
+        let instances = Arc::new(Mutex::new(1));
+        let started = Instant::now();
+        let there = Arc::clone(&instances);
+        std::thread::spawn(move || {
+            while let Some(question) = inbox.wait() {
+                let count = *there.lock().unwrap();
+                match question {
+                    Question::Snapshot(answer) => answer.give(snapshot(pid, count, started.elapsed())),
+                    Question::Flows(filter, answer) => answer.give(Ok(FlowPage {
+                        flows: vec![flow(filter.instance)],
+                        complete: true,
+                    })),
+                    // The page asks for nothing else.
+                    _ => {}
+                }
+            }
+        });
+        let events = EventLog::default();
+        let server = Server::start(socket, None, &Limits::default(), asker, events.clone()).unwrap();
+        World {
+            server: Some(server),
+            events,
+            instances,
+        }
+    }
+
+    fn tell(&self, sequence: u64, kind: EventKind) {
+        self.events.push(Event {
+            sequence,
+            at: Nanos(sequence),
+            unix_ms: unix_ms(),
+            service: Some("web".to_owned()),
+            instance: None,
+            kind,
+        });
+    }
+}
+
+fn snapshot(pid: u32, instances: u32, uptime: Duration) -> Snapshot {
+    let uptime_s = uptime.as_secs_f64();
+    Snapshot {
+        unix_ms: unix_ms(),
+        status: Status {
+            version: "9.9".to_owned(),
+            pid,
+            uptime_s,
+            uplinks: vec![UplinkRow {
+                name: "wan".to_owned(),
+                up: true,
+                received_pps: f64::from(instances) * 1000.0,
+                sent_pps: f64::from(instances) * 900.0,
+                ..UplinkRow::default()
+            }],
+            ..Status::default()
+        },
+        services: vec![ServiceRow {
+            name: "web".to_owned(),
+            active: instances,
+            desired: instances,
+            // What others write is text to the page, whatever it looks like.
+            reason: "<img src=x onerror=alert(1)>".to_owned(),
+            ..ServiceRow::default()
+        }],
+        instances: (1..=instances).map(instance).collect(),
+    }
+}
+
+fn instance(id: u32) -> InstanceRow {
+    InstanceRow {
+        id: InstanceId(id),
+        service: "web".to_owned(),
+        state: InstanceState::Active,
+        state_ms: 1500,
+        slot: Some(1),
+        container: None,
+        pid: Some(100 + id),
+        adopted: false,
+        to_pps: 1000.0,
+        back_pps: 900.0,
+        to_packets: 1,
+        back_packets: 1,
+        live_flows: 12,
+        ring_occupancy: 0.25,
+        dropped_packets: 0,
+        capacity_pps: None,
+        cpu_quota: None,
+        busy: None,
+        memory_bytes: None,
+        reason: "ready".to_owned(),
+    }
+}
+
+fn flow(instance: Option<InstanceId>) -> FlowRow {
+    FlowRow {
+        flow: format!("tcp 10.0.0.1:1000 > 10.0.0.{}:80", instance.map_or(0, |id| id.0)),
+        service: "web".to_owned(),
+        forward: instance,
+        reverse: instance,
+        packets: [7, 3],
+        bytes: [700, 300],
+        idle_ms: 1,
+        state: "established".to_owned(),
+        pps: Some(500.0),
+        error_pps: None,
+    }
+}
+
+const LIVE: &str = "document.querySelector('#connection')?.textContent === 'live'";
+
+#[test]
+fn the_page_follows_a_scale_out_and_survives_a_restart() {
+    let Some(program) = browser() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let mut world = World::start(&socket, 7);
+    let port = port_to(&socket);
+    let mut page = Browser::open(&program, &format!("http://127.0.0.1:{port}/"));
+    page.until(LIVE);
+    page.until("document.querySelectorAll('#instance-rows tbody tr').length === 1");
+    assert!(page.text("#about").contains("9.9"));
+    assert_eq!(page.texts("#services tbody td")[..2], ["web", "1 of 1"]);
+    assert_eq!(page.text("#figures dd"), "1.00k/s");
+    // Nothing of what others say is markup.
+    assert!(page.text("#reasons").contains("<img src=x"));
+    assert_eq!(page.value("document.images.length"), 0);
+
+    // A scale-out, live: rows, the count, the decision with its reason, areas and boxes.
+    *world.instances.lock().unwrap() = 3;
+    world.tell(
+        1,
+        EventKind::Scaled {
+            from: 1,
+            to: 3,
+            policy: "ladder".to_owned(),
+            reason: "utilisation 0.82 over 0.70".to_owned(),
+            case: None,
+        },
+    );
+    page.until("document.querySelectorAll('#instance-rows tbody tr').length === 3");
+    page.until("document.querySelectorAll('#decisions li').length === 1");
+    assert!(
+        page.text("#decisions li")
+            .contains("1 → 3 instances wanted by ladder (utilisation 0.82 over 0.70)")
+    );
+    assert_eq!(page.texts("#instance-rows tbody td:first-child"), ["1", "2", "3"]);
+    assert_eq!(page.texts("#services tbody td")[1], "3 of 3");
+    assert_eq!(page.text("#figures dd"), "3.00k/s");
+    assert_eq!(page.texts("#flows path title").len(), 3);
+    assert_eq!(
+        page.value("document.querySelectorAll('#topology rect').length"),
+        5
+    );
+
+    // By keyboard: the largest flows of an instance.
+    page.value("document.querySelectorAll('#instance-rows button')[1].focus()");
+    for kind in ["keyDown", "keyUp"] {
+        let key = serde_json::json!({
+            "type": kind, "key": "Enter", "code": "Enter", "text": "\r", "windowsVirtualKeyCode": 13
+        });
+        page.call("Input.dispatchKeyEvent", key);
+    }
+    page.until("document.querySelector('#detail-title').textContent === 'Instance 2 of web'");
+    page.until("document.querySelector('#detail-flows tbody')?.textContent.includes('10.0.0.2:80')");
+
+    // It goes away, and another one comes: the page says so, goes on, and shows nothing of the old one.
+    drop(world.server.take());
+    page.until("document.querySelector('#connection').className === 'gone'");
+    let world = World::start(&socket, 8);
+    world.tell(1, EventKind::Started { adopted: 3 });
+    page.until(LIVE);
+    page.until("state.pid === 8 && document.querySelectorAll('#instance-rows tbody tr').length === 1");
+    page.until("document.querySelector('#events').textContent.includes('took over 3 containers')");
+    assert_eq!(page.texts("#decisions li").len(), 0);
+
+    // On a phone nothing is wider than the screen.
+    page.call(
+        "Emulation.setDeviceMetricsOverride",
+        serde_json::json!({"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": true}),
+    );
+    page.until("document.documentElement.scrollWidth <= 360");
+    memory_stays_bounded(&mut page);
+    assert_eq!(page.complaints(), [] as [String; 0]);
+}
+
+/// More than charts and lists hold, at once, and then as much again: a page that kept something for each of it would grow.
+fn memory_stays_bounded(page: &mut Browser) {
+    let more = |page: &mut Browser| {
+        page.value(
+            "for (let i = 0; i < 400; i++) {
+                const next = structuredClone(state.snapshot);
+                next.unix_ms += 1000;
+                next.status.uptime_s += 1;
+                for (const row of next.instances) row.id += i % 50 === 0 ? 1 : 0;
+                take(next);
+                happened({ sequence: i, unix_ms: next.unix_ms, event: 'hot', service: 'web', instance: i % 7, occupancy: 0.5 });
+                if (i % 10 === 0) drawEvents();
+            }",
+        );
+        page.memory()
+    };
+    let (first, nodes) = more(page);
+    let (second, more_nodes) = more(page);
+    assert!(
+        second - first < 1e6,
+        "the page grew from {first} to {second} bytes with 400 snapshots"
+    );
+    assert!(more_nodes < nodes + 2000, "from {nodes} to {more_nodes} nodes");
+    let until = Instant::now() + watched();
+    while Instant::now() < until {
+        std::thread::sleep(Duration::from_secs(1).min(until - Instant::now()));
+        page.value("0");
+    }
+    let (last, _) = page.memory();
+    assert!(last - second < 1e6, "the page grew from {second} to {last} bytes");
+}
