@@ -13,7 +13,7 @@ use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot,
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
-use simd::{Kernel, Level};
+use simd::{Kernel, Level, Words};
 
 use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
@@ -1732,7 +1732,11 @@ impl<F: Frame> Kernel for Look<'_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
+    fn run<W: Words>(self) {
         let mut first = 0;
         while first < self.frames.len() {
             let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
@@ -1768,10 +1772,10 @@ impl<F> Kernel for Hit<'_, '_, F> {
     type Output = usize;
 
     #[inline(always)]
-    fn run(self) -> usize {
+    fn run<W: Words>(self) -> usize {
         let Hit { frames, outboxes, .. } = self;
         self.table
-            .hit_burst(self.burst, self.from, self.now, self.lanes, |lane, bytes| {
+            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, |lane, bytes| {
                 if let (Some(frame), Some(outbox)) = (frames.next(), outboxes.get_mut(usize::from(lane))) {
                     outbox.frames.push(frame);
                     outbox.bytes += u64::from(bytes);

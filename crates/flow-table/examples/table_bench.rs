@@ -123,9 +123,10 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
                     burst.fill(&columns);
                     table.ask(&mut burst);
                     table.choose(&mut burst);
-                    let until = table.hit_burst(&mut burst, 0, now, &lanes, |lane, _| {
-                        black_box(lane);
-                    });
+                    let until =
+                        table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, |lane, _| {
+                            black_box(lane);
+                        });
                     black_box(until);
                     done += BURST;
                 }

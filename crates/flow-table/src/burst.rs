@@ -1,7 +1,13 @@
 //! The short way of known IPv4 flows through the table: a burst of packets, side by side, step by step.
+#![allow(
+    clippy::manual_memcpy,
+    clippy::needless_range_loop,
+    reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+)]
 
 use model::Slot;
 use packet::{BURST, PacketColumns};
+use simd::Words;
 use zerocopy::transmute;
 
 use crate::FlowHasher;
@@ -97,7 +103,9 @@ impl Burst {
             ];
             let rows: [[u64; 4]; GROUP] = transmute!(simd::transposed(&words));
             if let Some(places) = self.packets.get_mut(first..first + GROUP) {
-                places.copy_from_slice(&rows);
+                for i in 0..GROUP {
+                    places[i] = rows[i];
+                }
             }
             first += GROUP;
         }
@@ -137,7 +145,10 @@ fn group(column: &[u32; BURST], first: usize) -> [u32; GROUP] {
     match column.get(first..first + GROUP) {
         Some(words) => {
             let mut group = [0; GROUP];
-            group.copy_from_slice(words);
+            // By word: a call to copy so few would cost more.
+            for i in 0..GROUP {
+                group[i] = words[i];
+            }
             group
         }
         None => [0; GROUP],
@@ -150,34 +161,23 @@ const _: () = assert!(cfg!(target_endian = "little"));
 /// An entry with a packet counted; `None` where it is another flow's, or not steady, or the packet is odd, or a counter
 /// carries. All four words at once: the first and the last are compared, those between are added to.
 #[inline(always)]
-pub(crate) fn counted(entry: &[u64; 4], packet: &[u64; 4]) -> Option<[u64; 4]> {
+pub(crate) fn counted<W: Words>(entry: &[u64; 4], packet: &[u64; 4]) -> Option<W> {
     const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;
-    const COUNTERS: [u64; 4] = [0, u64::MAX, u64::MAX, 0];
-    const ALIKE: [u64; 4] = [EXPECTED, CARRIES, CARRIES, u64::MAX];
-    let (mut sum, mut wrong) = ([0; 4], [0; 4]);
-    for i in 0..4 {
-        sum[i] = entry[i].wrapping_add(packet[i] & COUNTERS[i]);
-        // Of a sum the carries, of the others the differences.
-        wrong[i] = (sum[i] ^ packet[i] ^ entry[i] & COUNTERS[i]) & ALIKE[i];
-    }
-    if wrong[0] | wrong[1] | wrong[2] | wrong[3] == 0 {
-        Some(sum)
-    } else {
-        None
-    }
+    let counters = W::load(&[0, u64::MAX, u64::MAX, 0]);
+    let alike = W::load(&[EXPECTED, CARRIES, CARRIES, u64::MAX]);
+    let (entry, packet) = (W::load(entry), W::load(packet));
+    let sum = entry.plus(packet.and(counters));
+    // Of a sum the carries, of the others the differences.
+    let wrong = sum.xor(packet).xor(entry.and(counters)).and(alike);
+    if wrong.are_zero() { Some(sum) } else { None }
 }
 
 /// The same entry, last seen then.
 #[inline(always)]
-pub(crate) fn seen(entry: &[u64; 4], tick: u64) -> [u64; 4] {
-    const BELOW: [u64; 4] = [u64::MAX, half::BELOW_SEEN, half::BELOW_SEEN, u64::MAX];
+pub(crate) fn seen<W: Words>(entry: W, tick: u64) -> W {
     let [forward, reverse] = half::seen(tick);
-    let seen = [0, forward, reverse, 0];
-    let mut after = [0; 4];
-    for i in 0..4 {
-        after[i] = entry[i] & BELOW[i] | seen[i];
-    }
-    after
+    let below = W::load(&[u64::MAX, half::BELOW_SEEN, half::BELOW_SEEN, u64::MAX]);
+    entry.and(below).or(W::load(&[0, forward, reverse, 0]))
 }
 
 /// Bytes and direction of a length word.

@@ -3,6 +3,7 @@ use std::ops::DerefMut;
 
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
 use packet::BURST;
+use simd::Words;
 
 use crate::burst::{self, Burst, Lanes};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
@@ -306,6 +307,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     /// Hashes a burst's packets and asks for their buckets.
     #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
     pub fn ask(&self, burst: &mut Burst) {
         let (index, _) = self.regions[0].split(&self.storage);
         for at in 0..burst.len.min(BURST) {
@@ -317,6 +322,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     /// Chooses for each packet of a burst the entry that may be its flow's, and asks for that.
     #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
     pub fn choose(&self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
         for at in 0..burst.len.min(BURST) {
@@ -327,9 +336,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells the lane of each one's
     /// pin and its length to `to`, in order. Stops at the first packet that needs more than that (its flow is not known or
     /// not steady, it is odd, its pin has no lane, or its flow's counters carry), and gives its place; the burst's length
-    /// where there is none.
+    /// where there is none. `W` is what the caller's [`simd::Kernel`] is given.
     #[inline(always)]
-    pub fn hit_burst(
+    pub fn hit_burst<W: Words>(
         &mut self,
         burst: &mut Burst,
         from: usize,
@@ -339,7 +348,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     ) -> usize {
         let mut at = from;
         loop {
-            at = self.hit_candidates(burst, at, now, lanes, &mut to);
+            at = self.hit_candidates::<W>(burst, at, now, lanes, &mut to);
             // A few in a hundred share a signature with another flow, or lie in their second bucket.
             match self.find_known(burst, at) {
                 Some(found) if found != burst.candidates[at] => burst.candidates[at] = found,
@@ -352,7 +361,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     /// The same, up to the first packet that is not of the flow that was chosen.
     #[inline(always)]
-    fn hit_candidates(
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
+    fn hit_candidates<W: Words>(
         &mut self,
         burst: &Burst,
         from: usize,
@@ -368,7 +381,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 return at;
             }
             let entry = &mut flows[candidate];
-            let Some(counted) = burst::counted(entry, &burst.packets[at]) else {
+            let Some(counted) = burst::counted::<W>(entry, &burst.packets[at]) else {
                 return at;
             };
             let (bytes, d) = burst::length(burst.lengths[at]);
@@ -376,7 +389,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             if lane == Lanes::NONE {
                 return at;
             }
-            *entry = burst::seen(&counted, tick);
+            burst::seen(counted, tick).store(entry);
             to(lane, bytes);
         }
         burst.len.max(from)

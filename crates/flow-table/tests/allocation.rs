@@ -109,7 +109,9 @@ fn the_steady_state_allocates_nothing() {
                 burst.fill(&packets);
                 table.ask(&mut burst);
                 table.choose(&mut burst);
-                table.hit_burst(&mut burst, 0, now, &lanes, |lane, _| shown += u32::from(lane));
+                table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, |lane, _| {
+                    shown += u32::from(lane)
+                });
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);
             }

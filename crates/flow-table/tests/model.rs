@@ -15,6 +15,7 @@ use packet::{BURST, PacketColumns};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRng, TestRunner};
+use simd::{Kernel, Level, Words};
 
 const SLOTS: u16 = 6;
 const SERVICES: u16 = 3;
@@ -207,6 +208,28 @@ fn direction(reverse: bool) -> Direction {
     }
 }
 
+/// A burst's last step, on whatever level; what it tells.
+struct HitBurst<'a> {
+    table: &'a mut FlowTable<Vec<Line>>,
+    burst: &'a mut Burst,
+    from: usize,
+    now: Nanos,
+    lanes: &'a Lanes,
+    told: &'a mut Vec<(u16, u32)>,
+}
+
+impl Kernel for HitBurst<'_> {
+    type Output = usize;
+    #[inline(always)]
+    fn run<W: Words>(self) -> usize {
+        let told = self.told;
+        self.table
+            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, |lane, bytes| {
+                told.push((lane, bytes));
+            })
+    }
+}
+
 impl Harness {
     fn new(ipv4_flows: usize, ipv6_flows: usize, timeouts: TimeoutPolicy) -> Harness {
         let config = TableConfig {
@@ -284,11 +307,15 @@ impl Harness {
         let mut from = 0;
         while from < keys.len() {
             let mut told = Vec::new();
-            let until = self
-                .table()
-                .hit_burst(&mut burst, from, now, &lanes, |lane, bytes| {
-                    told.push((lane, bytes))
-                });
+            let level = [Level::Every, Level::detect()][numbers.len() % 2];
+            let until = level.run(HitBurst {
+                table: self.table(),
+                burst: &mut burst,
+                from,
+                now,
+                lanes: &lanes,
+                told: &mut told,
+            });
             assert_eq!(told.len(), until - from);
             for (key, (lane, bytes)) in keys[from..until].iter().zip(told) {
                 let FlowKey::V4(words) = key else { unreachable!() };

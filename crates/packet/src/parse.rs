@@ -805,7 +805,7 @@ mod tests {
     impl simd::Kernel for ReadGroup<'_> {
         type Output = ();
         #[inline(always)]
-        fn run(self) {
+        fn run<W: simd::Words>(self) {
             self.0.load(0, self.1);
             self.0.judge(8);
         }

@@ -57,8 +57,38 @@ pub fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
 pub trait Kernel {
     /// What it gives.
     type Output;
-    /// Does it.
-    fn run(self) -> Self::Output;
+    /// Does it, with four words in what registers the level has for them.
+    fn run<W: Words>(self) -> Self::Output;
+}
+
+/// Four words side by side, which one instruction works on where a level has registers for them. Only a [`Kernel`] gets to
+/// know its level's.
+pub trait Words: Copy + sealed::Sealed {
+    /// These words.
+    fn load(words: &[u64; 4]) -> Self;
+    /// Writes them there.
+    fn store(self, words: &mut [u64; 4]);
+    /// Each added to the other's, without a carry to the next.
+    #[must_use]
+    fn plus(self, other: Self) -> Self;
+    /// Bits that are in both.
+    #[must_use]
+    fn and(self, other: Self) -> Self;
+    /// Bits that are in either.
+    #[must_use]
+    fn or(self, other: Self) -> Self;
+    /// Bits that are in one of both.
+    #[must_use]
+    fn xor(self, other: Self) -> Self;
+    /// Whether all are 0.
+    fn are_zero(self) -> bool;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::scalar::Words {}
+    #[cfg(target_arch = "x86_64")]
+    impl Sealed for super::x86_64::Words {}
 }
 
 /// Which instructions a processor has.
@@ -97,7 +127,7 @@ impl Level {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
-            Level::Every => kernel.run(),
+            Level::Every => kernel.run::<scalar::Words>(),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: there is no `Avx2` but where the processor was seen to have what the function is compiled for.
             Level::Avx2(_) => unsafe { x86_64::run_avx2(kernel) },
@@ -133,16 +163,64 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::x86_64::{
-        __m128i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch,
+        __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch,
         _mm_set1_epi8, _mm_storeu_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi32,
-        _mm_unpacklo_epi64,
+        _mm_unpacklo_epi64, _mm256_add_epi64, _mm256_and_si256, _mm256_loadu_si256, _mm256_or_si256,
+        _mm256_storeu_si256, _mm256_testz_si256, _mm256_xor_si256,
     };
+
+    /// Four words in a register. There are none but in a kernel that `run_avx2` runs: nobody else can name the type.
+    #[derive(Clone, Copy)]
+    #[allow(
+        unreachable_pub,
+        reason = "it stands for a public trait where nobody can name it"
+    )]
+    pub struct Words(__m256i);
+
+    impl super::Words for Words {
+        #[inline(always)]
+        fn load(words: &[u64; 4]) -> Words {
+            // SAFETY: reads the 32 bytes that `words` borrows, at any alignment. As in all of these, the processor has AVX2:
+            // see `Words`.
+            Words(unsafe { _mm256_loadu_si256(words.as_ptr().cast::<__m256i>()) })
+        }
+        #[inline(always)]
+        fn store(self, words: &mut [u64; 4]) {
+            // SAFETY: writes the 32 bytes that `words` borrows, at any alignment.
+            unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast::<__m256i>(), self.0) }
+        }
+        #[inline(always)]
+        fn plus(self, other: Words) -> Words {
+            // SAFETY: registers only, as in those that follow.
+            Words(unsafe { _mm256_add_epi64(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn and(self, other: Words) -> Words {
+            // SAFETY: as above.
+            Words(unsafe { _mm256_and_si256(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn or(self, other: Words) -> Words {
+            // SAFETY: as above.
+            Words(unsafe { _mm256_or_si256(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn xor(self, other: Words) -> Words {
+            // SAFETY: as above.
+            Words(unsafe { _mm256_xor_si256(self.0, other.0) })
+        }
+        #[inline(always)]
+        fn are_zero(self) -> bool {
+            // SAFETY: as above.
+            unsafe { _mm256_testz_si256(self.0, self.0) != 0 }
+        }
+    }
 
     /// # Safety
     /// The processor has AVX2, BMI1 and BMI2.
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     pub(crate) unsafe fn run_avx2<K: super::Kernel>(kernel: K) -> K::Output {
-        kernel.run()
+        kernel.run::<Words>()
     }
 
     /// Four blocks of four by four.
@@ -254,14 +332,42 @@ mod tests {
     impl Kernel for Sum<'_> {
         type Output = u32;
         #[inline(always)]
-        fn run(self) -> u32 {
+        fn run<W: Words>(self) -> u32 {
             self.0
                 .iter()
                 .fold(0, |sum, &n| sum.wrapping_add(n.swap_bytes() ^ n >> 3))
         }
     }
 
+    /// What each operation on words gives.
+    struct Operations<'a>(&'a [u64; 4], &'a [u64; 4]);
+
+    impl Kernel for Operations<'_> {
+        type Output = ([[u64; 4]; 4], bool);
+        #[inline(always)]
+        fn run<W: Words>(self) -> Self::Output {
+            let (a, b) = (W::load(self.0), W::load(self.1));
+            let mut all = [[0; 4]; 4];
+            a.plus(b).store(&mut all[0]);
+            a.and(b).store(&mut all[1]);
+            a.or(b).store(&mut all[2]);
+            a.xor(b).store(&mut all[3]);
+            (all, a.and(b).are_zero())
+        }
+    }
+
     proptest! {
+        #[test]
+        fn words_are_those_of_the_scalar_twin(a: [u64; 4], b: [u64; 4], masks in prop::array::uniform4(0_u64..2)) {
+            for b in [b, std::array::from_fn(|i| b[i] & masks[i]), [0; 4]] {
+                let said = Level::detect().run(Operations(&a, &b));
+                prop_assert_eq!(said, Level::Every.run(Operations(&a, &b)));
+                let each = |word: fn(u64, u64) -> u64| std::array::from_fn(|i| word(a[i], b[i]));
+                let expected = [each(u64::wrapping_add), each(|a, b| a & b), each(|a, b| a | b), each(|a, b| a ^ b)];
+                prop_assert_eq!(said, (expected, expected[1] == [0; 4]));
+            }
+        }
+
         #[test]
         fn columns_are_those_of_the_scalar_twin(rows: [[u32; 8]; 8]) {
             let columns = transposed(&rows);

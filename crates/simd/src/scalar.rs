@@ -1,4 +1,8 @@
 //! The scalar twins: what each function of this crate means, in plain Rust.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+)]
 
 /// As [`match_bytes`](crate::match_bytes).
 #[inline]
@@ -20,6 +24,53 @@ pub fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
         }
     }
     columns
+}
+
+/// Four [`Words`](crate::Words) in ordinary registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Words([u64; 4]);
+
+impl crate::Words for Words {
+    #[inline(always)]
+    fn load(words: &[u64; 4]) -> Words {
+        Words(*words)
+    }
+    #[inline(always)]
+    fn store(self, words: &mut [u64; 4]) {
+        *words = self.0;
+    }
+    #[inline(always)]
+    fn plus(mut self, other: Words) -> Words {
+        for i in 0..4 {
+            self.0[i] = self.0[i].wrapping_add(other.0[i]);
+        }
+        self
+    }
+    #[inline(always)]
+    fn and(mut self, other: Words) -> Words {
+        for i in 0..4 {
+            self.0[i] &= other.0[i];
+        }
+        self
+    }
+    #[inline(always)]
+    fn or(mut self, other: Words) -> Words {
+        for i in 0..4 {
+            self.0[i] |= other.0[i];
+        }
+        self
+    }
+    #[inline(always)]
+    fn xor(mut self, other: Words) -> Words {
+        for i in 0..4 {
+            self.0[i] ^= other.0[i];
+        }
+        self
+    }
+    #[inline(always)]
+    fn are_zero(self) -> bool {
+        self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
+    }
 }
 
 /// As [`prefetch`](crate::prefetch): does nothing.
