@@ -1,0 +1,181 @@
+//! What a packet of a known flow costs, in instructions, which no busy machine changes: counted by valgrind's callgrind,
+//! so that a slower commit is noticed. A machine without valgrind says so and skips.
+
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use eswitch::{BURST_FRAMES, Device, Frame, FrameMemory, Port, Unsendable};
+use model::Nanos;
+use packet::TcpFlags;
+
+mod bare;
+
+/// Turns of a run, in the variable's value; the run is this test program again.
+const TURNS: &str = "INCO_TEST_TURNS";
+/// The traffic of a run.
+const TRAFFIC: &str = "INCO_TEST_TRAFFIC";
+const FLOWS: usize = 1000;
+/// Frames that a worker takes in a turn, at most.
+const TURN_FRAMES: u64 = 4 * BURST_FRAMES as u64;
+
+/// Frames that are nobody's: they only say which bytes.
+struct Frames;
+
+#[derive(Clone, Copy)]
+struct Bytes(&'static [u8]);
+
+impl Frame for Bytes {
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        self.0
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut []
+    }
+    fn room(&mut self) -> &mut [u8] {
+        &mut []
+    }
+    fn set_len(&mut self, len: usize) {
+        self.0 = self.0.get(..len).unwrap_or(self.0);
+    }
+}
+
+impl FrameMemory for Frames {
+    type Frame = Bytes;
+    type Device = Known;
+    type Registration = ();
+    fn register_thread() {}
+    fn take(&mut self) -> Option<Bytes> {
+        None
+    }
+    fn give(&mut self, _frame: Bytes) {}
+    fn frame_limit(&self) -> usize {
+        usize::MAX
+    }
+}
+
+/// A source of the same flows over and over.
+struct Known {
+    frames: Vec<Bytes>,
+    next: usize,
+}
+
+impl Known {
+    fn new(traffic: &str) -> Known {
+        let frame = |flow: usize| {
+            let [.., a, b] = flow.to_be_bytes();
+            let (src, dst) = match traffic {
+                "ipv6" => (format!("[2001:db8::{flow:x}]:1000"), "[2001:db8:1::1]:80"),
+                _ => (format!("10.0.{a}.{b}:1000"), "192.0.2.1:80"),
+            };
+            let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
+            let built = match traffic {
+                "tcp" => packet::build::Frame::tcp(src, dst, TcpFlags(TcpFlags::ACK), &[0; 10]),
+                _ => packet::build::Frame::udp(src, dst, &[0; 22]),
+            };
+            Bytes(built.unwrap().to_vec().unwrap().leak())
+        };
+        Known {
+            frames: (0..FLOWS).map(frame).collect(),
+            next: 0,
+        }
+    }
+}
+
+impl Device<Bytes> for Known {
+    fn receive(&mut self, into: &mut Vec<Bytes>, limit: usize) -> usize {
+        for _ in 0..limit {
+            into.push(self.frames[self.next]);
+            self.next = (self.next + 1) % self.frames.len();
+        }
+        limit
+    }
+    fn send(&mut self, frames: &mut Vec<Bytes>, _longest: usize) -> Unsendable {
+        frames.clear();
+        Unsendable::default()
+    }
+}
+
+/// So many turns of a worker with four sinks, each with 256 packets of 1000 flows. No turn but the first ones allocates.
+fn run(traffic: &str, turns: u64) {
+    let sinks = (0..4).map(|_| Port::null()).collect();
+    let mut bare = bare::bare(10_000, Frames, sinks);
+    bare.attach_uplink(Port::device(Known::new(traffic), Arc::new(AtomicBool::new(true))));
+    let mut now = Nanos::from_secs(1);
+    let mut turn = |bare: &mut bare::Bare<Frames>| {
+        now = now + Nanos::from_micros(5);
+        bare.worker.turn(now)
+    };
+    for _ in 0..8 {
+        turn(&mut bare);
+    }
+    let allocations = allocation_counter::measure(|| {
+        for _ in 0..turns {
+            assert_eq!(turn(&mut bare) as u64, TURN_FRAMES);
+        }
+    });
+    assert_eq!(allocations.count_total, 0);
+    let sent: u64 = bare.counters.slots.iter().map(|slot| slot.to_packets.get()).sum();
+    assert!(sent >= turns * TURN_FRAMES);
+    let pinned: u64 = bare.counters.slots.iter().map(|slot| slot.new_flows.get()).sum();
+    assert_eq!(pinned, FLOWS as u64);
+}
+
+/// Instructions of a run.
+fn counted(traffic: &str, turns: u64) -> u64 {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_run_that_is_counted", "--nocapture"])
+        .env(TURNS, turns.to_string())
+        .env(TRAFFIC, traffic)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let (_, count) = said.split_once("Collected : ").unwrap();
+    count.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// What the others count. Alone it makes a few turns, and sees that they do not allocate.
+#[test]
+fn a_run_that_is_counted() {
+    let turns = std::env::var(TURNS).map_or(20, |turns| turns.parse().unwrap());
+    match std::env::var(TRAFFIC) {
+        Ok(traffic) => run(&traffic, turns),
+        Err(_) => ["udp", "tcp", "ipv6"]
+            .into_iter()
+            .for_each(|traffic| run(traffic, turns)),
+    }
+}
+
+/// Instructions per packet, the source's and the sinks' included: what was counted with AVX2, and a tenth more. In the
+/// development profile, and in the release profile without link-time optimisation.
+const DEV: [(&str, f64); 3] = [("udp", 670.0), ("tcp", 670.0), ("ipv6", 2250.0)];
+const RELEASE: [(&str, f64); 3] = [("udp", 251.0), ("tcp", 251.0), ("ipv6", 1465.0)];
+
+#[test]
+fn a_packet_of_a_known_flow_costs_no_more_instructions_than_it_did() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no valgrind (scripts/setup.sh test)");
+        return;
+    }
+    if simd::Level::detect() == simd::Level::Every {
+        eprintln!("skipped: the limits are those of processors with AVX2");
+        return;
+    }
+    let limits = if cfg!(debug_assertions) { DEV } else { RELEASE };
+    for (traffic, limit) in limits {
+        let (few, many) = (10, 60);
+        let more = counted(traffic, many) - counted(traffic, few);
+        let cost = more as f64 / ((many - few) * TURN_FRAMES) as f64;
+        eprintln!("{traffic}: {cost:.1} instructions per packet");
+        assert!(
+            cost < limit,
+            "{traffic}: {cost:.1} instructions per packet; the limit is {limit}"
+        );
+    }
+}
