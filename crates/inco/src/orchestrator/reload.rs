@@ -215,7 +215,11 @@ impl ControlLoop {
         let (sender, result) = mpsc::channel();
         // Looking for images may take its time; the loop does not wait.
         let thread = std::thread::Builder::new().name("inco-reload".to_owned());
-        match thread.spawn(move || sender.send(read(&file))) {
+        let run = move || {
+            // Nobody waits for it only where the loop has ended.
+            let _ = sender.send(read(&file));
+        };
+        match thread.spawn(run) {
             Ok(_detached) => self.reading_file = Some(Reading { asked, result }),
             Err(error) => {
                 let refusal = Refusal::new(format!("no thread can be started: {error}"), "try again");
