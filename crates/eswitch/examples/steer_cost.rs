@@ -8,7 +8,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +41,7 @@ fn main() {
     let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
     let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
     let eal = EalConfig {
-        memory_mib: (mbufs * 2432 >> 20) + 128,
+        memory_mib: ((mbufs * 2432) >> 20) + 128,
         hugepages: is_set("HUGE"),
         ..EalConfig::new(format!("steer-cost-{}", std::process::id()))
     };
@@ -91,12 +90,10 @@ fn main() {
             .collect();
         rounds.sort_by(|a, b| (a[0] / a[1]).total_cmp(&(b[0] / b[1])));
         let [io, all] = rounds[ROUNDS / 2];
-        writeln!(
-            io::stdout(),
+        println!(
             "{count:>8} flows: {io:5.1} ns in and out, {all:5.1} ns with steering: {:.3} of the limit",
             io / all
-        )
-        .unwrap();
+        );
     }
 }
 
