@@ -22,7 +22,7 @@ image = "IMAGE"
 command = ["/inco-nf", "forward", "--stamp"]
 memory = "64MiB"
 capacity = "100kpps"
-instances = { min = 2, max = 3 }
+instances = { min = 2, max = 3, standby = 0 }
 autoscaler = "fixed"
 scheduler = { policy = "best-fit", slow_start = "0s" }
 ring = { slots = 8192 }
