@@ -20,12 +20,14 @@
 
 pub mod explain;
 mod fixed;
+mod highest;
 mod holt;
 pub mod hpa;
 pub mod kpa;
 mod ladder;
 mod predictive;
 mod reason;
+mod share;
 mod smartinco;
 mod threshold;
 mod vertical;

@@ -6,8 +6,9 @@ use augurs::{Fit as _, Predict as _};
 use model::{Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
+use crate::highest::Highest;
 use crate::holt::{Holt, Record};
-use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, span, within_limits};
+use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
 /// Below this step nobody fits a model: the damped Holt alone forecasts.
 const SHORTEST_FIT: Nanos = Nanos::from_secs(1);
@@ -32,7 +33,7 @@ const RECORD_STEPS: u32 = 60;
 #[serde(deny_unknown_fields, default)]
 pub struct Predictive {
     /// The share of capacity that instances should be used to.
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "share::positive")]
     pub target: f64,
     /// How far the load may be from the target, as a share of it, before anything is done.
     pub tolerance: f64,
@@ -73,8 +74,8 @@ pub struct State {
     path: Vec<f64>,
     passed: u32,
     record: Record,
-    /// What was wanted within the scale-down window: later ones are lower.
-    recent: VecDeque<(Nanos, u32)>,
+    /// What was wanted most within the scale-down window.
+    recent: Highest<u32>,
 }
 
 impl Default for Predictive {
@@ -162,7 +163,7 @@ impl Predictive {
         if current > 0 && (needed / f64::from(current) - 1.0).abs() <= self.tolerance {
             return current;
         }
-        (needed * (1.0 - 1e-9)).ceil().clamp(0.0, f64::from(u32::MAX)) as u32
+        share::whole(needed)
     }
 
     /// What the load asks for now, and what the forecast does.
@@ -268,9 +269,8 @@ impl Policy for Predictive {
                 self.state.record.reserve(lead);
                 self.state.values.reserve(self.history());
                 self.state.next = now + self.step;
-                self.state
-                    .recent
-                    .push_back((now, within_limits(observation.wanted, observation)));
+                let found = within_limits(observation.wanted, observation);
+                self.state.recent.add(now, found);
             }
         }
         self.state.noted = Some(now);
@@ -281,13 +281,7 @@ impl Policy for Predictive {
                 self.add(packets / seconds);
             }
         }
-        let recent = &mut self.state.recent;
-        while recent
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
-        {
-            recent.pop_front();
-        }
+        self.state.recent.forget(now, self.scale_down_window);
     }
 
     fn judge(&self, observation: &Observation, _now: Nanos) -> Decision {
@@ -304,7 +298,7 @@ impl Policy for Predictive {
             .with("error", error)
             .with("naive_error", naive_error);
         let wanted = if self.shadow { now } else { with_forecast };
-        let highest = self.state.recent.front().map_or(0, |(_, count)| *count);
+        let highest = self.state.recent.get().unwrap_or(0);
         let held = |count: u32| count.max(within_limits(highest, observation).min(current));
         let rule = match (held(wanted).cmp(&current), wanted > now) {
             (std::cmp::Ordering::Greater, true) => "forecast",
@@ -326,22 +320,6 @@ impl Policy for Predictive {
         }
         let (load, with_forecast) = self.counts(observation);
         let wanted = if self.shadow { load } else { with_forecast };
-        let recent = &mut self.state.recent;
-        while recent.back().is_some_and(|(_, count)| *count <= wanted) {
-            recent.pop_back();
-        }
-        // Strictly falling, so it never holds more entries than there are counts within the limits.
-        recent.push_back((now, wanted));
-    }
-}
-
-fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    if value > 0.0 && value <= 1.0 {
-        Ok(value)
-    } else {
-        Err(serde::de::Error::custom(format_args!(
-            "{value} is not a share above 0 and at most 1"
-        )))
+        self.state.recent.add(now, wanted);
     }
 }

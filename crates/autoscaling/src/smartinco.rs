@@ -1,12 +1,8 @@
-use std::collections::VecDeque;
-
 use model::{Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
-use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, span, within_limits};
-
-/// Rounding errors of a product of rates must not ask for one more instance than the exact figure would.
-const ROUNDING: f64 = 1e-9;
+use crate::highest::Highest;
+use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
 /// SmartINCO's autoscaler (§3.2): it keeps the instances at a target share of their capacity, by the equation of
 /// Kubernetes' HPA, `desired = ceil(current × utilisation / target)`, which does nothing within a tolerance of the
@@ -21,10 +17,10 @@ const ROUNDING: f64 = 1e-9;
 #[serde(deny_unknown_fields, default)]
 pub struct SmartInco {
     /// The share of capacity that instances should be used to, above 0 and at most 1. The paper's default is 0.5.
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "share::positive")]
     pub target: f64,
     /// How far utilisation may be from the target, as a share of it, before anything is done. HPA's default is 0.1.
-    #[serde(deserialize_with = "share_or_nothing")]
+    #[serde(deserialize_with = "share::any")]
     pub tolerance: f64,
     /// The span of the stable rate that decides. The paper states none.
     #[serde(with = "span")]
@@ -41,8 +37,8 @@ pub struct SmartInco {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// What was wanted within the scale-down window: later ones are lower, so the first is the highest.
-    recent: VecDeque<(Nanos, u32)>,
+    /// What was wanted most within the scale-down window.
+    recent: Highest<u32>,
     /// The last capacity of an instance that was seen, for when there is none to look at.
     capacity_pps: f64,
     /// Whether anything was seen yet.
@@ -91,11 +87,10 @@ impl SmartInco {
         } else {
             reason.with("utilisation", ratio * self.target)
         };
-        if (ratio - 1.0).abs() <= self.tolerance + ROUNDING {
+        if (ratio - 1.0).abs() <= self.tolerance + share::ROUNDING {
             return (current, reason.named("within_tolerance"));
         }
-        // A rate that asks for more instances than a number can hold is cut here and by the limits after.
-        let proposal = (needed * (1.0 - ROUNDING)).ceil().clamp(0.0, f64::from(u32::MAX)) as u32;
+        let proposal = share::whole(needed);
         let rule = match (proposal.cmp(&current), hot) {
             (std::cmp::Ordering::Greater, true) => "above_target_hot",
             (std::cmp::Ordering::Greater, false) => "above_target",
@@ -156,21 +151,16 @@ impl Policy for SmartInco {
         let recent = &mut self.state.recent;
         if !std::mem::replace(&mut self.state.started, true) {
             // As after a restart: what there is was wanted by somebody, and stays for a whole window.
-            recent.push_back((now, within_limits(observation.wanted, observation)));
+            recent.add(now, within_limits(observation.wanted, observation));
         }
-        while recent
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) > self.scale_down_window)
-        {
-            recent.pop_front();
-        }
+        recent.forget(now, self.scale_down_window);
     }
 
     fn judge(&self, observation: &Observation, _now: Nanos) -> Decision {
         let current = within_limits(observation.wanted, observation);
         let (proposal, reason) = self.proposal(observation, current);
         let proposal_within = within_limits(proposal, observation);
-        let highest = self.state.recent.front().map_or(0, |(_, value)| *value);
+        let highest = self.state.recent.get().unwrap_or(0);
         let highest = within_limits(highest.max(proposal_within), observation);
         let reason = reason.with("proposal", f64::from(proposal));
         let (desired, reason) = if proposal_within > current {
@@ -203,12 +193,7 @@ impl Policy for SmartInco {
     fn commit(&mut self, observation: &Observation, _decision: &Decision, now: Nanos) {
         let current = within_limits(observation.wanted, observation);
         let proposal = within_limits(self.proposal(observation, current).0, observation);
-        let recent = &mut self.state.recent;
-        while recent.back().is_some_and(|(_, value)| *value <= proposal) {
-            recent.pop_back();
-        }
-        // Strictly falling, so it never holds more entries than there are counts within the limits.
-        recent.push_back((now, proposal));
+        self.state.recent.add(now, proposal);
     }
 
     fn is_overloaded(&self, observation: &Observation) -> bool {
@@ -218,27 +203,5 @@ impl Policy for SmartInco {
         observation.hot
             || observation.unserved_fast_pps > 0.0
             || (self.state.capacity_pps > 0.0 && fast > enough)
-    }
-}
-
-fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    if value > 0.0 && value <= 1.0 {
-        Ok(value)
-    } else {
-        Err(serde::de::Error::custom(format_args!(
-            "{value} is not a share above 0 and at most 1"
-        )))
-    }
-}
-
-fn share_or_nothing<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    if (0.0..=1.0).contains(&value) {
-        Ok(value)
-    } else {
-        Err(serde::de::Error::custom(format_args!(
-            "{value} is not a share from 0 to 1"
-        )))
     }
 }

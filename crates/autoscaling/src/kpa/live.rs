@@ -4,7 +4,7 @@ use model::{InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use super::decider::{self, Decider, Reading, Spec};
-use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, span, within_limits};
+use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
 /// One place of the windows: Knative's scrape interval.
 const BUCKET: Nanos = Nanos::from_secs(1);
@@ -17,7 +17,7 @@ const GAP: Nanos = Nanos::from_secs(1);
 #[serde(deny_unknown_fields, default)]
 pub struct Kpa {
     /// The share of its capacity that an instance should be used to. Knative's default is 0.7.
-    #[serde(deserialize_with = "share")]
+    #[serde(deserialize_with = "share::positive")]
     pub target_utilization: f64,
     /// The stable window, 6 s to 1 h.
     #[serde(serialize_with = "span::serialize", deserialize_with = "stable_window")]
@@ -302,14 +302,6 @@ fn within<'de, D: serde::Deserializer<'de>>(
             "{value} is not {expected}"
         )))
     }
-}
-
-fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    within(
-        deserializer,
-        |v| v > 0.0 && v <= 1.0,
-        "a share above 0 and at most 1",
-    )
 }
 
 fn panic_percentage<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
