@@ -199,6 +199,8 @@ pub struct WorkerRates {
 
 #[derive(Debug)]
 struct SlotState {
+    /// Whether the slot is somebody's: the place is kept for the next one.
+    in_use: bool,
     rates: SlotRates,
     arrivals: Count,
     to_packets: Count,
@@ -225,6 +227,7 @@ struct SlotState {
 impl SlotState {
     fn new(id: InstanceId, service: ServiceId) -> SlotState {
         SlotState {
+            in_use: true,
             rates: SlotRates {
                 id,
                 service,
@@ -445,6 +448,9 @@ impl Collector {
         if let Ok(index) = self.assigned.binary_search(&slot) {
             self.assigned.remove(index);
         }
+        if let Some(Some(state)) = self.slots.get_mut(slot.index()) {
+            state.in_use = false;
+        }
     }
 
     /// The slots in use, in ascending order: those whose counters [`Collector::sample`] looks at.
@@ -560,8 +566,8 @@ impl Collector {
 
     /// What is known of a slot's instance; [`None`] where the slot is nobody's.
     pub fn slot(&self, slot: Slot) -> Option<&SlotRates> {
-        self.assigned.binary_search(&slot).ok()?;
-        self.slots.get(slot.index())?.as_ref().map(|state| &state.rates)
+        let state = self.slots.get(slot.index())?.as_ref()?;
+        state.in_use.then_some(&state.rates)
     }
 
     /// What is known of a service; zeros where there is no such service.

@@ -787,9 +787,10 @@ pub(crate) enum SimCommand {
 /// What is played, and how often.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Play {
-    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=simulation::SEEDS_LIMIT))]
-    pub(crate) seeds: u64,
+    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals. By default as
+    /// many as the scenario's expectation is meant for, mostly 1
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=simulation::SEEDS_LIMIT))]
+    pub(crate) seeds: Option<u64>,
     /// Only these variants
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) variant: Vec<String>,
@@ -803,7 +804,7 @@ pub(crate) struct Play {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa-50 --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
+    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa-55 --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
 )]
 pub(crate) struct SimRunArgs {
     /// The scenario
@@ -839,7 +840,7 @@ pub(crate) struct SimCompareArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant smartinco-60 --vary service.autoscaler.target=0.4,0.5,0.6,0.7,0.8 --vary service.standby=0,1,2\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
 )]
 pub(crate) struct SimSweepArgs {
     /// The scenario

@@ -11,14 +11,14 @@ fn main() {
     for path in std::env::args().skip(1) {
         let file = ScenarioFile::load(PathBuf::from(&path).as_path()).unwrap();
         let start = Instant::now();
-        let result = run(&file, 1, &data, &mut |_, _, _| {}).unwrap();
+        let result = run(&file, None, &data, &mut |_, _, _| {}).unwrap();
         let wall_s = start.elapsed().as_secs_f64();
-        let simulated_s = result.duration_s * result.variants.len() as f64;
+        let simulated_s = result.duration_s * (result.variants.len() as u64 * result.seeds) as f64;
         let events: f64 = result
             .variants
             .iter()
             .filter_map(|v| v.metrics.get("events"))
-            .map(|e| e.mean)
+            .map(|e| e.mean * result.seeds as f64)
             .sum();
         println!(
             "{path}: {wall_s:.3} s, {:.0} x real time, {:.2} M events/s",

@@ -64,6 +64,8 @@ pub(crate) struct Control {
     actions: VecDeque<Action>,
     /// The table that workers steer by.
     pub(crate) rows: Vec<InstanceRow>,
+    /// Since when each of them is in its state.
+    pub(crate) rows_since: Vec<Nanos>,
     pub(crate) changes: Vec<SlotChange>,
     pub(crate) events: Vec<Event>,
     ready: Range,
@@ -162,6 +164,7 @@ impl Control {
             commands: Vec::new(),
             actions: VecDeque::new(),
             rows: Vec::new(),
+            rows_since: Vec::new(),
             changes: Vec::new(),
             events: Vec::new(),
             ready: instances.ready_ms,
@@ -353,6 +356,12 @@ impl Control {
                 self.answer(after, SwitchReply::Attached { slot });
             }
             SwitchRequest::Publish { generation, rows } => {
+                let instances = self.controller.instances();
+                let since = |row: &InstanceRow| {
+                    let instance = instances.iter().find(|i| i.id() == row.id);
+                    instance.map_or(Nanos::ZERO, |i| i.since())
+                };
+                self.rows_since = rows.iter().map(since).collect();
                 self.rows = rows;
                 self.answer(Nanos::ZERO, SwitchReply::Acknowledged(generation));
             }

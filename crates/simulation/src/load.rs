@@ -23,8 +23,11 @@ const MIXTURE_DRAWS: usize = 100_000;
 const SHORTEST_LIFE_S: f64 = 0.001;
 /// Life of a recorded flow, in seconds: longer than any recording.
 const RECORDED_LIFE_S: f64 = 1e9;
-/// Single flows that a burst of new flows is made of.
-const BURST_FLOWS: u64 = 32;
+/// Single flows that a burst of new flows is made of: at least so many, and so many that each brings at most
+/// [`PIECE_SHARE`] of what an instance can process, as real flows are small.
+const BURST_FLOWS: std::ops::RangeInclusive<u64> = 32..=1024;
+/// See [`BURST_FLOWS`].
+const PIECE_SHARE: f64 = 0.02;
 
 /// A value that holds from one change to the next.
 #[derive(Clone, Debug, Default)]
@@ -143,6 +146,7 @@ pub(crate) struct Compiled {
 pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Compiled, Error> {
     let mut compiled = Compiled::default();
     let end = seconds(scenario.duration_s);
+    let instance_pps = scenario.instances.capacity_pps.of(usize::MAX);
     for (index, source) in scenario.traffic.iter().enumerate() {
         // A source's chances do not depend on what the others draw.
         let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64 + 1));
@@ -225,6 +229,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                     classes,
                     noise,
                     burst,
+                    instance_pps,
                     end,
                     index,
                     &mut random,
@@ -261,6 +266,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                     classes,
                     noise,
                     burst,
+                    instance_pps,
                     end,
                     index,
                     &mut random,
@@ -319,6 +325,7 @@ impl Compiled {
         classes: Vec<Class>,
         noise: &Option<Noise>,
         bursts: &[Burst],
+        instance_pps: f64,
         end: Nanos,
         source: usize,
         random: &mut Random,
@@ -381,7 +388,8 @@ impl Compiled {
                     BurstOf::Flows => {
                         let extra = calm.peek(at) * (factor - 1.0);
                         let flows = (new_flows.peek(at) * (factor - 1.0) * length.as_secs_f64()).max(1.0);
-                        let pieces = BURST_FLOWS.max(stages);
+                        let pieces = (extra / (PIECE_SHARE * instance_pps)).ceil() as u64;
+                        let pieces = pieces.clamp(*BURST_FLOWS.start(), *BURST_FLOWS.end()).max(stages);
                         let place = self.factors.len();
                         if place == 0 || self.factors[place - 1].changes.as_slice() != [(Nanos::ZERO, 1.0)] {
                             self.factors.push(Steps::new(vec![(Nanos::ZERO, 1.0)]));

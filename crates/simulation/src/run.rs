@@ -91,17 +91,18 @@ pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Resul
     Ok(recorder.outcome(seed))
 }
 
-/// Plays every variant of a scenario with `seeds` seeds, from the scenario's own on. `progress` is told each run that
-/// has ended: variant, runs done, runs in all.
+/// Plays every variant of a scenario with `seeds` seeds, from the scenario's own on; [`None`] for as many as its
+/// expectation is meant for. `progress` is told each run that has ended: variant, runs done, runs in all.
 ///
 /// # Errors
 /// What is wrong with the scenario, its data or its checks.
 pub fn run(
     file: &ScenarioFile,
-    seeds: u64,
+    seeds: Option<u64>,
     data: &Path,
     progress: &mut dyn FnMut(&str, u64, u64),
 ) -> Result<ScenarioResult, Error> {
+    let seeds = seeds.unwrap_or(file.expectation().seeds);
     if !(1..=SEEDS_LIMIT).contains(&seeds) {
         return Err(Error::value(
             "seeds",

@@ -29,18 +29,32 @@ pub struct ScenarioFile {
 }
 
 /// What should come of a scenario.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Expectation {
     /// In a sentence.
     pub what: String,
+    /// Runs of each variant that the checks are meant for: they compare means.
+    pub seeds: u64,
     /// What is checked of it.
     pub checks: Vec<Check>,
+}
+
+impl Default for Expectation {
+    fn default() -> Self {
+        Expectation {
+            what: String::new(),
+            seeds: one(),
+            checks: Vec::new(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExpectationText {
     what: String,
+    #[serde(default = "one")]
+    seeds: u64,
     #[serde(default)]
     checks: Vec<String>,
 }
@@ -610,6 +624,7 @@ impl ScenarioFile {
                 let checks = text.checks.iter().map(|check| Check::parse(check));
                 Expectation {
                     what: text.what,
+                    seeds: text.seeds,
                     checks: checks.collect::<Result<_, _>>()?,
                 }
             }

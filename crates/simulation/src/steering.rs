@@ -1,6 +1,6 @@
 //! The one place where flows are given to instances: as a worker of the switch does it.
 
-use model::{Direction, Nanos, Slot};
+use model::{Direction, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 
 use crate::Error;
@@ -37,11 +37,10 @@ impl Steering {
             fit: self.fit,
             slow_start: self.scheduler.settings().slow_start,
         });
-        let since = |id| {
-            let instance = control.instances().iter().find(|i| i.id() == id);
-            instance.map_or(Nanos::ZERO, |i| i.since())
-        };
-        for row in control.rows.iter().filter(|row| row.state.takes_new_flows()) {
+        for (row, since) in control.rows.iter().zip(&control.rows_since) {
+            if !row.state.takes_new_flows() {
+                continue;
+            }
             let load = control
                 .collector
                 .slot(row.slot)
@@ -52,7 +51,7 @@ impl Steering {
                 load: load as f32,
                 weight: row.weight,
                 live_flows: live(row.slot).round() as u32,
-                active_for: control.now.since(since(row.id)),
+                active_for: control.now.since(*since),
                 queues: [0.0; PRIORITIES],
             });
         }

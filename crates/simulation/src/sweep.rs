@@ -60,7 +60,7 @@ pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
 pub fn sweep(
     file: &ScenarioFile,
     vary: &[(String, Vec<String>)],
-    seeds: u64,
+    seeds: Option<u64>,
     data: &Path,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<SweepPoint>, Error> {
