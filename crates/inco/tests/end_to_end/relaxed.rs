@@ -5,7 +5,7 @@ use model::{InstanceId, InstanceState};
 
 use crate::support::{Engine, IMAGE, PATIENCE, Place, changes, eventually};
 
-/// Each packet costs 20 µs, so that some are always under way.
+/// Each packet costs 20 µs, so that some are under way now and then.
 const CONFIGURATION: &str = r#"
 [[uplink]]
 name = "wan"
@@ -34,7 +34,8 @@ duration = "60s"
 flows = 8
 rate_per_flow = "1kpps"
 "#;
-/// Moves that are made at most until some had packets under way.
+/// Purges that are made at most until some flows had packets under way. Where a packet waits for those before it is tested packet by
+/// packet in `crates/eswitch/tests/worker.rs`: here it is a matter of luck.
 const ROUNDS: u32 = 20;
 
 #[test]
@@ -98,7 +99,6 @@ fn a_drain_of_a_relaxed_service_moves_its_flows_in_order() {
         report.counts.expected_moves, report.counts.reordered
     );
     let c = &report.counts;
-    assert!(all > 0, "no move had to wait");
     assert_eq!((c.mis_steered, c.duplicated, report.lost), (0, 0, 0), "{c:#?}");
     // A container that has to wait for a CPU holds packets for longer than a flow is held; such a move is told.
     assert!(early > 0 || c.reordered == 0, "{c:#?}");
