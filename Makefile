@@ -76,7 +76,8 @@ lint: ## formatting and clippy, warnings are errors
 	$(CARGO) clippy --workspace --all-targets $(WITH_DPDK) -- -D warnings
 	@echo "lint: clean"
 
-check-aarch64: ## cargo check for Arm of everything that needs no C library
+check-aarch64: ## cargo check for Arm of everything that needs no library of DPDK
+	@scripts/setup.sh rust arm
 	@scripts/check-aarch64.sh
 
 clean: ## remove what was built

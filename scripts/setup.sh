@@ -2,7 +2,7 @@
 # Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
 # else it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, browser, docker, bench, deb
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, browser, docker, bench, deb, arm
 #
 # Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
 set -euo pipefail
@@ -74,11 +74,18 @@ for part in "$@"; do
             "$here/cargo" fmt --version >/dev/null 2>&1 || want rustfmt-web 'cargo fmt'
         fi
         ;;
+    arm)
+        # The cryptography of TLS has parts in C.
+        if [ "$(uname -m)" != aarch64 ] && ! has aarch64-linux-gnu-gcc; then
+            want gcc-aarch64-linux-gnu 'the C compiler for Arm: cargo check for aarch64'
+            want libc6-dev-arm64-cross 'its C library'
+        fi
+        ;;
     docker)
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test browser docker bench deb"
+        say "no part '$part'; there are: rust build dpdk lint test browser docker bench deb arm"
         exit 2
         ;;
     esac

@@ -5,8 +5,9 @@
 
 mod answers;
 mod control;
+pub(crate) use control::raise_priority;
 #[cfg(feature = "dpdk")]
-pub(crate) use control::{raise_priority, secret};
+pub(crate) use control::secret;
 mod devices;
 mod event_files;
 mod figures;
