@@ -101,7 +101,8 @@ fn the_two_arm_example_runs_as_it_is() {
     inco.stop(&place);
 }
 
-/// The same services with stamps and three instances each.
+/// The same services with stamps and three instances each. Without slow start, which would give few flows to an instance
+/// that is ready later than the first.
 fn both_directions_meet_one_instance(engine: Engine) {
     if !engine.is_here() {
         return;
@@ -114,7 +115,9 @@ fn both_directions_meet_one_instance(engine: Engine) {
             "{ min = 1, max = 4, standby = 1, standby_mode = \"paused\" }",
             "3",
         )
-        .replace("instances = 1\n", "instances = 3\n");
+        .replace("instances = 1\n", "instances = 3\n")
+        .replace("scheduler = \"round-robin\"\n", "")
+        .replace("image = ", "scheduler = { policy = \"round-robin\", slow_start = \"0s\" }\nimage = ");
     let inco = place.run(&format!("{text}ring = {{ slots = 8192 }}\n{}", engine.toml()));
     inco.settled(6, 0);
     let flows = 6;
