@@ -66,25 +66,32 @@ start() {
         return
     fi
     $as_root mkdir -p "$run_dir"
-    local driver pid
+    local driver launched pid
     # No network of its own: instances have none but their data ports. vfs where the file system has no overlays.
     for driver in overlay2 vfs; do
+        # Of a daemon that died, or of the attempt before.
+        $as_root rm -f "$pid_file"
         $as_root sh -c 'log=$1; shift; exec setsid nohup dockerd "$@" </dev/null >"$log" 2>&1' sh "$log" \
             --host="unix://$socket" --storage-driver="$driver" --iptables=false --bridge=none --live-restore \
             --pidfile="$pid_file" </dev/null >/dev/null 2>&1 &
+        launched=$!
         disown
-        local deadline=$((SECONDS + 10))
+        local deadline=$((SECONDS + start_limit_s))
         until pid=$(cat "$pid_file" 2>/dev/null) && [ -n "$pid" ]; do
-            [ $SECONDS -lt $deadline ] || break
+            [ $SECONDS -lt $deadline ] && kill -0 "$launched" 2>/dev/null || break
             sleep 0.05
         done
         if [ -n "$pid" ] && wait_until_it_answers "$pid"; then
             say "started (process $pid, storage $driver, log $log); it stays; stop it with: make clean-machine"
             return 0
         fi
-        if ours; then $as_root kill "$(cat "$pid_file")" || true; fi
+        if ours; then
+            $as_root kill "$pid" || true
+            deadline=$((SECONDS + start_limit_s))
+            while kill -0 "$pid" 2>/dev/null && [ $SECONDS -lt $deadline ]; do sleep 0.1; done
+        fi
     done
-    say "did not start within ${start_limit_s} s; the end of its log ($log):"
+    say "did not start; the end of its log ($log):"
     tail -n 5 "$log" >&2 || true
     return 1
 }
