@@ -280,6 +280,7 @@ pub struct EventLogCounters {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ApiCounters {
     /// Answered requests, by status.
+    #[schema(value_type = BTreeMap<String, u64>)]
     pub requests: BTreeMap<u16, u64>,
     /// Gauge: connections over the unix socket and over TCP.
     pub connections: BTreeMap<String, u64>,

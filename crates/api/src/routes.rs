@@ -78,8 +78,26 @@ impl utoipa::Modify for Bearer {
     }
 }
 
+/// Says of every action that it has no other fields, which the derived description leaves open.
+fn close_actions(openapi: &mut OpenApi) {
+    use utoipa::openapi::RefOr;
+    use utoipa::openapi::schema::{AdditionalProperties, Schema};
+    let schemas = openapi
+        .components
+        .as_mut()
+        .map(|components| &mut components.schemas);
+    let action = schemas.and_then(|schemas| schemas.get_mut("Action"));
+    if let Some(RefOr::T(Schema::OneOf(actions))) = action {
+        for action in &mut actions.items {
+            if let RefOr::T(Schema::Object(action)) = action {
+                action.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+            }
+        }
+    }
+}
+
 fn documented() -> (Router<Shared>, OpenApi) {
-    OpenApiRouter::with_openapi(Description::openapi())
+    let (router, mut openapi) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(status))
         .routes(routes!(snapshot))
         .routes(routes!(services))
@@ -95,7 +113,9 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(act))
         .routes(routes!(description))
         .routes(routes!(scrape))
-        .split_for_parts()
+        .split_for_parts();
+    close_actions(&mut openapi);
+    (router, openapi)
 }
 
 /// The description of the API, OpenAPI 3.1, as JSON.
@@ -235,6 +255,7 @@ async fn flows(
 #[into_params(parameter_in = Query)]
 struct FlowQuery {
     /// In either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    #[param(format = "flow")]
     flow: String,
 }
 
@@ -324,16 +345,26 @@ async fn scrape(State(shared): State<Shared>, headers: HeaderMap) -> Result<Resp
 }
 
 /// Which events are wanted.
+/// An event's number: one of those that the description's `int64` has.
+fn event_number<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    let number = i64::deserialize(deserializer)?;
+    let number = u64::try_from(number).map_err(|_| serde::de::Error::custom("events are numbered from 1"))?;
+    Ok(Some(number))
+}
+
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventQuery {
     /// After the one of this number.
+    #[serde(default, deserialize_with = "event_number")]
     since: Option<u64>,
     /// Instead: the newest so many.
-    last: Option<usize>,
+    #[param(format = "uint32", maximum = 4_294_967_295_u32)]
+    last: Option<u32>,
     /// At most so many.
-    limit: Option<usize>,
+    #[param(format = "uint32", maximum = 4_294_967_295_u32)]
+    limit: Option<u32>,
     /// Go on telling what comes.
     #[serde(default)]
     follow: bool,
@@ -350,12 +381,13 @@ async fn events(
     query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query?;
-    let limit = query.limit.unwrap_or(EVENT_PAGE).min(crate::EVENT_LIMIT);
+    let limit = query.limit.map_or(EVENT_PAGE, |limit| limit as usize);
+    let limit = limit.min(crate::EVENT_LIMIT);
     // Before they are read: what comes in between is then still to be told.
     let newest = shared.events.newest();
     let first = match (query.since, query.last) {
         (Some(since), _) => shared.events.since(since, limit),
-        (None, Some(last)) => shared.events.last(last),
+        (None, Some(last)) => shared.events.last(last as usize),
         (None, None) => shared.events.last(limit),
     };
     let told = first
@@ -377,9 +409,11 @@ async fn events(
 #[into_params(parameter_in = Query)]
 pub(crate) struct StreamQuery {
     /// With the events after the one of this number. The header `Last-Event-ID` says the same.
+    #[serde(default, deserialize_with = "event_number")]
     pub(crate) since: Option<u64>,
     /// Instead: with the newest so many.
-    pub(crate) last: Option<usize>,
+    #[param(format = "uint32", maximum = 4_294_967_295_u32)]
+    pub(crate) last: Option<u32>,
 }
 
 /// What happens, as it happens, and a snapshot every second: server-sent events called `snapshot` (a `Snapshot`),
@@ -424,9 +458,9 @@ async fn act(
             check_flow(flow.as_deref())?;
             if instance.is_some() == flow.is_some() {
                 return Err(Problem::new(
-                    StatusCode::BAD_REQUEST,
-                    "what to purge is not said",
-                    "give an instance or a flow",
+                    StatusCode::CONFLICT,
+                    "it is not said what to purge, or twice",
+                    "give an instance or a flow, not both",
                 ));
             }
         }

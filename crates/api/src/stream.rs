@@ -157,7 +157,7 @@ pub(crate) fn live(
         // A number that is not reached yet is one of an earlier run: everything is told anew.
         (Some(since), _) if since > newest => 0,
         (Some(since), _) => since,
-        (None, last) => newest.saturating_sub(last.unwrap_or(0) as u64),
+        (None, last) => newest.saturating_sub(u64::from(last.unwrap_or(0))),
     };
     let live = Live {
         log,

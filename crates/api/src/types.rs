@@ -292,6 +292,7 @@ pub struct InstanceRow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowRow {
     /// The flow in its forward direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+    #[schema(format = "flow")]
     pub flow: String,
     /// Its service.
     pub service: String,
@@ -334,21 +335,24 @@ pub struct FlowFilter {
     pub service: Option<String>,
     /// Pinned to this instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[param(value_type = Option<u32>)]
+    #[param(value_type = Option<u32>, format = "uint32", maximum = 4_294_967_295_u32)]
     pub instance: Option<InstanceId>,
     /// With this address on either end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<String>, format = "ip")]
     pub address: Option<std::net::IpAddr>,
     /// This flow alone, in either direction: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(format = "flow")]
     pub flow: Option<String>,
     /// Only the so many that bring the most packets now, the heaviest first; at most [`FlowFilter::TOP_LIMIT`]. Flows that
     /// bring less than 1/64 of a worker's packets may be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub top: Option<u32>,
     /// At most so many; [`FlowFilter::DEFAULT_LIMIT`] where it is not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub limit: Option<u32>,
 }
 
@@ -413,12 +417,14 @@ pub enum Action {
         instance: Option<InstanceId>,
         /// this one alone.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(format = "flow")]
         flow: Option<String>,
     },
     /// A flow is given to another instance, with all packets that are to come. Only where the service says that its
     /// functions share or keep no state: `affinity = "relaxed"`.
     Move {
         /// Which flow: `tcp 10.0.0.1:1000 > 10.0.0.2:80`.
+        #[schema(format = "flow")]
         flow: String,
         /// To which instance.
         instance: InstanceId,
@@ -555,6 +561,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowExplanation {
     /// The flow that was asked for.
+    #[schema(format = "flow")]
     pub flow: String,
     /// The service whose match takes it, where there is one.
     pub service: Option<String>,

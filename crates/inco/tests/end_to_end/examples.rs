@@ -117,7 +117,10 @@ fn both_directions_meet_one_instance(engine: Engine) {
         )
         .replace("instances = 1\n", "instances = 3\n")
         .replace("scheduler = \"round-robin\"\n", "")
-        .replace("image = ", "scheduler = { policy = \"round-robin\", slow_start = \"0s\" }\nimage = ");
+        .replace(
+            "image = ",
+            "scheduler = { policy = \"round-robin\", slow_start = \"0s\" }\nimage = ",
+        );
     let inco = place.run(&format!("{text}ring = {{ slots = 8192 }}\n{}", engine.toml()));
     inco.settled(6, 0);
     let flows = 6;
