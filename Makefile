@@ -19,7 +19,7 @@ help: ## list the targets
 	@echo "  (ENGINE=oci|docker and ARGS='...' go to make demo, ARGS also to make bench)"
 
 setup: ## install what building, testing and the demo need; says what and why
-	@scripts/setup.sh rust build dpdk test lint deb
+	@scripts/setup.sh rust build dpdk test api lint deb
 	@echo "setup: done"
 
 build: ## release binaries: target/release/inco and, static, target/release/inco-nf
@@ -35,7 +35,7 @@ binaries:
 	@echo "built: $(TARGET_DIR)/release/inco and $(TARGET_DIR)/release/inco-nf"
 
 test: ## set up, start what must run, and run every test
-	@scripts/setup.sh rust build dpdk test deb docker
+	@scripts/setup.sh rust build dpdk test api deb docker
 	@scripts/dockerd.sh start || echo "test: without Docker; the tests that need it say so and skip" >&2
 	@$(MAKE) --no-print-directory test-dpdk test-without-dpdk
 	@echo "test: all passed"

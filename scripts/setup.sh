@@ -2,12 +2,13 @@
 # Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
 # else it prints the one line to run.
 #
-#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, browser, docker, bench, deb, arm
+#   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, deb, arm
 #
 # Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)
+schemathesis=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/inco/schemathesis/bin/schemathesis
 declare -a packages=() reasons=()
 need_rust=no
 
@@ -54,6 +55,10 @@ for part in "$@"; do
         has promtool || want prometheus 'promtool and Prometheus: what metrics and alerts are checked with'
         has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
         ;;
+    api)
+        has schemathesis || [ -x "$schemathesis" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
+            want python3-venv 'a folder of its own for schemathesis, which tests the API'
+        ;;
     browser)
         has chromium-headless-shell || has chromium ||
             want chromium-headless-shell 'the browser that the web page is tested with (100 MB)'
@@ -85,7 +90,7 @@ for part in "$@"; do
         has dockerd || has podman || want docker.io 'the docker engine (the oci engine needs nothing)'
         ;;
     *)
-        say "no part '$part'; there are: rust build dpdk lint test browser docker bench deb arm"
+        say "no part '$part'; there are: rust build dpdk lint test api browser docker bench deb arm"
         exit 2
         ;;
     esac
@@ -174,6 +179,14 @@ if [ ${#packages[@]} -gt 0 ]; then
     fi
 fi
 
+fetch_schemathesis() { # no package of Debian has it
+    local folder=${schemathesis%/bin/*}
+    say 'fetching schemathesis from the Python package index: it tests the API'
+    python3 -m venv "$folder" && "$folder/bin/pip" --quiet --disable-pip-version-check install 'schemathesis==4.32.5' && return
+    rm -rf "$folder"
+    return 1
+}
+
 # What must be there, and what can be done without.
 failed=no
 for part in "$@"; do
@@ -192,6 +205,10 @@ for part in "$@"; do
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
         has valgrind || say 'valgrind is missing: the tests that count instructions will say so and skip'
         has ovs-vswitchd || say 'Open vSwitch is missing: the tests that need it will say so and skip'
+        ;;
+    api)
+        has schemathesis || [ -x "$schemathesis" ] || fetch_schemathesis ||
+            say 'schemathesis could not be fetched: the test of the API with it will say so and skip'
         ;;
     browser)
         has chromium-headless-shell || has chromium || say 'Chromium is missing: the test of the web page will say so and skip'

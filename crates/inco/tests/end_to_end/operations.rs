@@ -1,11 +1,7 @@
-//! What an operator does while packets flow: changes the configuration, holds an autoscaler back, asks and watches a lot.
+//! What an operator does while packets flow: changes the configuration, holds an autoscaler back.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::Write as _;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use api::types::{Action, FlowFilter, ServiceRow};
 use model::{Event, EventKind};
@@ -57,17 +53,6 @@ fn pins(inco: &Inco) -> Vec<(String, Option<model::InstanceId>)> {
         .into_iter()
         .map(|flow| (flow.flow, flow.forward))
         .collect()
-}
-
-/// One request over the unix socket, and its answer.
-fn ask(place: &Place, request: &str) -> String {
-    let mut stream = UnixStream::connect(place.run_dir().join("api.sock")).unwrap();
-    stream
-        .write_all(format!("{request}\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
-        .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
 }
 
 #[test]
@@ -300,83 +285,5 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     traffic.interrupt();
     let report = traffic.report();
     assert_eq!(report.lost, 0, "{:#?}", report.counts);
-    inco.stop(&place);
-}
-
-/// Requests per second, and streams at once, that must not cost the data plane a packet.
-const REQUESTS_PER_S: u32 = 100;
-const STREAMS: usize = 10;
-
-#[test]
-fn who_asks_and_watches_a_lot_costs_no_packet() {
-    if !Engine::Oci.is_here() {
-        return;
-    }
-    let place = Place::alone();
-    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
-    inco.settled(2, 0);
-    let traffic = place.traffic(TRAFFIC);
-    eventually("all flows", PATIENCE, || {
-        Some(pins(&inco)).filter(|pins| pins.len() == 12)
-    });
-    let ends = Arc::new(AtomicBool::new(false));
-    let snapshots = Arc::new(AtomicU64::new(0));
-    let socket = place.run_dir().join("api.sock");
-    let watching: Vec<_> = (0..STREAMS)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&socket).unwrap();
-            stream
-                .write_all(b"GET /v1/stream?last=100 HTTP/1.1\r\nhost: x\r\n\r\n")
-                .unwrap();
-            stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-            let (ends, snapshots) = (Arc::clone(&ends), Arc::clone(&snapshots));
-            std::thread::spawn(move || {
-                let mut lines = BufReader::new(stream);
-                let mut line = String::new();
-                while !ends.load(Ordering::Relaxed) {
-                    // What was read before the time was up stays in the line.
-                    if matches!(lines.read_line(&mut line), Ok(1..)) {
-                        if line.starts_with("event: snapshot") {
-                            snapshots.fetch_add(1, Ordering::Relaxed);
-                        }
-                        line.clear();
-                    }
-                }
-            })
-        })
-        .collect();
-    let began = Instant::now();
-    let paths = [
-        "/v1/snapshot",
-        "/metrics",
-        "/v1/flows?top=10",
-        "/v1/counters",
-        "/v1/events?last=100",
-    ];
-    let mut asked = 0;
-    while began.elapsed() < Duration::from_secs(3) {
-        let answer = ask(
-            &place,
-            &format!("GET {} HTTP/1.1", paths[asked as usize % paths.len()]),
-        );
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        asked += 1;
-        let due = began + Duration::from_secs(1) * asked / REQUESTS_PER_S;
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-    }
-    let rate = f64::from(asked) / began.elapsed().as_secs_f64();
-    ends.store(true, Ordering::Relaxed);
-    watching.into_iter().for_each(|thread| thread.join().unwrap());
-    assert!(
-        rate > f64::from(REQUESTS_PER_S) / 2.0,
-        "{rate} requests per second"
-    );
-    assert!(
-        snapshots.load(Ordering::Relaxed) >= 2 * STREAMS as u64,
-        "{snapshots:?}"
-    );
-    traffic.interrupt();
-    assert_clean(&traffic.report());
-    inco.at_rest();
     inco.stop(&place);
 }
