@@ -117,6 +117,8 @@ pub struct Worker<M: FrameMemory> {
     headers: Box<PlainBurst>,
     /// What the table needs of them, likewise.
     burst: Box<Burst>,
+    /// The outboxes to which packets of known flows go, likewise.
+    found: [u16; BURST_FRAMES],
     /// Which instructions the steps of a burst may use.
     level: Level,
     /// What those are that are not plain, with their places.
@@ -254,6 +256,7 @@ impl<M: FrameMemory> Worker<M> {
             received: Vec::with_capacity(BURST_FRAMES),
             headers: Box::default(),
             burst: Box::default(),
+            found: [0; BURST_FRAMES],
             level: Level::detect(),
             unusual: Vec::with_capacity(BURST_FRAMES),
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
@@ -842,9 +845,17 @@ impl<M: FrameMemory> Worker<M> {
                 from: place,
                 now,
                 lanes: &self.lanes[uplink.index() % UPLINK_LIMIT],
-                frames: &mut rest,
-                outboxes: &mut self.outboxes,
+                found: &mut self.found,
             });
+            let lanes = self.found.get(place..until).unwrap_or_default();
+            let lengths = self.headers.packets.bytes.get(place..until).unwrap_or_default();
+            let outboxes = &mut *self.outboxes;
+            for ((&lane, &bytes), frame) in lanes.iter().zip(lengths).zip(rest.by_ref()) {
+                if let Some(outbox) = outboxes.get_mut(usize::from(lane)) {
+                    outbox.frames.push(frame);
+                    outbox.bytes += u64::from(bytes);
+                }
+            }
             self.waiting += until - place;
             if until < count
                 && let Some(frame) = rest.next()
@@ -1737,50 +1748,46 @@ impl<F: Frame> Kernel for Look<'_, F> {
         reason = "iterators over columns side by side keep a loop from becoming vector instructions"
     )]
     fn run<W: Words>(self) {
-        let mut first = 0;
-        while first < self.frames.len() {
+        let (groups, rest) = self.frames.as_chunks::<{ PlainBurst::GROUP }>();
+        for at in 0..groups.len() {
             let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
             for i in 0..PlainBurst::GROUP {
-                if first + i < self.frames.len() {
-                    group[i] = self.frames[first + i].bytes();
-                }
+                group[i] = groups[at][i].bytes();
             }
-            self.headers.load(first, &group);
-            first += PlainBurst::GROUP;
+            self.headers.load::<W>(at * PlainBurst::GROUP, &group);
+        }
+        if !rest.is_empty() {
+            let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
+            for i in 0..rest.len() {
+                group[i] = rest[i].bytes();
+            }
+            self.headers.load::<W>(groups.len() * PlainBurst::GROUP, &group);
         }
         self.headers.judge(self.frames.len());
-        self.burst.fill(&self.headers.packets);
+        self.burst.fill::<W>(&self.headers.packets);
         self.table.ask(self.burst);
         self.table.choose(self.burst);
     }
 }
 
-/// The last one: counts packets of known flows and puts them into the outboxes of their lanes, from one place on up to the
-/// first that needs more. Gives its place.
-struct Hit<'a, 'f, F> {
+/// The last one: counts packets of known flows and finds their lanes, from one place on up to the first that needs more.
+/// Gives its place.
+struct Hit<'a> {
     table: &'a mut FlowTable<TableMemory>,
     burst: &'a mut Burst,
     from: usize,
     now: Nanos,
     lanes: &'a Lanes,
-    /// Those from that place on.
-    frames: &'a mut std::vec::Drain<'f, F>,
-    outboxes: &'a mut [Outbox<F>],
+    found: &'a mut [u16; BURST_FRAMES],
 }
 
-impl<F> Kernel for Hit<'_, '_, F> {
+impl Kernel for Hit<'_> {
     type Output = usize;
 
     #[inline(always)]
     fn run<W: Words>(self) -> usize {
-        let Hit { frames, outboxes, .. } = self;
         self.table
-            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, |lane, bytes| {
-                if let (Some(frame), Some(outbox)) = (frames.next(), outboxes.get_mut(usize::from(lane))) {
-                    outbox.frames.push(frame);
-                    outbox.bytes += u64::from(bytes);
-                }
-            })
+            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, self.found)
     }
 }
 

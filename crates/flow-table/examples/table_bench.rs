@@ -108,6 +108,7 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
         .collect();
     let mut burst = Burst::default();
     let mut columns = PacketColumns::default();
+    let mut found = [0; BURST];
     let mut lanes = Lanes::default();
     (0..4).for_each(|slot| lanes.set(Slot(slot), slot));
     let mut times: Vec<f64> = (0..5)
@@ -120,14 +121,12 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
                     for &i in numbers {
                         columns.push(Some(key_v4(i)), Direction::Forward, false, 60);
                     }
-                    burst.fill(&columns);
+                    burst.fill::<simd::scalar::Words>(&columns);
                     table.ask(&mut burst);
                     table.choose(&mut burst);
                     let until =
-                        table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, |lane, _| {
-                            black_box(lane);
-                        });
-                    black_box(until);
+                        table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, &mut found);
+                    black_box((until, &found));
                     done += BURST;
                 }
             }

@@ -8,7 +8,7 @@
 use model::Slot;
 use packet::{BURST, PacketColumns};
 use simd::Words;
-use zerocopy::transmute;
+use zerocopy::transmute_mut;
 
 use crate::FlowHasher;
 use crate::entry::{KeyWords, PORTS_MASK, half};
@@ -20,8 +20,6 @@ const STEADY: u64 = 1 << 56;
 /// The bits of an entry's first word that must be as expected.
 const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | ODD;
 
-/// The direction of a packet, in its `lengths` word.
-const REVERSE_SHIFT: u32 = 31;
 /// Packets that are put into place at once.
 const GROUP: usize = 8;
 
@@ -34,8 +32,8 @@ pub struct Burst {
     /// word (one of them 0), the addresses.
     pub(crate) packets: [[u64; 4]; BURST],
     pub(crate) hashes: [u64; BURST],
-    /// Length in bytes, and the direction in the uppermost bit.
-    pub(crate) lengths: [u32; BURST],
+    /// The direction, in all bits.
+    pub(crate) directions: [u32; BURST],
     /// The entry that may be the packet's; `u32::MAX` where there is none.
     pub(crate) candidates: [u32; BURST],
     pub(crate) len: usize,
@@ -48,7 +46,7 @@ impl Default for Burst {
         Burst {
             packets: [[0; 4]; BURST],
             hashes: [0; BURST],
-            lengths: [0; BURST],
+            directions: [0; BURST],
             candidates: [u32::MAX; BURST],
             len: 0,
             columns: [[0; BURST]; 3],
@@ -69,13 +67,13 @@ impl Burst {
 
     /// Replaces what it holds. Packets that are not plain have no short way.
     #[inline(always)]
-    pub fn fill(&mut self, packets: &PacketColumns) {
+    pub fn fill<W: Words>(&mut self, packets: &PacketColumns) {
         self.len = packets.len.min(BURST);
         // Whole groups: the loops then need no remainder.
         let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let [states, forward, reverse] = &mut self.columns;
         let (states, forward, reverse) = (&mut states[..n], &mut forward[..n], &mut reverse[..n]);
-        let lengths = &mut self.lengths[..n];
+        let directions = &mut self.directions[..n];
         let (protocol, bytes) = (&packets.protocol[..n], &packets.bytes[..n]);
         let (is_plain, is_changing) = (&packets.is_plain[..n], &packets.is_changing[..n]);
         let is_reverse = &packets.is_reverse[..n];
@@ -87,27 +85,31 @@ impl Burst {
             let add = 1 | bytes[i] << half::PACKETS_BITS;
             forward[i] = add & !is_reverse[i];
             reverse[i] = add & is_reverse[i];
-            lengths[i] = bytes[i] & !(1 << REVERSE_SHIFT) | is_reverse[i] & 1 << REVERSE_SHIFT;
+            directions[i] = is_reverse[i];
         }
-        let mut first = 0;
-        while first < n {
-            let words = [
-                group(&packets.ports, first),
-                group(&self.columns[0], first),
-                group(&self.columns[1], first),
-                [0; GROUP],
-                group(&self.columns[2], first),
-                [0; GROUP],
-                group(&packets.a, first),
-                group(&packets.b, first),
+        let (ports, a, b) = (
+            packets.ports.as_chunks().0,
+            packets.a.as_chunks().0,
+            packets.b.as_chunks().0,
+        );
+        let [states, forward, reverse] = &self.columns;
+        let (states, forward) = (states.as_chunks().0, forward.as_chunks().0);
+        let reverse = reverse.as_chunks().0;
+        let rows: &mut [[u32; GROUP]; BURST] = transmute_mut!(&mut self.packets);
+        let rows = rows.as_chunks_mut().0;
+        for group in 0..n / GROUP {
+            let zero = &[0; GROUP];
+            let columns = [
+                &ports[group],
+                &states[group],
+                &forward[group],
+                zero,
+                &reverse[group],
+                zero,
+                &a[group],
+                &b[group],
             ];
-            let rows: [[u64; 4]; GROUP] = transmute!(simd::transposed(&words));
-            if let Some(places) = self.packets.get_mut(first..first + GROUP) {
-                for i in 0..GROUP {
-                    places[i] = rows[i];
-                }
-            }
-            first += GROUP;
+            W::rows(columns, &mut rows[group]);
         }
     }
 
@@ -139,22 +141,6 @@ impl Burst {
     }
 }
 
-/// A group's words in a column.
-#[inline(always)]
-fn group(column: &[u32; BURST], first: usize) -> [u32; GROUP] {
-    match column.get(first..first + GROUP) {
-        Some(words) => {
-            let mut group = [0; GROUP];
-            // By word: a call to copy so few would cost more.
-            for i in 0..GROUP {
-                group[i] = words[i];
-            }
-            group
-        }
-        None => [0; GROUP],
-    }
-}
-
 // Upper and lower halves of words lie in memory as a processor that counts from the little end reads them.
 const _: () = assert!(cfg!(target_endian = "little"));
 
@@ -178,12 +164,6 @@ pub(crate) fn seen<W: Words>(entry: W, tick: u64) -> W {
     let [forward, reverse] = half::seen(tick);
     let below = W::load(&[u64::MAX, half::BELOW_SEEN, half::BELOW_SEEN, u64::MAX]);
     entry.and(below).or(W::load(&[0, forward, reverse, 0]))
-}
-
-/// Bytes and direction of a length word.
-#[inline(always)]
-pub(crate) fn length(word: u32) -> (u32, usize) {
-    (word & !(1 << REVERSE_SHIFT), (word >> REVERSE_SHIFT) as usize & 1)
 }
 
 /// Numbers by which pins are told: the caller's own, for each slot, and none for a slot to which no packet goes the

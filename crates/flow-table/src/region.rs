@@ -154,12 +154,11 @@ impl Region {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
     }
 
-    /// All entries of IPv4 flows.
+    /// All entries of IPv4 flows. Two of them fill a line, so that this does not fail.
     #[inline(always)]
-    pub(crate) fn entries_v4<'a>(&self, lines: &'a mut [Line]) -> &'a mut [[u64; 4]] {
-        let lines = lines.get_mut(self.flows_at..self.links_at).unwrap_or_default();
-        // Two entries fill a line, so that this does not fail.
-        <[[u64; 4]]>::mut_from_bytes(lines.as_mut_bytes()).unwrap_or_default()
+    pub(crate) fn entries_v4<'a>(&self, lines: &'a mut [Line]) -> Option<&'a mut [[u64; 4]]> {
+        let lines = lines.get_mut(self.flows_at..self.links_at)?;
+        <[[u64; 4]]>::mut_from_bytes(lines.as_mut_bytes()).ok()
     }
 
     #[inline(always)]
@@ -354,27 +353,28 @@ impl Region {
         simd::prefetch_at(lines, self.first_bucket(hash));
     }
 
-    /// Index and entries as slices of their own, for loops over many flows.
+    /// Index and IPv4 entries as slices of their own, for loops over many flows.
     #[inline(always)]
-    pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [Line]) {
+    pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [[u64; 4]]) {
+        let flows = &lines[self.flows_at..self.links_at];
         (
             &lines[self.index_at..self.flows_at],
-            &lines[self.flows_at..self.links_at],
+            <[[u64; 4]]>::ref_from_bytes(flows.as_bytes()).unwrap_or_default(),
         )
     }
 
-    /// The first IPv4 entry in a flow's first bucket that may be its own, by the slices of [`split`](Region::split), and
-    /// asks for it; `u32::MAX` where there is none. Where the flow may lie in its second bucket, or would have to be put
-    /// there, asks for that.
+    /// The first IPv4 entry in a flow's first bucket that may be its own, by the slices of [`split`](Region::split) and the
+    /// bucket's number, and asks for it; `u32::MAX` where there is none. Where the flow may lie in its second bucket, or
+    /// would have to be put there, asks for that.
     #[inline(always)]
-    pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[Line], hash: u64) -> u32 {
-        let Some(line) = index.get(Region::share_of(hash, index.len() as u64)) else {
+    pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[[u64; 4]], bucket: usize, hash: u64) -> u32 {
+        let Some(line) = index.get(bucket) else {
             return u32::MAX;
         };
         let candidates = bucket::candidates(line, Region::signature(hash));
         if candidates != 0 {
             let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
-            simd::prefetch_at(flows, (entry >> 1) as usize);
+            simd::prefetch_at(flows, entry as usize);
             return entry;
         }
         if bucket::overflow(line) != 0 || bucket::free_place(line).is_none() {
@@ -386,10 +386,13 @@ impl Region {
         u32::MAX
     }
 
-    /// Asks for the first bucket of a flow in the index of [`split`](Region::split).
+    /// Asks for the first bucket of a flow in the index of [`split`](Region::split), and gives its number.
     #[inline(always)]
-    pub(crate) fn prefetch_bucket_in(index: &[Line], hash: u64) {
-        simd::prefetch_at(index, Region::share_of(hash, index.len() as u64));
+    pub(crate) fn prefetch_bucket_in(index: &[Line], hash: u64) -> u32 {
+        let bucket = Region::share_of(hash, index.len() as u64);
+        simd::prefetch_at(index, bucket);
+        // Entry numbers have three bytes, and there are fewer buckets than entries.
+        bucket as u32
     }
 
     #[inline(always)]

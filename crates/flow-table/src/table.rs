@@ -316,7 +316,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         for at in 0..burst.len.min(BURST) {
             let hash = self.hasher.hash_words(burst.key(at));
             burst.hashes[at] = hash;
-            Region::prefetch_bucket_in(index, hash);
+            burst.candidates[at] = Region::prefetch_bucket_in(index, hash);
         }
     }
 
@@ -329,14 +329,15 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     pub fn choose(&self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
         for at in 0..burst.len.min(BURST) {
-            burst.candidates[at] = Region::prefetch_candidate_v4(index, flows, burst.hashes[at]);
+            let bucket = burst.candidates[at] as usize;
+            burst.candidates[at] = Region::prefetch_candidate_v4(index, flows, bucket, burst.hashes[at]);
         }
     }
 
-    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells the lane of each one's
-    /// pin and its length to `to`, in order. Stops at the first packet that needs more than that (its flow is not known or
-    /// not steady, it is odd, its pin has no lane, or its flow's counters carry), and gives its place; the burst's length
-    /// where there is none. `W` is what the caller's [`simd::Kernel`] is given.
+    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and writes the lane of each one's
+    /// pin into its place of `found`. Stops at the first packet that needs more than that (its flow is not known or not
+    /// steady, it is odd, its pin has no lane, or its flow's counters carry), and gives its place; the burst's length where
+    /// there is none. `W` is what the caller's [`simd::Kernel`] is given.
     #[inline(always)]
     pub fn hit_burst<W: Words>(
         &mut self,
@@ -344,11 +345,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         from: usize,
         now: Nanos,
         lanes: &Lanes,
-        mut to: impl FnMut(u16, u32),
+        found: &mut [u16; BURST],
     ) -> usize {
         let mut at = from;
         loop {
-            at = self.hit_candidates::<W>(burst, at, now, lanes, &mut to);
+            at = self.hit_candidates::<W>(burst, at, now, lanes, found);
             // A few in a hundred share a signature with another flow, or lie in their second bucket.
             match self.find_known(burst, at) {
                 Some(found) if found != burst.candidates[at] => burst.candidates[at] = found,
@@ -371,28 +372,32 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         from: usize,
         now: Nanos,
         lanes: &Lanes,
-        to: &mut impl FnMut(u16, u32),
+        found: &mut [u16; BURST],
     ) -> usize {
         let tick = tick(now);
-        let flows = self.regions[0].entries_v4(&mut self.storage);
-        for at in from..burst.len.min(BURST) {
-            let candidate = burst.candidates[at] as usize;
-            if candidate >= flows.len() {
-                return at;
-            }
-            let entry = &mut flows[candidate];
-            let Some(counted) = burst::counted::<W>(entry, &burst.packets[at]) else {
+        let lanes = &*lanes.0;
+        let Some(flows) = self.regions[0].entries_v4(&mut self.storage) else {
+            return from;
+        };
+        let n = burst.len.min(BURST);
+        let (candidates, packets) = (&burst.candidates[..n], &burst.packets[..n]);
+        let (directions, found) = (&burst.directions[..n], &mut found[..n]);
+        for at in from..n {
+            let Some(entry) = flows.get_mut(candidates[at] as usize) else {
                 return at;
             };
-            let (bytes, d) = burst::length(burst.lengths[at]);
-            let lane = lanes.0[(entry[1 + d] >> half::PIN_SHIFT & half::PIN_MASK) as usize];
+            let Some(counted) = burst::counted::<W>(entry, &packets[at]) else {
+                return at;
+            };
+            let d = directions[at] as usize & 1;
+            let lane = lanes[(entry[1 + d] >> half::PIN_SHIFT & half::PIN_MASK) as usize];
             if lane == Lanes::NONE {
                 return at;
             }
+            found[at] = lane;
             burst::seen(counted, tick).store(entry);
-            to(lane, bytes);
         }
-        burst.len.max(from)
+        n.max(from)
     }
 
     /// The entry of a burst's packet, where its flow is in the table.

@@ -74,6 +74,7 @@ fn the_steady_state_allocates_nothing() {
 
     let mut burst = Burst::default();
     let mut packets = PacketColumns::default();
+    let mut found = [0; packet::BURST];
     let lanes = Lanes::default();
     let before = allocations();
     let mut now = Nanos::ZERO;
@@ -106,12 +107,11 @@ fn the_steady_state_allocates_nothing() {
                     };
                     packets.push(key, Direction::Forward, false, 60);
                 }
-                burst.fill(&packets);
+                burst.fill::<simd::scalar::Words>(&packets);
                 table.ask(&mut burst);
                 table.choose(&mut burst);
-                table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, |lane, _| {
-                    shown += u32::from(lane)
-                });
+                let until = table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, &mut found);
+                shown += found.iter().take(until).map(|&lane| u32::from(lane)).sum::<u32>();
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);
             }

@@ -29,34 +29,22 @@ pub struct PlainBurst {
     pub packets: PacketColumns,
 }
 
+/// A column, in groups.
+type Column = [[u32; GROUP]; BURST / GROUP];
+
 /// The headers' words, by their place in the frame: `at_16` begins at byte 16. The first byte is in the lowest bits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[repr(align(64))]
 struct Words {
-    at_12: [u32; BURST],
-    at_16: [u32; BURST],
-    at_20: [u32; BURST],
-    at_24: [u32; BURST],
-    at_28: [u32; BURST],
-    at_32: [u32; BURST],
-    at_36: [u32; BURST],
-    at_44: [u32; BURST],
-}
-
-impl Default for Words {
-    fn default() -> Words {
-        let none = [0; BURST];
-        Words {
-            at_12: none,
-            at_16: none,
-            at_20: none,
-            at_24: none,
-            at_28: none,
-            at_32: none,
-            at_36: none,
-            at_44: none,
-        }
-    }
+    at_12: Column,
+    at_16: Column,
+    at_20: Column,
+    at_24: Column,
+    at_28: Column,
+    at_32: Column,
+    at_36: Column,
+    at_40: Column,
+    at_44: Column,
 }
 
 impl PlainBurst {
@@ -66,39 +54,28 @@ impl PlainBurst {
     /// Reads up to [`GROUP`](PlainBurst::GROUP) frames of the burst, which begin at the destination address: those from
     /// place `first` on, a multiple of that. [`PlainBurst::judge`] then says what they are.
     #[inline(always)]
-    pub fn load(&mut self, first: usize, frames: &[&[u8]; PlainBurst::GROUP]) {
-        let mut rows = [[0; 8]; GROUP];
-        let mut lengths = [0; GROUP];
+    pub fn load<W: simd::Words>(&mut self, first: usize, frames: &[&[u8]; PlainBurst::GROUP]) {
+        let group = first / GROUP % (BURST / GROUP);
+        let w = &mut self.words;
+        let mut headers = [&NOTHING; GROUP];
         for i in 0..GROUP {
-            let frame = frames[i];
-            let header = match frame.first_chunk::<SHORTEST_PLAIN>() {
-                Some(header) => header,
-                None => &NOTHING,
-            };
-            // The word at 40 is of no interest, that at 44 is.
-            rows[i] = [
-                word(header, FIRST),
-                word(header, 16),
-                word(header, 20),
-                word(header, 24),
-                word(header, 28),
-                word(header, 32),
-                word(header, 36),
-                word(header, 44),
-            ];
-            lengths[i] = frame.len() as u32;
+            if let Some(header) = frames[i].first_chunk() {
+                headers[i] = header;
+            }
+            w.at_44[group][i] = word(headers[i], 44);
+            self.packets.bytes[group * GROUP + i] = frames[i].len() as u32;
         }
-        let columns = simd::transposed(&rows);
-        let words = &mut self.words;
-        put(&mut words.at_12, first, &columns[0]);
-        put(&mut words.at_16, first, &columns[1]);
-        put(&mut words.at_20, first, &columns[2]);
-        put(&mut words.at_24, first, &columns[3]);
-        put(&mut words.at_28, first, &columns[4]);
-        put(&mut words.at_32, first, &columns[5]);
-        put(&mut words.at_36, first, &columns[6]);
-        put(&mut words.at_44, first, &columns[7]);
-        put(&mut self.packets.bytes, first, &lengths);
+        let mut parts = [&[0; 16]; GROUP];
+        for i in 0..GROUP {
+            parts[i] = part(headers[i], FIRST);
+        }
+        let (at_12, at_16) = (&mut w.at_12[group], &mut w.at_16[group]);
+        W::columns(&parts, [at_12, at_16, &mut w.at_20[group], &mut w.at_24[group]]);
+        for i in 0..GROUP {
+            parts[i] = part(headers[i], FIRST + 16);
+        }
+        let (at_28, at_32) = (&mut w.at_28[group], &mut w.at_32[group]);
+        W::columns(&parts, [at_28, at_32, &mut w.at_36[group], &mut w.at_40[group]]);
     }
 
     /// Says of each of the first `len` packets whether it is plain, and what its flow is.
@@ -114,8 +91,10 @@ impl PlainBurst {
         self.packets.len = len.min(BURST);
         let n = (self.packets.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let w = &self.words;
-        let (at_12, at_16, at_20, at_24) = (&w.at_12[..n], &w.at_16[..n], &w.at_20[..n], &w.at_24[..n]);
-        let (at_28, at_32, at_36, at_44) = (&w.at_28[..n], &w.at_32[..n], &w.at_36[..n], &w.at_44[..n]);
+        let (at_12, at_16) = (&w.at_12.as_flattened()[..n], &w.at_16.as_flattened()[..n]);
+        let (at_20, at_24) = (&w.at_20.as_flattened()[..n], &w.at_24.as_flattened()[..n]);
+        let (at_28, at_32) = (&w.at_28.as_flattened()[..n], &w.at_32.as_flattened()[..n]);
+        let (at_36, at_44) = (&w.at_36.as_flattened()[..n], &w.at_44.as_flattened()[..n]);
         let p = &mut self.packets;
         let (a, b) = (&mut p.a[..n], &mut p.b[..n]);
         let (ports, protocols) = (&mut p.ports[..n], &mut p.protocol[..n]);
@@ -181,13 +160,11 @@ fn word(header: &[u8; SHORTEST_PLAIN], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
-/// Writes a group's words into their places of a column.
+/// Sixteen bytes of a header.
 #[inline(always)]
-fn put(column: &mut [u32; BURST], first: usize, words: &[u32; GROUP]) {
-    if let Some(places) = column.get_mut(first..first + GROUP) {
-        // By word: a call to copy so few would cost more.
-        for i in 0..GROUP {
-            places[i] = words[i];
-        }
+fn part(header: &[u8; SHORTEST_PLAIN], at: usize) -> &[u8; 16] {
+    match header[at..].first_chunk() {
+        Some(part) => part,
+        None => &[0; 16],
     }
 }

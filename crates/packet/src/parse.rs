@@ -806,7 +806,7 @@ mod tests {
         type Output = ();
         #[inline(always)]
         fn run<W: simd::Words>(self) {
-            self.0.load(0, self.1);
+            self.0.load::<W>(0, self.1);
             self.0.judge(8);
         }
     }

@@ -1,7 +1,6 @@
 //! What the packet path asks of a processor beyond arithmetic: fetching a cache line before it is needed, comparing
-//! sixteen signatures at once, turning rows into columns, and compiling a step once more for wider registers. Each
-//! function is safe to call with any argument, has one meaning on every processor, and has a scalar twin in [`scalar`]
-//! that its tests compare it with.
+//! sixteen signatures at once, and compiling a step once more for wider registers. Each function is safe to call with any
+//! argument, has one meaning on every processor, and has a scalar twin in [`scalar`] that its tests compare it with.
 //!
 //! The functions use only instructions that every processor of an architecture has (SSE2 on x86-64, NEON on AArch64), so
 //! that every call is inlined. Other architectures get the scalar twin, and prefetching does nothing there. What a
@@ -39,19 +38,6 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     }
 }
 
-/// The columns of eight rows: `columns[i][j] == rows[j][i]`.
-#[inline(always)]
-pub fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
-    #[cfg(target_arch = "x86_64")]
-    {
-        x86_64::transposed(rows)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        scalar::transposed(rows)
-    }
-}
-
 /// A step of the packet path. It is compiled for each [`Level`], so that loops over a burst use the registers of that
 /// level; `run` and what it calls must be `#[inline(always)]` for that.
 pub trait Kernel {
@@ -82,6 +68,11 @@ pub trait Words: Copy + sealed::Sealed {
     fn xor(self, other: Self) -> Self;
     /// Whether all are 0.
     fn are_zero(self) -> bool;
+    /// Writes the columns of eight rows of four 32-bit words, the first byte of each in its lowest bits:
+    /// `columns[i][j]` becomes the word at `4 * i` of `rows[j]`.
+    fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]);
+    /// Writes the rows of eight columns: `rows[i][j]` becomes `columns[j][i]`.
+    fn rows(columns: [&[u32; 8]; 8], rows: &mut [[u32; 8]; 8]);
 }
 
 mod sealed {
@@ -164,9 +155,10 @@ pub fn prefetch_at<T>(places: &[T], index: usize) {
 mod x86_64 {
     use core::arch::x86_64::{
         __m128i, __m256i, _MM_HINT_T0, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_prefetch,
-        _mm_set1_epi8, _mm_storeu_si128, _mm_unpackhi_epi32, _mm_unpackhi_epi64, _mm_unpacklo_epi32,
-        _mm_unpacklo_epi64, _mm256_add_epi64, _mm256_and_si256, _mm256_loadu_si256, _mm256_or_si256,
-        _mm256_storeu_si256, _mm256_testz_si256, _mm256_xor_si256,
+        _mm_set1_epi8, _mm256_add_epi64, _mm256_and_si256, _mm256_castsi128_si256, _mm256_inserti128_si256,
+        _mm256_loadu_si256, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_storeu_si256,
+        _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
+        _mm256_unpacklo_epi64, _mm256_xor_si256,
     };
 
     /// Four words in a register. There are none but in a kernel that `run_avx2` runs: nobody else can name the type.
@@ -214,6 +206,81 @@ mod x86_64 {
             // SAFETY: as above.
             unsafe { _mm256_testz_si256(self.0, self.0) != 0 }
         }
+        #[inline(always)]
+        fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]) {
+            let [c0, c1, c2, c3] = columns;
+            // SAFETY: each load reads the 16 bytes of a row, each store writes the 32 of a column, at any alignment.
+            unsafe {
+                // Row i in the lower half, row i + 4 in the upper one: both halves are transposed at once.
+                let (r0, r1) = (pair(rows[0], rows[4]), pair(rows[1], rows[5]));
+                let (r2, r3) = (pair(rows[2], rows[6]), pair(rows[3], rows[7]));
+                let [w0, w1, w2, w3] = transposed(r0, r1, r2, r3);
+                _mm256_storeu_si256(c0.as_mut_ptr().cast::<__m256i>(), w0);
+                _mm256_storeu_si256(c1.as_mut_ptr().cast::<__m256i>(), w1);
+                _mm256_storeu_si256(c2.as_mut_ptr().cast::<__m256i>(), w2);
+                _mm256_storeu_si256(c3.as_mut_ptr().cast::<__m256i>(), w3);
+            }
+        }
+        #[inline(always)]
+        fn rows(columns: [&[u32; 8]; 8], rows: &mut [[u32; 8]; 8]) {
+            let [c0, c1, c2, c3, c4, c5, c6, c7] = columns;
+            // SAFETY: each store writes the 32 bytes of a row, at any alignment.
+            unsafe {
+                // Rows 0 | 4, 1 | 5, 2 | 6 and 3 | 7, half of each.
+                let first = transposed(column(c0), column(c1), column(c2), column(c3));
+                let second = transposed(column(c4), column(c5), column(c6), column(c7));
+                for i in 0..4 {
+                    let lower = _mm256_permute2x128_si256::<0x20>(first[i], second[i]);
+                    let upper = _mm256_permute2x128_si256::<0x31>(first[i], second[i]);
+                    _mm256_storeu_si256(rows[i].as_mut_ptr().cast::<__m256i>(), lower);
+                    _mm256_storeu_si256(rows[i + 4].as_mut_ptr().cast::<__m256i>(), upper);
+                }
+            }
+        }
+    }
+
+    // No closures in these, nor in what calls them: one is compiled for every processor, and nothing that is not is
+    // inlined into it.
+
+    /// # Safety
+    /// As for all that a level's [`Words`] do: the processor has AVX2.
+    #[inline(always)]
+    unsafe fn pair(lower: &[u8; 16], upper: &[u8; 16]) -> __m256i {
+        // SAFETY: each load reads the 16 bytes that are borrowed, at any alignment.
+        unsafe {
+            let (lower, upper) = (
+                _mm_loadu_si128(lower.as_ptr().cast::<__m128i>()),
+                _mm_loadu_si128(upper.as_ptr().cast::<__m128i>()),
+            );
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(lower), upper)
+        }
+    }
+
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    unsafe fn column(words: &[u32; 8]) -> __m256i {
+        // SAFETY: reads the 32 bytes that are borrowed, at any alignment.
+        unsafe { _mm256_loadu_si256(words.as_ptr().cast::<__m256i>()) }
+    }
+
+    /// Four rows of four words to columns, in both halves.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    unsafe fn transposed(r0: __m256i, r1: __m256i, r2: __m256i, r3: __m256i) -> [__m256i; 4] {
+        // SAFETY: registers only.
+        unsafe {
+            let (low01, high01) = (_mm256_unpacklo_epi32(r0, r1), _mm256_unpackhi_epi32(r0, r1));
+            let (low23, high23) = (_mm256_unpacklo_epi32(r2, r3), _mm256_unpackhi_epi32(r2, r3));
+            [
+                _mm256_unpacklo_epi64(low01, low23),
+                _mm256_unpackhi_epi64(low01, low23),
+                _mm256_unpacklo_epi64(high01, high23),
+                _mm256_unpackhi_epi64(high01, high23),
+            ]
+        }
     }
 
     /// # Safety
@@ -221,34 +288,6 @@ mod x86_64 {
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     pub(crate) unsafe fn run_avx2<K: super::Kernel>(kernel: K) -> K::Output {
         kernel.run::<Words>()
-    }
-
-    /// Four blocks of four by four.
-    #[inline(always)]
-    pub(crate) fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
-        let mut columns = [[0; 8]; 8];
-        let mut block = |row: usize, column: usize| {
-            // SAFETY: each load reads four of the eight words of a row, each store writes four of a column: `row` and
-            // `column` are 0 or 4. Neither needs alignment; SSE2 belongs to every x86-64.
-            unsafe {
-                let load = |i: usize| _mm_loadu_si128(rows[row + i].as_ptr().add(column).cast::<__m128i>());
-                let (r0, r1, r2, r3) = (load(0), load(1), load(2), load(3));
-                let (low01, high01) = (_mm_unpacklo_epi32(r0, r1), _mm_unpackhi_epi32(r0, r1));
-                let (low23, high23) = (_mm_unpacklo_epi32(r2, r3), _mm_unpackhi_epi32(r2, r3));
-                let mut store = |i: usize, words: __m128i| {
-                    _mm_storeu_si128(columns[column + i].as_mut_ptr().add(row).cast::<__m128i>(), words);
-                };
-                store(0, _mm_unpacklo_epi64(low01, low23));
-                store(1, _mm_unpackhi_epi64(low01, low23));
-                store(2, _mm_unpacklo_epi64(high01, high23));
-                store(3, _mm_unpackhi_epi64(high01, high23));
-            }
-        };
-        block(0, 0);
-        block(0, 4);
-        block(4, 0);
-        block(4, 4);
-        columns
     }
 
     #[inline(always)]
@@ -356,6 +395,24 @@ mod tests {
         }
     }
 
+    /// Eight times eight words turned round, and the first four columns of the same read as bytes.
+    struct Turn<'a>(&'a [[u32; 8]; 8]);
+
+    impl Kernel for Turn<'_> {
+        type Output = ([[u32; 8]; 4], [[u32; 8]; 8]);
+        #[inline(always)]
+        fn run<W: Words>(self) -> Self::Output {
+            let bytes: [[u8; 32]; 8] = self
+                .0
+                .map(|row| std::array::from_fn(|at| row[at / 4].to_le_bytes()[at % 4]));
+            let firsts = bytes.each_ref().map(|row| row.first_chunk().unwrap());
+            let (mut columns, mut rows) = ([[0; 8]; 4], [[0; 8]; 8]);
+            W::columns(&firsts, columns.each_mut());
+            W::rows(self.0.each_ref(), &mut rows);
+            (columns, rows)
+        }
+    }
+
     proptest! {
         #[test]
         fn words_are_those_of_the_scalar_twin(a: [u64; 4], b: [u64; 4], masks in prop::array::uniform4(0_u64..2)) {
@@ -369,10 +426,14 @@ mod tests {
         }
 
         #[test]
-        fn columns_are_those_of_the_scalar_twin(rows: [[u32; 8]; 8]) {
-            let columns = transposed(&rows);
-            prop_assert_eq!(columns, scalar::transposed(&rows));
-            prop_assert_eq!(transposed(&columns), rows);
+        fn columns_and_rows_are_those_of_the_scalar_twin(words: [[u32; 8]; 8]) {
+            let said = Level::detect().run(Turn(&words));
+            prop_assert_eq!(said, Level::Every.run(Turn(&words)));
+            let (columns, rows) = said;
+            for (i, j) in (0..8).flat_map(|i| (0..8).map(move |j| (i, j))) {
+                prop_assert_eq!(rows[i][j], words[j][i]);
+                prop_assert!(i > 3 || columns[i][j] == words[j][i]);
+            }
         }
 
         #[test]

@@ -14,18 +14,6 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     mask
 }
 
-/// As [`transposed`](crate::transposed).
-#[inline]
-pub fn transposed(rows: &[[u32; 8]; 8]) -> [[u32; 8]; 8] {
-    let mut columns = [[0; 8]; 8];
-    for (j, row) in rows.iter().enumerate() {
-        for (column, &word) in columns.iter_mut().zip(row) {
-            column[j] = word;
-        }
-    }
-    columns
-}
-
 /// Four [`Words`](crate::Words) in ordinary registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Words([u64; 4]);
@@ -70,6 +58,24 @@ impl crate::Words for Words {
     #[inline(always)]
     fn are_zero(self) -> bool {
         self.0[0] | self.0[1] | self.0[2] | self.0[3] == 0
+    }
+    #[inline(always)]
+    fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]) {
+        for (i, column) in columns.into_iter().enumerate() {
+            for j in 0..8 {
+                let at = 4 * i;
+                column[j] =
+                    u32::from_le_bytes([rows[j][at], rows[j][at + 1], rows[j][at + 2], rows[j][at + 3]]);
+            }
+        }
+    }
+    #[inline(always)]
+    fn rows(columns: [&[u32; 8]; 8], rows: &mut [[u32; 8]; 8]) {
+        for (i, row) in rows.iter_mut().enumerate() {
+            for j in 0..8 {
+                row[j] = columns[j][i];
+            }
+        }
     }
 }
 
