@@ -61,7 +61,8 @@ impl Mbuf {
         self.head().nb_segs == 1
     }
 
-    /// How many pieces the packet is in.
+    /// How many pieces the packet is in; never 0.
+    #[inline(always)]
     pub fn segment_count(&self) -> u16 {
         self.head().nb_segs
     }

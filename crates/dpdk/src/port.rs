@@ -627,7 +627,9 @@ impl Lengths {
     /// Whether every frame of that length may go, with a tag or without.
     #[inline(always)]
     fn are_right(&self, len: usize) -> bool {
-        (len >= FRAME_BYTES_MIN) & (len <= self.untagged)
+        // A shorter one wraps around: one comparison for both ends.
+        let range = self.untagged.checked_sub(FRAME_BYTES_MIN);
+        range.is_some_and(|range| len.wrapping_sub(FRAME_BYTES_MIN) <= range)
     }
 
     fn allow(&self, mbuf: &Mbuf) -> bool {
@@ -665,8 +667,12 @@ impl TxQueue {
     pub fn send_from(&mut self, mbufs: &mut Vec<Mbuf>, longest: usize) -> usize {
         let lengths = self.lengths.cut_to(longest);
         // Without a branch for each; nearly always all may go as they are.
-        let may_go = |mbuf: &Mbuf| mbuf.is_contiguous() & lengths.are_right(mbuf.len());
-        if !mbufs.iter().fold(true, |all, mbuf| all & may_go(mbuf)) {
+        let (mut segments, mut are_right) = (0, true);
+        for mbuf in mbufs.iter() {
+            segments |= mbuf.segment_count();
+            are_right &= lengths.are_right(mbuf.len());
+        }
+        if segments > 1 || !are_right {
             let (segments, refused) = (self.segments_max, &mut self.refused);
             mbufs.retain_mut(|mbuf| {
                 let may_go = may_send(mbuf, &lengths, segments);

@@ -79,7 +79,8 @@ fn main() {
         let (mut limit_in, mut limit_out) = (source(), sink(9));
         let mut frames = Vec::with_capacity(BURST);
         let mut limit = || {
-            let moved = limit_in.receive(&mut frames, BURST);
+            limit_in.receive(&mut frames, BURST);
+            let moved = frames.len();
             limit_out.send(&mut frames, MAX_FRAME);
             moved
         };

@@ -53,11 +53,39 @@ pub trait FrameMemory: Send + 'static {
 
 /// A port whose frames are already in the worker's memory.
 pub trait Device<F>: Send + 'static {
-    /// Appends at most `limit` received frames.
-    fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> usize;
+    /// Appends at most `limit` received frames, and says how long they are: whoever looks at each of them first.
+    fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> Arrived;
     /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer than
     /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send.
     fn send(&mut self, frames: &mut Vec<F>, longest: usize) -> Unsendable;
+}
+
+/// How long the frames are that a device gave at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrived {
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of the longest one.
+    pub longest: usize,
+}
+
+impl Arrived {
+    /// Those frames.
+    #[inline(always)]
+    pub fn of<F: Frame>(frames: &[F]) -> Arrived {
+        let mut arrived = Arrived::default();
+        for frame in frames {
+            arrived.note(frame.len());
+        }
+        arrived
+    }
+
+    /// One more frame of so many bytes.
+    #[inline(always)]
+    pub fn note(&mut self, len: usize) {
+        self.bytes += len as u64;
+        self.longest = self.longest.max(len);
+    }
 }
 
 /// Frames that a device was given and freed, since it can never send them: of a length that it does not carry.
@@ -91,7 +119,7 @@ pub struct DeviceState {
 pub enum NoDevice {}
 
 impl<F> Device<F> for NoDevice {
-    fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> usize {
+    fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> Arrived {
         match *self {}
     }
     fn send(&mut self, _frames: &mut Vec<F>, _longest: usize) -> Unsendable {

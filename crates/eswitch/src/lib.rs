@@ -42,7 +42,8 @@ pub use counters::{
 pub use dump::{FlowDump, FlowFilter, HeavyDump};
 pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
 pub use frame::{
-    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Unsendable,
+    Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice,
+    Unsendable,
 };
 pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;

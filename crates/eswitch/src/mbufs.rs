@@ -5,7 +5,7 @@ use dpdk::{
     TxQueue,
 };
 
-use crate::frame::{Device, DeviceState, DeviceWatch, Frame, FrameMemory, Unsendable};
+use crate::frame::{Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, Unsendable};
 use crate::soft::OpenDevice;
 
 /// Mbufs that a worker takes from the pool at a time.
@@ -90,17 +90,23 @@ pub struct DpdkQueue {
 }
 
 impl Device<Mbuf> for DpdkQueue {
-    fn receive(&mut self, into: &mut Vec<Mbuf>, limit: usize) -> usize {
+    fn receive(&mut self, into: &mut Vec<Mbuf>, limit: usize) -> Arrived {
         let first = into.len();
         self.rx.receive_into(into, limit);
-        // A frame in several pieces becomes one, so that it can be parsed and copied; the pool has room for the longest.
-        for frame in into.iter_mut().skip(first) {
-            if !frame.is_contiguous() {
+        let frames = into.get_mut(first..).unwrap_or_default();
+        let (mut arrived, mut segments) = (Arrived::default(), 0);
+        for frame in frames.iter() {
+            arrived.note(frame.len());
+            segments |= frame.segment_count();
+        }
+        if segments > 1 {
+            // A frame in several pieces becomes one, so that it can be parsed and copied; the pool has room for the longest.
+            for frame in frames {
                 // One that does not fit stays as it is: it is longer than any uplink carries.
                 let _in_pieces = frame.linearize();
             }
         }
-        into.len() - first
+        arrived
     }
 
     fn send(&mut self, frames: &mut Vec<Mbuf>, longest: usize) -> Unsendable {

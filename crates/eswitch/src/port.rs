@@ -281,17 +281,12 @@ impl<M: FrameMemory> DevicePort<M> {
             return Received::default();
         }
         let first = into.len();
-        self.device.receive(into, limit);
-        let (mut bytes, mut longest) = (0, 0);
-        for frame in into.iter().skip(first) {
-            bytes += frame.len();
-            longest = longest.max(frame.len());
-        }
+        let arrived = self.device.receive(into, limit);
         let mut received = Received {
-            bytes: bytes as u64,
+            bytes: arrived.bytes,
             ..Received::default()
         };
-        if longest > self.frame_limit {
+        if arrived.longest > self.frame_limit {
             for frame in into.extract_if(first.., |frame| frame.len() > self.frame_limit) {
                 received.too_large += 1;
                 received.bytes -= frame.len() as u64;

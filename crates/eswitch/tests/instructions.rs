@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use eswitch::{BURST_FRAMES, Device, Frame, FrameMemory, Port, Unsendable};
+use eswitch::{Arrived, BURST_FRAMES, Device, Frame, FrameMemory, Port, Unsendable};
 use model::Nanos;
 use packet::TcpFlags;
 
@@ -86,12 +86,13 @@ impl Known {
 }
 
 impl Device<Bytes> for Known {
-    fn receive(&mut self, into: &mut Vec<Bytes>, limit: usize) -> usize {
+    fn receive(&mut self, into: &mut Vec<Bytes>, limit: usize) -> Arrived {
+        let first = into.len();
         for _ in 0..limit {
             into.push(self.frames[self.next]);
             self.next = (self.next + 1) % self.frames.len();
         }
-        limit
+        Arrived::of(&into[first..])
     }
     fn send(&mut self, frames: &mut Vec<Bytes>, _longest: usize) -> Unsendable {
         frames.clear();

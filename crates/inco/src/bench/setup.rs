@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use eswitch::{
-    AttachSpec, Device, Frame, FrameMemory, OpenDevice, Polling, SoftSwitch, SoftSwitchConfig, Switch,
-    SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
+    Arrived, AttachSpec, Device, Frame, FrameMemory, OpenDevice, Polling, SoftSwitch, SoftSwitchConfig,
+    Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
 };
 use flow_table::{Line, TableConfig, TimeoutPolicy};
 use model::{Slot, UplinkId};
@@ -247,7 +247,7 @@ impl NewFlows {
 }
 
 impl Device<ShortFrame> for NewFlows {
-    fn receive(&mut self, into: &mut Vec<ShortFrame>, limit: usize) -> usize {
+    fn receive(&mut self, into: &mut Vec<ShortFrame>, limit: usize) -> Arrived {
         for _ in 0..limit {
             let mut bytes = self.template;
             // Each number once, in no order.
@@ -260,7 +260,10 @@ impl Device<ShortFrame> for NewFlows {
             bytes[NewFlows::CHECKSUM..NewFlows::SOURCE].copy_from_slice(&checksum.to_be_bytes());
             into.push(ShortFrame { bytes, len: SIZE });
         }
-        limit
+        Arrived {
+            bytes: (limit * SIZE) as u64,
+            longest: SIZE,
+        }
     }
 
     fn send(&mut self, frames: &mut Vec<ShortFrame>, _longest: usize) -> Unsendable {
