@@ -55,6 +55,25 @@ impl Default for MempoolConfig {
     }
 }
 
+impl MempoolConfig {
+    /// Memory in bytes that a pool of it takes, which [`EalConfig::memory_mib`](crate::EalConfig::memory_mib) must have room
+    /// for beside DPDK's own. Without hugepages it is more: DPDK lets no mbuf cross from one page to the next, so that one of
+    /// more than half a page has a whole one.
+    pub fn memory_bytes(&self, hugepages: bool) -> u64 {
+        /// What DPDK puts before a frame: its own header of an object, the mbuf's, and the headroom.
+        const BEFORE: u64 = 64 + 128 + sys::INCO_MBUF_HEADROOM as u64;
+        /// Objects begin at lines of 64 bytes, and DPDK adds one where all would begin at one memory channel.
+        const LINE: u64 = 64;
+        let page = if hugepages { 2 << 20 } else { 4 << 10 };
+        let object = (BEFORE + u64::from(self.frame_bytes)).next_multiple_of(LINE) + LINE;
+        let mbufs = u64::from(self.mbufs);
+        match page / object {
+            0 => mbufs * object.next_multiple_of(page),
+            per_page => mbufs.div_ceil(per_page) * page,
+        }
+    }
+}
+
 static POOLS: Mutex<usize> = Mutex::new(0);
 
 impl Mempool {
@@ -212,3 +231,22 @@ impl Mempool {
 
 /// Memory from whichever NUMA node has it.
 const ANY_SOCKET: i32 = -1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_mbuf_of_more_than_half_a_page_takes_a_page() {
+        let of = |mbufs, frame_bytes| MempoolConfig {
+            mbufs,
+            frame_bytes,
+            ..MempoolConfig::default()
+        };
+        assert_eq!(of(1000, 2048).memory_bytes(false), 1000 * 4096);
+        assert_eq!(of(1000, 1522).memory_bytes(false), 500 * 4096);
+        assert_eq!(of(1000, 9000).memory_bytes(false), 1000 * 3 * 4096);
+        // 862 objects of 2,432 bytes in a page of 2 MiB.
+        assert_eq!(of(1000, 2048).memory_bytes(true), 2 * (2 << 20));
+    }
+}

@@ -40,16 +40,17 @@ fn main() {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
     let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
-    let eal = EalConfig {
-        memory_mib: ((mbufs * 2432) >> 20) + 128,
-        hugepages: is_set("HUGE"),
-        ..EalConfig::new(format!("steer-cost-{}", std::process::id()))
-    };
-    let eal = Eal::init(&eal.args()).unwrap();
     let config = MempoolConfig {
         mbufs,
         ..MempoolConfig::default()
     };
+    let hugepages = is_set("HUGE");
+    let eal = EalConfig {
+        memory_mib: (config.memory_bytes(hugepages) >> 20) as u32 + 128,
+        hugepages,
+        ..EalConfig::new(format!("steer-cost-{}", std::process::id()))
+    };
+    let eal = Eal::init(&eal.args()).unwrap();
     let pool = Mempool::create(&eal, &config).unwrap();
     let _registered = eal.register_thread().unwrap();
     let memory = || MbufMemory::shares(1, pool).remove(0);

@@ -25,8 +25,6 @@ pub(super) fn switch(
 
     /// Descriptors of a device's queue: what the wrapper asks for.
     const DESCRIPTORS: usize = 1024;
-    /// What an mbuf takes beside its room, in bytes: header, headroom, padding.
-    const MBUF_OVERHEAD: usize = 512;
     /// Memory for what DPDK itself and the rings of devices need, in MiB.
     const DPDK_OWN_MIB: usize = 64;
 
@@ -49,13 +47,19 @@ pub(super) fn switch(
     }
     // DPDK's pools are largest for their memory at a power of two less one.
     let mbufs = mbufs.next_power_of_two() - 1;
+    let pool = MempoolConfig {
+        mbufs: u32::try_from(mbufs)?,
+        frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
+        ..MempoolConfig::default()
+    };
     let eal = match Eal::running() {
         Some(eal) => eal,
         None => {
-            let memory_mib = DPDK_OWN_MIB + mbufs * (room + MBUF_OVERHEAD) / (1 << 20);
+            let mib = |hugepages| DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize;
+            let hugepages = takes_hugepages(configuration.switch.hugepages, mib(true))?;
             let args = EalConfig {
-                memory_mib: u32::try_from(memory_mib)?,
-                hugepages: takes_hugepages(configuration.switch.hugepages, memory_mib)?,
+                memory_mib: u32::try_from(mib(hugepages))?,
+                hugepages,
                 pci: devices
                     .iter()
                     .filter_map(|d| d.1.pci_address().map(str::to_owned))
@@ -65,11 +69,6 @@ pub(super) fn switch(
             };
             Eal::init(&args.args())?
         }
-    };
-    let pool = MempoolConfig {
-        mbufs: u32::try_from(mbufs)?,
-        frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
-        ..MempoolConfig::default()
     };
     let pool = Mempool::create(&eal, &pool).context("no memory for DPDK's frames")?;
     let mut ports = Vec::new();
