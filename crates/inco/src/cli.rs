@@ -671,7 +671,7 @@ pub(crate) struct ImageRemoveArgs {
 #[cfg(feature = "dpdk")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
+    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -685,6 +685,12 @@ pub(crate) enum BenchCommand {
     Steer(SteerArgs),
     /// New flows: how many a core sets up in a second, by how full its table is
     Setup(SetupArgs),
+    /// Established flows, while new ones arrive on another uplink as fast as their source gives them
+    Flood(FloodArgs),
+    /// Packets that are lost when instances are added and removed, by scheduler
+    Blocked(BlockedArgs),
+    /// What inco costs while nothing happens
+    Idle(IdleArgs),
     /// The process that `steer` measures
     #[command(hide = true, after_help = "Example: started by inco bench steer")]
     Contestant(ContestantArgs),
@@ -732,6 +738,62 @@ pub(crate) struct SetupArgs {
     /// Where every measurement goes
     #[arg(long, value_name = "FILE", default_value = "bench-setup.csv")]
     pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench flood\n  inco bench flood --json --flows 1000")]
+pub(crate) struct FloodArgs {
+    /// Established flows
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) flows: u32,
+    /// IPv4 flows that the table has room for; the flood goes on when it is full
+    #[arg(long, value_name = "N", default_value_t = flow_table::TableConfig::LIMIT)]
+    pub(crate) table: usize,
+    /// Rounds, each without and with the flood; the median of their ratios counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// Where every measurement goes
+    #[arg(long, value_name = "FILE", default_value = "bench-flood.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco bench blocked\n  inco bench blocked --json --scheduler best-fit,round-robin"
+)]
+pub(crate) struct BlockedArgs {
+    /// Only these schedulers
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub(crate) scheduler: Vec<String>,
+    /// How often an instance comes and goes, for each scheduler
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) changes: u32,
+    /// Where every row goes
+    #[arg(long, value_name = "FILE", default_value = "bench-blocked.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench idle\n  inco bench idle --json --instances 64")]
+pub(crate) struct IdleArgs {
+    /// Instances; they are sinks without containers
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) instances: u16,
+    /// How long it is watched, in seconds
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub(crate) seconds: u64,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -112,6 +112,11 @@ fn thread_times(pid: u32) -> Result<HashMap<String, u64>> {
     Ok(times)
 }
 
+/// How long all threads of a process have been on a CPU, in nanoseconds; those that ended meanwhile are left out.
+pub(super) fn process_ns(pid: u32) -> Result<u64> {
+    Ok(thread_times(pid)?.values().sum())
+}
+
 /// How long the thread of that name of this process has been on a CPU, in nanoseconds.
 pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
     for task in fs::read_dir("/proc/self/task").context("cannot list this process's threads")? {

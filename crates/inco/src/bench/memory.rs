@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use dpdk::MempoolConfig;
+
 use super::undo::Undo;
 
 /// The kernel's count of 2 MiB pages.
@@ -12,8 +14,6 @@ const PAGE: usize = 2 << 20;
 const SPARE_PAGES: usize = 16;
 /// Mbufs beside those that the capture holds: the sinks' and the core's own.
 const SPARE_MBUFS: usize = 32_768;
-/// Bytes that an mbuf takes in all: header, headroom, room, padding.
-const MBUF_BYTES: usize = 2432;
 /// What a DPDK program needs beside its mbufs, in bytes.
 const OTHER_BYTES: usize = 96 << 20;
 /// What OVS needs: its pool has 262,144 mbufs of 3 KiB.
@@ -30,7 +30,7 @@ impl Memory {
 
     /// Sets pages aside for `programs` with a capture of `frames` frames each, and for OVS where it takes part.
     pub(super) fn reserve(programs: usize, frames: usize, with_ovs: bool) -> Memory {
-        let mib = programs * Memory::mib(frames) + if with_ovs { OVS_MIB } else { 0 };
+        let mib = programs * Memory::mib(frames, true) + if with_ovs { OVS_MIB } else { 0 };
         let pages = (mib << 20).div_ceil(PAGE) + SPARE_PAGES;
         let read = || {
             fs::read_to_string(COUNT)
@@ -63,10 +63,19 @@ impl Memory {
         frames + SPARE_MBUFS
     }
 
+    /// The pool of a program with such a capture.
+    pub(super) fn pool(frames: usize) -> MempoolConfig {
+        MempoolConfig {
+            mbufs: Memory::mbufs(frames) as u32,
+            frame_bytes: (Memory::MBUF_ROOM - 128) as u16,
+            ..MempoolConfig::default()
+        }
+    }
+
     /// MiB of DPDK memory of a program with such a capture.
-    pub(super) fn mib(frames: usize) -> usize {
+    pub(super) fn mib(frames: usize, huge: bool) -> usize {
         // In whole pages: a program asks for no part of one.
-        (Memory::mbufs(frames) * MBUF_BYTES + OTHER_BYTES).next_multiple_of(PAGE) >> 20
+        (Memory::pool(frames).memory_bytes(huge) as usize + OTHER_BYTES).next_multiple_of(PAGE) >> 20
     }
 
     /// MiB for OVS.
@@ -76,7 +85,7 @@ impl Memory {
 
     /// The arguments that tell EAL so.
     pub(super) fn eal_args(&self, frames: usize, prefix: &str) -> Vec<String> {
-        let mut args = vec!["-m".to_owned(), Memory::mib(frames).to_string()];
+        let mut args = vec!["-m".to_owned(), Memory::mib(frames, self.is_huge()).to_string()];
         args.push(format!(
             "--file-prefix=inco-bench-{prefix}-{}",
             std::process::id()
@@ -102,8 +111,11 @@ mod tests {
     #[test]
     fn programs_ask_for_whole_pages() {
         for frames in [32, 1000, 10_000, 100_000, 1_000_000] {
-            assert!((Memory::mib(frames) << 20).is_multiple_of(PAGE), "{frames}");
-            assert!(Memory::mib(frames) << 20 > Memory::mbufs(frames) * MBUF_BYTES);
+            for huge in [true, false] {
+                let bytes = Memory::mib(frames, huge) << 20;
+                assert!(bytes.is_multiple_of(PAGE), "{frames}");
+                assert!(bytes as u64 > Memory::pool(frames).memory_bytes(huge));
+            }
         }
     }
 }

@@ -5,14 +5,18 @@
 //! ratios within them. Rates are packets per second of processor time of the polling thread, so that other work on the
 //! machine distorts them little.
 
+mod blocked;
 mod contestant;
 mod facts;
+mod flood;
+mod idle;
 mod memory;
 mod ovs;
 mod raw;
 mod setup;
 mod steer;
 mod steering;
+mod synthetic;
 mod testpmd;
 mod traffic;
 mod undo;
@@ -35,6 +39,9 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Steer(args) => steer::run(args),
         BenchCommand::Setup(args) => setup::run(args),
+        BenchCommand::Flood(args) => flood::run(args),
+        BenchCommand::Blocked(args) => blocked::run(args),
+        BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)
         }

@@ -1,6 +1,6 @@
 //! Steering established flows, against the limit of input and output and against OVS.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -53,6 +53,7 @@ struct Case {
     size: usize,
     ip: Ip,
     instances: u16,
+    workers: usize,
     port: SinkPort,
     with_ovs: bool,
 }
@@ -88,6 +89,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
         ">size",
         "ip",
         ">instances",
+        ">workers",
         "port",
         ">inco",
         ">limit",
@@ -105,6 +107,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
             row.size.to_string(),
             row.ip.to_owned(),
             row.instances.to_string(),
+            row.workers.to_string(),
             row.port.to_owned(),
             format!("{:.1}", row.mpps),
             format!("{:.1}", row.io_limit_mpps),
@@ -127,6 +130,7 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         size: 64,
         ip: Ip::V4,
         instances: 4,
+        workers: 1,
         port: args.port,
         with_ovs,
     };
@@ -138,6 +142,7 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         };
         cases.extend([512, 1500].map(|size| Case { size, ..more }));
         cases.push(Case { ip: Ip::V6, ..more });
+        cases.push(Case { workers: 2, ..more });
         cases.extend([4, 16, 64, 256].map(|instances| Case {
             instances,
             port: SinkPort::Null,
@@ -147,30 +152,49 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
     cases
 }
 
-/// The CPU that is measured, and the one for everything else: the last and the first that we may use.
-pub(super) fn cpus() -> Result<(usize, usize)> {
+fn allowed_cpus() -> Result<Vec<usize>> {
     let allowed = rustix::thread::sched_getaffinity(None).context("cannot tell which CPUs may be used")?;
-    let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
+    Ok((0..rustix::thread::CpuSet::MAX_CPU)
         .filter(|&cpu| allowed.is_set(cpu))
-        .collect();
-    match all.as_slice() {
+        .collect())
+}
+
+/// The CPU for everything else, and the one that is measured: the first and the last that we may use.
+pub(super) fn cpus() -> Result<(usize, usize)> {
+    match allowed_cpus()?.as_slice() {
         [first, .., last] => Ok((*first, *last)),
         _ => anyhow::bail!("a bench needs two CPUs: one that is measured, one for everything else"),
     }
 }
 
+/// A CPU for each worker: the last ones. On a machine with as many as workers one of them has everything else, too, which
+/// takes time from that worker but not from its processor time.
+fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
+    let all = allowed_cpus()?;
+    let first = all.len().checked_sub(workers);
+    let last = first.and_then(|first| all.get(first..));
+    Ok(last
+        .with_context(|| format!("{workers} workers need as many CPUs; there are {}", all.len()))?
+        .to_vec())
+}
+
 fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, Option<f64>)> {
     let folder = Folder::new()?;
     let (control, cpu) = cpus()?;
+    let worker_cpus = worker_cpus(case.workers)?;
     let with_ovs = case.with_ovs && case.flows as usize <= ovs::FRAMES_LIMIT;
-    let capture = captures(&folder.path, 1).remove(0);
-    write_capture(&capture, case.ip, 0..case.flows, case.size)?;
+    let captures = captures(&folder.path, case.workers);
+    for (worker, capture) in captures.iter().enumerate() {
+        let flows = (worker as u32..case.flows).step_by(case.workers);
+        write_capture(capture, case.ip, flows, case.size)?;
+    }
     let memory = Memory::reserve(2, case.flows as usize, with_ovs);
     let columns = [
         "flows",
         "size",
         "ip",
         "instances",
+        "workers",
         "port",
         "round",
         "contestant",
@@ -187,6 +211,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
             case.size.to_string(),
             case.ip.name().to_owned(),
             case.instances.to_string(),
+            case.workers.to_string(),
             case.port.name().to_owned(),
             round.to_owned(),
             who.name().to_owned(),
@@ -197,24 +222,24 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
             who.commands().join(" && "),
         ]);
     };
-    let (mut limit, tuning) = best_limit(&capture, case, &memory, (control, cpu), &mut note)?;
+    let (mut limit, tuning) = best_limit(&captures, case, &memory, (control, &worker_cpus), &mut note)?;
     let mut steering = Steering::start(&Spec {
-        captures: vec![capture.clone()],
-        frames: case.flows as usize,
+        captures: captures.clone(),
+        frames: (case.flows as usize).div_ceil(case.workers),
         instances: case.instances,
         port: case.port,
-        cpus: vec![cpu],
+        cpus: worker_cpus,
         control_cpu: control,
         huge: memory.is_huge(),
         table_flows: case.flows as usize + SPARE_FLOWS,
     })?;
     suspend(&steering)?;
     let mut ovs = None;
-    if with_ovs {
+    if let Some(capture) = captures.first().filter(|_| with_ovs) {
         let flows = (case.ip, case.flows);
         let started = Ovs::start(
             &folder.path.join("ovs"),
-            &capture,
+            capture,
             flows,
             case.instances.into(),
             &memory,
@@ -273,7 +298,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         size: case.size,
         ip: case.ip.name(),
         instances: case.instances,
-        workers: 1,
+        workers: case.workers,
         port: case.port.name(),
         mpps: median(rounds.iter().map(|r| r.0)),
         io_limit_mpps: median(rounds.iter().map(|r| r.1)),
@@ -293,14 +318,15 @@ fn steering_is_right(steering: &mut Steering, flows: u64) -> Result<()> {
 
 /// The limit with the burst and the cache that are best for it here.
 fn best_limit(
-    capture: &Path,
+    captures: &[PathBuf],
     case: Case,
     memory: &Memory,
-    cpus: (usize, usize),
+    cpus: (usize, &[usize]),
     note: &mut impl FnMut(&str, &dyn Contestant, &str, Measured),
 ) -> Result<(Testpmd, Tuning)> {
     let frames = case.flows as usize;
-    let start = |tuning| Testpmd::start(&[capture], frames, tuning, memory, (cpus.0, &[cpus.1]));
+    let captures: Vec<&Path> = captures.iter().map(PathBuf::as_path).collect();
+    let start = |tuning| Testpmd::start(&captures, frames, tuning, memory, cpus);
     let mut best: Option<(f64, Tuning)> = None;
     let mut last = None;
     for cache in CACHES {
@@ -338,13 +364,14 @@ fn best_limit(
 }
 
 /// A folder for captures and databases that goes with its owner.
-struct Folder {
-    path: std::path::PathBuf,
+pub(super) struct Folder {
+    pub(super) path: std::path::PathBuf,
     _removed: Undo,
 }
 
 impl Folder {
-    fn new() -> Result<Folder> {
+    /// An empty one.
+    pub(super) fn new() -> Result<Folder> {
         let path = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
         std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         let removed = path.clone();

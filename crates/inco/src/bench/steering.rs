@@ -7,8 +7,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use dpdk::device::from_shorthand;
-use dpdk::{DeviceArgs, Eal, EalConfig, Mempool, MempoolConfig};
+use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
 use eswitch::{
     AttachSpec, DpdkQueue, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
     SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
@@ -50,7 +49,7 @@ impl SinkPort {
 /// What the process is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
-    /// A capture for each worker.
+    /// A capture for each worker: the receive queues of one uplink.
     pub(super) captures: Vec<PathBuf>,
     /// Frames in the largest capture.
     pub(super) frames: usize,
@@ -165,7 +164,7 @@ pub(super) fn serve(spec: &Spec) -> Result<()> {
     cpus.set(spec.control_cpu);
     rustix::thread::sched_setaffinity(None, &cpus).context("cannot go to the control CPU")?;
     let mut switch = start(spec)?;
-    let mut reading = SwitchReading::new(1, spec.captures.len(), spec.cpus.len());
+    let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
     let mut input = BufReader::new(std::io::stdin());
     let mut events = Vec::new();
     loop {
@@ -203,33 +202,24 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
     let frames = spec.frames * spec.captures.len();
     let eal = Eal::init(
         &EalConfig {
-            memory_mib: Memory::mib(frames) as u32,
+            memory_mib: Memory::mib(frames, spec.huge) as u32,
             hugepages: spec.huge,
             cpu: spec.control_cpu as u16,
             ..EalConfig::new(format!("inco-bench-{}", std::process::id()))
         }
         .args(),
     )?;
-    let pool = Mempool::create(
-        &eal,
-        &MempoolConfig {
-            mbufs: Memory::mbufs(frames) as u32,
-            frame_bytes: (Memory::MBUF_ROOM - 128) as u16,
-            ..MempoolConfig::default()
-        },
-    )?;
-    let mut devices = Vec::new();
-    let mut uplinks = Vec::new();
-    for (index, capture) in spec.captures.iter().enumerate() {
-        let device = from_shorthand(&format!("pcap:{},loop", capture.display()))?;
-        let device = DpdkQueue::open(&eal, &device, pool, 1, MAX_FRAME)?;
-        devices.push((UplinkId(index as u8), device));
-        uplinks.push(UplinkConfig {
-            name: format!("source{index}"),
-            device: UplinkDevice::Device,
-            max_frame: MAX_FRAME,
-        });
+    let pool = Mempool::create(&eal, &Memory::pool(frames))?;
+    let mut source = "net_pcap0,infinite_rx=1".to_owned();
+    for capture in &spec.captures {
+        source.push_str(&format!(",rx_pcap={}", capture.display()));
     }
+    let source = DpdkQueue::open(&eal, &DeviceArgs::named(source), pool, workers as u16, MAX_FRAME)?;
+    let uplink = UplinkConfig {
+        name: "source".to_owned(),
+        device: UplinkDevice::Device,
+        max_frame: MAX_FRAME,
+    };
     let config = SoftSwitchConfig {
         workers: spec.cpus.iter().copied().map(Some).collect(),
         polling: Polling::Busy,
@@ -239,13 +229,10 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             return_counters: false,
         },
         timeouts: TimeoutPolicy::default(),
-        uplinks,
+        uplinks: vec![uplink],
         hash_key: crate::orchestrator::secret()?,
     };
-    let ids = (0..spec.captures.len())
-        .map(|index| UplinkId(index as u8))
-        .collect();
-    // Sources are attached last: until instances are there, packets would be dropped.
+    // The source is attached last: until instances are there, packets would be dropped.
     let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
     for instance in 0..spec.instances {
         let slot = Slot(instance);
@@ -258,10 +245,10 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             }
         }
     }
-    let plan = switch.publish(plan(spec.instances, ids)?);
+    let plan = switch.publish(plan(spec.instances, vec![UplinkId(0)])?);
     let mut attached = 0;
     let mut events = Vec::new();
-    let mut reading = SwitchReading::new(1, spec.captures.len(), workers);
+    let mut reading = SwitchReading::new(1, 1, workers);
     let started = Instant::now();
     while attached < spec.instances || reading.acknowledged < plan {
         switch.poll(now(), &mut events);
@@ -282,9 +269,7 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    for (uplink, queues) in devices {
-        switch.attach_uplink_device(uplink, queues)?;
-    }
+    switch.attach_uplink_device(UplinkId(0), source)?;
     Ok(switch)
 }
 
