@@ -36,6 +36,9 @@ pub(crate) const OUTBOX_FRAMES: usize = 2 * BURST_FRAMES;
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 /// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
 const BURSTS_PER_TURN: usize = 4;
+/// Of an uplink whose burst brought more new flows than this no other one is taken in the same turn: a new flow costs as much
+/// as many packets of known ones, and a flood of them on one uplink is not to slow the others down.
+const NEW_FLOWS_PER_TURN: u64 = BURST_FRAMES as u64 / 2;
 /// Commands taken per turn: an upper bound on what a turn may spend on the control plane.
 const COMMANDS_PER_TURN: usize = 8;
 /// Expired flows removed per turn: as many as a turn's bursts can set up, so that this keeps up with any rate of it.
@@ -140,6 +143,8 @@ pub struct Worker<M: FrameMemory> {
     housekeeping_at: Nanos,
     /// Uplinks whose broken port has been reported, a bit each.
     broken_uplinks: u32,
+    /// Packets, until now, for whose flow an instance was picked.
+    set_ups: u64,
     /// Whether flows have expired that are still in the table.
     expiry_is_behind: bool,
     stopping: bool,
@@ -269,6 +274,7 @@ impl<M: FrameMemory> Worker<M> {
             handed_to: 0,
             housekeeping_at: Nanos::ZERO,
             broken_uplinks: 0,
+            set_ups: 0,
             expiry_is_behind: false,
             stopping: false,
             parts,
@@ -286,9 +292,10 @@ impl<M: FrameMemory> Worker<M> {
         let mut moved = 0;
         for uplink in 0..UPLINK_LIMIT {
             for _ in 0..BURSTS_PER_TURN {
+                let set_ups = self.set_ups;
                 let packets = self.poll_uplink(UplinkId(uplink as u8), now);
                 moved += packets;
-                if packets < BURST_FRAMES {
+                if packets < BURST_FRAMES || self.set_ups - set_ups > NEW_FLOWS_PER_TURN {
                     break;
                 }
             }
@@ -1032,6 +1039,7 @@ impl<M: FrameMemory> Worker<M> {
         entry: Option<EntryIndex>,
         lost: Slot,
     ) -> Verdict {
+        self.set_ups += 1;
         let plan = &*self.plan;
         let tuple = info.key.tuple(info.direction);
         let Some(service) = plan

@@ -110,7 +110,8 @@ fn run(traffic: &str, turns: u64) {
         now = now + Nanos::from_micros(5);
         bare.worker.turn(now)
     };
-    for _ in 0..8 {
+    // Of so many new flows a turn takes one burst.
+    for _ in 0..2 * FLOWS / BURST_FRAMES {
         turn(&mut bare);
     }
     let allocations = allocation_counter::measure(|| {

@@ -40,6 +40,9 @@ struct Row {
     change: &'static str,
     changes: u32,
     offered: u64,
+    /// By the switch, for whatever reason.
+    dropped: u64,
+    /// Those, and what sources could not get rid of in time.
     lost: u64,
     /// Packets lost, by packets offered in a millisecond: for how long nothing went through, in all changes together.
     blocked_ms: f64,
@@ -47,7 +50,15 @@ struct Row {
 
 /// Runs the bench.
 pub(super) fn run(args: &BlockedArgs) -> Result<()> {
-    let columns = ["scheduler", "change", "changes", "offered", "lost", "blocked_ms"];
+    let columns = [
+        "scheduler",
+        "change",
+        "changes",
+        "offered",
+        "dropped",
+        "lost",
+        "blocked_ms",
+    ];
     let mut raw = Raw::new(&facts(false), &columns);
     let mut rows = Vec::new();
     let names: Vec<&'static str> = Scheduler::NAMES
@@ -68,6 +79,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<()> {
                 row.change.to_owned(),
                 row.changes.to_string(),
                 row.offered.to_string(),
+                row.dropped.to_string(),
                 row.lost.to_string(),
                 format!("{:.6}", row.blocked_ms),
             ]);
@@ -78,13 +90,22 @@ pub(super) fn run(args: &BlockedArgs) -> Result<()> {
     if args.json {
         return output::json(&rows, output::is_terminal());
     }
-    let mut table = Table::new(&["scheduler", "change", ">changes", ">offered", ">lost", ">blocked"]);
+    let mut table = Table::new(&[
+        "scheduler",
+        "change",
+        ">changes",
+        ">offered",
+        ">dropped",
+        ">lost",
+        ">blocked",
+    ]);
     for row in &rows {
         table.row([
             row.scheduler.to_owned(),
             row.change.to_owned(),
             row.changes.to_string(),
             grouped(row.offered),
+            grouped(row.dropped),
             grouped(row.lost),
             format!("{:.3} ms", row.blocked_ms),
         ]);
@@ -136,6 +157,7 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
         change,
         changes,
         offered: 0,
+        dropped: 0,
         lost: 0,
         blocked_ms: 0.0,
     });
@@ -157,6 +179,7 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
             let (_, after) = switch.run_for(AFTER)?;
             let missed = missed() - missed_before;
             row.offered += received(&after) - received(&before) + missed;
+            row.dropped += after.dropped - before.dropped;
             row.lost += after.dropped - before.dropped + missed;
             if let Some(seconds) = seconds.get_mut(place) {
                 *seconds += after.seconds - before.seconds;
@@ -200,8 +223,8 @@ mod tests {
         let rows = measure("best-fit", 2).unwrap();
         assert_eq!(rows.len(), 3);
         for row in rows {
-            // What the worker missed while other tests had the processor's caches is no drop, but counts as lost.
-            assert!(row.offered > 10_000 && row.lost < row.offered / 10, "{row:?}");
+            // Whether it was in time is not for a test on a busy machine.
+            assert!(row.offered > 10_000 && row.dropped == 0, "{row:?}");
         }
     }
 }
