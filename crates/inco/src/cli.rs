@@ -685,7 +685,7 @@ pub(crate) enum BenchCommand {
     Steer(SteerArgs),
     /// New flows: how many a core sets up in a second, by how full its table is
     Setup(SetupArgs),
-    /// Established flows, while new ones arrive on another uplink as fast as their source gives them
+    /// Established flows, while a flood of new ones arrives on another uplink
     Flood(FloodArgs),
     /// Packets that are lost when instances are added and removed, by scheduler
     Blocked(BlockedArgs),
