@@ -11,7 +11,7 @@ use eswitch::{
     Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
 };
 use flow_table::{TableConfig, TimeoutPolicy};
-use model::{Slot, UplinkId};
+use model::{DropReason, Slot, UplinkId};
 
 use super::contestant::on_cpu_ns;
 use super::steer::cpus;
@@ -244,6 +244,7 @@ pub(super) struct Synthetic {
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
     pub(super) counters: collector::RawCounters,
+    /// Packets that the switch dropped.
     pub(super) dropped: u64,
     pub(super) seconds: f64,
 }
@@ -333,9 +334,12 @@ impl Synthetic {
     /// Every counter now.
     pub(super) fn read(&mut self) -> Result<Moment> {
         self.switch.read(&mut self.reading);
+        let counters = self.reading.counters.clone();
+        let taken = counters.drops.get(DropReason::Function.index()).copied();
         Ok(Moment {
-            counters: self.reading.counters.clone(),
-            dropped: self.reading.dropped(),
+            counters,
+            // A sink gives nothing back: what it had when it was removed is no loss.
+            dropped: self.reading.dropped() - taken.unwrap_or(0),
             seconds: on_cpu_ns(WORKER)? as f64 / 1e9,
         })
     }
