@@ -180,6 +180,9 @@ pub(crate) fn run_observed<P: Policy>(case: Observed) -> Result<Answer, Wrong> {
         }
         before = step.now_ns;
         let decision = policy.step(&step.observation, step.now_ns);
+        if let Some(fit) = policy.take_fit() {
+            policy.give(fit.run());
+        }
         steps.push(StepAnswer {
             replicas: decision.desired,
             quotas: decision.quotas,

@@ -16,6 +16,14 @@ const FAST_S: f64 = 0.010;
 const SIGMAS: f64 = 3.0;
 /// A ring that is this full is hot.
 const HOT_OCCUPANCY: f64 = 0.25;
+/// Packets may wait longer than `sojourn` for so long: a quota's period and a pause of a busy machine's CPU are shorter.
+const DELAYED_FOR: Nanos = Nanos::from_millis(20);
+/// Fewer packets than a worker hands over at once are no queue, however slow the function is.
+const LEAST_QUEUE: u64 = 64;
+/// Within this span a burst's count takes in what waits in rings.
+const BACKLOG_SPAN_S: f64 = 0.1;
+/// Samples that stay away for longer than this, and three times as long as the last one did, are missing.
+const MISSING: Nanos = Nanos::from_millis(100);
 /// A quota that was asked for is left alone for so long: the engine has to carry it out, and its effect to show.
 const QUOTA_UP_AGAIN: Nanos = Nanos::from_millis(10);
 /// The same on the way down, which is in no hurry.
@@ -39,10 +47,12 @@ const FLAP_SPAN: Nanos = Nanos::from_secs(300);
 ///
 /// - **Calm.** As many instances as keep the stable rate at `target` of their capacity; fewer only where the highest
 ///   stable rate of `calm` fits `down_target` of what is left.
-/// - **Burst.** A ring ran hot, or the fast rate is above `ceiling` of the capacity by more than chance explains. Then
-///   the last milliseconds decide: the fast rates are exponential means, which lag behind a rise; that lag is added, and
-///   where a ring ran hot what arrived since the observation before counts. A burst ends `burst` after its last sign
+/// - **Burst.** A ring ran hot, packets wait in one for longer than `sojourn`, or the fast rate is above `ceiling` of the
+///   capacity by more than chance explains. Then the last milliseconds decide: the fast rates are exponential means, which
+///   lag behind a rise; that lag is added, and where a ring ran hot what arrived since the observation before counts. What
+///   waits in rings is to be gone within 100 ms. A burst ends `burst` after its last sign
 ///   (`calm`, where it follows soon on another), and gives back what it took at once: standby makes taking it again cheap.
+/// - **Missing samples.** What went on while there were none is not known: what there is stays for `calm`.
 /// - **Forecast.** A damped Holt on tenths of a second, upward only, used only while it has been better than the naive
 ///   forecast.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -67,6 +77,9 @@ pub struct Ladder {
     /// `calm`: load that swings must not change the count with every swing.
     #[serde(with = "span")]
     pub burst: Nanos,
+    /// How long packets may wait in a ring, as what is in it takes at the rate at which they come back.
+    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
+    pub sojourn: Nanos,
     /// How far ahead the forecast looks: what a container takes to start.
     #[serde(with = "span")]
     pub lead: Nanos,
@@ -96,6 +109,8 @@ pub struct State {
     smooth_pps: f64,
     /// How long the last observation spans.
     span_s: f64,
+    /// Since when packets have waited for too long on some instance.
+    delayed_since: Option<Nanos>,
     /// Until when the burst lasts, and when the last one ended.
     burst_until: Option<Nanos>,
     burst_ended: Option<Nanos>,
@@ -132,6 +147,7 @@ impl Default for Ladder {
             window: Nanos::from_secs(5),
             calm: Nanos::from_secs(30),
             burst: Nanos::from_secs(5),
+            sojourn: Nanos::from_millis(1),
             lead: Nanos::from_millis(600),
             cpus_max: None,
             cpus_min: None,
@@ -185,7 +201,36 @@ impl Ladder {
     fn is_burst(&self, observation: &Observation) -> bool {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
         let above = capacity > 0.0 && self.rising_at_least(observation) > self.ceiling * capacity;
-        observation.hot || observation.unserved_fast_pps > 0.0 || above
+        observation.hot || self.is_delayed() || observation.unserved_fast_pps > 0.0 || above
+    }
+
+    /// Whether packets have waited too long for more than a moment.
+    fn is_delayed(&self) -> bool {
+        let since = self.state.noted.zip(self.state.delayed_since);
+        since.is_some_and(|(now, since)| now.since(since) >= DELAYED_FOR)
+    }
+
+    /// Whether what waits in the instance's ring takes longer than `sojourn`, at the rate at which packets come back.
+    fn delays(&self, instance: &InstanceObservation) -> bool {
+        let within = self.sojourn.as_secs_f64() * finite(instance.returns_fast_pps);
+        serves(instance) && instance.ring_packets >= LEAST_QUEUE && instance.ring_packets as f64 > within
+    }
+
+    /// Whether the instance's ring is filling up or full, or packets have waited in it for too long.
+    fn is_hot(&self, instance: &InstanceObservation) -> bool {
+        instance.ring_occupancy >= HOT_OCCUPANCY
+            || instance.ring_drops_fast_pps > 0.0
+            || (self.is_delayed() && self.delays(instance))
+    }
+
+    /// Whether at least half of the Active instances are hot: then they can do less than was thought, and more of them
+    /// help. Where a few are, it is their pinned flows, which more instances would not take off them.
+    fn most_are_hot(&self, observation: &Observation) -> bool {
+        let active = || {
+            let instances = observation.instances.iter();
+            instances.filter(|i| i.state == InstanceState::Active)
+        };
+        2 * active().filter(|i| self.is_hot(i)).count() >= active().count()
     }
 
     /// The instance's quota, that which was asked for last included.
@@ -211,8 +256,7 @@ impl Ladder {
             .sum();
         let mut left = self.cpus_total.map_or(f64::INFINITY, |total| total - given);
         for instance in &observation.instances {
-            if !is_hot(instance) || !matches!(instance.state, InstanceState::Active | InstanceState::Draining)
-            {
+            if !self.is_hot(instance) || !serves(instance) {
                 continue;
             }
             let (Some(has), Some(now_has)) = (self.quota_of(instance), instance.cpu_quota) else {
@@ -268,13 +312,8 @@ impl Ladder {
                 cpus,
             })
         };
-        let serving = |state| matches!(state, InstanceState::Active | InstanceState::Draining);
-        observation
-            .instances
-            .iter()
-            .filter(|i| serving(i.state))
-            .filter_map(lower)
-            .collect()
+        let instances = observation.instances.iter();
+        instances.filter(|i| serves(i)).filter_map(lower).collect()
     }
 
     /// The count of calm times, and why.
@@ -358,6 +397,12 @@ impl Policy for Ladder {
             "How long a burst lasts after its last sign; one that comes within `calm` of the one before lasts `calm`.",
         ),
         Parameter::new(
+            "sojourn",
+            "span of time above 0",
+            "1ms",
+            "How long packets may wait in an instance's ring; longer for 20ms is a burst.",
+        ),
+        Parameter::new(
             "lead",
             "span of time",
             "600ms",
@@ -398,11 +443,17 @@ impl Policy for Ladder {
     }
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
-        let lead_steps = self.lead_steps();
-        let state = &mut self.state;
-        if state.noted == Some(now) {
+        if self.state.noted == Some(now) {
             return;
         }
+        let lead_steps = self.lead_steps();
+        let delays = observation.instances.iter().any(|i| self.delays(i));
+        let state = &mut self.state;
+        state.delayed_since = if delays {
+            state.delayed_since.or(Some(now))
+        } else {
+            None
+        };
         if let Some(capacity_pps) = mean_capacity_pps(observation) {
             state.capacity_pps = capacity_pps;
         }
@@ -410,9 +461,15 @@ impl Policy for Ladder {
             state.base_cpus = vertical::least_quota(observation);
         }
         let fast = finite(observation.offered_fast_pps);
+        // What there is was needed by somebody.
+        let found = f64::from(observation.wanted) * state.capacity_pps * self.down_target;
         match state.noted {
             Some(before) => {
-                state.span_s = now.since(before).as_secs_f64();
+                let span_s = now.since(before).as_secs_f64();
+                if span_s > MISSING.as_secs_f64().max(3.0 * state.span_s) {
+                    state.calm.add(now, found);
+                }
+                state.span_s = span_s;
                 let weight = -(-state.span_s / FAST_S).exp_m1();
                 state.now_pps = (state.fast_pps + (fast - state.fast_pps) / weight.max(1e-6)).max(0.0);
                 state.smooth_pps += weight * (fast - state.smooth_pps);
@@ -423,8 +480,7 @@ impl Policy for Ladder {
                 state.calm.reserve((self.calm.0 / BUCKET.0) as usize + 4);
                 state.starts.reserve(FLAP_BUDGET + 1);
                 state.record.reserve(lead_steps);
-                // As after a restart: what there is was needed by somebody, and stays for a whole span.
-                let found = f64::from(observation.wanted) * state.capacity_pps * self.down_target;
+                // As after a restart: it stays for a whole span.
                 state.calm.add(now, found);
             }
         }
@@ -477,6 +533,8 @@ impl Policy for Ladder {
             } else {
                 self.rising_at_least(observation)
             };
+            let backlog = backlog_pps(observation);
+            let demand = demand + backlog;
             let (quotas, gained) = self.quotas_up(observation, now);
             let needed = self.count_for(demand - gained, self.ceiling).max(calm);
             let reason = Reason::new("burst")
@@ -484,7 +542,8 @@ impl Policy for Ladder {
                 .with("fast_pps", finite(observation.offered_fast_pps))
                 .with("capacity_pps", self.state.capacity_pps)
                 .with("current", f64::from(current))
-                .with("quota_gain_pps", gained);
+                .with("quota_gain_pps", gained)
+                .with("backlog_pps", backlog);
             let working = observation.count(InstanceState::Active) as u32 >= current;
             let still_hot = self
                 .state
@@ -495,7 +554,7 @@ impl Policy for Ladder {
                 && observation.hot
                 && still_hot
                 && working
-                && most_are_hot(observation)
+                && self.most_are_hot(observation)
                 && quotas.is_empty()
                 && gained <= 0.0
             {
@@ -584,17 +643,21 @@ impl Policy for Ladder {
     }
 }
 
-/// Whether an instance's ring is filling up or full.
-fn is_hot(instance: &InstanceObservation) -> bool {
-    instance.ring_occupancy >= HOT_OCCUPANCY || instance.ring_drops_fast_pps > 0.0
+/// Whether packets are given to it.
+fn serves(instance: &InstanceObservation) -> bool {
+    matches!(instance.state, InstanceState::Active | InstanceState::Draining)
 }
 
-/// Whether at least half of the Active instances are hot: then they can do less than was thought, and more of them
-/// help. Where a few are, it is their pinned flows, which more instances would not take off them.
-fn most_are_hot(observation: &Observation) -> bool {
-    let active = || {
-        let instances = observation.instances.iter();
-        instances.filter(|i| i.state == InstanceState::Active)
+/// What waits in rings, as a rate that would have it gone within [`BACKLOG_SPAN_S`]. What waits on one instance is of
+/// flows that are pinned to it: at most as much as one more instance takes.
+fn backlog_pps(observation: &Observation) -> f64 {
+    let waits = |instance: &InstanceObservation| {
+        (instance.ring_packets as f64 / BACKLOG_SPAN_S).min(finite(instance.capacity_pps))
     };
-    2 * active().filter(|i| is_hot(i)).count() >= active().count()
+    observation
+        .instances
+        .iter()
+        .filter(|i| serves(i))
+        .map(waits)
+        .sum()
 }

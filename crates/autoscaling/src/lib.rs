@@ -11,7 +11,9 @@
 //! 3. Whoever carries the decision out puts [`Decision::desired`] into the next observation's
 //!    [`wanted`](model::Observation::wanted). Instances that were asked for and are not ready yet are part of
 //!    `wanted`, so that they are not asked for twice.
-//! 4. A step that changes something carries its [`case`](Decision::case): all that it rested on, as [`explain`] takes it.
+//! 4. Work that takes longer than a step may ([`Fit`]) is handed out by [`Autoscaler::take_fit`]; its caller runs it
+//!    on any thread and gives back what comes of it.
+//! 5. A step that changes something carries its [`case`](Decision::case): all that it rested on, as [`explain`] takes it.
 //!
 //! A policy is one file with a type that implements [`Policy`], its `mod` and its line in the list below. Its step has
 //! three parts, so that a decision can be repeated from what was known at its time: [`Policy::note`] takes in what is
@@ -43,7 +45,7 @@ pub use fixed::Fixed;
 pub use hpa::Hpa;
 pub use kpa::Kpa;
 pub use ladder::Ladder;
-pub use predictive::Predictive;
+pub use predictive::{Fit, Fitted, Predictive};
 pub use reason::{FIGURE_LIMIT, Figure, Reason};
 pub use smartinco::SmartInco;
 pub use threshold::Threshold;
@@ -153,6 +155,14 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
     /// Remembers what was decided.
     fn commit(&mut self, _observation: &Observation, _decision: &Decision, _now: Nanos) {}
 
+    /// Work that has become due and takes longer than a step may, for its caller to run.
+    fn take_fit(&mut self) -> Option<Fit> {
+        None
+    }
+
+    /// What came of such work.
+    fn give(&mut self, _fitted: Fitted) {}
+
     /// What [`judge`](Policy::judge) goes by, as [`explain`] takes it.
     fn case(&self, observation: &Observation, now: Nanos) -> serde_json::Value {
         explain::observed_case(self, observation, now)
@@ -243,6 +253,17 @@ macro_rules! policies {
             /// Decides on one observation. `now` never goes back.
             pub fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
                 match self { $(Autoscaler::$policy(policy) => policy.step(observation, now),)* }
+            }
+
+            /// Work that became due in a step and takes longer than a step may: to be run where there is time for it,
+            /// and what comes of it to be given back.
+            pub fn take_fit(&mut self) -> Option<Fit> {
+                match self { $(Autoscaler::$policy(policy) => policy.take_fit(),)* }
+            }
+
+            /// Takes in what came of such work. What is not this policy's is left out.
+            pub fn give(&mut self, fitted: Fitted) {
+                match self { $(Autoscaler::$policy(policy) => policy.give(fitted),)* }
             }
 
             /// Whether this moment, taken by itself and without any window, asks for more instances: where the time

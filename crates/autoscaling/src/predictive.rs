@@ -16,7 +16,7 @@ const SHORTEST_FIT: Nanos = Nanos::from_secs(1);
 const HISTORY: usize = 240;
 /// Values that a fit needs at least.
 const FIRST_FIT: usize = 20;
-/// Steps of a season at most: fitting costs time in the control loop.
+/// Steps of a season at most: a fit takes memory and time by its steps.
 const SEASON_LIMIT: u64 = 1_440;
 /// Steps between two fits.
 const REFIT: u32 = 30;
@@ -28,7 +28,7 @@ const RECORD_STEPS: u32 = 60;
 /// has been better than the naive forecast that nothing changes.
 ///
 /// With a step of a second or more the `augurs` crate forecasts: exponential smoothing (ETS), and with a `season` MSTL
-/// around it; below that a damped Holt does.
+/// around it; below that, and until the first [`Fit`] is made, a damped Holt does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Predictive {
@@ -73,9 +73,60 @@ pub struct State {
     /// What the last fit expects, step by step, and how many steps of it have passed.
     path: Vec<f64>,
     passed: u32,
+    /// Whether a fit is due that nobody has taken yet, when the one that is being made was taken, and how many steps
+    /// have passed since then.
+    fit_due: bool,
+    fit_taken: Option<Nanos>,
+    since_fit: Option<u32>,
     record: Record,
     /// What was wanted most within the scale-down window.
     recent: Highest<u32>,
+}
+
+/// A model that is to be fitted to what was seen. That takes from some milliseconds to seconds, so it is not done in a
+/// step: whoever steps the policy takes it ([`Autoscaler::take_fit`](crate::Autoscaler::take_fit)), runs it on any
+/// thread and hands back what comes of it ([`Autoscaler::give`](crate::Autoscaler::give)). Until then the forecast
+/// before it goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    taken: Nanos,
+    values: Vec<f64>,
+    /// Steps of a season; below 2 there is none.
+    season: usize,
+    /// Steps to forecast.
+    steps: usize,
+}
+
+/// What came of a [`Fit`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted {
+    taken: Nanos,
+    /// What is expected, step by step; empty where no model could be fitted.
+    path: Vec<f64>,
+}
+
+impl Fit {
+    /// Fits the model and forecasts with it.
+    pub fn run(self) -> Fitted {
+        Fitted {
+            taken: self.taken,
+            path: self.path().unwrap_or_default(),
+        }
+    }
+
+    fn path(&self) -> Option<Vec<f64>> {
+        // Additive errors, a trend where it helps, damped or not: multiplicative models fail on a silent service.
+        let ets = AutoETS::new(1, "AZN").ok()?;
+        let point = if self.season >= 2 && self.values.len() >= 2 * self.season {
+            let fitted = MSTLModel::new(vec![self.season], ets.into_trend_model())
+                .fit(&self.values)
+                .ok()?;
+            fitted.predict(self.steps, None).ok()?.point
+        } else {
+            ets.fit(&self.values).ok()?.predict(self.steps, None).ok()?.point
+        };
+        point.iter().all(|value| value.is_finite()).then_some(point)
+    }
 }
 
 impl Default for Predictive {
@@ -129,31 +180,15 @@ impl Predictive {
         state.values.push_back(value);
         state.holt.add(value);
         state.passed = state.passed.saturating_add(1);
-        let due = state.path.is_empty() || state.passed >= REFIT;
-        if due && self.step >= SHORTEST_FIT && state.values.len() >= FIRST_FIT {
-            // A fit that fails leaves Holt's forecast.
-            self.state.path = self.fit().unwrap_or_default();
-            self.state.passed = 0;
+        state.since_fit = state.since_fit.map(|steps| steps.saturating_add(1));
+        if self.step >= SHORTEST_FIT
+            && state.values.len() >= FIRST_FIT
+            && state.since_fit.is_none_or(|steps| steps >= REFIT)
+        {
+            state.fit_due = true;
         }
         let expected = self.expected_pps();
         self.state.record.note(value, expected, lead, RECORD_STEPS);
-    }
-
-    fn fit(&self) -> Option<Vec<f64>> {
-        let values: Vec<f64> = self.state.values.iter().copied().collect();
-        let steps = (self.lead_steps() + REFIT) as usize;
-        // Additive errors, a trend where it helps, damped or not: multiplicative models fail on a silent service.
-        let ets = AutoETS::new(1, "AZN").ok()?;
-        let season = self.season_steps();
-        let point = if season >= 2 && values.len() >= 2 * season {
-            let fitted = MSTLModel::new(vec![season], ets.into_trend_model())
-                .fit(&values)
-                .ok()?;
-            fitted.predict(steps, None).ok()?.point
-        } else {
-            ets.fit(&values).ok()?.predict(steps, None).ok()?.point
-        };
-        point.iter().all(|value| value.is_finite()).then_some(point)
     }
 
     /// How many instances carry that rate at the target; `current` within the tolerance.
@@ -248,6 +283,31 @@ impl Policy for Predictive {
 
     fn stable_window(&self) -> Nanos {
         self.window
+    }
+
+    fn take_fit(&mut self) -> Option<Fit> {
+        if !std::mem::take(&mut self.state.fit_due) {
+            return None;
+        }
+        self.state.fit_taken = self.state.noted;
+        self.state.since_fit = Some(0);
+        Some(Fit {
+            taken: self.state.noted?,
+            values: self.state.values.iter().copied().collect(),
+            season: self.season_steps(),
+            steps: (self.lead_steps() + REFIT) as usize,
+        })
+    }
+
+    fn give(&mut self, fitted: Fitted) {
+        // One that came too late, or was asked for by a policy that was here before, is none of this one's.
+        if self.state.fit_taken != Some(fitted.taken) {
+            return;
+        }
+        self.state.fit_taken = None;
+        // Where nothing could be fitted, Holt forecasts.
+        self.state.path = fitted.path;
+        self.state.passed = self.state.since_fit.unwrap_or(0);
     }
 
     fn note(&mut self, observation: &Observation, now: Nanos) {

@@ -29,6 +29,7 @@ fn observation(wanted: u32, min: u32, max: u32, offered: f64) -> Observation {
                 returns_fast_pps: 0.0,
                 ring_drops_fast_pps: 0.0,
                 ring_occupancy: 0.0,
+                ring_packets: 0,
                 live_flows: 1,
                 new_flows_fast_per_s: 0.0,
                 busy: None,

@@ -1,7 +1,7 @@
 //! What `ladder`, `threshold`, `predictive`, `hpa` and `kpa` do on observations, step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
-use autoscaling::{Autoscaler, Decision};
+use autoscaling::{Autoscaler, Decision, Policy as _};
 use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
 
 const CAPACITY: f64 = 1e6;
@@ -34,6 +34,7 @@ fn instance(id: u32, pps: f64) -> InstanceObservation {
         returns_fast_pps: pps,
         ring_drops_fast_pps: 0.0,
         ring_occupancy: 0.0,
+        ring_packets: 0,
         live_flows: 1,
         new_flows_fast_per_s: 0.0,
         busy: None,
@@ -159,6 +160,80 @@ fn more_instances_are_not_asked_for_where_they_do_not_help() {
     assert_eq!(hot(4), 9);
 }
 
+/// Rings that hold a twentieth, and packets that wait for 5 ms in them: no ring is hot, and yet there is too little of
+/// everything. A pause of a few milliseconds is no reason.
+#[test]
+fn packets_that_wait_too_long_are_a_burst_and_what_waits_is_counted() {
+    let waiting = |packets: u64| {
+        let mut seen = observation(4, 3e6);
+        for instance in &mut seen.instances {
+            instance.ring_packets = packets;
+            instance.ring_occupancy = 0.05;
+        }
+        seen
+    };
+    // At 0.75 Mpps each, 750 packets are a millisecond.
+    for (packets, ms, rule, desired) in [
+        (700, 1_000, "calm", 4),
+        (3_750, 19, "calm", 4),
+        // 3 Mpps, and 150 000 packets within 100 ms.
+        (37_500, 21, "burst", 6),
+        // What waits on an instance is no reason for more than one more.
+        (2_000_000, 21, "burst", 9),
+    ] {
+        let mut scaler = policy("ladder", serde_json::json!({}));
+        let mut last = scaler.step(&observation(4, 3e6), Nanos::from_millis(1));
+        for at in 0..=ms {
+            last = scaler.step(&waiting(packets), Nanos::from_millis(2 + at));
+        }
+        assert_eq!(
+            (last.reason.rule, last.desired),
+            (rule, desired),
+            "{packets}: {}",
+            last.reason
+        );
+    }
+    // Less than a worker hands over at once is no queue, and a longer wait may be allowed.
+    let mut slow = policy("ladder", serde_json::json!({}));
+    let mut patient = policy("ladder", serde_json::json!({"sojourn": "10ms"}));
+    let mut few = waiting(63);
+    for instance in &mut few.instances {
+        instance.returns_fast_pps = 100.0;
+    }
+    for at in 1..100 {
+        assert_eq!(slow.step(&few, Nanos::from_millis(at)).reason.rule, "calm");
+        assert_eq!(
+            patient.step(&waiting(3_750), Nanos::from_millis(at)).reason.rule,
+            "calm"
+        );
+    }
+}
+
+/// After a time without samples nobody knows what was needed in it.
+#[test]
+fn missing_samples_keep_the_count() {
+    for (gap_ms, least) in [(90, 1), (2_000, 6)] {
+        let mut scaler = policy("ladder", serde_json::json!({}));
+        let mut seen = observation(6, 0.5e6);
+        // What there was in the beginning is about to be forgotten.
+        seen.wanted = 6;
+        for ms in 1..29_990u64 {
+            assert_eq!(scaler.step(&seen, Nanos::from_millis(ms)).desired, 6);
+        }
+        let after = 29_990 + gap_ms;
+        let mut desired = 6;
+        for ms in after..after + 1_000 {
+            desired = desired.min(scaler.step(&seen, Nanos::from_millis(ms)).desired);
+        }
+        assert_eq!(desired, least, "after {gap_ms} ms");
+    }
+    // Samples that never come more often are not missing.
+    let mut scaler = policy("ladder", serde_json::json!({}));
+    let seen = observation(6, 0.5e6);
+    let step = |scaler: &mut Autoscaler, at: u64| scaler.step(&seen, Nanos::from_millis(500 * at)).desired;
+    assert_eq!((1..80).map(|at| step(&mut scaler, at)).min(), Some(1));
+}
+
 #[test]
 fn chance_starts_no_burst() {
     // 30 packets per second on an instance of 40: five in ten milliseconds are nothing to rely on.
@@ -176,7 +251,7 @@ fn chance_starts_no_burst() {
 fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
     let mut scaler = policy(
         "ladder",
-        serde_json::json!({"cpus_max": 2.0, "burst": "10ms", "calm": "1s"}),
+        serde_json::json!({"cpus_max": 2.0, "burst": "10ms", "calm": "500ms"}),
     );
     let mut seen = observation(2, 1.9e6);
     for instance in &mut seen.instances {
@@ -201,7 +276,8 @@ fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
     for (instance, cpus) in calm.instances.iter_mut().zip(&cpus) {
         (instance.cpu_quota, instance.capacity_pps) = (Some(*cpus), CAPACITY * cpus);
     }
-    let decision = scaler.step(&calm, Nanos::from_millis(2_500));
+    let mut steps = (3..2_500).map(|at| scaler.step(&calm, Nanos::from_millis(at)));
+    let decision = steps.find(|decision| !decision.quotas.is_empty()).unwrap();
     assert_eq!((decision.desired, decision.reason.rule), (2, "quota_first"));
     assert!(
         decision.quotas.iter().all(|quota| quota.cpus == 1.0),
@@ -211,7 +287,8 @@ fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
     for instance in &mut calm.instances {
         (instance.cpu_quota, instance.capacity_pps) = (Some(1.0), CAPACITY);
     }
-    assert_eq!(scaler.step(&calm, Nanos::from_millis(3_600)).desired, 1);
+    let mut counts = (1_100..3_600).map(|at| scaler.step(&calm, Nanos::from_millis(at)).desired);
+    assert!(counts.any(|count| count == 1));
 }
 
 #[test]
@@ -261,6 +338,9 @@ fn forecasts(parameters: serde_json::Value) -> (u32, u32) {
         let load = wave(at as f64 / 10.0);
         (seen.offered_fast_pps, seen.offered_stable_pps) = (load, load);
         let decision = scaler.step(&seen, Nanos::from_millis(100 * at));
+        if let Some(fit) = scaler.take_fit() {
+            scaler.give(fit.run());
+        }
         ahead += u32::from(decision.reason.rule == "forecast");
         shadowed += u32::from(decision.shadow.is_some_and(|would| would > decision.desired));
         seen.wanted = decision.desired;
@@ -275,6 +355,40 @@ fn a_forecast_adds_where_it_has_been_right_and_says_so_in_shadow_mode() {
     assert!(ahead > 0 && shadowed == 0, "{ahead} {shadowed}");
     let (ahead, shadowed) = forecasts(seasonal(true));
     assert!(ahead == 0 && shadowed > 0, "{ahead} {shadowed}");
+}
+
+/// What a step may take does not depend on how long a fit does: it is handed out, and nothing is expected of it before it
+/// is given back.
+#[test]
+fn a_fit_is_handed_out_and_only_its_own_is_taken_back() {
+    let path = |scaler: &Autoscaler| {
+        let Autoscaler::Predictive(policy) = scaler else {
+            unreachable!()
+        };
+        let state = serde_json::to_value(policy.state()).unwrap();
+        (state["path"].as_array().unwrap().len(), state["passed"].clone())
+    };
+    let mut scaler = policy("predictive", serde_json::json!({}));
+    let seen = observation(5, 3e6);
+    let (mut fits, mut fitted) = (Vec::new(), None);
+    for at_s in 0..60 {
+        scaler.step(&seen, Nanos::from_secs(at_s));
+        if let Some(fit) = scaler.take_fit() {
+            fits.push(at_s);
+            fitted.get_or_insert(fit.run());
+        }
+        if at_s < 25 {
+            assert_eq!(path(&scaler).0, 0, "at {at_s} s");
+        } else if at_s == 25 {
+            let mut stranger = policy("predictive", serde_json::json!({}));
+            stranger.give(fitted.clone().unwrap());
+            assert_eq!(path(&stranger).0, 0);
+            scaler.give(fitted.clone().unwrap());
+            // Two seconds of lead and thirty until the next, of which five have passed.
+            assert_eq!(path(&scaler), (32, 5.into()));
+        }
+    }
+    assert_eq!(fits, [20, 50]);
 }
 
 #[test]

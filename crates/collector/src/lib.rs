@@ -91,6 +91,8 @@ pub struct SlotRates {
     pub pending_pps: f64,
     /// Share of the ring towards it that is occupied, 0 to 1.
     pub ring_occupancy: f64,
+    /// Packets in the ring towards it.
+    pub ring_packets: u64,
     /// Flows pinned to it.
     pub live_flows: u64,
     /// Flows ever pinned to the slot, as counted when `at`: what a worker has pinned since then comes on top of
@@ -286,6 +288,7 @@ impl SlotState {
         rates.ring_drops_fast_pps = self.ring_drops.fast;
         rates.new_flows_fast_per_s = self.new_flows.fast;
         rates.ring_occupancy = occupancy;
+        rates.ring_packets = raw.ring_used;
         rates.live_flows = raw.live_flows;
         rates.new_flows = raw.new_flows;
         rates.consumed = self.consumed.total;
@@ -627,6 +630,7 @@ impl Collector {
             instance.returns_fast_pps = rates.returns_fast_pps;
             instance.ring_drops_fast_pps = rates.ring_drops_fast_pps;
             instance.ring_occupancy = rates.ring_occupancy;
+            instance.ring_packets = rates.ring_packets;
             instance.live_flows = rates.live_flows;
             instance.new_flows_fast_per_s = rates.new_flows_fast_per_s;
             instance.busy = rates.busy;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use autoscaling::Autoscaler;
+use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
 use model::{Event, Generation, InstanceId, InstanceState, ServiceId, Slot};
 use thiserror::Error;
@@ -240,6 +240,8 @@ pub struct Inputs<'a> {
     pub switch: &'a [SwitchReply],
     /// From users.
     pub commands: &'a [(CommandId, Command)],
+    /// What came of [`Outputs::fits`].
+    pub fitted: &'a [(ServiceId, Fitted)],
 }
 
 /// What is to be done now. The caller keeps one and hands it to each step, which clears it first.
@@ -257,6 +259,8 @@ pub struct Outputs {
     pub events: Vec<Event>,
     /// What came of commands.
     pub answers: Vec<(CommandId, Result<String, CommandError>)>,
+    /// Autoscalers' work that takes longer than a step may: to be run elsewhere, for [`Inputs::fitted`].
+    pub fits: Vec<(ServiceId, Fit)>,
 }
 
 impl Outputs {
@@ -268,6 +272,7 @@ impl Outputs {
         self.remove_dirs.clear();
         self.events.clear();
         self.answers.clear();
+        self.fits.clear();
     }
 
     /// Whether there is nothing to do.
@@ -278,5 +283,6 @@ impl Outputs {
             && self.remove_dirs.is_empty()
             && self.events.is_empty()
             && self.answers.is_empty()
+            && self.fits.is_empty()
     }
 }

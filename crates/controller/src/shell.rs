@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::thread::{Builder, JoinHandle};
 
+use autoscaling::{Fit, Fitted};
 use collector::Collector;
 use engine::{Engine, EngineEvent, Request, Ticket};
-use model::{Histogram, Nanos};
+use model::{Histogram, Nanos, ServiceId};
 
 use crate::Controller;
 use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply};
@@ -30,8 +32,8 @@ const fn call_name(request: &Request) -> &'static str {
     }
 }
 
-/// The thin part around the core: it carries what the engine says in and what the engine should do out, and makes
-/// and removes the instances' directories. Switch, event log and clock are its caller's.
+/// The thin part around the core: it carries what the engine says in and what the engine should do out, makes and
+/// removes the instances' directories, and runs what autoscalers have to reckon for longer than a turn may take. Switch, event log and clock are its caller's.
 pub struct Shell {
     controller: Controller,
     engine: Box<dyn Engine>,
@@ -41,6 +43,9 @@ pub struct Shell {
     calls: EngineCalls,
     /// Calls that are not answered yet.
     in_hand: BTreeMap<Ticket, &'static str>,
+    /// Fits, each on a thread of its own while it runs.
+    fits: Vec<(ServiceId, JoinHandle<Fitted>)>,
+    fitted: Vec<(ServiceId, Fitted)>,
 }
 
 impl Shell {
@@ -64,6 +69,8 @@ impl Shell {
             outputs: Outputs::default(),
             calls: EngineCalls::default(),
             in_hand: BTreeMap::new(),
+            fits: Vec::new(),
+            fitted: Vec::new(),
         })
     }
 
@@ -79,12 +86,14 @@ impl Shell {
         self.engine_events.clear();
         self.engine.poll(&mut self.engine_events);
         self.note_calls();
+        self.take_fitted();
         let containers = self.containers.take();
         let inputs = Inputs {
             engine: &self.engine_events,
             containers: containers.as_deref(),
             switch,
             commands,
+            fitted: &self.fitted,
         };
         self.controller.step(inputs, collector, now, &mut self.outputs);
         for (ticket, request) in self.outputs.engine.drain(..) {
@@ -104,11 +113,25 @@ impl Shell {
             // Where the engine does not answer after all, it will say that it is down, and up again later.
             self.containers = self.engine.list(&self.controller.settings().label()).ok();
         }
+        for (service, fit) in self.outputs.fits.drain(..) {
+            self.fits.extend(start_fit(fit).map(|thread| (service, thread)));
+        }
         for dir in self.outputs.remove_dirs.drain(..) {
             // What is left there does no harm: a name is never used twice.
             let _ = std::fs::remove_dir_all(dir);
         }
         &self.outputs
+    }
+
+    /// Takes in what came of the fits that have ended.
+    fn take_fitted(&mut self) {
+        self.fitted.clear();
+        for at in (0..self.fits.len()).rev() {
+            if self.fits[at].1.is_finished() {
+                let (service, thread) = self.fits.swap_remove(at);
+                self.fitted.extend(thread.join().map(|fitted| (service, fitted)));
+            }
+        }
     }
 
     fn note_calls(&mut self) {
@@ -148,6 +171,12 @@ impl Shell {
     pub fn engine(&self) -> &dyn Engine {
         self.engine.as_ref()
     }
+}
+
+/// Runs a fit on a thread. Where there can be none, the autoscaler goes on with what it has, and asks again later.
+fn start_fit(fit: Fit) -> Option<JoinHandle<Fitted>> {
+    let thread = Builder::new().name("inco-fit".to_owned());
+    thread.spawn(move || fit.run()).ok()
 }
 
 /// Makes an instance's directory. Where that fails the engine's create fails and says so: its mount has no source.

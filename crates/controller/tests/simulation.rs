@@ -232,6 +232,7 @@ impl Simulation {
             containers: containers.as_deref(),
             switch: &replies,
             commands: &self.commands,
+            fitted: &[],
         };
         self.controller
             .step(inputs, &mut self.collector, self.now, &mut self.outputs);

@@ -416,8 +416,14 @@ pub(crate) struct ExplainArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExplainCommand {
     /// Which instance each of some new flows is given to
+    #[command(
+        after_help = "Example:\n  inco explain scheduler --input case.json\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+    )]
     Scheduler(ExplainInput),
     /// How many instances, and how large
+    #[command(
+        after_help = "Example:\n  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+    )]
     Autoscaler(ExplainInput),
     /// Where a flow of a running inco is, since when, and why there
     Flow(ExplainFlowArgs),
@@ -434,9 +440,6 @@ pub(crate) struct ExplainFlowArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
-)]
 pub(crate) struct ExplainInput {
     /// The situation, as JSON; - for standard input
     #[arg(long, value_name = "FILE")]
@@ -884,7 +887,7 @@ pub(crate) struct SimRunArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim compare scenarios/flash-crowd.toml scenarios/slow-start.toml\n\nVariants are paired by their names. Everything that it prints is simulated."
+    after_help = "Example:\n  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml\n\nVariants are paired by their names. Everything that it prints is simulated."
 )]
 pub(crate) struct SimCompareArgs {
     /// One scenario
@@ -902,7 +905,7 @@ pub(crate) struct SimCompareArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the front: no other loses less without needing more instance-time. Everything that it\nprints is simulated."
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the front: no other loses less without needing more instance-time.\nEverything that it prints is simulated."
 )]
 pub(crate) struct SimSweepArgs {
     /// The scenario

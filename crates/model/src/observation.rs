@@ -23,6 +23,9 @@ pub struct InstanceObservation {
     pub ring_drops_fast_pps: f64,
     /// Share of its ring that is occupied, 0 to 1.
     pub ring_occupancy: f64,
+    /// Packets in its ring that it has not taken yet.
+    #[serde(default)]
+    pub ring_packets: u64,
     /// Flows pinned to it.
     pub live_flows: u64,
     /// Flows newly pinned per second, fast window.

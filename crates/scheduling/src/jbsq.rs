@@ -26,9 +26,8 @@ pub struct Jbsq {
     lambda: f32,
     /// Flows that an instance may have; 0 for no such bound.
     bound: u32,
-    /// Ranks by priority, then by candidate; those of full queues are higher by [`FULL`].
     #[serde(skip)]
-    ranks: Box<[f32]>,
+    lowest: Lowest,
 }
 
 /// Functions take packets as they come, whatever their priority: load of lower priority delays as any other. It counts
@@ -52,7 +51,7 @@ impl Default for Jbsq {
         Jbsq {
             lambda: LAMBDA,
             bound: 0,
-            ranks: vec![0.0; PRIORITIES * Slot::LIMIT].into_boxed_slice(),
+            lowest: Lowest::default(),
         }
     }
 }
@@ -65,33 +64,38 @@ impl Jbsq {
     }
 
     #[inline]
-    fn ranks_of(&self, candidates: &Candidates, index: usize) -> [f32; PRIORITIES] {
-        let mut ranks = [0.0; PRIORITIES];
+    fn ranks_of(&self, candidates: &Candidates, index: usize) -> Ranks {
         let Some(row) = candidates.get(index) else {
-            return ranks;
+            return [0.0; PRIORITIES];
         };
         let size = row.size() * candidates.ramp(index);
-        let total: f32 = row.queues.iter().sum();
-        let mut at_least = 0.0;
-        for (rank, queue) in ranks.iter_mut().zip(&row.queues).rev() {
-            at_least += queue;
-            *rank = (at_least + self.lambda * (total - at_least).max(0.0)) / size;
+        // What is of this priority and above: sums of two, of four and of all, so that they need not wait for each other.
+        let mut at_least = row.queues;
+        for step in [1, 2, 4] {
+            for priority in 0..PRIORITIES - step {
+                at_least[priority] += at_least[priority + step];
+            }
+        }
+        let total = at_least[0];
+        let mut ranks = at_least;
+        for rank in &mut ranks {
+            *rank = (*rank + self.lambda * (total - *rank).max(0.0)) / size;
         }
         ranks
     }
 
+    /// The ranks that candidates are compared by: those of full queues are higher by [`FULL`].
     #[inline]
-    fn note(&mut self, candidates: &Candidates, index: usize) {
+    fn compared(&self, candidates: &Candidates, index: usize) -> Ranks {
         let flows = candidates.get(index).map_or(0, |row| row.live_flows);
         let is_open = candidates.fits(index) && (self.bound == 0 || flows < self.bound);
-        let ranks = self.ranks_of(candidates, index);
-        for (of_priority, rank) in self.ranks.chunks_exact_mut(Slot::LIMIT).zip(ranks) {
-            if let Some(place) = of_priority.get_mut(index) {
-                // Not a number is the highest rank of all.
-                let rank = if rank < FULL { rank } else { f32::MAX };
-                *place = if is_open { rank } else { rank + FULL };
-            }
+        let more = if is_open { 0.0 } else { FULL };
+        let mut ranks = self.ranks_of(candidates, index);
+        for rank in &mut ranks {
+            // Not a number is the highest rank of all.
+            *rank = if *rank < FULL { *rank + more } else { f32::MAX };
         }
+        ranks
     }
 }
 
@@ -113,44 +117,187 @@ impl Policy for Jbsq {
     ];
 
     fn refill(&mut self, candidates: &Candidates) {
-        (0..candidates.len()).for_each(|index| self.note(candidates, index));
+        let mut lowest = std::mem::take(&mut self.lowest);
+        lowest.refill(candidates.len(), |index| self.compared(candidates, index));
+        self.lowest = lowest;
     }
 
     #[inline]
     fn pinned(&mut self, candidates: &Candidates, index: usize) {
-        self.note(candidates, index);
+        let ranks = self.compared(candidates, index);
+        self.lowest.update(index, ranks);
     }
 
     #[inline]
-    fn choose(&mut self, flow: &NewFlow<'_>, candidates: &Candidates) -> usize {
-        let begin = flow.priority() * Slot::LIMIT;
-        let ranks = self
-            .ranks
-            .get(begin..begin + candidates.len())
-            .unwrap_or_default();
-        first_lowest(ranks)
+    fn choose(&mut self, flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
+        self.lowest.index(flow.priority())
     }
 }
 
-/// The index of the lowest number, the first of equals; 0 where there is none. In chunks, so that compilers make vector
-/// instructions of it.
-#[inline]
-fn first_lowest(numbers: &[f32]) -> usize {
-    const LANES: usize = 8;
-    let (chunks, rest) = numbers.as_chunks::<LANES>();
-    let mut lowest = [f32::INFINITY; LANES];
-    for chunk in chunks {
-        for (lowest, number) in lowest.iter_mut().zip(chunk) {
-            *lowest = if *number < *lowest { *number } else { *lowest };
+/// One candidate's ranks, by priority.
+type Ranks = [f32; PRIORITIES];
+
+/// Children of a node.
+const FAN: usize = 8;
+/// Where the levels of the tree begin: candidates, then the minima of eight each, of those, and so on.
+const LEVELS: [usize; 4] = {
+    let first = Slot::LIMIT;
+    let second = first + first / FAN;
+    [0, first, second, second + first / (FAN * FAN)]
+};
+const NODES: usize = LEVELS[3] + FAN;
+/// The node that is not there.
+const NONE: Ranks = [f32::INFINITY; PRIORITIES];
+
+/// The candidate of the lowest rank for each priority, the first of equals: a tree whose nodes hold the minima of eight
+/// below for all priorities at once, so that a flow pinned, which changes all ranks of a candidate, costs eight
+/// vector minima per level, and finding it a look at eight nodes per level.
+#[derive(Clone, Debug)]
+struct Lowest {
+    nodes: Box<[Ranks]>,
+    /// The level of at most [`FAN`] nodes.
+    top: usize,
+}
+
+impl Default for Lowest {
+    fn default() -> Self {
+        Lowest {
+            nodes: vec![NONE; NODES].into_boxed_slice(),
+            top: 0,
         }
     }
-    let lowest = lowest.iter().chain(rest).copied().fold(f32::INFINITY, f32::min);
-    let is_in = |chunk: &[f32; LANES]| {
-        chunk
-            .iter()
-            .fold(false, |found, number| found | (*number == lowest))
-    };
-    let begin = chunks.iter().position(is_in).unwrap_or(chunks.len()) * LANES;
-    let end = numbers.get(begin..).unwrap_or_default();
-    begin + end.iter().position(|number| *number == lowest).unwrap_or(0)
+}
+
+impl Lowest {
+    /// Takes over a new list.
+    fn refill(&mut self, candidates: usize, ranks: impl Fn(usize) -> Ranks) {
+        let mut count = candidates.min(Slot::LIMIT);
+        for (index, node) in self
+            .nodes
+            .iter_mut()
+            .take(count.next_multiple_of(FAN))
+            .enumerate()
+        {
+            *node = if index < count { ranks(index) } else { NONE };
+        }
+        self.top = 0;
+        while count > FAN {
+            let above = count.div_ceil(FAN);
+            for block in 0..above.next_multiple_of(FAN) {
+                let least = if block < above {
+                    self.least(self.top, block)
+                } else {
+                    NONE
+                };
+                self.put(self.top + 1, block, least);
+            }
+            self.top += 1;
+            count = above;
+        }
+    }
+
+    /// The ranks of one candidate are others now.
+    #[inline]
+    fn update(&mut self, index: usize, ranks: Ranks) {
+        self.put(0, index, ranks);
+        let mut index = index;
+        for level in 0..self.top {
+            index /= FAN;
+            let least = self.least(level, index);
+            self.put(level + 1, index, least);
+        }
+    }
+
+    /// The index of the candidate with the lowest rank for that priority.
+    #[inline]
+    fn index(&self, priority: usize) -> usize {
+        let mut index = 0;
+        for level in (0..=self.top).rev() {
+            let first = self
+                .block(level, index)
+                .map_or(0, |block| first_lowest(block, priority));
+            index = index * FAN + first;
+        }
+        index
+    }
+
+    #[inline]
+    fn block(&self, level: usize, block: usize) -> Option<&[Ranks; FAN]> {
+        let begin = LEVELS.get(level)? + block * FAN;
+        self.nodes.get(begin..)?.first_chunk()
+    }
+
+    #[inline]
+    fn put(&mut self, level: usize, index: usize, ranks: Ranks) {
+        let place = LEVELS.get(level).map(|begin| begin + index);
+        if let Some(node) = place.and_then(|place| self.nodes.get_mut(place)) {
+            *node = ranks;
+        }
+    }
+
+    /// The minima of a block, by priority.
+    #[inline]
+    fn least(&self, level: usize, block: usize) -> Ranks {
+        let Some([a, b, c, d, e, f, g, h]) = self.block(level, block) else {
+            return NONE;
+        };
+        let (left, right) = (
+            lower(&lower(a, b), &lower(c, d)),
+            lower(&lower(e, f), &lower(g, h)),
+        );
+        lower(&left, &right)
+    }
+}
+
+/// The lower of two ranks for each priority.
+#[inline]
+fn lower(a: &Ranks, b: &Ranks) -> Ranks {
+    let mut lower = *a;
+    for (lower, b) in lower.iter_mut().zip(b) {
+        *lower = lower.min(*b);
+    }
+    lower
+}
+
+/// Which of eight has the lowest rank for that priority, the first of equals. Without a branch: nobody could guess it.
+#[inline]
+fn first_lowest(block: &[Ranks; FAN], priority: usize) -> usize {
+    let of = |index: usize| block[index].get(priority).copied().unwrap_or(f32::INFINITY);
+    let pair = |a: (f32, usize), b: (f32, usize)| if b.0 < a.0 { b } else { a };
+    let two = |index: usize| pair((of(index), index), (of(index + 1), index + 1));
+    pair(pair(two(0), two(2)), pair(two(4), two(6))).1
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_the_first_of_the_lowest(
+            count in 1..=Slot::LIMIT,
+            changes in prop::collection::vec((0..Slot::LIMIT, 0u8..20), 0..40),
+        ) {
+            let ranks = |index: usize, level: u8| -> Ranks {
+                std::array::from_fn(|priority| f32::from((index * (priority + 3) % 7) as u8 + level))
+            };
+            let mut all: Vec<Ranks> = (0..count).map(|index| ranks(index, 5)).collect();
+            let mut lowest = Lowest::default();
+            // What was there before leaves no trace.
+            lowest.refill(Slot::LIMIT, |_| [0.0; PRIORITIES]);
+            lowest.refill(count, |index| all[index]);
+            for (index, level) in [(0, 5)].into_iter().chain(changes) {
+                let index = index % count;
+                all[index] = ranks(index, level);
+                lowest.update(index, all[index]);
+                for priority in 0..PRIORITIES {
+                    let least = all.iter().map(|ranks| ranks[priority]).fold(f32::INFINITY, f32::min);
+                    let first = all.iter().position(|ranks| ranks[priority] == least);
+                    prop_assert_eq!(Some(lowest.index(priority)), first);
+                }
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use autoscaling::Autoscaler;
+use autoscaling::{Autoscaler, Fitted};
 use collector::{Collector, RawCounters, ServiceCounters, SlotCounters};
 use controller::{
     Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, StandbyMode,
@@ -11,7 +11,7 @@ use controller::{
 };
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
 use model::{Event, InstanceState, Nanos, ServiceId, Slot};
-use scheduling::{Metric, Scheduler};
+use scheduling::Scheduler;
 use traffic::Random;
 
 use crate::Error;
@@ -61,6 +61,8 @@ pub(crate) struct Control {
     order: u64,
     replies: Vec<SwitchReply>,
     commands: Vec<(CommandId, Command)>,
+    /// What the autoscaler gave to be reckoned in the last turn: live, a thread has done that by the next one or later.
+    fitted: Vec<(ServiceId, Fitted)>,
     actions: VecDeque<Action>,
     /// The table that workers steer by.
     pub(crate) rows: Vec<InstanceRow>,
@@ -76,24 +78,17 @@ pub(crate) struct Control {
     first: bool,
 }
 
-/// The scheduler that a scenario names.
-pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<Scheduler, Error> {
+/// The scheduler that a scenario names, and what an instance takes in its metric where that is not packets.
+pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<(Scheduler, Option<f64>), Error> {
     let written = scenario.service.scheduler.to_string();
-    let (scheduler, _) = configuration::parse_scheduler(&written).map_err(|problems| {
+    configuration::parse_scheduler(&written).map_err(|problems| {
         let first = problems.first();
         let key = first.map_or("scheduler", |problem| problem.key.as_str());
         let what = first.map_or_else(String::new, |problem| {
             format!("{}; {}", problem.what, problem.write)
         });
         Error::value(format!("service.{key}"), what)
-    })?;
-    match scheduler.settings().metric {
-        Metric::Packets => Ok(scheduler),
-        other => Err(Error::value(
-            "service.scheduler.metric",
-            format!("the model knows packets, not {}", other.name()),
-        )),
-    }
+    })
 }
 
 /// The autoscaler that a scenario names.
@@ -162,6 +157,7 @@ impl Control {
             order: 0,
             replies: Vec::new(),
             commands: Vec::new(),
+            fitted: Vec::new(),
             actions: VecDeque::new(),
             rows: Vec::new(),
             rows_since: Vec::new(),
@@ -282,9 +278,14 @@ impl Control {
             containers: None,
             switch: &self.replies,
             commands: &self.commands,
+            fitted: &self.fitted,
         };
         self.controller
             .step(inputs, &mut self.collector, now, &mut self.outputs);
+        let fits = self.outputs.fits.drain(..);
+        self.fitted.clear();
+        self.fitted
+            .extend(fits.map(|(service, fit)| (service, fit.run())));
         let mut disturbed = !self.outputs.is_empty()
             || !self.engine_events.is_empty()
             || !self.replies.is_empty()
@@ -379,10 +380,5 @@ impl Control {
                 );
             }
         }
-    }
-
-    /// Packets per second that a new flow is expected to bring.
-    pub(crate) fn expected_pps(&self) -> f32 {
-        self.collector.service(SERVICE).expected_pps as f32
     }
 }

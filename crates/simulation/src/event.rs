@@ -48,6 +48,7 @@ struct Place {
     instance: u32,
     live: u64,
     to: u64,
+    to_bytes: u64,
     back: u64,
     drops: u64,
     new_flows: u64,
@@ -80,6 +81,7 @@ struct Events<'a> {
     counted_from: u64,
     interval: Interval,
     offered: u64,
+    offered_bytes: u64,
     unserved: u64,
     events: u64,
 }
@@ -151,6 +153,7 @@ impl<'a> Events<'a> {
             counted_from: crate::load::seconds(scenario.warm_up_s).0,
             interval: Interval::default(),
             offered: 0,
+            offered_bytes: 0,
             unserved: 0,
             events: 0,
             compiled,
@@ -177,6 +180,7 @@ impl<'a> Events<'a> {
                         instance: self.instances,
                         live: 0,
                         to: 0,
+                        to_bytes: 0,
                         back: 0,
                         drops: 0,
                         new_flows: 0,
@@ -492,7 +496,9 @@ impl<'a> Events<'a> {
     }
 
     fn packet(&mut self, at: u64, slot: Slot, flow: Option<u32>, source: usize, actor: u64) {
+        let bytes = self.compiled.bytes.get(source).copied().unwrap_or(0.0) as u64;
         self.offered += 1;
+        self.offered_bytes += bytes;
         self.interval.offered += 1.0;
         let Some(Some(place)) = self.places.get_mut(slot.index()) else {
             self.unserved += 1;
@@ -530,6 +536,7 @@ impl<'a> Events<'a> {
         };
         if place.station.take(job) {
             place.to += 1;
+            place.to_bytes += bytes;
         } else {
             place.drops += 1;
             self.interval.lost_ring += 1.0;
@@ -591,6 +598,7 @@ impl<'a> Events<'a> {
         for (place, raw) in self.places.iter().zip(control.raw.slots.iter_mut()) {
             let Some(place) = place else { continue };
             raw.to_packets = place.to;
+            raw.to_bytes = place.to_bytes;
             raw.back_packets = place.back;
             raw.consumed = place.back;
             raw.ring_drops = place.drops;
@@ -606,6 +614,7 @@ impl<'a> Events<'a> {
         }
         let service = &mut control.raw.services[SERVICE.index()];
         service.offered_packets = self.offered;
+        service.offered_bytes = self.offered_bytes;
         service.unserved = self.unserved;
         service.overcommitted += std::mem::take(&mut self.steering.overcommitted) as u64;
     }

@@ -9,7 +9,7 @@ use traffic::Random;
 
 use crate::Error;
 use crate::control::{Control, SERVICE, SlotChange};
-use crate::load::{Compiled, whole_ms};
+use crate::load::{Compiled, Single, whole_ms};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Instances, Scenario};
 use crate::steering::Steering;
@@ -31,15 +31,20 @@ struct Place {
     queue: f64,
     /// Rate of single flows by factor, in thousandths of packets per second.
     singles_milli: Vec<u64>,
+    /// The same in thousandths of bytes per second.
+    singles_milli_bytes: Vec<u64>,
     single_flows: f64,
     /// Live flows by aggregate and class, one after the other.
     live: Vec<f64>,
     /// Arrivals and capacity of the last step, in packets per second.
     arrivals_pps: f64,
     capacity_pps: f64,
+    /// Bytes per second that arrive.
+    arrivals_bytes: f64,
     /// CPUs by quota and the quota's period in seconds, where it has one.
     quota: Option<(f64, f64)>,
     to: f64,
+    to_bytes: f64,
     back: f64,
     drops: f64,
     new_flows: f64,
@@ -61,6 +66,15 @@ struct Flow {
     /// [`Slot::NONE`] while no instance takes it.
     slot: Slot,
     ends: Option<Nanos>,
+}
+
+impl Compiled {
+    /// The rate of a single flow in thousandths of packets, and of bytes, per second.
+    fn milli(&self, single: &Single) -> (u64, u64) {
+        let packets = single.pps * MILLI;
+        let bytes = packets * self.bytes[single.source];
+        (packets.round() as u64, bytes.round() as u64)
+    }
 }
 
 /// A run of the fluid model.
@@ -87,6 +101,7 @@ pub(crate) struct Fluid<'a> {
     random: Random,
     numbers: u64,
     offered: f64,
+    offered_bytes: f64,
     unserved: f64,
     overcommitted: f64,
     moved: f64,
@@ -175,6 +190,7 @@ impl<'a> Fluid<'a> {
             random: Random::new(seed ^ 0xf1_01d5),
             numbers: seed << 32,
             offered: 0.0,
+            offered_bytes: 0.0,
             unserved: 0.0,
             overcommitted: 0.0,
             moved: 0.0,
@@ -207,6 +223,7 @@ impl<'a> Fluid<'a> {
                         *place = Place {
                             live: vec![0.0; classes],
                             singles_milli: vec![0; factors],
+                            singles_milli_bytes: vec![0; factors],
                             ..Place::default()
                         };
                     }
@@ -251,6 +268,7 @@ impl<'a> Fluid<'a> {
             *homeless += std::mem::take(live);
         }
         place.singles_milli.fill(0);
+        place.singles_milli_bytes.fill(0);
         place.single_flows = 0.0;
         for (index, flow) in self.flows.iter_mut().enumerate() {
             if flow.slot == slot {
@@ -339,7 +357,9 @@ impl<'a> Fluid<'a> {
                 if let Some(place) = self.places.get_mut(slot.index()) {
                     place.new_flows += single.flows;
                     place.single_flows += single.flows;
-                    place.singles_milli[single.factor] += (single.pps * MILLI).round() as u64;
+                    let (milli, milli_bytes) = self.compiled.milli(&single);
+                    place.singles_milli[single.factor] += milli;
+                    place.singles_milli_bytes[single.factor] += milli_bytes;
                 } else {
                     self.waiting.push(index);
                 }
@@ -376,8 +396,11 @@ impl<'a> Fluid<'a> {
         let single = self.compiled.singles[flow.single];
         if let Some(place) = self.places.get_mut(flow.slot.index()) {
             place.single_flows = (place.single_flows - single.flows).max(0.0);
-            let milli = &mut place.singles_milli[single.factor];
-            *milli = milli.saturating_sub((single.pps * MILLI).round() as u64);
+            let (milli, milli_bytes) = self.compiled.milli(&single);
+            let of_factor = &mut place.singles_milli[single.factor];
+            *of_factor = of_factor.saturating_sub(milli);
+            let of_factor = &mut place.singles_milli_bytes[single.factor];
+            *of_factor = of_factor.saturating_sub(milli_bytes);
         }
     }
 
@@ -463,16 +486,22 @@ impl<'a> Fluid<'a> {
     fn arrivals(&mut self, now: Nanos, dt_s: f64, interval: &mut Interval) {
         for slot in &self.used {
             if let Some(place) = self.places.get_mut(slot.index()) {
-                let singles = place.singles_milli.iter().zip(&self.factors);
-                place.arrivals_pps = singles
-                    .map(|(milli, factor)| *milli as f64 / MILLI * factor)
-                    .sum();
+                let of = |milli: &[u64]| -> f64 {
+                    let singles = milli.iter().zip(&self.factors);
+                    singles
+                        .map(|(milli, factor)| *milli as f64 / MILLI * factor)
+                        .sum()
+                };
+                place.arrivals_pps = of(&place.singles_milli);
+                place.arrivals_bytes = of(&place.singles_milli_bytes);
             }
         }
-        let mut unserved = 0.0;
+        let (mut unserved, mut unserved_bytes) = (0.0, 0.0);
         for index in &self.waiting {
             let single = self.compiled.singles[self.flows[*index].single];
-            unserved += single.pps * self.factors[single.factor];
+            let pps = single.pps * self.factors[single.factor];
+            unserved += pps;
+            unserved_bytes += pps * self.compiled.bytes[single.source];
         }
         for (index, aggregate) in self.compiled.aggregates.iter_mut().enumerate() {
             let pps = aggregate.pps.value(now);
@@ -493,26 +522,30 @@ impl<'a> Fluid<'a> {
                     .get(slot.index())
                     .map_or(0.0, |place| weigh(&place.live));
             }
+            let bytes = self.compiled.bytes[aggregate.source];
             if total <= 0.0 {
                 unserved += pps;
+                unserved_bytes += pps * bytes;
                 continue;
             }
             for slot in &self.used {
                 if let Some(place) = self.places.get_mut(slot.index()) {
-                    place.arrivals_pps += pps * weigh(&place.live) / total;
+                    let pps = pps * weigh(&place.live) / total;
+                    place.arrivals_pps += pps;
+                    place.arrivals_bytes += pps * bytes;
                 }
             }
             unserved += pps * homeless / total;
+            unserved_bytes += pps * homeless / total * bytes;
         }
-        let served: f64 = self
-            .used
-            .iter()
-            .filter_map(|slot| self.places.get(slot.index()))
-            .map(|p| p.arrivals_pps)
-            .sum();
+        let places = self.used.iter().filter_map(|slot| self.places.get(slot.index()));
+        let (served, served_bytes) = places.fold((0.0, 0.0), |(pps, bytes), place| {
+            (pps + place.arrivals_pps, bytes + place.arrivals_bytes)
+        });
         interval.offered = (served + unserved) * dt_s;
         interval.lost_unserved = unserved * dt_s;
         self.offered += interval.offered;
+        self.offered_bytes += (served_bytes + unserved_bytes) * dt_s;
         self.unserved += interval.lost_unserved;
     }
 
@@ -591,6 +624,10 @@ impl<'a> Fluid<'a> {
             let lost_stalled = stalled * dt_s;
             place.to += arriving - dropped;
             place.back += taken;
+            if arrivals > 0.0 {
+                // What the ring takes is as large as what arrives.
+                place.to_bytes += (arriving - dropped) * place.arrivals_bytes / arrivals;
+            }
             place.drops += dropped + lost_stalled;
             place.busy_ns += if could > 0.0 {
                 (taken / could).min(1.0) * dt_s * 1e9
@@ -642,6 +679,7 @@ impl<'a> Fluid<'a> {
                 continue;
             };
             raw.to_packets = place.to as u64;
+            raw.to_bytes = place.to_bytes as u64;
             raw.back_packets = place.back as u64;
             raw.consumed = place.back as u64;
             raw.ring_drops = place.drops as u64;
@@ -658,6 +696,7 @@ impl<'a> Fluid<'a> {
         }
         let service = &mut control.raw.services[SERVICE.index()];
         service.offered_packets = self.offered as u64;
+        service.offered_bytes = self.offered_bytes as u64;
         service.unserved = self.unserved as u64;
         service.overcommitted = self.overcommitted as u64;
     }

@@ -140,6 +140,8 @@ pub(crate) struct Compiled {
     /// In the order of their starts.
     pub(crate) singles: Vec<Single>,
     pub(crate) factors: Vec<Steps>,
+    /// Bytes of a packet, by source.
+    pub(crate) bytes: Vec<f64>,
 }
 
 /// Makes a scenario's traffic for one seed. `data` is the folder of data, `beside` the scenario's own.
@@ -147,6 +149,11 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
     let mut compiled = Compiled::default();
     let end = seconds(scenario.duration_s);
     let instance_pps = scenario.instances.capacity_pps.of(usize::MAX);
+    compiled.bytes = scenario
+        .traffic
+        .iter()
+        .map(|source| f64::from(source.bytes()))
+        .collect();
     for (index, source) in scenario.traffic.iter().enumerate() {
         // A source's chances do not depend on what the others draw.
         let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64 + 1));
@@ -441,6 +448,7 @@ impl Compiled {
         let reader = packet::capture::CaptureReader::new(&bytes).map_err(|error| data(error.to_string()))?;
         // By key: first, last, packets, DSCP.
         let mut flows: BTreeMap<FlowKey, (u64, u64, u64, u8)> = BTreeMap::new();
+        let (mut packets, mut bytes) = (0u64, 0u64);
         let (mut first, mut last) = (u64::MAX, 0);
         for captured in reader {
             let captured = captured.map_err(|error| data(error.to_string()))?;
@@ -456,9 +464,14 @@ impl Compiled {
             flow.0 = flow.0.min(at);
             flow.1 = flow.1.max(at);
             flow.2 += 1;
+            packets += 1;
+            bytes += captured.frame.len() as u64;
         }
         if flows.is_empty() {
             return Err(data("no packet of it belongs to a flow".to_owned()));
+        }
+        if let Some(of_source) = self.bytes.get_mut(source) {
+            *of_source = bytes as f64 / packets as f64;
         }
         let factor = self.factors.len();
         self.factors.push(Steps::new(vec![(Nanos::ZERO, 1.0)]));

@@ -403,6 +403,18 @@ fn bytes() -> u32 {
     64
 }
 
+impl Traffic {
+    /// Bytes of a packet; the least there are where the source does not say.
+    pub(crate) fn bytes(&self) -> u32 {
+        match self {
+            Traffic::Flows { bytes, .. }
+            | Traffic::Aggregate { bytes, .. }
+            | Traffic::Series { bytes, .. } => *bytes,
+            Traffic::Capture { .. } | Traffic::Recording { .. } => bytes(),
+        }
+    }
+}
+
 fn one_f64() -> f64 {
     1.0
 }

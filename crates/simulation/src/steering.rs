@@ -1,31 +1,35 @@
 //! The one place where flows are given to instances: as a worker of the switch does it.
 
 use model::{Direction, Slot};
-use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
+use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 
 use crate::Error;
-use crate::control::{Control, scheduler_of};
+use crate::control::{Control, SERVICE, scheduler_of};
 use crate::load::key_of;
 use crate::scenario::Scenario;
 
 /// The scheduler and its candidates.
 pub(crate) struct Steering {
     scheduler: Scheduler,
+    /// What an instance takes in the scheduler's metric, where that is not packets.
+    limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
-    /// Packets per second that a new flow is expected to bring.
-    expected_pps: f32,
+    /// What a new flow is expected to bring, in the unit of the scheduler's metric.
+    expected: f32,
     /// New flows that fitted nowhere, since it was last asked.
     pub(crate) overcommitted: f64,
 }
 
 impl Steering {
     pub(crate) fn new(scenario: &Scenario) -> Result<Steering, Error> {
+        let (scheduler, limit) = scheduler_of(scenario)?;
         Ok(Steering {
-            scheduler: scheduler_of(scenario)?,
+            scheduler,
+            limit,
             fit: scenario.service.fit,
             candidates: Candidates::new(),
-            expected_pps: 0.0,
+            expected: 0.0,
             overcommitted: 0.0,
         })
     }
@@ -37,25 +41,34 @@ impl Steering {
             fit: self.fit,
             slow_start: self.scheduler.settings().slow_start,
         });
+        let metric = self.scheduler.settings().metric;
+        let service = control.collector.service(SERVICE);
         for (row, since) in control.rows.iter().zip(&control.rows_since) {
             if !row.state.takes_new_flows() {
                 continue;
             }
-            let load = control
-                .collector
-                .slot(row.slot)
-                .map_or(0.0, |rates| rates.load_pps());
+            let flows = live(row.slot);
+            let load = match (metric, control.collector.slot(row.slot)) {
+                // A worker knows them without waiting for counters.
+                (Metric::Flows, _) => flows,
+                (_, Some(rates)) => rates.load(metric, &service, f64::from(row.capacity_pps)),
+                (_, None) => 0.0,
+            };
             self.candidates.push(Candidate {
                 slot: row.slot,
-                capacity: row.capacity_pps,
+                capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                 load: load as f32,
                 weight: row.weight,
-                live_flows: live(row.slot).round() as u32,
+                live_flows: flows.round() as u32,
                 active_for: control.now.since(*since),
                 queues: [0.0; PRIORITIES],
             });
         }
-        self.expected_pps = control.expected_pps();
+        let capacity_pps = control
+            .rows
+            .first()
+            .map_or(0.0, |row| f64::from(row.capacity_pps));
+        self.expected = service.expected(metric, capacity_pps) as f32;
     }
 
     /// Whether no instance takes new flows.
@@ -72,7 +85,7 @@ impl Steering {
             // The lower address is the client's.
             direction: Direction::Forward,
             hash,
-            expected: self.expected_pps,
+            expected: self.expected,
             dscp,
         };
         let pick = self.scheduler.pick(&flow, &self.candidates);

@@ -153,3 +153,72 @@ proptest! {
         }
     }
 }
+
+/// Eight flows of many small packets and eight of few large ones, one of each kind after the other, on two instances: the
+/// least loaded one is another one for each metric.
+#[test]
+fn worst_fit_spreads_evenly_what_the_metric_counts() {
+    for model in ["fluid", "event"] {
+        for (metric, limit) in [
+            ("packets", ""),
+            ("bytes", ", limit = \"100Mbps\""),
+            ("flows", ", limit = 100"),
+            ("busy", ", limit = 1.0"),
+        ] {
+            let text = format!(
+                r#"
+name = "test"
+model = "{model}"
+duration_s = 4
+
+[service]
+scheduler = {{ policy = "worst-fit", metric = "{metric}"{limit}, slow_start = "0s" }}
+autoscaler = {{ policy = "fixed", count = 2 }}
+capacity_pps = 1e4
+min = 2
+max = 2
+
+[instances]
+capacity_pps = 1e4
+
+[[traffic]]
+kind = "flows"
+count = 8
+pps = 1000
+interval_s = 0.2
+bytes = 64
+
+[[traffic]]
+kind = "flows"
+count = 8
+pps = 100
+start_s = 0.1
+interval_s = 0.2
+bytes = 1500
+"#
+            );
+            let outcome = outcome(&text, 1);
+            let end = outcome.series.last().unwrap();
+            let shares: Vec<(f64, f64, f64)> = end
+                .instances
+                .iter()
+                .map(|instance| {
+                    // From what both kinds bring: how many of each kind there are.
+                    let small = ((instance.arrivals_pps - 100.0 * instance.flows) / 900.0).round();
+                    let large = instance.flows - small;
+                    let bytes = small * 64e3 + large * 150e3;
+                    (instance.flows, 1000.0 * small + 100.0 * large, bytes)
+                })
+                .collect();
+            let [a, b] = shares.as_slice() else {
+                unreachable!("{model} {metric}: {shares:?}")
+            };
+            let (off, most) = match metric {
+                "flows" => (a.0 - b.0, 0.0),
+                "bytes" => (a.2 - b.2, 150e3),
+                _ => (a.1 - b.1, 1000.0),
+            };
+            assert!(off.abs() <= most, "{model} {metric}: {shares:?}");
+        }
+    }
+}

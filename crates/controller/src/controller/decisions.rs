@@ -51,6 +51,7 @@ impl Controller {
                     returns_fast_pps: 0.0,
                     ring_drops_fast_pps: 0.0,
                     ring_occupancy: 0.0,
+                    ring_packets: 0,
                     live_flows: 0,
                     new_flows_fast_per_s: 0.0,
                     busy: None,
@@ -68,6 +69,9 @@ impl Controller {
         let service = &mut self.services[index];
         let scaler = &mut service.settings.autoscaler;
         let decision = scaler.step(&service.observation, now);
+        if let Some(fit) = scaler.take_fit() {
+            self.out.fits.push((service.id, fit));
+        }
         if service.wanted < service.settings.max && scaler.is_overloaded(&service.observation) {
             service.overloaded_since.get_or_insert(now);
             service.overloaded_at = now;

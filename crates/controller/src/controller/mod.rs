@@ -315,6 +315,11 @@ impl Controller {
             let answer = self.command(command, collector);
             self.out.answers.push((*id, answer));
         }
+        for (id, fitted) in inputs.fitted {
+            if let Some(service) = self.services.get_mut(id.index()) {
+                service.settings.autoscaler.give(fitted.clone());
+            }
+        }
         if self.shutdown.is_none() {
             self.observe(collector);
             for index in 0..self.services.len() {

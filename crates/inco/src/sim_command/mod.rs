@@ -44,13 +44,32 @@ fn run_scenario(args: &SimRunArgs) -> anyhow::Result<()> {
 }
 
 fn compare(args: &SimCompareArgs) -> anyhow::Result<()> {
-    let a = play(&load(&args.a, &args.play)?, &args.play)?;
-    let b = play(&load(&args.b, &args.play)?, &args.play)?;
+    let (a, b) = (load(&args.a, &args.play)?, load(&args.b, &args.play)?);
+    check_pairs(&a, &b)?;
+    let (a, b) = (play(&a, &args.play)?, play(&b, &args.play)?);
     if args.json {
         output::json(&show::compared_json(&a, &b), output::is_terminal())
     } else {
         output::text(&show::compared(&a, &b))
     }
+}
+
+/// Two scenarios of one variant each can be compared, and variants of the same name.
+fn check_pairs(a: &ScenarioFile, b: &ScenarioFile) -> anyhow::Result<()> {
+    let names = |file: &ScenarioFile| file.variants().map(str::to_owned).collect::<Vec<_>>();
+    let (of_a, of_b) = (names(a), names(b));
+    if (of_a.len() == 1 && of_b.len() == 1) || of_a.iter().any(|name| of_b.contains(name)) {
+        return Ok(());
+    }
+    let said = |names: &[String]| match names {
+        [name] if name.is_empty() => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let (a, b, of_a, of_b) = (a.path.display(), b.path.display(), said(&of_a), said(&of_b));
+    let what = format!(
+        "{a} has the variants {of_a} and {b} has {of_b}: none of the same name; give two that have one"
+    );
+    Err(WrongUsage(what).into())
 }
 
 fn sweep(args: &SimSweepArgs) -> anyhow::Result<()> {

@@ -151,11 +151,7 @@ pub(super) fn compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
         seeds(a.seeds),
         seeds(b.seeds)
     );
-    let pairs = pairs(a, b);
-    if pairs.is_empty() {
-        text.push_str("They have no variant of the same name.\n");
-    }
-    for (one, other) in pairs {
+    for (one, other) in pairs(a, b) {
         let mut table = Table::new(&["metric", ">a", ">b", ">difference"]);
         for (name, left) in &one.metrics {
             let Some(right) = other.metrics.get(name) else {
