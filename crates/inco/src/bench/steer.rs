@@ -277,7 +277,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         };
         rounds.push((ours.mpps(), io.mpps(), theirs));
     }
-    steering_is_right(&mut steering, case.flows.into())?;
+    steering_is_right(&mut steering, case)?;
     let mut hash = None;
     if let Some(ovs) = ovs.as_mut().filter(|_| !args.json) {
         // Its control side must run to take the group.
@@ -309,9 +309,9 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     Ok((row, hash))
 }
 
-fn steering_is_right(steering: &mut Steering, flows: u64) -> Result<()> {
+fn steering_is_right(steering: &mut Steering, case: Case) -> Result<()> {
     resume(steering)?;
-    let checked = steering.check(flows);
+    let checked = steering.check(case.flows.into(), case.workers);
     suspend(steering)?;
     checked
 }
