@@ -18,6 +18,10 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// Rings of the generator: as a power of two, and large enough for 4 ms at 1 Mpps.
 const LOG2_SLOTS: u8 = 12;
 
+/// Queue pairs that are asked for; a server that takes fewer says so. Open vSwitch sends by one for each of its threads, so by
+/// the second one where one thread polls.
+const QUEUE_PAIRS: u16 = 2;
+
 /// How a port comes to its link, the first time and again.
 #[derive(Clone, Debug)]
 enum Origin {
@@ -25,7 +29,7 @@ enum Origin {
     Listen(PathBuf),
 }
 
-/// A memif link as a port, on its first queue pair. When its peer goes, the port is away (nothing fits, nothing comes)
+/// A memif link as a port: sends by its first queue pair and receives by all that there are. When its peer goes, the port is away (nothing fits, nothing comes)
 /// until a thread of its own has connected again.
 #[derive(Debug)]
 pub struct MemifPort {
@@ -36,6 +40,8 @@ pub struct MemifPort {
     frame_bytes_limit: usize,
     /// What one slot holds. Of a client's buffers we know only what most have.
     buffer_bytes: usize,
+    /// The queue pair that the last frame came by: the one to wait for.
+    receives_by: usize,
     reconnects: u64,
 }
 
@@ -48,6 +54,7 @@ impl MemifPort {
     pub fn connect(socket: &Path, interface_id: u32, deadline: Duration) -> Result<MemifPort, Error> {
         let mut config = ClientConfig::new(socket, interface_id);
         config.ring.log2_slots = LOG2_SLOTS;
+        config.ring.queues = QUEUE_PAIRS;
         config.name = "inco traffic".into();
         MemifPort::connect_with(config, deadline)
     }
@@ -70,6 +77,7 @@ impl MemifPort {
             buffer_bytes: buffer_bytes as usize,
             origin: Origin::Connect(config),
             coming: None,
+            receives_by: 0,
             reconnects: 0,
         })
     }
@@ -89,6 +97,7 @@ impl MemifPort {
             coming: None,
             frame_bytes_limit: memif::MAX_PACKET_BYTES,
             buffer_bytes: 2048,
+            receives_by: 0,
             reconnects: 0,
         })
     }
@@ -156,37 +165,49 @@ impl Port for MemifPort {
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let rx = &mut self.link.as_mut()?.queues[0].rx;
-        loop {
-            if let Ok(len) = rx.pop(buffer)? {
-                return Some(len);
+        let queues = &mut self.link.as_mut()?.queues;
+        let count = queues.len();
+        for step in 0..count {
+            let place = (self.receives_by + step) % count;
+            while let Some(popped) = queues[place].rx.pop(buffer) {
+                if let Ok(len) = popped {
+                    self.receives_by = place;
+                    return Some(len);
+                }
             }
         }
+        None
     }
 
     fn release(&mut self) {
         if let Some(link) = &mut self.link {
-            link.queues[0].rx.release();
+            link.queues.iter_mut().for_each(|pair| pair.rx.release());
         }
     }
 
     fn arm(&mut self) -> bool {
         self.link.as_mut().is_none_or(|link| {
-            let rx = &mut link.queues[0].rx;
-            rx.set_interrupts(true);
-            rx.available() == 0
+            let mut queues = link.queues.iter_mut();
+            queues.all(|pair| {
+                pair.rx.set_interrupts(true);
+                pair.rx.available() == 0
+            })
         })
     }
 
     fn disarm(&mut self) {
         if let Some(link) = &mut self.link {
-            link.queues[0].rx.set_interrupts(false);
-            link.queues[0].rx.clear_interrupt();
+            for pair in &mut link.queues {
+                pair.rx.set_interrupts(false);
+                pair.rx.clear_interrupt();
+            }
         }
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(|link| link.queues[0].rx.interrupt_fd())
+        let queues = &self.link.as_ref()?.queues;
+        let pair = queues.get(self.receives_by).or(queues.first())?;
+        Some(pair.rx.interrupt_fd())
     }
 
     fn is_away(&self) -> bool {
@@ -195,12 +216,12 @@ impl Port for MemifPort {
 
     fn maintain(&mut self) {
         if let Some(link) = &mut self.link {
-            let pair = &link.queues[0];
-            let stands = matches!(link.control.poll(), Ok(ControlEvent::None))
-                && !pair.tx.is_violated()
-                && !pair.rx.is_violated();
+            let is_open = matches!(link.control.poll(), Ok(ControlEvent::None));
+            let mut queues = link.queues.iter();
+            let is_violated = queues.any(|pair| pair.tx.is_violated() || pair.rx.is_violated());
             // What came back before the end is still taken.
-            if stands || link.queues[0].rx.available() > 0 && !link.queues[0].rx.is_violated() {
+            let has_more = link.queues.iter_mut().any(|pair| pair.rx.available() > 0);
+            if !is_violated && (is_open || has_more) {
                 return;
             }
             self.link = None;
