@@ -353,8 +353,12 @@ fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
     directory_is_writable(socket)
 }
 
-/// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it.
+/// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it. One whose file is gone can be
+/// reached by nobody.
 pub(crate) fn is_listened_on(socket: &Path) -> bool {
+    if !socket.exists() {
+        return false;
+    }
     let full: PathBuf = fs::canonicalize(socket).unwrap_or_else(|_| socket.to_owned());
     fs::read_to_string("/proc/net/unix").is_ok_and(|list| {
         list.lines().any(|line| {
