@@ -4,6 +4,7 @@ SHELL := /bin/bash
 
 # Arguments that a user gives: make demo ENGINE=docker ARGS='--quick'
 ENGINE ?= oci
+SWITCH ?= soft
 ARGS ?=
 
 CARGO := scripts/cargo
@@ -16,7 +17,7 @@ WITH_DPDK = $(shell pkg-config --exists libdpdk 2>/dev/null && echo --features d
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{ printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  (ENGINE=oci|docker and ARGS='...' go to make demo, ARGS also to make bench)"
+	@echo "  (ENGINE=oci|docker, SWITCH=soft|openflow and ARGS='...' go to make demo, ARGS also to make bench)"
 
 setup: ## install what building, testing and the demo need; says what and why
 	@scripts/setup.sh rust build dpdk test api lint deb
@@ -54,11 +55,11 @@ test-without-dpdk:
 	$(CARGO) check --workspace --all-targets
 	INCO_REQUIRE= $(CARGO) test --workspace --no-fail-fast --test switch --test worker --test idle --test ports
 
-demo: ## the whole loop on this machine, live, and a report (ENGINE=oci|docker, ARGS=--quick)
-	@scripts/setup.sh rust build dpdk $(if $(filter docker,$(ENGINE)),docker)
+demo: ## the whole loop on this machine, live, and a report (ENGINE=oci|docker, SWITCH=soft|openflow, ARGS=--quick)
+	@scripts/setup.sh rust build dpdk $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench)
 	@$(if $(filter docker,$(ENGINE)),scripts/dockerd.sh start)
 	@$(MAKE) --no-print-directory binaries
-	$(TARGET_DIR)/release/inco demo --engine $(ENGINE) $(ARGS)
+	$(TARGET_DIR)/release/inco demo --engine $(ENGINE) --switch $(SWITCH) $(ARGS)
 
 bench: ## the data plane side by side with its peers (ARGS=--full); needs root for hugepages
 	@scripts/setup.sh rust build dpdk bench

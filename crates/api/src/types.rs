@@ -314,6 +314,10 @@ pub struct FlowRow {
     /// How much of `pps` may be other flows'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_pps: Option<f64>,
+    /// How the rule of the flow is, where a switch forwards by rules: `queued`, `installed`, `refused` and why, `evicted`, or
+    /// `on_bucket`: it has none, and the rule of its bucket forwards it. `through inco`: its packets pass through inco.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
 }
 
 /// Some of the flows.

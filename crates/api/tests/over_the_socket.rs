@@ -171,6 +171,7 @@ fn flow() -> FlowRow {
     FlowRow {
         pps: None,
         error_pps: None,
+        rule: None,
         flow: "tcp 10.0.0.1:1 > 10.0.0.2:80".to_owned(),
         service: "web".to_owned(),
         forward: Some(InstanceId(3)),

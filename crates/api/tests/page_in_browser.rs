@@ -138,6 +138,7 @@ fn flow(instance: Option<InstanceId>) -> FlowRow {
         state: "established".to_owned(),
         pps: Some(500.0),
         error_pps: None,
+        rule: None,
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) fn check(reader: &mut Reader<'_>, configuration: &Configuration) {
     check_uplinks(reader, configuration);
     check_engine(reader, configuration);
     check_limits(reader, configuration);
+    check_openflow(reader, configuration);
     check_overlaps(reader, configuration);
 }
 
@@ -154,6 +155,85 @@ fn check_limits(reader: &mut Reader<'_>, configuration: &Configuration) {
                 reader.wrong(&format!("service.{}.ring", service.name), Wrong::new(what, write));
             }
         }
+    }
+}
+
+/// Ports of DPDK that Open vSwitch has at most, as Debian builds it (`RTE_MAX_ETHPORTS`).
+const OVS_PORT_LIMIT: u64 = 32;
+/// The longest frame that its ports carry, in bytes: an MTU of 1,500 and a VLAN tag.
+const OVS_MAX_FRAME: u16 = 1522;
+
+/// What a bridge of Open vSwitch cannot do.
+fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let switch = &configuration.switch;
+    if switch.driver != SwitchDriver::OpenFlow {
+        return;
+    }
+    let soft = "or driver = \"soft\" in [switch]";
+    if switch.openflow.datapath == Datapath::System {
+        let wrong = Wrong::new(
+            "the kernel's datapath has no memif ports, and instances have no others",
+            "write datapath = \"netdev\"",
+        );
+        reader.wrong("switch.openflow.datapath", wrong);
+    }
+    for (index, uplink) in configuration.uplinks.iter().enumerate() {
+        if let Device::Pcap(_) = uplink.device {
+            let what = "Open vSwitch cannot read a capture at its own pace";
+            let write = format!("write memif:SOCKET, veth:INTERFACE or a DPDK device, {soft}");
+            reader.wrong(&format!("uplink[{index}].device"), Wrong::new(what, write));
+        }
+        if uplink.max_frame > OVS_MAX_FRAME {
+            let what = format!("its ports carry frames of at most {OVS_MAX_FRAME} bytes here");
+            let write = format!("write {OVS_MAX_FRAME}, {soft}");
+            reader.wrong(&format!("uplink[{index}].max_frame"), Wrong::new(what, write));
+        }
+    }
+    let mut ports = 1 + configuration.uplinks.len() as u64;
+    for service in &configuration.services {
+        let key = |name: &str| format!("service.{}.{name}", service.name);
+        let mut wrong = |name: &str, what: &str, write: String| {
+            reader.wrong(&key(name), Wrong::new(what, write));
+        };
+        if service.port == PortKind::Null {
+            wrong(
+                "port",
+                "Open vSwitch has no port of that kind",
+                format!("write port = \"memif\", {soft}"),
+            );
+        }
+        if service.affinity == Affinity::Relaxed {
+            let what = "a switch of rules cannot hold the packets of a flow while it moves";
+            wrong("affinity", what, format!("write affinity = \"strict\", {soft}"));
+        }
+        if service.flow_counters {
+            let what = "a switch of rules does not count returned packets for each flow";
+            wrong(
+                "flow_counters",
+                what,
+                format!("write flow_counters = false, {soft}"),
+            );
+        }
+        if service.symmetric && directions(service).len() == 1 {
+            let what = "a rule cannot tell from this match which end has begun a flow, and so not keep both directions together";
+            let write = "write symmetric = false, or a match that one direction has alone".to_owned();
+            wrong("symmetric", what, write);
+        }
+        ports += u64::from(service.instance_limit()) * service.uplinks.len() as u64;
+    }
+    if ports > OVS_PORT_LIMIT {
+        let what = format!(
+            "with an uplink's, the monitor's and those of all instances there may be {ports} ports, more than Open vSwitch's {OVS_PORT_LIMIT}"
+        );
+        let largest = configuration
+            .services
+            .iter()
+            .max_by_key(|service| service.instance_limit());
+        let key = largest.map_or_else(
+            || "service".to_owned(),
+            |service| format!("service.{}.instances", service.name),
+        );
+        reader.wrong(&key, Wrong::new(what, "write a smaller max or standby"));
     }
 }
 

@@ -115,3 +115,16 @@ pub(crate) const DOCKER_HOST: &str = "unix:///run/docker.sock";
 pub(crate) const EVENT_FILE_BYTES: u64 = 8 << 20;
 /// Files of the event log: they may lie in memory.
 pub(crate) const EVENT_FILES: u32 = 4;
+
+/// The bridge.
+pub(crate) const BRIDGE: &str = "br-inco";
+/// Where Debian's Open vSwitch has its database.
+pub(crate) const OVSDB: &str = "unix:/run/openvswitch/db.sock";
+/// Exact rules.
+pub(crate) const RULES: u32 = 100_000;
+/// More than any card has been seen to forward by at full speed.
+pub(crate) const RULES_MAX: u32 = 4_000_000;
+/// Buckets of a service.
+pub(crate) const BUCKETS: u16 = 64;
+/// Bits of a bucket's number: 12.
+pub(crate) const BUCKETS_MAX: u16 = 4096;

@@ -51,6 +51,7 @@ const fn key(
 const TOP: &str = "";
 const SWITCH: &str = "switch";
 const TIMEOUTS: &str = "switch.timeouts";
+const OPENFLOW: &str = "switch.openflow";
 const UPLINK: &str = "uplink[]";
 const SERVICE: &str = "service.NAME";
 const MATCH: &str = "service.NAME.match";
@@ -70,6 +71,11 @@ pub const TABLES: &[(&str, &str)] = &[
     (
         TIMEOUTS,
         "How long a flow may be idle before it ends, at most 18h each.",
+    ),
+    (
+        OPENFLOW,
+        "The bridge of Open vSwitch that forwards, where the driver is `openflow`. Its ports are memif links, so Open vSwitch \
+         must run with DPDK. How it steers, and what it cannot do: [smartnic](../smartnic.md).",
     ),
     (
         UPLINK,
@@ -160,10 +166,11 @@ pub const KEYS: &[Key] = &[
     key(
         SWITCH,
         "driver",
-        "`\"soft\"`",
+        "`\"soft\"` or `\"openflow\"`",
         "\"soft\"",
         Value("\"soft\""),
-        "What forwards: `soft` is inco's own switch.",
+        "What forwards: `soft` is inco's own switch, `openflow` a bridge of Open vSwitch: see `[switch.openflow]`, and \
+         [smartnic](../smartnic.md).",
     ),
     key(
         SWITCH,
@@ -236,6 +243,72 @@ pub const KEYS: &[Key] = &[
         "{ udp = \"30s\" }",
         Words("its keys' defaults"),
         "See below.",
+    ),
+    key(
+        SWITCH,
+        "openflow",
+        "table",
+        "{ rules = 10_000 }",
+        Words("its keys' defaults"),
+        "See below.",
+    ),
+    key(
+        OPENFLOW,
+        "bridge",
+        "name, at most 15 bytes",
+        "\"br-nf\"",
+        Value("\"br-inco\""),
+        "The bridge: inco makes it when it starts and removes it when it ends.",
+    ),
+    key(
+        OPENFLOW,
+        "datapath",
+        "`\"netdev\"` or `\"system\"`",
+        "\"netdev\"",
+        Value("\"netdev\""),
+        "Where it forwards: in Open vSwitch itself, or in the kernel, which has no memif ports.",
+    ),
+    key(
+        OPENFLOW,
+        "database",
+        "`unix:/PATH` or `tcp:HOST:PORT`",
+        "\"unix:/usr/local/var/run/openvswitch/db.sock\"",
+        Value("\"unix:/run/openvswitch/db.sock\""),
+        "Where the database of Open vSwitch listens.",
+    ),
+    key(
+        OPENFLOW,
+        "control",
+        "`unix:/PATH` or `tcp:HOST:PORT`",
+        "\"tcp:127.0.0.1:6653\"",
+        Words("`BRIDGE.mgmt` beside the database's socket"),
+        "Where the bridge listens for OpenFlow.",
+    ),
+    key(
+        OPENFLOW,
+        "setup",
+        "`\"proactive\"` or `\"reactive\"`",
+        "\"reactive\"",
+        Value("\"proactive\""),
+        "How new flows are set up: by rules that are there before any packet, or by sending their first packets to inco, which \
+         may reorder or lose packets meanwhile.",
+    ),
+    key(
+        OPENFLOW,
+        "rules",
+        "number, 16 to 4,000,000",
+        "10_000",
+        Value("100000"),
+        "Exact rules, one for each flow and direction, at most. Flows beyond stay on the rule of their bucket.",
+    ),
+    key(
+        OPENFLOW,
+        "buckets",
+        "power of two, 1 to 4096",
+        "256",
+        Value("64"),
+        "Parts of each service's new flows, by bits of their addresses and ports: a scheduler chooses the instance of each part. More \
+         are finer, and each has a rule in the switch.",
     ),
     key(
         TIMEOUTS,

@@ -374,11 +374,22 @@ fn read_switch<'a>(reader: &mut Reader<'a>, top: &Section<'a>, names: &[String])
         other: Fallback::Drop,
         hugepages: Hugepages::Auto,
         dpdk_args: Vec::new(),
+        openflow: OpenFlow {
+            bridge: d::BRIDGE.to_owned(),
+            datapath: Datapath::Netdev,
+            database: d::OVSDB.to_owned(),
+            control: None,
+            setup: FlowSetup::Proactive,
+            rules: d::RULES,
+            buckets: d::BUCKETS,
+        },
     };
     let Some(section) = reader.subsection(top, "switch", "switch") else {
         return switch;
     };
-    reader.read(&section, "driver", read::word(&[("soft", SwitchDriver::Soft)]));
+    let drivers = read::word(&[("soft", SwitchDriver::Soft), ("openflow", SwitchDriver::OpenFlow)]);
+    switch.driver = reader.read(&section, "driver", drivers).unwrap_or(switch.driver);
+    read_openflow(reader, &section, &mut switch);
     if let Some(items) = reader.read(&section, "workers", read::array) {
         for (index, item) in items.iter().enumerate() {
             let path = format!("switch.workers[{index}]");
@@ -428,6 +439,89 @@ fn read_switch<'a>(reader: &mut Reader<'a>, top: &Section<'a>, names: &[String])
         .read(&section, "dpdk_args", read::texts)
         .unwrap_or_default();
     switch
+}
+
+fn read_openflow<'a>(reader: &mut Reader<'a>, section: &Section<'a>, switch: &mut Switch) {
+    let Some(section) = reader.subsection(section, "openflow", "switch.openflow") else {
+        return;
+    };
+    if switch.driver != SwitchDriver::OpenFlow {
+        let wrong = Wrong::new(
+            "these keys are for the driver openflow, and another one is chosen",
+            "write driver = \"openflow\" in [switch], or remove them",
+        );
+        reader.wrong("switch.openflow", wrong);
+    }
+    let of = &mut switch.openflow;
+    if let Some(bridge) = reader.read(&section, "bridge", |v| bridge(read::text(v)?)) {
+        of.bridge = bridge;
+    }
+    let datapaths = read::word(&[("netdev", Datapath::Netdev), ("system", Datapath::System)]);
+    of.datapath = reader
+        .read(&section, "datapath", datapaths)
+        .unwrap_or(of.datapath);
+    if let Some(database) = reader.read(&section, "database", |v| ovs_endpoint(read::text(v)?)) {
+        of.database = database;
+    }
+    of.control = reader.read(&section, "control", |v| ovs_endpoint(read::text(v)?));
+    let setups = read::word(&[
+        ("proactive", FlowSetup::Proactive),
+        ("reactive", FlowSetup::Reactive),
+    ]);
+    of.setup = reader.read(&section, "setup", setups).unwrap_or(of.setup);
+    of.rules = read_u32(reader, &section, "rules", 16, d::RULES_MAX).unwrap_or(of.rules);
+    let buckets = reader.read(&section, "buckets", |v| {
+        let number = read::whole(1, u64::from(d::BUCKETS_MAX), units::count)(v)?;
+        match u16::try_from(number) {
+            Ok(number) if number.is_power_of_two() => Ok(number),
+            _ => Err(Wrong::new(
+                format!("{number} is no power of two"),
+                format!(
+                    "write {}",
+                    number.next_power_of_two().min(u64::from(d::BUCKETS_MAX))
+                ),
+            )),
+        }
+    });
+    of.buckets = buckets.unwrap_or(of.buckets);
+    if of.control().is_none() {
+        let wrong = Wrong::new(
+            "where the bridge listens does not follow from a database on another machine",
+            "write control = \"tcp:HOST:6653\"",
+        );
+        reader.wrong(&section.key("database"), wrong);
+    }
+}
+
+/// A bridge's name: its own interface has it, and names of its ports begin with it.
+fn bridge(text: &str) -> Result<String, Wrong> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if text.is_empty() || text.len() > 15 || !text.chars().all(allowed) {
+        return Err(Wrong::new(
+            format!("{text:?} is no name for a bridge"),
+            "write at most 15 letters, digits, - and _",
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Where somebody listens, as Open vSwitch writes it.
+fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
+    let is_one = match text.split_once(':') {
+        Some(("unix", path)) => path.starts_with('/'),
+        Some(("tcp", host)) => host
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)),
+        _ => false,
+    };
+    if is_one {
+        Ok(text.to_owned())
+    } else {
+        Err(Wrong::new(
+            format!("{text:?} is no place where Open vSwitch listens"),
+            "write unix:/path/to/socket or tcp:HOST:PORT",
+        ))
+    }
 }
 
 fn read_engine<'a>(reader: &mut Reader<'a>, top: &Section<'a>) -> Engine {

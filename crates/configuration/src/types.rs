@@ -56,12 +56,18 @@ pub struct Switch {
     pub hugepages: Hugepages,
     /// Arguments for DPDK's environment layer, after inco's own.
     pub dpdk_args: Vec<String>,
+    /// What only the `openflow` driver needs.
+    pub openflow: OpenFlow,
 }
 
 impl Switch {
     /// Workers that there are, pinned or not.
     pub fn worker_count(&self) -> usize {
-        self.workers.len().max(1)
+        match self.driver {
+            SwitchDriver::Soft => self.workers.len().max(1),
+            // One thread writes the rules.
+            SwitchDriver::OpenFlow => 1,
+        }
     }
 }
 
@@ -70,18 +76,80 @@ impl Switch {
 pub enum SwitchDriver {
     /// Ours.
     Soft,
+    /// A bridge of Open vSwitch.
+    OpenFlow,
 }
 
 impl SwitchDriver {
     /// The words for it.
-    pub const NAMES: &'static [&'static str] = &["soft"];
+    pub const NAMES: &'static [&'static str] = &["soft", "openflow"];
 
     /// The word for it.
     pub const fn name(self) -> &'static str {
         match self {
             SwitchDriver::Soft => "soft",
+            SwitchDriver::OpenFlow => "openflow",
         }
     }
+}
+
+/// The bridge of Open vSwitch that forwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenFlow {
+    /// The bridge's name.
+    pub bridge: String,
+    /// Where its packets are forwarded.
+    pub datapath: Datapath,
+    /// Where Open vSwitch's database listens, as Open vSwitch writes it.
+    pub database: String,
+    /// Where the bridge listens for OpenFlow, likewise; `None`: at the socket that Open vSwitch makes beside the database's.
+    pub control: Option<String>,
+    /// How new flows are set up.
+    pub setup: FlowSetup,
+    /// Exact rules at most.
+    pub rules: u32,
+    /// Buckets of each service's new flows: a power of two.
+    pub buckets: u16,
+}
+
+impl OpenFlow {
+    /// Where the bridge listens for OpenFlow. `None` where that must be written, because the database is on another machine.
+    pub fn control(&self) -> Option<String> {
+        let beside = || {
+            let socket = Path::new(self.database.strip_prefix("unix:")?);
+            let control = socket.parent()?.join(format!("{}.mgmt", self.bridge));
+            Some(format!("unix:{}", control.display()))
+        };
+        self.control.clone().or_else(beside)
+    }
+}
+
+/// Where a bridge's packets are forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Datapath {
+    /// In Open vSwitch itself.
+    Netdev,
+    /// In the kernel, and in a card to which the kernel hands its work.
+    System,
+}
+
+impl Datapath {
+    /// The word for it, here and in Open vSwitch.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Datapath::Netdev => "netdev",
+            Datapath::System => "system",
+        }
+    }
+}
+
+/// How new flows are set up in a switch of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowSetup {
+    /// Rules for buckets of header bits are there before any packet.
+    Proactive,
+    /// The first packets of a flow come to inco.
+    Reactive,
 }
 
 /// What a worker does when no packet comes.

@@ -110,7 +110,12 @@ proptest! {
 /// A short configuration in which that key has that value.
 fn with_key(table: &str, name: &str, value: &str) -> String {
     let uplink = "name = \"wan\"\ndevice = \"memif:wan.sock\"\n";
-    let service = "image = \"inco/forward\"\n";
+    // A switch of rules wants a match that tells directions apart, or nobody who needs it.
+    let for_rules = table == "switch.openflow" || (table, name) == ("switch", "openflow");
+    let service = match for_rules {
+        true => "image = \"inco/forward\"\nsymmetric = false\n",
+        false => "image = \"inco/forward\"\n",
+    };
     let without = |keys: &str| -> String {
         keys.lines()
             .filter(|line| !line.starts_with(&format!("{name} =")))
@@ -156,6 +161,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
                 without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
             text.push_str(&format!("[api]\n{others}{line}"));
         }
+        "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
+        "switch.openflow" => text.push_str(&format!(
+            "[switch]\ndriver = \"openflow\"\n[switch.openflow]\n{line}"
+        )),
         "engine" if name != "driver" => text.push_str(&format!("[engine]\ndriver = \"docker\"\n{line}")),
         other => text.push_str(&format!("[{}]\n{line}", other.replace("NAME", "a"))),
     }

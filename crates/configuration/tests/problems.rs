@@ -524,8 +524,8 @@ fn what_is_wrong_outside_of_services_is_told() {
             "there is no uplink \"lan\"; write \"wan\", or \"drop\"",
         ),
         (
-            with("[switch]\ndriver = 'openflow'\n", ""),
-            "switch.driver: there is no \"openflow\" here; write one of \"soft\"",
+            with("[switch]\ndriver = 'hardware'\n", ""),
+            "switch.driver: there is no \"hardware\" here; write one of \"soft\", \"openflow\"",
         ),
         (
             with("[switch]\npoll = 1\n", ""),
@@ -940,4 +940,64 @@ fn the_api_over_the_network_needs_a_certificate_and_tokens() {
             "{problems:?} has no {said}"
         );
     }
+}
+
+#[test]
+fn a_bridge_of_open_vswitch_is_read() {
+    use configuration::{FlowSetup, SwitchDriver};
+    let text = |switch: &str, service: &str| {
+        format!("[switch]\ndriver = \"openflow\"\n{switch}{SHORT}symmetric = false\n{service}\n")
+    };
+    let of = good(&text("", "")).switch;
+    assert_eq!((of.driver, of.worker_count()), (SwitchDriver::OpenFlow, 1));
+    assert_eq!(
+        of.openflow.control().unwrap(),
+        "unix:/run/openvswitch/br-inco.mgmt"
+    );
+    let of = good(&text(
+        "openflow = { bridge = \"br-nf\", database = \"tcp:[::1]:6640\", control = \"tcp:[::1]:6653\", setup = \"reactive\", \
+         rules = 500, buckets = 16 }\n",
+        "",
+    ))
+    .switch
+    .openflow;
+    assert_eq!((of.setup, of.rules, of.buckets), (FlowSetup::Reactive, 500, 16));
+    assert_eq!(of.control().unwrap(), "tcp:[::1]:6653");
+    for (switch, service, said) in [
+        ("openflow = { buckets = 48 }\n", "", "48 is no power of two"),
+        (
+            "openflow = { bridge = \"a bridge\" }\n",
+            "",
+            "is no name for a bridge",
+        ),
+        (
+            "openflow = { database = \"/run/db.sock\" }\n",
+            "",
+            "write unix:/path/to/socket or tcp:HOST:PORT",
+        ),
+        (
+            "openflow = { database = \"tcp:card:6640\" }\n",
+            "",
+            "write control = \"tcp:HOST:6653\"",
+        ),
+        (
+            "openflow = { datapath = \"system\" }\n",
+            "",
+            "write datapath = \"netdev\"",
+        ),
+        ("", "affinity = \"relaxed\"", "cannot hold the packets of a flow"),
+        ("", "flow_counters = true", "does not count returned packets"),
+        (
+            "",
+            "instances = { min = 1, max = 40 }",
+            "more than Open vSwitch's 32",
+        ),
+    ] {
+        let problems = wrong(&text(switch, service)).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+    let both_ways = wrong(&format!("[switch]\ndriver = \"openflow\"\n{SHORT}")).join("\n");
+    assert!(both_ways.contains("write symmetric = false"), "{both_ways}");
+    let unused = wrong(&format!("[switch]\nopenflow = {{ rules = 100 }}\n{SHORT}")).join("\n");
+    assert!(unused.contains("driver = \"openflow\""), "{unused}");
 }

@@ -753,6 +753,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     done.rows.truncate(done.limit);
                     events.push(SwitchEvent::Flows {
                         id: done.id,
+                        rules: Vec::new(),
                         rows: done.rows,
                         complete: done.complete,
                     });
@@ -1037,6 +1038,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 self.attach_ports(slot, by_worker, Some(workers as u16), String::new(), Vec::new());
             }
             AttachSpec::Memif {
+                service: _,
                 socket,
                 ports,
                 queues,

@@ -28,6 +28,8 @@ use crate::record::PickRecord;
 pub enum AttachSpec {
     /// The instance listens on this memif socket; its ports are interface ids from 0.
     Memif {
+        /// Of which service the instance is: a switch that steers by rules must know before the plan has the slot.
+        service: ServiceId,
         /// The socket, as the switch sees it.
         socket: PathBuf,
         /// Data ports: one per uplink of the service, one or two.
@@ -96,6 +98,8 @@ pub enum SwitchEvent {
         id: u64,
         /// What was found.
         rows: Vec<FlowRow>,
+        /// How the switch's own rule for each of them is; empty where flows have none.
+        rules: Vec<String>,
         /// Whether these are all; if not, the limit cut them off.
         complete: bool,
     },
@@ -152,6 +156,18 @@ pub enum SwitchError {
         worker: usize,
         /// Commands waiting for it.
         pending: usize,
+    },
+    /// A port of another program's switch could not be made.
+    #[error("{error}")]
+    Port {
+        /// What it said.
+        error: String,
+    },
+    /// The driver has no such ability.
+    #[error("this switch cannot {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
     },
     /// The flow table's storage does not fit its configuration.
     #[error("flow table: {0}")]

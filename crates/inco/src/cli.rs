@@ -96,6 +96,16 @@ pub(crate) enum EngineName {
     Docker,
 }
 
+/// What forwards packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SwitchName {
+    /// inco's own switch
+    #[default]
+    Soft,
+    /// Open vSwitch, which is started for the demo alone
+    Openflow,
+}
+
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."
@@ -110,6 +120,9 @@ pub(crate) struct DemoArgs {
     /// What runs the containers
     #[arg(long, value_enum, default_value_t)]
     pub(crate) engine: EngineName,
+    /// What forwards the packets
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) switch: SwitchName,
     /// Only these schedulers; by default round-robin, best-fit and worst-fit, with --quick best-fit
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scheduler)]
     pub(crate) scheduler: Vec<String>,

@@ -346,11 +346,15 @@ fn heavy_flows_text(page: &FlowPage) -> String {
 }
 
 fn flows_text(page: &FlowPage) -> String {
-    let mut table = Table::new(&[
+    // Only a switch that forwards by rules has any.
+    let has_rules = page.flows.iter().any(|row| row.rule.is_some());
+    let mut heads = vec![
         "flow", "service", ">there", ">back", ">packets", ">back", ">bytes", ">back", ">idle", "state",
-    ]);
+    ];
+    heads.extend(has_rules.then_some("rule"));
+    let mut table = Table::new(&heads);
     for row in &page.flows {
-        table.row([
+        let mut cells = vec![
             row.flow.clone(),
             row.service.clone(),
             or_dash(row.forward, |id| id.to_string()),
@@ -361,7 +365,9 @@ fn flows_text(page: &FlowPage) -> String {
             grouped(row.bytes[1]),
             span_ms(row.idle_ms),
             row.state.clone(),
-        ]);
+        ];
+        cells.extend(has_rules.then(|| row.rule.clone().unwrap_or_else(|| "-".to_owned())));
+        table.row(cells);
     }
     let mut text = table.text();
     if !page.complete {
@@ -780,6 +786,7 @@ mod tests {
             state: "established".to_owned(),
             pps: None,
             error_pps: None,
+            rule: None,
         };
         let text = flows_text(&FlowPage {
             flows: vec![row.clone()],
@@ -787,6 +794,19 @@ mod tests {
         });
         assert!(
             text.contains("1,000") && text.contains("12ms") && text.contains("there are more: see --limit"),
+            "{text}"
+        );
+        assert!(!text.contains("rule"), "{text}");
+        let with_rule = FlowRow {
+            rule: Some("refused (error 5, 1)".to_owned()),
+            ..row.clone()
+        };
+        let text = flows_text(&FlowPage {
+            flows: vec![with_rule],
+            complete: true,
+        });
+        assert!(
+            text.contains("rule") && text.contains("refused (error 5, 1)"),
             "{text}"
         );
         assert!(

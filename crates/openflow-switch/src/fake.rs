@@ -571,6 +571,9 @@ fn fields(in_port: u32, frame: &[u8]) -> Match {
             fields.push(Field::u16(source, tuple.src_port));
             fields.push(Field::u16(destination, tuple.dst_port));
         }
+    } else {
+        let behind_tag = if word(12) == 0x8100 { 4 } else { 0 };
+        fields.push(Field::eth_type(word(12 + behind_tag)));
     }
     Match::new(fields)
 }

@@ -82,7 +82,7 @@ impl RuleState {
 }
 
 /// A flow, as shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FlowRow {
     /// Which.
     pub id: FlowId,
@@ -98,6 +98,8 @@ pub struct FlowRow {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Packets per second, from the last reading of its rules to the one before.
+    pub pps: f32,
     /// When the switch's part of the counters was read. The switch itself may have counted up to its own lag earlier.
     pub counted_at: Nanos,
     /// When a packet of it was last noticed.
@@ -127,6 +129,8 @@ pub(crate) struct Flow {
     /// When its rules were written: the proof to wait for.
     pub(crate) epoch: u64,
     pub(crate) counted_at: Nanos,
+    /// Packets per second, as the last reading has them.
+    pub(crate) pps: f32,
     pub(crate) seen: Nanos,
 }
 
@@ -147,6 +151,7 @@ impl Flow {
             is_looped,
             packets: self.packets + of(|rule| rule.packets),
             bytes: self.bytes + of(|rule| rule.bytes),
+            pps: self.pps,
             counted_at: self.counted_at,
             seen: self.seen,
         }

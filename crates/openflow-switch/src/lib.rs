@@ -1,9 +1,9 @@
-//! Steering by the rules of an OpenFlow switch: Open vSwitch, and the eSwitch of a card to which it hands its work. There
-//! is no input or output here: whoever has the connection and the monitor port gives what came by them to [`Steering`],
-//! and sends what it wants sent. It must never give a packet of a flow to another instance than the one that has the
-//! flow.
+//! Steering by the rules of an OpenFlow switch: Open vSwitch, and the eSwitch of a card to which it hands its work. The core
+//! has no input or output: [`OpenFlowSwitch`] has the connection, the monitor port and the ports of instances, gives what came
+//! by them to [`Steering`], and sends what it wants sent. It must never give a packet of a flow to another instance than the
+//! one that has the flow.
 //!
-//! Key types: [`Steering`] (the core), [`ServiceRules`] and [`Spread`] (what the rules match), [`RuleState`] and [`FlowRow`]
+//! Key types: [`OpenFlowSwitch`] (the driver), [`Steering`] (the core), [`ServiceRules`] and [`Spread`] (what the rules match), [`RuleState`] and [`FlowRow`]
 //! (what is known of a flow), [`FakeNic`] (a switch that lags, refuses and forgets, for tests and simulations).
 //!
 //! # Life of a flow, set up proactively
@@ -32,13 +32,15 @@
 //! and never their instance.
 #![forbid(unsafe_code)]
 
+mod driver;
 mod fake;
 mod flows;
 mod prover;
 mod rules;
 mod steering;
 
+pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, StartError, UplinkDevice};
 pub use fake::{Delivered, FakeNic, Faults};
 pub use flows::{FlowId, FlowRow, RuleState};
-pub use rules::{OWNER_MASK, Part, ServiceRules, Side, Spread, TABLE};
-pub use steering::{Figures, InstanceTerms, Settings, Setup, SlotFigures, Steering};
+pub use rules::{Family, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
+pub use steering::{Fallback, Figures, IdleTimes, InstanceTerms, Settings, Setup, SlotFigures, Steering};

@@ -15,12 +15,21 @@ pub(crate) const INJECT_PRIORITY: u16 = 400;
 /// One flow, exactly.
 pub(crate) const PIN_PRIORITY: u16 = 300;
 /// New flows, by some bits of their header.
-pub(crate) const BUCKET_PRIORITY: u16 = 200;
+pub(crate) const BUCKET_PRIORITY: u16 = 250;
 /// What comes back from an instance.
 pub(crate) const RETURN_PRIORITY: u16 = 100;
+/// A probe that comes back from an instance.
+pub(crate) const PROBE_PRIORITY: u16 = 110;
+/// IP packets of an uplink that are of no service.
+pub(crate) const UNMATCHED_PRIORITY: u16 = 2;
+/// Packets of an uplink that are not IP.
+pub(crate) const OTHER_PRIORITY: u16 = 1;
+/// Services that there are at most: buckets of each have two priorities of their own, above what comes back from instances.
+pub const SERVICE_LIMIT: usize = 64;
+const _: () = assert!(BUCKET_PRIORITY as usize - 2 * SERVICE_LIMIT > PROBE_PRIORITY as usize);
 
 /// The upper 16 bits of every cookie of ours.
-const OWNER: u64 = 0x1ac0 << 48;
+pub(crate) const OWNER: u64 = 0x1ac0 << 48;
 /// The bits by which our rules are told from those of others.
 pub const OWNER_MASK: u64 = 0xffff << 48;
 const KIND_SHIFT: u32 = 40;
@@ -35,6 +44,8 @@ pub(crate) enum RuleKind {
     Bucket = 2,
     /// Of a flow.
     Pin = 3,
+    /// Of packets of no service.
+    Fallback = 4,
 }
 
 /// The cookie of a rule.
@@ -51,9 +62,13 @@ pub(crate) const fn pin_number(of: u64) -> Option<u64> {
     }
 }
 
-/// Cookie and mask of all pins.
-pub(crate) const fn all_pins() -> (u64, u64) {
-    (cookie(RuleKind::Pin, 0), !VALUE_MASK)
+/// The number of the fallback that has this cookie.
+pub(crate) fn fallback_number(of: u64) -> Option<usize> {
+    if of & !VALUE_MASK == cookie(RuleKind::Fallback, 0) {
+        usize::try_from(of & VALUE_MASK).ok()
+    } else {
+        None
+    }
 }
 
 /// Whether a cookie is one of ours.
@@ -72,8 +87,8 @@ const MARKED: u16 = 4002;
 /// Rounds are numbered up to this, then anew.
 pub(crate) const ROUNDS: u8 = 64;
 const TAG_TYPE: u16 = 0x8100;
-/// EtherType of a marker: the first for local experiments (IEEE 802, 9.2.4).
-const MARKER_TYPE: u16 = 0x88b5;
+/// EtherType of markers and probes: the first for local experiments (IEEE 802, 9.2.4).
+const LOCAL_TYPE: u16 = 0x88b5;
 /// Bytes of the two addresses before the tag.
 const ADDRESSES: usize = 12;
 /// The shortest frame, without its check sequence.
@@ -84,7 +99,8 @@ const _: () = assert!((Slot::LIMIT as u16) < HELD - FIRST_SLOT && MARKED + (ROUN
 /// What the tag of a frame on the monitor port says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink.
+    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink, or a probe
+    /// that it has given back on that data port.
     Instance(Slot, u8),
     /// To us: not sent to any instance; received on that uplink.
     Held(u8),
@@ -170,8 +186,22 @@ pub(crate) fn marker_frame() -> Vec<u8> {
     // Locally administered addresses: a marker never leaves the switch.
     frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);
     frame.splice(6..12, [0x02, 0, 0, 0, 0, 0x02]);
-    frame.splice(12..14, MARKER_TYPE.to_be_bytes());
+    frame.splice(12..14, LOCAL_TYPE.to_be_bytes());
     Tag::Marker.put(&frame)
+}
+
+/// A probe: addressed to nobody, and not IP, so that no packet of a flow can be taken for one.
+pub(crate) fn probe_frame() -> Vec<u8> {
+    let mut frame = vec![0; SHORTEST];
+    frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);
+    frame.splice(6..12, [0x02, 0, 0, 0, 0, 0x02]);
+    frame.splice(12..14, LOCAL_TYPE.to_be_bytes());
+    frame
+}
+
+/// Whether this is a probe: whatever has its EtherType and is no marker.
+pub(crate) fn is_probe(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&LOCAL_TYPE.to_be_bytes())
 }
 
 /// A part of a header, of a packet in the direction that opens a flow.
@@ -224,7 +254,7 @@ impl Part {
 }
 
 /// The fields of a protocol's ports, source and destination.
-fn ports_of(ip_proto: u8) -> Option<(FieldKind, FieldKind)> {
+pub(crate) fn ports_of(ip_proto: u8) -> Option<(FieldKind, FieldKind)> {
     match ip_proto {
         protocol::TCP => Some((FieldKind::TCP_SRC, FieldKind::TCP_DST)),
         protocol::UDP => Some((FieldKind::UDP_SRC, FieldKind::UDP_DST)),
@@ -379,7 +409,7 @@ fn last_bytes(number: u128, bytes: usize) -> Vec<u8> {
 }
 
 /// A service, as its rules need it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ServiceRules {
     /// Which.
     pub id: ServiceId,
@@ -389,6 +419,19 @@ pub struct ServiceRules {
     pub spread: Spread,
     /// The ports of its uplinks: what an instance gives back on data port k leaves by the k-th.
     pub uplinks: Vec<u32>,
+    /// Share of an instance's capacity that scheduling may use, above 0 and at most 1.
+    pub fit: f32,
+}
+
+/// Packets of which family a fallback is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// Everything else.
+    Other,
 }
 
 /// A rule.
@@ -448,9 +491,17 @@ pub(crate) fn data_port(ports: &[u32], number: u8) -> u32 {
     of.copied().unwrap_or(port::ANY)
 }
 
-/// The rule of a bucket on a side: new flows go to the instance, if there is one, and a copy to us.
+/// The priority of the bucket rules of a side, of the service at that place: the first service that takes a packet has it, and
+/// a packet that could travel either way begins a flow.
+fn bucket_priority(place: usize, side: &Side) -> u16 {
+    BUCKET_PRIORITY - 2 * place.min(SERVICE_LIMIT - 1) as u16 - u16::from(side.is_answering)
+}
+
+/// The rule of a bucket on a side: new flows go to the instance, if there is one, and a copy to us. `place`: the service's
+/// among all.
 pub(crate) fn bucket_rule(
     service: &ServiceRules,
+    place: usize,
     side: usize,
     bucket: usize,
     to: Option<(Slot, &[u32])>,
@@ -469,7 +520,7 @@ pub(crate) fn bucket_rule(
     };
     let number = (service.id.index() as u64) << 24 | (side as u64) << 16 | bucket as u64;
     Some(Rule {
-        priority: BUCKET_PRIORITY,
+        priority: bucket_priority(place, of),
         cookie: cookie(RuleKind::Bucket, number),
         matches: Match::new(fields),
         actions,
@@ -477,11 +528,11 @@ pub(crate) fn bucket_rule(
 }
 
 /// The rule by which all packets of a side that have no pin come to the controller.
-pub(crate) fn packet_in_rule(service: &ServiceRules, side: usize) -> Option<Rule> {
+pub(crate) fn packet_in_rule(service: &ServiceRules, place: usize, side: usize) -> Option<Rule> {
     let of = service.sides.get(side)?;
     let fields = of.fields.iter().copied().chain([Field::in_port(of.port)]);
     Some(Rule {
-        priority: BUCKET_PRIORITY,
+        priority: bucket_priority(place, of),
         cookie: cookie(
             RuleKind::Bucket,
             (service.id.index() as u64) << 24 | (side as u64) << 16,
@@ -550,8 +601,32 @@ pub(crate) fn instance_rules(slot: Slot, ports: &[u32], uplinks: &[u32], monitor
             matches: Match::new([Field::in_port(*own)]),
             actions: vec![Action::output(*uplink)],
         });
+        rules.push(Rule {
+            priority: PROBE_PRIORITY,
+            cookie: cookie(RuleKind::Fixed, 3 << 32 | u64::from(slot.0) << 8 | number as u64),
+            matches: Match::new([Field::in_port(*own), Field::eth_type(LOCAL_TYPE)]),
+            actions: Tag::Instance(slot, number as u8).to_monitor(monitor),
+        });
     }
     rules
+}
+
+/// The rule of packets that are of no service. Without actions a switch drops.
+pub(crate) fn fallback_rule(number: usize, from: u32, family: Family, to: Option<u32>) -> Rule {
+    let in_port = Field::in_port(from);
+    let (priority, matches) = match family {
+        Family::Ipv4 => (UNMATCHED_PRIORITY, Match::new([in_port, Field::eth_type(0x0800)])),
+        Family::Ipv6 => (UNMATCHED_PRIORITY, Match::new([in_port, Field::eth_type(0x86dd)])),
+        Family::Other => (OTHER_PRIORITY, Match::new([in_port])),
+    };
+    // To the port by which it came in only if told so.
+    let out = |to: u32| Action::output(if to == from { port::IN_PORT } else { to });
+    Rule {
+        priority,
+        cookie: cookie(RuleKind::Fallback, number as u64),
+        matches,
+        actions: to.map(out).into_iter().collect(),
+    }
 }
 
 /// The rule that sends markers back with the round's number.
@@ -603,7 +678,7 @@ mod tests {
                 (Part::SourcePort, 2), (Part::SourceAddress, 1), (Part::DestinationAddress, dst_bits),
             ] };
             let service = ServiceRules {
-                id: ServiceId(0), sides: vec![side(false), side(true)], spread, uplinks: vec![1, 2],
+                id: ServiceId(0), sides: vec![side(false), side(true)], spread, uplinks: vec![1, 2], fit: 1.0,
             };
             let opening = Tuple {
                 src: src.into(), dst: [10, 128, low[0], low[1]].into(),
@@ -617,7 +692,7 @@ mod tests {
             prop_assert_eq!(own, service.spread.bucket(&opening, false), "both directions have one bucket");
             prop_assert!(service.sides[place].takes(&tuple));
             for bucket in 0..service.spread.buckets() {
-                let rule = bucket_rule(&service, place, bucket, None, 9).unwrap();
+                let rule = bucket_rule(&service, 0, place, bucket, None, 9).unwrap();
                 let header = Header::of(&tuple);
                 let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
                 prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
@@ -634,14 +709,14 @@ mod tests {
                 is_answering, fields: vec![Field::eth_type(0x86dd), Field::no_vlan()], ..side(is_answering)
             });
             let spread = Spread { parts: vec![(Part::SourceAddress, 2), (Part::DestinationAddress, 2)] };
-            let service = ServiceRules { id: ServiceId(3), sides: sides.into(), spread, uplinks: vec![1, 2] };
+            let service = ServiceRules { id: ServiceId(3), sides: sides.into(), spread, uplinks: vec![1, 2], fit: 1.0 };
             let tuple = Tuple {
                 src: src.into(), dst: dst.into(), src_port, dst_port: 80, protocol, vlan: 0,
             };
             let own = service.spread.bucket(&tuple, false);
             let header = Header::of(&tuple);
             for bucket in 0..service.spread.buckets() {
-                let rule = bucket_rule(&service, 0, bucket, None, 9).unwrap();
+                let rule = bucket_rule(&service, 0, 0, bucket, None, 9).unwrap();
                 let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
                 prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
             }

@@ -6,7 +6,7 @@ mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use model::{FlowKey, Nanos, Slot, Tuple};
+use model::{FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
 use openflow::{
     Action, ErrorMessage, FlowFilter, FlowRemoved, FlowRemovedReason, FlowStats, Message, MultipartReply,
     MultipartRequest, PacketIn, PacketOut, WHOLE_PACKET,
@@ -17,8 +17,9 @@ use scheduling::{Candidates, Scheduler};
 use crate::flows::{Flow, FlowId, FlowRow, FlowRule, RuleState};
 use crate::prover::{Prover, Step};
 use crate::rules::{
-    Rule, ServiceRules, Tag, Way, all_pins, bucket_rule, data_port, has_ports, instance_rules, marker_frame,
-    marker_rule, packet_in_rule, pin_number, pin_rule,
+    Family, OWNER, OWNER_MASK, Rule, ServiceRules, Tag, Way, bucket_rule, data_port, fallback_number,
+    fallback_rule, has_ports, instance_rules, is_probe, marker_frame, marker_rule, packet_in_rule,
+    pin_number, pin_rule, probe_frame,
 };
 use moves::{BucketPhase, Move};
 
@@ -61,8 +62,46 @@ pub struct Settings {
     pub rebalance_every: Nanos,
     /// How often a marker is sent while something is to be proven.
     pub marker_every: Nanos,
-    /// A flow without a packet for so long has ended. More than the switch's counters lag.
-    pub idle: Nanos,
+    /// A flow without a packet for so long has ended, by its protocol. Each is more than the switch's counters lag.
+    pub idle: IdleTimes,
+}
+
+/// How long a flow may be without a packet, by its protocol: FIN and RST pass in the switch and are not seen here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleTimes {
+    /// TCP.
+    pub tcp: Nanos,
+    /// UDP.
+    pub udp: Nanos,
+    /// SCTP.
+    pub sctp: Nanos,
+    /// ICMP and ICMPv6.
+    pub icmp: Nanos,
+    /// Every other protocol.
+    pub other: Nanos,
+}
+
+impl IdleTimes {
+    /// The same for all.
+    pub const fn all(idle: Nanos) -> IdleTimes {
+        IdleTimes {
+            tcp: idle,
+            udp: idle,
+            sctp: idle,
+            icmp: idle,
+            other: idle,
+        }
+    }
+
+    const fn of(&self, ip_proto: u8) -> Nanos {
+        match ip_proto {
+            protocol::TCP => self.tcp,
+            protocol::UDP => self.udp,
+            protocol::SCTP => self.sctp,
+            protocol::ICMP | protocol::ICMPV6 => self.icmp,
+            _ => self.other,
+        }
+    }
 }
 
 impl Default for Settings {
@@ -79,7 +118,7 @@ impl Default for Settings {
             statistics_every: Nanos::from_millis(500),
             rebalance_every: Nanos::from_millis(10),
             marker_every: Nanos::from_micros(500),
-            idle: Nanos::from_secs(60),
+            idle: IdleTimes::all(Nanos::from_secs(60)),
         }
     }
 }
@@ -119,6 +158,8 @@ pub struct SlotFigures {
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Probes that it has given back: [`Steering::probe`].
+    pub probes_back: u64,
 }
 
 /// What was counted.
@@ -246,7 +287,27 @@ pub struct Steering {
     pins_closed_until: Nanos,
     cursor: Option<FlowId>,
     slots: BTreeMap<Slot, SlotFigures>,
+    fallbacks: Vec<CountedFallback>,
     figures: Figures,
+}
+
+/// What happens to packets of an uplink that are of no service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    /// The uplink's port.
+    pub port: u32,
+    /// IP, or what is not.
+    pub family: Family,
+    /// The port by which they leave; dropped where there is none.
+    pub to: Option<u32>,
+}
+
+/// A fallback, and what its rule was said to have counted.
+#[derive(Clone, Copy, Debug)]
+struct CountedFallback {
+    of: Fallback,
+    last: u64,
+    packets: u64,
 }
 
 impl Steering {
@@ -294,9 +355,55 @@ impl Steering {
             pins_closed_until: Nanos::ZERO,
             cursor: None,
             slots: BTreeMap::new(),
+            fallbacks: Vec::new(),
             figures: Figures::default(),
             settings,
         }
+    }
+
+    /// Says what happens to packets that are of no service, from now on.
+    pub fn set_fallbacks(&mut self, fallbacks: &[Fallback]) {
+        let gone = self.fallback_rules().collect::<Vec<_>>();
+        let counted = |of: &Fallback| {
+            let before = self
+                .fallbacks
+                .iter()
+                .find(|before| (before.of.port, before.of.family) == (of.port, of.family));
+            CountedFallback {
+                of: *of,
+                last: before.map_or(0, |before| before.last),
+                packets: before.map_or(0, |before| before.packets),
+            }
+        };
+        self.fallbacks = fallbacks.iter().map(counted).collect();
+        let rules = self.fallback_rules().collect::<Vec<_>>();
+        // A rule of the same match takes the place of the old one.
+        for rule in gone {
+            if !rules
+                .iter()
+                .any(|new| (new.priority, &new.matches) == (rule.priority, &rule.matches))
+            {
+                self.queue(Outgoing::Delete(rule));
+            }
+        }
+        rules
+            .into_iter()
+            .for_each(|rule| self.queue(Outgoing::Rule(rule)));
+    }
+
+    fn fallback_rules(&self) -> impl Iterator<Item = Rule> + '_ {
+        let numbered = self.fallbacks.iter().enumerate();
+        numbered.map(|(index, fallback)| {
+            let Fallback { port, family, to } = fallback.of;
+            fallback_rule(index, port, family, to)
+        })
+    }
+
+    /// Packets that a fallback's rules were said to have met, in the order in which they were given.
+    pub fn fallback_packets(&self) -> impl Iterator<Item = (Fallback, u64)> + '_ {
+        self.fallbacks
+            .iter()
+            .map(|fallback| (fallback.of, fallback.packets))
     }
 
     // Instances.
@@ -322,6 +429,43 @@ impl Steering {
         if let Some(instance) = self.instances.get_mut(&slot) {
             instance.terms = terms;
         }
+    }
+
+    /// Sends a probe to a data port of the instance. What the instance gives back of it is counted, and leaves by no uplink.
+    pub fn probe(&mut self, slot: Slot, data_port: u8) {
+        self.inject(Tag::Instance(slot, data_port).put(&probe_frame()));
+    }
+
+    /// Whether the rules of an instance are in force: its frames go where they should.
+    pub fn is_in_force(&self, slot: Slot) -> bool {
+        let of = self.instances.get(&slot);
+        matches!(self.link, Link::Up) && of.is_some_and(|of| self.prover.is_proven(of.epoch))
+    }
+
+    /// Asks for a proof that what was written up to now is in force; [`Steering::is_proven`] tells of it.
+    pub fn want_proof(&mut self) -> u64 {
+        self.prover.want()
+    }
+
+    /// Whether it is.
+    pub fn is_proven(&self, proof: u64) -> bool {
+        matches!(self.link, Link::Up) && self.outbox.is_empty() && self.prover.is_proven(proof)
+    }
+
+    /// Replaces the scheduler of a service. Flows and buckets stay where they are until it moves buckets.
+    pub fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) {
+        if let Some(of) = self.services.iter_mut().find(|of| of.rules.id == service) {
+            of.scheduler = scheduler;
+        }
+    }
+
+    /// Gives up where these flows are: each is a new one with its next packet, and has the instance of its bucket.
+    pub fn purge(&mut self, is_meant: impl Fn(&FlowId, Slot) -> bool) {
+        let meant: Vec<FlowId> = (self.flows.iter())
+            .filter(|(id, flow)| is_meant(id, flow.slot))
+            .map(|(id, _)| *id)
+            .collect();
+        meant.into_iter().for_each(|id| self.end(id));
     }
 
     /// Whether new flows may still be given to the instance.
@@ -441,6 +585,13 @@ impl Steering {
     }
 
     fn counted(&mut self, of: &FlowStats, now: Nanos) {
+        let fallback = fallback_number(of.cookie).and_then(|number| self.fallbacks.get_mut(number));
+        if let Some(fallback) = fallback {
+            // A switch that was started again has begun to count anew.
+            fallback.packets += of.packets.checked_sub(fallback.last).unwrap_or(of.packets);
+            fallback.last = of.packets;
+            return;
+        }
         let Some((flow, rule)) = pin_number(of.cookie).and_then(|number| self.rule_mut(number)) else {
             return;
         };
@@ -448,7 +599,12 @@ impl Steering {
             of.packets.saturating_sub(flow.rules[rule].packets),
             of.bytes.saturating_sub(flow.rules[rule].bytes),
         );
-        flow.counted_at = now;
+        // Rules of both directions are in one reading: what the second one adds is of the same span.
+        let span = now.since(flow.counted_at);
+        if span > Nanos::ZERO {
+            flow.pps = packets as f32 / span.as_secs_f64() as f32;
+            flow.counted_at = now;
+        }
         if packets == 0 {
             return;
         }
@@ -543,6 +699,9 @@ impl Steering {
     pub fn monitor(&mut self, frame: &[u8], now: Nanos) {
         match Tag::take(frame) {
             Some((Tag::Marked(round), _)) => self.prover.marked(round),
+            Some((Tag::Instance(slot, _), packet)) if is_probe(&packet) => {
+                self.slots.entry(slot).or_default().probes_back += 1;
+            }
             Some((Tag::Instance(slot, uplink), packet)) => self.copied(slot, uplink, &packet, now),
             Some((Tag::Held(uplink), packet)) => self.held(uplink, &packet, now),
             Some((Tag::Marker, _)) | None => self.figures.unknown_frames += 1,
@@ -640,7 +799,7 @@ impl Steering {
     fn enter(&mut self, id: FlowId, place: (usize, usize), slot: Slot, now: Nanos) {
         if self.flows.len() >= self.settings.flow_limit {
             self.figures.flow_limit += 1;
-            let until = Nanos(now.0 + self.settings.idle.0);
+            let until = Nanos(now.0 + self.settings.idle.of(protocol_of(&id)).0);
             if let Some(bucket) = self.bucket_mut(place) {
                 bucket.unknown_until = until;
             }
@@ -668,6 +827,7 @@ impl Steering {
             bytes: 0,
             epoch: 0,
             counted_at: now,
+            pps: 0.0,
             seen: now,
         };
         self.flows.insert(id, flow);
@@ -745,12 +905,12 @@ impl Steering {
     fn bucket_of(&self, service: usize, side: usize, bucket: usize) -> Option<Rule> {
         let of = self.services.get(service)?;
         if self.settings.setup == Setup::Reactive {
-            return packet_in_rule(&of.rules, side);
+            return packet_in_rule(&of.rules, service, side);
         }
         let state = of.buckets.get(bucket)?;
         let slot = state.slot.filter(|_| state.phase != BucketPhase::Held);
         let to = slot.and_then(|slot| Some((slot, self.instances.get(&slot)?.ports.as_slice())));
-        bucket_rule(&of.rules, side, bucket, to, self.monitor)
+        bucket_rule(&of.rules, service, side, bucket, to, self.monitor)
     }
 
     /// The flow has ended, or has to begin anew: its rules go.
@@ -854,10 +1014,9 @@ impl Steering {
             heaviest.into_iter().for_each(|id| self.pin(id));
         }
         if self.statistics.is_none() && now >= self.statistics_at {
-            let (cookie, cookie_mask) = all_pins();
             let filter = FlowFilter {
-                cookie,
-                cookie_mask,
+                cookie: OWNER,
+                cookie_mask: OWNER_MASK,
                 ..FlowFilter::default()
             };
             self.statistics_at = Nanos(u64::MAX);
@@ -883,7 +1042,10 @@ impl Steering {
             .map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
         let looked: Vec<(FlowId, bool)> = (self.flows.range((from, std::ops::Bound::Unbounded)))
             .take(TICK_FLOWS)
-            .map(|(id, flow)| (*id, now.0.saturating_sub(flow.seen.0) > self.settings.idle.0))
+            .map(|(id, flow)| {
+                let idle = self.settings.idle.of(protocol_of(id));
+                (*id, now.0.saturating_sub(flow.seen.0) > idle.0)
+            })
             .collect();
         self.cursor = looked.last().map(|(id, _)| *id);
         for (id, _) in looked.into_iter().filter(|(_, has_ended)| *has_ended) {
@@ -898,8 +1060,8 @@ impl Steering {
         if let Link::Asking { xid, .. } = &mut self.link {
             if xid.is_none() {
                 let filter = FlowFilter {
-                    cookie: all_pins().0 & crate::rules::OWNER_MASK,
-                    cookie_mask: crate::rules::OWNER_MASK,
+                    cookie: OWNER,
+                    cookie_mask: OWNER_MASK,
                     ..FlowFilter::default()
                 };
                 // Open vSwitch tells of packets and of rules that are gone to those who want whole packets.
@@ -1012,6 +1174,11 @@ impl Steering {
         self.slots.get(&slot).copied().unwrap_or_default()
     }
 
+    /// How many flows are known.
+    pub fn flow_count(&self) -> usize {
+        self.flows.len()
+    }
+
     /// Every flow, in the order of their keys.
     pub fn flows(&self) -> impl Iterator<Item = FlowRow> + '_ {
         self.flows.iter().filter_map(|(id, flow)| {
@@ -1036,6 +1203,10 @@ impl Steering {
     pub fn is_settled(&self) -> bool {
         matches!(self.link, Link::Up) && self.outbox.is_empty() && self.moves.is_empty()
     }
+}
+
+fn protocol_of(id: &FlowId) -> u8 {
+    id.tuple(false).protocol
 }
 
 /// A packet's addresses as a switch matches them: those of its own header, also in an ICMP error; ports only where the

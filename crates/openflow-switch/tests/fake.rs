@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use model::{Nanos, ServiceId, Slot, protocol};
 use openflow::{Event, Field, Limits, Session};
 use openflow_switch::{
-    FakeNic, Faults, InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side, Spread, Steering,
+    FakeNic, Fallback, Family, Faults, IdleTimes, InstanceTerms, Part, RuleState, ServiceRules, Settings,
+    Setup, Side, Spread, Steering,
 };
 use proptest::prelude::*;
 use scheduling::Scheduler;
@@ -52,6 +53,7 @@ fn service(symmetric: bool) -> ServiceRules {
             parts: vec![(Part::SourcePort, 3), (Part::SourceAddress, 1)],
         },
         uplinks: vec![WAN, LAN],
+        fit: 1.0,
     }
 }
 
@@ -216,7 +218,7 @@ fn quick(setup: Setup) -> Settings {
         setup,
         statistics_every: Nanos::from_millis(100),
         rebalance_every: Nanos::from_millis(1),
-        idle: Nanos::from_secs(5),
+        idle: IdleTimes::all(Nanos::from_secs(5)),
         ..Settings::default()
     }
 }
@@ -400,7 +402,7 @@ fn long_flows(world: &mut World, flows: std::ops::Range<u32>, rounds: u32, step:
 fn a_full_table_leaves_flows_on_their_buckets_and_the_heaviest_get_rules() {
     let settings = Settings {
         rule_limit: 100,
-        idle: Nanos::from_millis(300),
+        idle: IdleTimes::all(Nanos::from_millis(300)),
         ..quick(Setup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, false, 3);
@@ -458,7 +460,7 @@ fn ten_times_more_flows_than_rules_send_nothing_astray() {
 #[test]
 fn draining_ends_with_the_last_flow() {
     let settings = Settings {
-        idle: Nanos::from_millis(200),
+        idle: IdleTimes::all(Nanos::from_millis(200)),
         ..quick(Setup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, true, 4);
@@ -583,4 +585,40 @@ fn an_evicted_rule_is_written_again_and_its_absence_seen() {
     let figures = world.steering.figures();
     assert_eq!(figures.evicted, 40, "{figures:?}");
     assert_eq!(figures.rules, 40);
+}
+
+#[test]
+fn probes_come_back_and_packets_of_no_service_are_counted() {
+    let mut world = World::new(Faults::default(), quick(Setup::Proactive), false, 5);
+    let dropped = |family| Fallback {
+        port: WAN,
+        family,
+        to: None,
+    };
+    world
+        .steering
+        .set_fallbacks(&[Family::Ipv4, Family::Ipv6, Family::Other].map(dropped));
+    world.ready(2);
+    // What the instance gives back of a probe goes to no uplink.
+    let mut frame = vec![0; 60];
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    world.nic.packet(FIRST_INSTANCE + 1, &frame, world.now);
+    // An ARP request, of no service.
+    frame[12..14].copy_from_slice(&[0x08, 0x06]);
+    world.nic.packet(WAN, &frame, world.now);
+    world.until("the probe is back", |world| {
+        world.steering.slot_figures(Slot(1)).probes_back == 1
+    });
+    let counted = |world: &World| -> Vec<u64> {
+        let of = world.steering.fallback_packets();
+        of.map(|(_, packets)| packets).collect()
+    };
+    world.until("the other packet is counted", |world| counted(world) == [0, 0, 1]);
+    // They may change: the rule of the same match takes the place of the old one, and nothing is counted twice.
+    world
+        .steering
+        .set_fallbacks(&[Family::Ipv4, Family::Ipv6].map(dropped));
+    world.run(Nanos::from_millis(300));
+    assert_eq!(counted(&world), [0, 0]);
+    assert_eq!(world.steering.figures().errors, 0);
 }

@@ -20,7 +20,9 @@ use model::{Nanos, ServiceId, Slot, protocol};
 use openflow::{
     Action, ConnectionTracking, Event, Field, FieldKind, FlowMod, Instruction, Limits, Match, Message,
 };
-use openflow_switch::{InstanceTerms, Part, ServiceRules, Settings, Setup, Side, Spread, Steering};
+use openflow_switch::{
+    IdleTimes, InstanceTerms, Part, ServiceRules, Settings, Setup, Side, Spread, Steering,
+};
 use openvswitch::{BridgeSpec, Endpoint, Ovsdb, PortSpec, Reconnecting, Turned};
 use scheduling::Scheduler;
 use tracked::{Outcome, Tracked};
@@ -243,11 +245,12 @@ impl World {
                 parts: vec![(Part::SourcePort, 4)],
             },
             uplinks: vec![WAN],
+            fit: 1.0,
         };
         let settings = Settings {
             setup,
             statistics_every: Nanos::from_millis(50),
-            idle: Nanos::from_secs(10),
+            idle: IdleTimes::all(Nanos::from_secs(10)),
             // What a packet takes by us and dummy ports on a busy machine.
             quiet: Nanos::from_millis(20),
             ..Settings::default()

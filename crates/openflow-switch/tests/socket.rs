@@ -119,6 +119,7 @@ fn rules_are_there_after_cuts_floods_and_nonsense() {
             parts: vec![(Part::SourceAddress, 6)],
         },
         uplinks: vec![1],
+        fit: 1.0,
     };
     let scheduler = Scheduler::from_name("round-robin").unwrap();
     let mut steering = Steering::new(Settings::default(), vec![(service, scheduler)], 9);

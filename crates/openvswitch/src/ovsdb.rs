@@ -153,6 +153,25 @@ impl Ovsdb {
         self.change(format!("making the bridge {}", bridge.name), &operations)
     }
 
+    /// The external ids of a bridge: who made it. [`None`] where there is no bridge of that name.
+    ///
+    /// # Errors
+    /// [`OvsdbError`].
+    pub fn bridge_ids(&mut self, name: &str) -> Result<Option<BTreeMap<String, String>>, OvsdbError> {
+        let answers = self.transact(&[json!({"op": "select", "table": "Bridge",
+            "where": [["name", "==", name]], "columns": ["external_ids"]})])?;
+        let ids = answers
+            .first()
+            .and_then(|answer| answer.pointer("/rows/0/external_ids/1"));
+        let text = |pair: &Value, index: usize| pair.get(index)?.as_str().map(str::to_owned);
+        Ok(ids.and_then(Value::as_array).map(|pairs| {
+            let pairs = pairs.iter();
+            pairs
+                .filter_map(|pair| Some((text(pair, 0)?, text(pair, 1)?)))
+                .collect()
+        }))
+    }
+
     /// Deletes a bridge with its ports, where there is one.
     ///
     /// # Errors

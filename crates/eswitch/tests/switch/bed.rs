@@ -364,6 +364,7 @@ impl Bed {
         self.set_state(slot, service, InstanceState::Standby);
         self.publish();
         let spec = AttachSpec::Memif {
+            service: ServiceId(service),
             socket,
             ports,
             queues,
@@ -424,6 +425,7 @@ impl Bed {
                     id: 7,
                     rows,
                     complete,
+                    ..
                 } = bed.events.remove(place)
                 {
                     found = Some((rows, complete));

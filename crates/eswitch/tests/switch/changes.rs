@@ -207,6 +207,7 @@ fn an_attachment_that_fails_says_so_and_can_be_tried_again() {
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
     let spec = eswitch::AttachSpec::Memif {
+        service: model::ServiceId(0),
         socket: bed.directory.path().join("nobody.sock"),
         ports: 1,
         queues: 1,

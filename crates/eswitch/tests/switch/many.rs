@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use eswitch::{AttachSpec, Match, Switch, SwitchEvent};
-use model::{InstanceState, Nanos, Slot};
+use model::{InstanceState, Nanos, ServiceId, Slot};
 
 use crate::bed::{Bed, Function, echo, service, stamp, udp_flows, unstamped};
 
@@ -19,6 +19,7 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
     bed.publish();
     for slot in 0..COUNT {
         let spec = AttachSpec::Memif {
+            service: ServiceId(0),
             socket: Function::socket(bed.directory.path(), slot.into()),
             ports: 1,
             queues: 1,

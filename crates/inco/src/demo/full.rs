@@ -359,7 +359,7 @@ mod tests {
         let has = |word: &str| service.command.iter().any(|given| given == word);
         assert!(has("--forward-mode=mac") && !has("--forward-mode=macswap"));
         assert!(has("/usr/bin/dpdk-testpmd") && has("--stats-period=3600"));
-        let text = service.configuration("oci");
+        let text = service.configuration("oci", None);
         assert!(configuration::parse(&text, "demo.toml").is_ok(), "{text}");
     }
 

@@ -10,6 +10,7 @@ mod experiment;
 mod full;
 mod live;
 mod measure;
+mod open_vswitch;
 mod report;
 mod session;
 mod summary;
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     }
     let interrupt = Interrupt::listen()?;
     make_image(args.engine)?;
-    let ground = Ground::new(args.engine, args.keep_dir, interrupt)?;
+    let ground = Ground::new(args.engine, args.switch, args.keep_dir, interrupt)?;
     let mut live = Live::new(args.json);
     let result = show(args, &ground, &mut live);
     live.end();
@@ -128,8 +129,10 @@ fn image_engine(engine: EngineName) -> ImageEngine {
 fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, String)> {
     live.say(&format!(
         "inco demo: packets come in on an uplink, each new flow is given to one of several containers and stays there,\n\
-         and containers come and go as the load moves. All of it is real: inco itself, its {} engine, its containers.\n",
+         and containers come and go as the load moves. All of it is real: inco itself, its {} engine, its {} switch, its\n\
+         containers.\n",
         ground.engine_word(),
+        ground.switch_word(),
     ));
     let calibration = calibrate(ground, live)?;
     let experiment = Experiment::new(args, calibration.capacity_pps);

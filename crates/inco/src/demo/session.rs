@@ -16,7 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use traffic::MemifPort;
 
 use super::Interrupt;
-use crate::cli::EngineName;
+use super::open_vswitch::OpenVSwitch;
+use crate::cli::{EngineName, SwitchName};
 
 /// How long its instances may take to be there. An environment layer of DPDK takes seconds.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -37,29 +38,40 @@ pub(super) struct Ground {
     directory: PathBuf,
     engine: EngineName,
     keep: bool,
+    open_vswitch: Option<OpenVSwitch>,
     pub(super) interrupt: Interrupt,
 }
 
 impl Ground {
     /// A fresh directory below `$INCO_RUN_DIR`, or beside `/run/inco`.
-    pub(super) fn new(engine: EngineName, keep: bool, interrupt: Interrupt) -> Result<Ground> {
+    pub(super) fn new(
+        engine: EngineName,
+        switch: SwitchName,
+        keep: bool,
+        interrupt: Interrupt,
+    ) -> Result<Ground> {
         let name = format!("inco-demo-{}", std::process::id());
         let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
             Some(given) => PathBuf::from(given),
             None if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
             None => std::env::temp_dir(),
         };
-        let directory = parent.join(name);
+        let directory = parent.join(&name);
         fs::create_dir_all(&directory).with_context(|| {
             format!(
                 "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of yours",
                 directory.display()
             )
         })?;
+        let open_vswitch = match switch {
+            SwitchName::Soft => None,
+            SwitchName::Openflow => Some(OpenVSwitch::start(parent.join(format!("{name}-ovs")))?),
+        };
         Ok(Ground {
             directory,
             engine,
             keep,
+            open_vswitch,
             interrupt,
         })
     }
@@ -76,6 +88,19 @@ impl Ground {
         }
     }
 
+    /// The switch's name in configurations.
+    pub(super) fn switch_word(&self) -> &'static str {
+        match self.open_vswitch {
+            Some(_) => "openflow",
+            None => "soft",
+        }
+    }
+
+    /// The database of the Open vSwitch that forwards, where one does.
+    fn database(&self) -> Option<PathBuf> {
+        self.open_vswitch.as_ref().map(OpenVSwitch::database)
+    }
+
     pub(super) fn engine(&self) -> EngineName {
         self.engine
     }
@@ -83,6 +108,7 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
+        self.open_vswitch = None;
         if !self.keep {
             // Every session has told already what it could not remove.
             let _ = fs::remove_dir_all(&self.directory);
@@ -110,7 +136,7 @@ pub(super) struct Service {
 
 impl Service {
     /// The configuration, as a user would write it.
-    pub(super) fn configuration(&self, engine: &str) -> String {
+    pub(super) fn configuration(&self, engine: &str, ovs_database: Option<&Path>) -> String {
         let (min, max, standby) = self.instances;
         let mut text = String::new();
         let mut line = |line: String| {
@@ -124,9 +150,20 @@ impl Service {
             "timeouts = {{ udp = \"{}ms\" }}",
             self.flow_idle.as_millis()
         ));
+        if let Some(database) = ovs_database {
+            line("driver = \"openflow\"".to_owned());
+            line(format!(
+                "openflow = {{ database = \"unix:{}\" }}",
+                database.display()
+            ));
+        }
         line("[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"".to_owned());
         line(format!("[service.{}]\nimage = {:?}", self.name, self.image));
         line(format!("command = {:?}", self.command));
+        if ovs_database.is_some() {
+            // Rules cannot tell who began a flow of which nothing but IP is known.
+            line("symmetric = false".to_owned());
+        }
         line(format!("cpus = {}\nmemory = {:?}", self.cpus, self.memory));
         line(format!("ready = {:?}\nready_deadline = \"30s\"", self.ready));
         line(format!(
@@ -178,8 +215,8 @@ impl<'g> Session<'g> {
             .directory
             .join(format!("{}-{}.toml", service.name, service.scheduler));
         let log = ground.directory.join("inco.log");
-        fs::write(&file, service.configuration(ground.engine_word()))
-            .with_context(|| format!("cannot write {}", file.display()))?;
+        let text = service.configuration(ground.engine_word(), ground.database().as_deref());
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         let to_log = || fs::File::options().create(true).append(true).open(&log);
         let open = to_log().and_then(|out| Ok((out, to_log()?)));
         let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
@@ -456,8 +493,9 @@ mod tests {
             scale_down_window: Duration::from_secs(3),
             flow_idle: Duration::from_millis(2500),
         };
-        for engine in ["oci", "docker"] {
-            let text = service.configuration(engine);
+        let database = Some(Path::new("/tmp/demo/ovs/db.sock"));
+        for (engine, database) in [("oci", None), ("docker", None), ("oci", database)] {
+            let text = service.configuration(engine, database);
             let read = configuration::parse(&text, "demo.toml").unwrap();
             let of = &read.services[0];
             assert_eq!(

@@ -417,6 +417,7 @@ impl ControlLoop {
             state: row.tcp.name().to_owned(),
             pps: None,
             error_pps: None,
+            rule: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use api::types::{Action, FlowExplanation, FlowPage, Outcome, PolicyChoice, Refusal};
+use api::types::{Action, FlowExplanation, FlowPage, FlowRow, Outcome, PolicyChoice, Refusal};
 use api::{Answer, Caller, EventLog, Inbox, Question};
 use autoscaling::Autoscaler;
 use collector::{Collector, SAMPLE_PERIOD};
@@ -440,14 +440,24 @@ impl ControlLoop {
                     }
                 }
                 SwitchEvent::Recorded(record) => self.note_record(&record),
-                SwitchEvent::Flows { id, rows, complete } => {
+                SwitchEvent::Flows {
+                    id,
+                    rows,
+                    rules,
+                    complete,
+                } => {
                     if let Some((flow, answer)) = self.explanations.remove(&id) {
                         answer.give(Ok(self.explain_flow(flow, rows.first())));
                     } else if let Some(asked) = self.moves.remove(&id) {
                         let result = self.move_flow(&asked.action, rows.first());
                         self.conclude(asked, result);
                     } else if let Some(answer) = self.dumps.remove(&id) {
-                        let flows = rows.iter().map(|row| self.flow_row(row)).collect();
+                        let mut rules = rules.into_iter();
+                        let flows = rows.iter().map(|row| FlowRow {
+                            rule: rules.next(),
+                            ..self.flow_row(row)
+                        });
+                        let flows = flows.collect();
                         answer.give(Ok(FlowPage { flows, complete }));
                     }
                 }
@@ -520,6 +530,7 @@ impl ControlLoop {
                     Some(of) if of.port == configuration::PortKind::Memif => {
                         self.pages.add(slot, &socket_dir.join(wiring::PAGE_SOCKET), now);
                         AttachSpec::Memif {
+                            service,
                             socket: socket_dir.join(wiring::PORT_SOCKET),
                             ports,
                             queues: u16::from(of.queues),

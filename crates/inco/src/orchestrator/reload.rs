@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use anyhow::Result;
 use api::types::{Outcome, Refusal};
 use autoscaling::Autoscaler;
-use configuration::{Configuration, Facts, Service, Unusable, Uplink, check_facts};
+use configuration::{Configuration, Facts, Service, SwitchDriver, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
 use model::ServiceId;
 use scheduling::Scheduler;
@@ -104,6 +104,7 @@ impl Changes {
         must_stay("switch.timeouts", a.timeouts == b.timeouts);
         must_stay("switch.hugepages", a.hugepages == b.hugepages);
         must_stay("switch.dpdk_args", a.dpdk_args == b.dpdk_args);
+        must_stay("switch.openflow", a.openflow == b.openflow);
         must_stay("uplink", old.uplinks == new.uplinks);
         must_stay("engine", old.engine == new.engine);
         must_stay("api", old.api == new.api);
@@ -111,7 +112,10 @@ impl Changes {
         let counts_returns = old.services.iter().any(Service::counts_flows);
         for service in &new.services {
             let key = |name: &str| format!("service.{}.{name}", service.name);
+            let rules_stay = b.driver == SwitchDriver::OpenFlow;
             let Some((_, before)) = old.service(&service.name) else {
+                // The rules of new flows are laid out when the switch starts.
+                must_stay(&format!("service.{} (it is new)", service.name), !rules_stay);
                 let needs = service.counts_flows();
                 let key = key(if service.flow_counters {
                     "flow_counters"
@@ -122,6 +126,8 @@ impl Changes {
                 continue;
             };
             must_stay(&key("uplinks"), before.uplinks == service.uplinks);
+            must_stay(&key("match"), !rules_stay || before.matches == service.matches);
+            must_stay(&key("fit"), !rules_stay || before.fit == service.fit);
             must_stay(&key("port"), before.port == service.port);
             must_stay(&key("symmetric"), before.symmetric == service.symmetric);
             // Where the table counts what comes back for one service, it does for all.

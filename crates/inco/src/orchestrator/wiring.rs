@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, Capacity, Configuration, Device, EngineDriver, PortKind, Service};
+use configuration::{
+    Affinity, Capacity, Configuration, Device, EngineDriver, FlowSetup, PortKind, Service, SwitchDriver,
+    Uplink,
+};
 use controller::{Ready, ServiceSettings, StandbyMode};
 use engine::image::Store;
 use engine::launcher::Launcher;
@@ -14,6 +17,7 @@ use eswitch::{
 };
 use flow_table::{TableConfig, TimeoutPolicy};
 use model::{Nanos, ServiceId};
+use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, Setup, UplinkDevice as RuleUplink};
 
 use crate::machine::docker_config;
 use crate::run_dir::in_run_dir;
@@ -27,6 +31,10 @@ pub(super) const PAGE_SOCKET: &str = "page.sock";
 
 /// Frames in the pool for each worker: two full rings and what is under way between workers.
 pub(super) const FRAMES_PER_WORKER: usize = 8192;
+/// How often the counters of rules are read: some thousands take the switch some ten milliseconds.
+const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
+/// More than a packet takes by way of us while the machine is busy.
+const RULE_QUIET: Nanos = Nanos::from_millis(5);
 /// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
 const FRAME_SPARE: usize = 64;
 
@@ -81,6 +89,72 @@ pub(super) fn fallback(of: configuration::Fallback) -> Fallback {
 /// # Errors
 /// Where an uplink cannot be opened or memory is not to be had.
 pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
+    match configuration.switch.driver {
+        SwitchDriver::Soft => soft_switch(configuration, secret),
+        SwitchDriver::OpenFlow => openflow_switch(configuration),
+    }
+}
+
+/// The bridge of Open vSwitch that forwards.
+fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
+    let of = &configuration.switch.openflow;
+    let mut uplinks = Vec::new();
+    for uplink in &configuration.uplinks {
+        uplinks.push(match &uplink.device {
+            Device::Memif(socket) => {
+                let socket = in_run_dir(socket);
+                make_parent(uplink, &socket)?;
+                RuleUplink::Memif(socket)
+            }
+            Device::Veth(interface) => RuleUplink::Interface(interface.clone()),
+            Device::Dpdk(device) => RuleUplink::Dpdk(device.clone()),
+            Device::Pcap(_) => anyhow::bail!("uplink {:?}: Open vSwitch reads no captures", uplink.name),
+        });
+    }
+    let t = &configuration.switch.timeouts;
+    let database = of.database.parse().context("switch.openflow.database")?;
+    let control = of.control().context("switch.openflow.control is missing")?;
+    let config = OpenFlowSwitchConfig {
+        bridge: of.bridge.clone(),
+        datapath: of.datapath.name().to_owned(),
+        database,
+        control: control.parse().context("switch.openflow.control")?,
+        monitor_socket: in_run_dir(Path::new("monitor.sock")),
+        uplinks,
+        services: service_plans(configuration),
+        bucket_bits: of.buckets.ilog2() as u8,
+        steering: openflow_switch::Settings {
+            setup: match of.setup {
+                FlowSetup::Proactive => Setup::Proactive,
+                FlowSetup::Reactive => Setup::Reactive,
+            },
+            rule_limit: of.rules as usize,
+            idle: IdleTimes {
+                tcp: t.tcp,
+                udp: t.udp,
+                sctp: t.sctp,
+                icmp: t.icmp,
+                other: t.other,
+            },
+            statistics_every: RULE_STATISTICS_EVERY,
+            quiet: RULE_QUIET,
+            ..openflow_switch::Settings::default()
+        },
+    };
+    Ok(Box::new(OpenFlowSwitch::start(&config)?))
+}
+
+/// The directory of an uplink's socket.
+fn make_parent(uplink: &Uplink, socket: &Path) -> Result<()> {
+    match socket.parent() {
+        Some(directory) => std::fs::create_dir_all(directory)
+            .with_context(|| format!("uplink {:?}: cannot make {}", uplink.name, directory.display())),
+        None => Ok(()),
+    }
+}
+
+/// Starts inco's own switch.
+fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
     let of = &configuration.switch;
     let workers: Vec<Option<usize>> = if of.workers.is_empty() {
         vec![None]
@@ -104,11 +178,8 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
             device if !device.captures_read().is_empty() => UplinkDevice::Waiting,
             Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
         };
-        if let UplinkDevice::Memif { socket, .. } = &device
-            && let Some(directory) = socket.parent()
-        {
-            std::fs::create_dir_all(directory)
-                .with_context(|| format!("uplink {:?}: cannot make {}", uplink.name, directory.display()))?;
+        if let UplinkDevice::Memif { socket, .. } = &device {
+            make_parent(uplink, socket)?;
         }
         uplinks.push(UplinkConfig {
             name: uplink.name.clone(),

@@ -149,6 +149,7 @@ fn flow(port: u16, pps: f64) -> FlowRow {
         state: "established".to_owned(),
         pps: Some(pps),
         error_pps: Some(12.0),
+        rule: None,
     }
 }
 

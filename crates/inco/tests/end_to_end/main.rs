@@ -1,7 +1,8 @@
 //! The built program end to end: real containers, real traffic, both engines.
 //!
 //! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks is
-//! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `prometheus`, `schemathesis`) that is a failure.
+//! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
+//! `schemathesis`) that is a failure.
 
 #![allow(
     clippy::expect_used,
@@ -18,6 +19,7 @@ mod examples;
 mod failures;
 mod gaps;
 mod monitoring;
+mod openflow;
 mod operations;
 mod policies;
 mod readiness;

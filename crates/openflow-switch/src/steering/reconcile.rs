@@ -33,6 +33,7 @@ impl Steering {
             let rules = instance_rules(*slot, &instance.ports, &service.rules.uplinks, self.monitor);
             first.extend(rules.into_iter().filter(&mut lacks).map(Outgoing::Rule));
         }
+        first.extend(self.fallback_rules().filter(&mut lacks).map(Outgoing::Rule));
         for number in self.numbers.keys() {
             if self.pin_of(*number).is_some_and(|rule| lacks(&rule)) {
                 first.push(Outgoing::Pin(*number));
@@ -84,6 +85,8 @@ impl Steering {
 fn actions(flow: &FlowStats) -> Option<&[Action]> {
     match flow.instructions.as_slice() {
         [Instruction::ApplyActions(actions)] => Some(actions),
+        // A rule that drops.
+        [] => Some(&[]),
         _ => None,
     }
 }

@@ -41,7 +41,7 @@ impl Steering {
         of.candidates.begin(Terms {
             at: now,
             slow_start: of.scheduler.settings().slow_start,
-            ..Terms::default()
+            fit: of.rules.fit,
         });
         for (slot, instance) in mine() {
             let terms = instance.terms;

@@ -3,6 +3,7 @@
 mod dockerd;
 mod leftovers;
 mod namespace;
+mod ovs;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use traffic::Report;
 pub(crate) use dockerd::PrivateDockerd;
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
+pub(crate) use ovs::Ovs;
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);

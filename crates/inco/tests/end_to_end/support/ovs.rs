@@ -1,0 +1,170 @@
+//! An Open vSwitch of a test's own: a database and a switch with DPDK, in a folder.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::{available, eventually};
+
+/// Debian's build with DPDK.
+const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// DPDK takes its time to start.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running Open vSwitch. Dropping it ends it.
+pub(crate) struct Ovs {
+    folder: tempfile::TempDir,
+    database: Child,
+    switch: Option<Child>,
+}
+
+impl Ovs {
+    /// [`None`], said or failed, where it is not installed.
+    pub(crate) fn start() -> Option<Ovs> {
+        let missing = (!Path::new(SWITCH).exists()).then(|| format!("there is no {SWITCH}"));
+        if !available("ovs", missing) {
+            return None;
+        }
+        let folder = tempfile::Builder::new().prefix("ovs-").tempdir().unwrap();
+        let of = |name: &str| folder.path().join(name);
+        run(Command::new("ovsdb-tool")
+            .arg("create")
+            .arg(of("conf.db"))
+            .arg(SCHEMA));
+        let database = spawn(
+            folder.path(),
+            Command::new("ovsdb-server")
+                .arg(format!("--remote=punix:{}", of("db.sock").display()))
+                .arg(format!("--unixctl={}", of("db.ctl").display()))
+                .arg("--log-file=/dev/null")
+                .arg(of("conf.db")),
+        );
+        eventually("the database listens", PATIENCE, || {
+            of("db.sock").exists().then_some(())
+        });
+        let mut ovs = Ovs {
+            folder,
+            database,
+            switch: None,
+        };
+        // One CPU may have to do for all: the poller sleeps when nothing comes.
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        let dpdk = format!(
+            "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m 512 --file-prefix=inco-test-{}\"",
+            std::process::id()
+        );
+        run(ovs.vsctl().args(["--no-wait", "init"]));
+        run(ovs
+            .vsctl()
+            .args([
+                "--no-wait",
+                "set",
+                "Open_vSwitch",
+                ".",
+                "other_config:dpdk-init=true",
+            ])
+            .args([
+                "other_config:dpdk-lcore-mask=0x1",
+                "other_config:max-revalidator=100",
+            ])
+            .args(["other_config:pmd-maxsleep=100", &dpdk])
+            .arg(format!("other_config:pmd-cpu-mask={:#x}", 1_u64 << (cpus - 1))));
+        ovs.start_switch();
+        Some(ovs)
+    }
+
+    /// Starts the switch, or starts it again.
+    pub(crate) fn start_switch(&mut self) {
+        let control = self.of("vs.ctl");
+        let _none = std::fs::remove_file(&control);
+        self.switch = Some(spawn(
+            self.folder.path(),
+            Command::new("nice")
+                .args(["-n", "-20", SWITCH])
+                .arg(format!("unix:{}", self.of("db.sock").display()))
+                .arg(format!("--unixctl={}", control.display()))
+                .arg(format!("--log-file={}", self.of("vs.log").display())),
+        ));
+        eventually("the switch answers", PATIENCE, || {
+            Command::new("ovs-appctl")
+                .arg("-t")
+                .arg(&control)
+                .arg("version")
+                .stderr(Stdio::null())
+                .output()
+                .unwrap()
+                .status
+                .success()
+                .then_some(())
+        });
+    }
+
+    /// Kills the switch, its datapath and its ports with it; the database goes on.
+    pub(crate) fn kill_switch(&mut self) {
+        let mut switch = self.switch.take().unwrap();
+        switch.kill().unwrap();
+        switch.wait().unwrap();
+    }
+
+    /// The table `[switch]` of a configuration that uses it, up to `[switch.openflow]` and its keys.
+    pub(crate) fn toml(&self) -> String {
+        format!(
+            "[switch]\ndriver = \"openflow\"\n[switch.openflow]\ndatabase = \"unix:{}\"\n",
+            self.of("db.sock").display()
+        )
+    }
+
+    /// What it has logged that is worse than news.
+    pub(crate) fn complaints(&self) -> String {
+        let log = std::fs::read_to_string(self.of("vs.log")).unwrap_or_default();
+        let bad = log
+            .lines()
+            .filter(|line| line.contains("|ERR|") || line.contains("|EMER|"));
+        bad.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Its bridges, one a line.
+    pub(crate) fn bridges(&self) -> String {
+        let output = self.vsctl().args(["--timeout=10", "list-br"]).output().unwrap();
+        super::text(&output.stdout)
+    }
+
+    fn vsctl(&self) -> Command {
+        let mut command = Command::new("ovs-vsctl");
+        command.arg(format!("--db=unix:{}", self.of("db.sock").display()));
+        command
+    }
+
+    fn of(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+impl Drop for Ovs {
+    fn drop(&mut self) {
+        for child in self.switch.iter_mut().chain([&mut self.database]) {
+            let _ended = child.kill();
+            let _ended = child.wait();
+        }
+    }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        super::text(&output.stderr)
+    );
+}
+
+fn spawn(folder: &Path, command: &mut Command) -> Child {
+    command
+        .env("OVS_RUNDIR", folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}

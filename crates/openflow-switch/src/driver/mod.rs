@@ -1,0 +1,519 @@
+//! The driver: [`OpenFlowSwitch`] steers by the rules of a bridge of Open vSwitch, behind the contract of every switch.
+//!
+//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one makes and
+//! removes ports in the database. Both end with the switch.
+//!
+//! The ports of the bridge, each made here: the uplinks; the monitor port, a memif link whose other end is ours; and the
+//! data ports of instances, memif links to the sockets on which the instances listen.
+
+mod matches;
+mod ports;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use eswitch::{AttachSpec, FlowFilter, Plan, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading};
+use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
+use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec};
+use scheduling::Scheduler;
+use thiserror::Error;
+
+use crate::steering::{Settings, Steering};
+use ports::{DATABASE_LIMIT, Ports};
+use worker::{Ask, Worker};
+
+/// The mark on a bridge that inco has made, and may remove.
+const MARK: (&str, &str) = ("inco", "switch");
+/// Rules of buckets that the services may need in all. They are written first, and each takes time.
+const BUCKET_RULE_LIMIT: usize = 65_536;
+/// OpenFlow numbers of ports: uplinks from 1, then the monitor port, then two for each slot.
+const FIRST_UPLINK: u32 = 1;
+const MONITOR: u32 = 15;
+const FIRST_INSTANCE: u32 = 16;
+/// Data ports that an instance has at most.
+const DATA_PORTS: u32 = 2;
+/// Slots of the monitor port's rings, as a power of two.
+const MONITOR_LOG2_SLOTS: u8 = 12;
+
+/// What is behind an uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UplinkDevice {
+    /// A memif socket on which Open vSwitch listens; whoever connects is the network.
+    Memif(PathBuf),
+    /// A network interface of the machine: a representor, or one end of a veth pair.
+    Interface(String),
+    /// A device of DPDK, as Open vSwitch's `dpdk-devargs`.
+    Dpdk(String),
+}
+
+/// What a switch is made of.
+#[derive(Clone, Debug)]
+pub struct OpenFlowSwitchConfig {
+    /// The bridge: made at the start, removed at the end.
+    pub bridge: String,
+    /// Its datapath: `netdev`, or `system` for the kernel's, which a card can take over.
+    pub datapath: String,
+    /// The database of Open vSwitch.
+    pub database: Endpoint,
+    /// Where the bridge listens for OpenFlow.
+    pub control: Endpoint,
+    /// Where we listen for the monitor port.
+    pub monitor_socket: PathBuf,
+    /// The uplinks, in the order of their ids.
+    pub uplinks: Vec<UplinkDevice>,
+    /// The services, in the order in which their matches are tried. They stay for as long as the switch runs.
+    pub services: Vec<ServicePlan>,
+    /// Buckets of each service, as a power of two.
+    pub bucket_bits: u8,
+    /// Limits and times.
+    pub steering: Settings,
+}
+
+impl OpenFlowSwitchConfig {
+    /// Sockets on which Open vSwitch listens for the network.
+    fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
+        self.uplinks.iter().filter_map(|uplink| match uplink {
+            UplinkDevice::Memif(socket) => Some(socket),
+            UplinkDevice::Interface(_) | UplinkDevice::Dpdk(_) => None,
+        })
+    }
+}
+
+/// Why a switch cannot be had.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The database does not answer, or says no.
+    #[error("Open vSwitch: {0}")]
+    Database(#[from] OvsdbError),
+    /// A bridge of that name is somebody else's.
+    #[error(
+        "Open vSwitch has a bridge {bridge} already that inco has not made; choose another name with switch.openflow.bridge, or remove it: ovs-vsctl del-br {bridge}"
+    )]
+    ForeignBridge {
+        /// Its name.
+        bridge: String,
+    },
+    /// DPDK's ports are not to be had.
+    #[error(
+        "Open vSwitch runs without DPDK, and memif ports need it: ovs-vsctl set Open_vSwitch . other_config:dpdk-init=true, then start it again"
+    )]
+    NoDpdk,
+    /// The matches of the services need too many rules.
+    #[error(
+        "the services' matches need {rules} rules for new flows, more than {limit}: write ranges of ports that begin and end at powers of two, or fewer switch.openflow.buckets",
+        limit = BUCKET_RULE_LIMIT
+    )]
+    BucketRules {
+        /// How many.
+        rules: usize,
+    },
+    /// We cannot listen for the monitor port.
+    #[error("the monitor port's socket {}: {source}", socket.display())]
+    Monitor {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: memif::Error,
+    },
+    /// The system refuses a thread or a file.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Its word.
+        source: std::io::Error,
+    },
+}
+
+/// What the control plane reads, and what it writes beside what it asks.
+struct Shared {
+    reading: SwitchReading,
+    loads: Vec<(Slot, f32)>,
+}
+
+/// A bridge of Open vSwitch that steers. Dropping it removes the bridge.
+pub struct OpenFlowSwitch {
+    asks: Sender<Ask>,
+    events: Receiver<SwitchEvent>,
+    shared: Arc<Mutex<Shared>>,
+    generation: Generation,
+    worker: Option<JoinHandle<()>>,
+    database: Endpoint,
+    bridge: String,
+    sockets: Vec<PathBuf>,
+}
+
+impl OpenFlowSwitch {
+    /// Makes the bridge and its first ports, and starts the threads. Rules follow as soon as the bridge answers. This takes as
+    /// long as Open vSwitch does for its first port of DPDK: some seconds.
+    ///
+    /// # Errors
+    /// [`StartError`]. Nothing of it is left then.
+    pub fn start(config: &OpenFlowSwitchConfig) -> Result<OpenFlowSwitch, StartError> {
+        let port_of = |uplink: UplinkId| FIRST_UPLINK + u32::from(uplink.0);
+        let services: Vec<_> = config
+            .services
+            .iter()
+            .map(|plan| {
+                let rules = matches::service_rules(plan, port_of, config.bucket_bits);
+                (rules, plan.scheduler.clone())
+            })
+            .collect();
+        let rules = services
+            .iter()
+            .map(|(of, _)| of.sides.len() * of.spread.buckets())
+            .sum();
+        if rules > BUCKET_RULE_LIMIT {
+            return Err(StartError::BucketRules { rules });
+        }
+        let mut database = Ovsdb::connect(&config.database, DATABASE_LIMIT)?;
+        if database
+            .other_config("dpdk-init")?
+            .is_none_or(|is_on| is_on == "false")
+        {
+            return Err(StartError::NoDpdk);
+        }
+        let mark = BTreeMap::from([(MARK.0.to_owned(), MARK.1.to_owned())]);
+        // What an earlier run has left has ports to containers that are gone.
+        match database.bridge_ids(&config.bridge)? {
+            Some(ids) if ids != mark => {
+                return Err(StartError::ForeignBridge {
+                    bridge: config.bridge.clone(),
+                });
+            }
+            Some(_) => database.delete_bridge(&config.bridge)?,
+            None => {}
+        }
+        let listener = memif::Listener::bind(&config.monitor_socket, memif::ServerConfig::new("inco"))
+            .map_err(|source| StartError::Monitor {
+                socket: config.monitor_socket.clone(),
+                source,
+            })?;
+        let mut sockets = vec![config.monitor_socket.clone()];
+        for socket in config.sockets() {
+            // Of a switch that was killed: nobody listens there.
+            let _none = std::fs::remove_file(socket);
+            sockets.push(socket.clone());
+        }
+        let queue_pairs = queue_pairs(database.other_config("pmd-cpu-mask")?.as_deref());
+        let made = first_ports(&mut database, config, mark, queue_pairs);
+        if let Err(error) = made {
+            let _as_before = database.delete_bridge(&config.bridge);
+            return Err(error.into());
+        }
+        let system = |what: &str| {
+            let what = what.to_owned();
+            move |source| StartError::System { what, source }
+        };
+        let ports = Ports::start(database, config.database.clone(), config.bridge.clone())
+            .map_err(system("starting the thread that makes ports"))?;
+        let reading = SwitchReading::new(config.services.len(), config.uplinks.len(), 1);
+        let shared = Arc::new(Mutex::new(Shared {
+            reading,
+            loads: Vec::new(),
+        }));
+        let (asks, asked) = channel();
+        let (tell, events) = channel();
+        let worker = Worker::new(
+            config,
+            Steering::new(config.steering.clone(), services, MONITOR),
+            listener,
+            ports,
+            queue_pairs,
+            (asked, tell, Arc::clone(&shared)),
+        );
+        let worker = std::thread::Builder::new()
+            .name("inco-openflow".to_owned())
+            .spawn(move || worker.run())
+            .map_err(system("starting the thread that steers"))?;
+        Ok(OpenFlowSwitch {
+            asks,
+            events,
+            shared,
+            generation: Generation(0),
+            worker: Some(worker),
+            database: config.database.clone(),
+            bridge: config.bridge.clone(),
+            sockets,
+        })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+
+    fn ask(&self, ask: Ask) -> Result<(), SwitchError> {
+        self.asks.send(ask).map_err(|_| SwitchError::WorkerStuck {
+            worker: 0,
+            pending: 1,
+        })
+    }
+}
+
+/// Whoever held it when it panicked has left figures, which are as good as before.
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Queue pairs of a memif port of Open vSwitch: it sends by one for each thread that polls and one for its main thread, and a
+/// memif link has as many back.
+fn queue_pairs(pmd_cpu_mask: Option<&str>) -> u16 {
+    let digits = pmd_cpu_mask.unwrap_or_default();
+    let digits = digits.strip_prefix("0x").unwrap_or(digits);
+    let pollers: u32 = digits
+        .chars()
+        .filter_map(|digit| digit.to_digit(16))
+        .map(u32::count_ones)
+        .sum();
+    // Without a mask there is one on each NUMA node.
+    u16::try_from(pollers.max(1)).unwrap_or(u16::MAX - 1) + 1
+}
+
+fn memif_port(bridge: &str, number: u32, name: String, arguments: &str, queue_pairs: u16) -> PortSpec {
+    PortSpec {
+        options: BTreeMap::from([
+            (
+                "dpdk-devargs".to_owned(),
+                format!("net_memif_{bridge}_{number},{arguments},socket-abstract=no"),
+            ),
+            ("n_rxq".to_owned(), queue_pairs.to_string()),
+        ]),
+        name,
+        kind: "dpdk".to_owned(),
+        number: u16::try_from(number).ok(),
+    }
+}
+
+/// Makes the bridge, the monitor port and the uplinks.
+fn first_ports(
+    database: &mut Ovsdb,
+    config: &OpenFlowSwitchConfig,
+    mark: BTreeMap<String, String>,
+    queue_pairs: u16,
+) -> Result<(), OvsdbError> {
+    let bridge = &config.bridge;
+    database.ensure_bridge(&BridgeSpec {
+        name: bridge.clone(),
+        datapath: config.datapath.clone(),
+        external_ids: mark,
+    })?;
+    let monitor = format!(
+        "role=client,id=0,socket={},rsize={MONITOR_LOG2_SLOTS}",
+        config.monitor_socket.display()
+    );
+    let mut ports = vec![memif_port(
+        bridge,
+        MONITOR,
+        format!("{bridge}.mon"),
+        &monitor,
+        queue_pairs,
+    )];
+    for (index, uplink) in (0_u32..).zip(&config.uplinks) {
+        let number = FIRST_UPLINK + index;
+        let name = format!("{bridge}.up{index}");
+        ports.push(match uplink {
+            UplinkDevice::Memif(socket) => {
+                let arguments = format!("role=server,id=0,socket={}", socket.display());
+                memif_port(bridge, number, name, &arguments, queue_pairs)
+            }
+            UplinkDevice::Interface(interface) => PortSpec {
+                name: interface.clone(),
+                kind: String::new(),
+                options: BTreeMap::new(),
+                number: u16::try_from(number).ok(),
+            },
+            UplinkDevice::Dpdk(devargs) => PortSpec {
+                name,
+                kind: "dpdk".to_owned(),
+                options: BTreeMap::from([("dpdk-devargs".to_owned(), devargs.clone())]),
+                number: u16::try_from(number).ok(),
+            },
+        });
+    }
+    let numbers = database.ensure_ports(bridge, &ports)?;
+    // The rules rest on the numbers that were asked for.
+    for (port, number) in ports.iter().zip(numbers) {
+        if port.number.map(u32::from) != Some(number) {
+            return Err(OvsdbError::Interface {
+                interface: port.name.clone(),
+                what: format!("it has the number {number}, which was not asked for"),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Switch for OpenFlowSwitch {
+    fn publish(&mut self, mut plan: Plan) -> Generation {
+        self.generation = Generation(self.generation.0 + 1);
+        plan.generation = self.generation;
+        // Where the thread has ended nothing is acknowledged any more.
+        let _ended = self.ask(Ask::Publish(Box::new(plan)));
+        self.generation
+    }
+
+    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError> {
+        let limit = |what, asked, limit| SwitchError::Limit { what, asked, limit };
+        if slot.index() >= Slot::LIMIT {
+            return Err(limit("slots", slot.index() + 1, Slot::LIMIT));
+        }
+        match &spec {
+            AttachSpec::Memif { ports, .. } if u32::from(*ports) > DATA_PORTS => Err(limit(
+                "data ports of an instance",
+                usize::from(*ports),
+                DATA_PORTS as usize,
+            )),
+            AttachSpec::Memif { .. } => self.ask(Ask::Attach(slot, spec)),
+            AttachSpec::Null => Err(SwitchError::Unsupported {
+                what: "have an instance without a port",
+            }),
+        }
+    }
+
+    fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::Fail(slot))
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::Remove(slot))
+    }
+
+    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::Probe(slot))
+    }
+
+    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::PurgeSlot(slot))
+    }
+
+    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError> {
+        self.ask(Ask::PurgeFlow(key))
+    }
+
+    fn move_flow(&mut self, _key: FlowKey, _to: Slot) -> Result<(), SwitchError> {
+        Err(SwitchError::Unsupported {
+            what: "move a flow: its packets cannot be held meanwhile",
+        })
+    }
+
+    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
+        self.ask(Ask::Scheduler(service, Box::new(scheduler)))
+    }
+
+    fn open_uplink(&mut self, _uplink: UplinkId) {
+        // None of its uplinks waits.
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], _expected: &[(ServiceId, f32)]) {
+        let mut shared = self.shared();
+        shared.loads.clear();
+        shared.loads.extend_from_slice(loads);
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        let now = worker::monotonic();
+        let shared = self.shared();
+        let from = &shared.reading;
+        into.acknowledged = from.acknowledged;
+        into.workers.clone_from(&from.workers);
+        let (sums, counted) = (&mut into.counters, &from.counters);
+        for (sum, counted) in sums.slots.iter_mut().zip(&counted.slots) {
+            *sum = collector::SlotCounters {
+                function: sum.function,
+                throttled_ns: sum.throttled_ns,
+                ..*counted
+            };
+        }
+        sums.services.clone_from(&counted.services);
+        sums.uplinks.clone_from(&counted.uplinks);
+        sums.workers.clone_from(&counted.workers);
+        sums.drops = counted.drops;
+        sums.at = counted.at;
+        sums.age = now.since(counted.at);
+    }
+
+    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {
+        self.ask(Ask::Flows { id, filter, limit })
+    }
+
+    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError> {
+        self.ask(Ask::HeavyFlows { id, filter })
+    }
+
+    fn request_record(&mut self, _id: u64, _service: ServiceId) -> Result<(), SwitchError> {
+        Err(SwitchError::Unsupported {
+            what: "write a decision down: it is made for a bucket and not for a flow",
+        })
+    }
+
+    fn poll(&mut self, _now: Nanos, events: &mut Vec<SwitchEvent>) {
+        events.extend(self.events.try_iter());
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        let mut shared = self.shared();
+        let workers = shared.reading.workers.iter_mut();
+        workers
+            .map(|worker| Nanos(std::mem::take(&mut worker.longest_gap_ns)))
+            .collect()
+    }
+
+    fn stop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        let _ended = self.ask(Ask::Stop);
+        let _result = worker.join();
+        // What is still in the bridge goes with it.
+        let removed = Ovsdb::connect(&self.database, DATABASE_LIMIT)
+            .and_then(|mut database| database.delete_bridge(&self.bridge));
+        if let Err(error) = removed {
+            tracing::error!(%error, bridge = self.bridge, "the bridge was not removed");
+        }
+        for socket in &self.sockets {
+            let _none = std::fs::remove_file(socket);
+        }
+        let mut shared = self.shared();
+        let counters = &mut shared.reading.counters;
+        // Instances and their rings are gone with the bridge.
+        let inside: u64 = counters
+            .slots
+            .iter_mut()
+            .map(|slot| {
+                let inside = (slot.to_packets + slot.originated)
+                    .saturating_sub(slot.back_packets + slot.lost + slot.kept);
+                slot.lost += inside;
+                inside
+            })
+            .sum();
+        if let Some(drops) = counters.drops.get_mut(DropReason::Shutdown.index()) {
+            *drops += inside;
+        }
+    }
+}
+
+impl Drop for OpenFlowSwitch {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_queue_pairs_for_each_thread_that_sends() {
+        for (mask, pairs) in [
+            (None, 2),
+            (Some("0x2"), 2),
+            (Some("6"), 3),
+            (Some("0xf0"), 5),
+            (Some("0"), 2),
+        ] {
+            assert_eq!(queue_pairs(mask), pairs, "{mask:?}");
+        }
+    }
+}

@@ -1,0 +1,1000 @@
+//! The thread that steers: everything that comes in is given to the core, and what the core wants is carried out.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use collector::SlotCounters;
+use eswitch::{AttachSpec, FlowFilter, HeavyFlow, Plan, SwitchError, SwitchEvent};
+use flow_table::{FlowRow, TcpState};
+use memif::{ControlEvent, Link, Listener};
+use model::{Direction, DropReason, FlowKey, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use openflow::{Event, Limits, Message, MultipartReply, MultipartRequest, PortStats, port};
+use openvswitch::{PortSpec, Reconnecting, Turned};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use scheduling::Scheduler;
+
+use super::ports::{NewPorts, PortDone, PortTask, Ports};
+use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, lock, memif_port};
+use crate::steering::{Fallback, InstanceTerms, Settings, Steering};
+use crate::{Family, RuleState};
+
+/// The longest sleep: the core's own times are no finer.
+const SLEEP: Duration = Duration::from_micros(500);
+/// How often the counters of ports are read. A reading of all takes the switch less than a millisecond.
+const PORTS_EVERY: Nanos = Nanos::from_millis(10);
+/// After this long without an answer they are asked for again.
+const PORTS_PATIENCE: Nanos = Nanos::from_millis(500);
+/// How long probes that an instance has taken may be on their way back. A function need not give them back.
+const PROBE_PATIENCE: Nanos = Nanos::from_millis(100);
+/// How long the removal of an instance waits for a proof: without a switch there is none.
+const REMOVE_PATIENCE: Nanos = Nanos::from_secs(1);
+/// Frames taken from the monitor port in one turn.
+const BURST: usize = 256;
+/// The longest frame of the monitor port, in bytes.
+const FRAME_BYTES: usize = memif::MAX_PACKET_BYTES;
+/// Flows that a request for the heaviest ones gets.
+const HEAVY_LIMIT: usize = eswitch::ELEPHANT_LIMIT;
+
+/// Monotonic time, as the control plane has it.
+pub(super) fn monotonic() -> Nanos {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// Whether a socket is there on which nobody listens.
+fn is_dead(socket: &Path) -> bool {
+    let Ok(address) = SocketAddrUnix::new(socket) else {
+        return false;
+    };
+    let try_it = || {
+        let ours = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        connect(&ours, &address)
+    };
+    try_it() == Err(Errno::CONNREFUSED)
+}
+
+/// What the control plane asks for.
+pub(super) enum Ask {
+    Publish(Box<Plan>),
+    Attach(Slot, AttachSpec),
+    Fail(Slot),
+    Remove(Slot),
+    Probe(Slot),
+    PurgeSlot(Slot),
+    PurgeFlow(FlowKey),
+    Scheduler(ServiceId, Box<Scheduler>),
+    Flows {
+        id: u64,
+        filter: FlowFilter,
+        limit: usize,
+    },
+    HeavyFlows {
+        id: u64,
+        filter: FlowFilter,
+    },
+    Stop,
+}
+
+/// A counter of the switch's, which begins anew when the switch does.
+#[derive(Clone, Copy, Debug, Default)]
+struct Growing {
+    before: u64,
+    last: u64,
+}
+
+impl Growing {
+    fn read(&mut self, now: u64) {
+        if now < self.last {
+            self.before += self.last;
+        }
+        self.last = now;
+    }
+
+    const fn total(self) -> u64 {
+        self.before + self.last
+    }
+}
+
+/// The counters of a port.
+#[derive(Clone, Copy, Debug, Default)]
+struct PortCounters {
+    received_packets: Growing,
+    received_bytes: Growing,
+    sent_packets: Growing,
+    sent_bytes: Growing,
+    dropped: Growing,
+}
+
+impl PortCounters {
+    fn read(&mut self, of: &PortStats) {
+        self.received_packets.read(known(of.received_packets));
+        self.received_bytes.read(known(of.received_bytes));
+        self.sent_packets.read(known(of.sent_packets));
+        self.sent_bytes.read(known(of.sent_bytes));
+        self.dropped.read(known(of.sent_dropped));
+    }
+}
+
+/// A counter that a switch does not have is all ones.
+const fn known(counter: u64) -> u64 {
+    if counter == u64::MAX { 0 } else { counter }
+}
+
+/// An instance, and where it is on its way in or out.
+struct Attachment {
+    serial: u64,
+    service: ServiceId,
+    names: Vec<String>,
+    ports: Vec<PortCounters>,
+    phase: Phase,
+    failed: bool,
+    /// Probes sent to each port.
+    probes: Vec<u64>,
+    /// What the ports and probes had counted when it was attached.
+    base: Base,
+    /// What its slot had counted for those that had it before.
+    before: SlotCounters,
+    /// By how many packets more came back than went out, at the last reading.
+    excess: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Base {
+    sent_packets: u64,
+    sent_bytes: u64,
+    received_packets: u64,
+    received_bytes: u64,
+    dropped: u64,
+    probes: u64,
+    probes_back: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its ports are being made.
+    Making,
+    /// Its rules are on their way, then probes. `taken_since`: since when all of its ports have taken some.
+    Probing {
+        until: Nanos,
+        taken_since: Option<Nanos>,
+    },
+    /// Attached.
+    Up,
+    /// Its rules are being removed.
+    Leaving { proof: u64, since: Nanos },
+    /// Its ports are being removed; whether it is told.
+    Removing { is_told: bool },
+}
+
+/// Everything that the thread has.
+pub(super) struct Worker {
+    asked: Receiver<Ask>,
+    tell: Sender<SwitchEvent>,
+    shared: Arc<Mutex<Shared>>,
+    steering: Steering,
+    settings: Settings,
+    connection: Reconnecting,
+    turned: Vec<Turned>,
+    listener: Listener,
+    monitor: Option<Link>,
+    ports: Ports,
+    queue_pairs: u16,
+    bridge: String,
+    uplinks: Vec<PortCounters>,
+    uplink_sockets: Vec<PathBuf>,
+    attachments: BTreeMap<Slot, Attachment>,
+    serial: u64,
+    plan: Plan,
+    loads: BTreeMap<Slot, f32>,
+    /// The question for the ports' counters, and when it was asked.
+    ports_asked: Option<(u32, Nanos)>,
+    ports_at: Nanos,
+    ports_found: Vec<PortStats>,
+    frame: Box<[u8]>,
+    woken_at: Nanos,
+    stopping: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        config: &OpenFlowSwitchConfig,
+        steering: Steering,
+        listener: Listener,
+        ports: Ports,
+        queue_pairs: u16,
+        (asked, tell, shared): (Receiver<Ask>, Sender<SwitchEvent>, Arc<Mutex<Shared>>),
+    ) -> Worker {
+        for uplink in 0..config.uplinks.len() as u8 {
+            // Its port is there; who is behind it shows in packets alone.
+            let _ended = tell.send(SwitchEvent::UplinkUp {
+                uplink: UplinkId(uplink),
+                peer: format!("a port of {}", config.bridge),
+            });
+        }
+        Worker {
+            asked,
+            tell,
+            shared,
+            steering,
+            settings: config.steering.clone(),
+            connection: Reconnecting::new(config.control.clone(), Limits::default()),
+            turned: Vec::new(),
+            listener,
+            monitor: None,
+            ports,
+            queue_pairs,
+            bridge: config.bridge.clone(),
+            uplinks: vec![PortCounters::default(); config.uplinks.len()],
+            uplink_sockets: config.sockets().cloned().collect(),
+            attachments: BTreeMap::new(),
+            serial: 0,
+            plan: Plan::default(),
+            loads: BTreeMap::new(),
+            ports_asked: None,
+            ports_at: Nanos::ZERO,
+            ports_found: Vec::new(),
+            frame: vec![0; FRAME_BYTES].into_boxed_slice(),
+            woken_at: monotonic(),
+            stopping: false,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.stopping {
+            let now = monotonic();
+            self.turn(now);
+            self.note_turn();
+            self.sleep();
+            self.woken_at = monotonic();
+        }
+    }
+
+    fn turn(&mut self, now: Nanos) {
+        self.take_asks(now);
+        self.take_ports(now);
+        self.take_messages(now);
+        self.take_frames(now);
+        self.set_terms();
+        self.steering.tick(now);
+        self.step_attachments(now);
+        self.ask_ports(now);
+        self.send();
+    }
+
+    fn note_turn(&mut self) {
+        let figures = self.steering.figures();
+        let flows = self.steering.flow_count() as u64;
+        let took = monotonic().since(self.woken_at).0;
+        let mut shared = lock(&self.shared);
+        if let Some(worker) = shared.reading.workers.first_mut() {
+            worker.turns += 1;
+            worker.awake_ns += took;
+            worker.busy_ns += took;
+            worker.longest_gap_ns = worker.longest_gap_ns.max(took);
+            worker.generation = self.plan.generation.0;
+            worker.live_flows = flows;
+            worker.flow_limit = self.settings.flow_limit as u64;
+            worker.table_full = figures.flow_limit;
+            worker.held_moves = figures.moved_buckets;
+            worker.early_moves = figures.restless_releases;
+        }
+    }
+
+    fn sleep(&mut self) {
+        let mut others: Vec<BorrowedFd<'_>> = vec![self.listener.as_fd()];
+        others.extend(
+            self.connection
+                .connection()
+                .map(|connection| AsFd::as_fd(&*connection)),
+        );
+        let mut queues = Vec::new();
+        if let Some(link) = &mut self.monitor {
+            others.push(link.control.as_fd());
+            queues.extend(link.queues.iter_mut().map(|pair| &mut pair.rx));
+        }
+        if memif::wait(&mut queues, &others, SLEEP).is_err() {
+            std::thread::sleep(SLEEP);
+        }
+    }
+
+    // ---- what the control plane asks ---------------------------------------------------------------------------
+
+    fn take_asks(&mut self, now: Nanos) {
+        loop {
+            match self.asked.try_recv() {
+                Ok(ask) => self.take_ask(ask, now),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.stopping = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_ask(&mut self, ask: Ask, now: Nanos) {
+        match ask {
+            Ask::Publish(plan) => self.publish(*plan, now),
+            Ask::Attach(slot, spec) => self.attach(slot, spec),
+            Ask::Fail(slot) => {
+                if let Some(attachment) = self.attachments.get_mut(&slot) {
+                    attachment.failed = true;
+                }
+                self.steering.remove(slot, now);
+            }
+            Ask::Remove(slot) => self.remove(slot, now),
+            Ask::Probe(slot) => self.probe(slot),
+            Ask::PurgeSlot(slot) => self.steering.purge(|_, of| of == slot),
+            Ask::PurgeFlow(key) => self.steering.purge(|id, _| id.key == key),
+            Ask::Scheduler(service, scheduler) => self.steering.set_scheduler(service, *scheduler),
+            Ask::Flows { id, filter, limit } => self.tell_flows(id, &filter, limit, now),
+            Ask::HeavyFlows { id, filter } => self.tell_heavy_flows(id, &filter, now),
+            Ask::Stop => self.stopping = true,
+        }
+    }
+
+    fn tell(&self, event: SwitchEvent) {
+        // Nobody listens only where the control plane has ended.
+        let _ended = self.tell.send(event);
+    }
+
+    fn publish(&mut self, plan: Plan, now: Nanos) {
+        // Who is not in the table any more has no flows.
+        for slot in (0..self.plan.slots.len() as u16).map(Slot) {
+            if self.plan.slot(slot).is_some() && plan.slot(slot).is_none() {
+                self.steering.remove(slot, now);
+            }
+        }
+        if (self.plan.unmatched, self.plan.other) != (plan.unmatched, plan.other)
+            || self.plan.generation.0 == 0
+        {
+            let port_of = |of: eswitch::Fallback| match of {
+                eswitch::Fallback::Drop => None,
+                eswitch::Fallback::Pass(uplink) => Some(FIRST_UPLINK + u32::from(uplink.0)),
+            };
+            let mut fallbacks = Vec::new();
+            for uplink in 0..self.uplinks.len() as u32 {
+                for family in [Family::Ipv4, Family::Ipv6, Family::Other] {
+                    fallbacks.push(Fallback {
+                        port: FIRST_UPLINK + uplink,
+                        family,
+                        to: port_of(match family {
+                            Family::Other => plan.other,
+                            Family::Ipv4 | Family::Ipv6 => plan.unmatched,
+                        }),
+                    });
+                }
+            }
+            self.steering.set_fallbacks(&fallbacks);
+        }
+        self.plan = plan;
+        self.set_terms();
+        let mut shared = lock(&self.shared);
+        shared.reading.acknowledged = self.plan.generation;
+        drop(shared);
+        self.count_flows();
+    }
+
+    /// Gives the core what the table and the loads say of each instance.
+    fn set_terms(&mut self) {
+        let shared = lock(&self.shared);
+        for (slot, load) in &shared.loads {
+            self.loads.insert(*slot, *load);
+        }
+        drop(shared);
+        for (index, row) in self.plan.slots.iter().enumerate() {
+            let slot = Slot(index as u16);
+            let Some(row) = row else { continue };
+            self.steering.set_terms(
+                slot,
+                InstanceTerms {
+                    takes_flows: row.state == InstanceState::Active,
+                    capacity: row.capacity,
+                    load: self.loads.get(&slot).copied().unwrap_or_default(),
+                    weight: row.weight,
+                    active_since: row.active_since,
+                },
+            );
+        }
+    }
+
+    // ---- instances -----------------------------------------------------------------------------------------------
+
+    fn attach(&mut self, slot: Slot, spec: AttachSpec) {
+        let AttachSpec::Memif {
+            service,
+            socket,
+            ports,
+            log2_slots,
+            buffer_bytes,
+            deadline,
+            ..
+        } = spec
+        else {
+            return;
+        };
+        if self.attachments.contains_key(&slot) {
+            self.tell(SwitchEvent::AttachFailed {
+                slot,
+                error: SwitchError::SlotInUse { slot },
+            });
+            return;
+        }
+        self.serial += 1;
+        let specs: Vec<PortSpec> = (0..ports)
+            .map(|port| self.instance_port(slot, port, &socket, log2_slots, buffer_bytes))
+            .collect();
+        let before = {
+            let shared = lock(&self.shared);
+            shared.reading.counters.slots.get(slot.index()).copied()
+        };
+        self.attachments.insert(
+            slot,
+            Attachment {
+                serial: self.serial,
+                service,
+                names: specs.iter().map(|spec| spec.name.clone()).collect(),
+                ports: vec![PortCounters::default(); specs.len()],
+                phase: Phase::Making,
+                failed: false,
+                probes: vec![0; specs.len()],
+                base: Base::default(),
+                before: before.unwrap_or_default(),
+                excess: 0,
+            },
+        );
+        self.ports.ask(PortTask::Add(NewPorts {
+            slot,
+            serial: self.serial,
+            socket,
+            ports: specs,
+            until: Instant::now() + Duration::from_nanos(deadline.0),
+        }));
+    }
+
+    fn instance_port(
+        &self,
+        slot: Slot,
+        port: u8,
+        socket: &Path,
+        log2_slots: u8,
+        buffer_bytes: u32,
+    ) -> PortSpec {
+        let number = FIRST_INSTANCE + DATA_PORTS * u32::from(slot.0) + u32::from(port);
+        let arguments = format!(
+            "role=client,id={port},socket={},rsize={log2_slots},bsize={buffer_bytes}",
+            socket.display()
+        );
+        let name = format!("{}.i{}.{port}", self.bridge, slot.0);
+        memif_port(&self.bridge, number, name, &arguments, self.queue_pairs)
+    }
+
+    fn take_ports(&mut self, now: Nanos) {
+        while let Some(done) = self.ports.done() {
+            match done {
+                PortDone::Added {
+                    slot,
+                    serial,
+                    numbers,
+                } => {
+                    let Some(attachment) = self.attachments.get_mut(&slot) else {
+                        continue;
+                    };
+                    if attachment.serial != serial || attachment.phase != Phase::Making {
+                        continue;
+                    }
+                    match numbers {
+                        Ok(numbers) => {
+                            attachment.phase = Phase::Probing {
+                                until: now + super::ports::ATTACH_LIMIT,
+                                taken_since: None,
+                            };
+                            self.steering.attach(slot, attachment.service, numbers);
+                        }
+                        Err(error) => {
+                            self.attachments.remove(&slot);
+                            self.attach_failed(slot, error);
+                        }
+                    }
+                }
+                PortDone::Removed { slot, serial } => {
+                    let is_it = |of: &Attachment| of.serial == serial;
+                    if self.attachments.get(&slot).is_some_and(is_it)
+                        && let Some(attachment) = self.attachments.remove(&slot)
+                        && attachment.phase == (Phase::Removing { is_told: true })
+                    {
+                        let outstanding = self.close(slot, &attachment);
+                        self.tell(SwitchEvent::Removed { slot, outstanding });
+                    }
+                }
+            }
+        }
+    }
+
+    fn attach_failed(&self, slot: Slot, error: String) {
+        self.tell(SwitchEvent::AttachFailed {
+            slot,
+            error: SwitchError::Port { error },
+        });
+    }
+
+    /// What the instance still had when its ports went: lost where it failed, else kept by it.
+    fn close(&self, slot: Slot, attachment: &Attachment) -> u64 {
+        let mut shared = lock(&self.shared);
+        let counters = &mut shared.reading.counters;
+        let Some(sum) = counters.slots.get_mut(slot.index()) else {
+            return 0;
+        };
+        let outstanding =
+            (sum.to_packets + sum.originated).saturating_sub(sum.back_packets + sum.lost + sum.kept);
+        sum.live_flows = 0;
+        let reason = if attachment.failed {
+            sum.lost += outstanding;
+            DropReason::InstanceLost
+        } else {
+            sum.kept += outstanding;
+            DropReason::Function
+        };
+        if let Some(drops) = counters.drops.get_mut(reason.index()) {
+            *drops += outstanding;
+        }
+        outstanding
+    }
+
+    fn remove(&mut self, slot: Slot, now: Nanos) {
+        self.steering.remove(slot, now);
+        self.loads.remove(&slot);
+        let proof = self.steering.want_proof();
+        match self.attachments.get_mut(&slot) {
+            Some(attachment) if matches!(attachment.phase, Phase::Making) => {
+                attachment.phase = Phase::Removing { is_told: true };
+                self.ports.ask(PortTask::Remove {
+                    slot,
+                    serial: attachment.serial,
+                    names: attachment.names.clone(),
+                });
+            }
+            Some(attachment) => match attachment.phase {
+                Phase::Removing { .. } => attachment.phase = Phase::Removing { is_told: true },
+                _ => attachment.phase = Phase::Leaving { proof, since: now },
+            },
+            None => self.tell(SwitchEvent::Removed { slot, outstanding: 0 }),
+        }
+    }
+
+    fn probe(&mut self, slot: Slot) {
+        let Some(attachment) = self.attachments.get_mut(&slot) else {
+            return;
+        };
+        if let Some(probes) = attachment.probes.first_mut() {
+            *probes += 1;
+            self.steering.probe(slot, 0);
+        }
+    }
+
+    /// Carries those on that are on their way in or out.
+    fn step_attachments(&mut self, now: Nanos) {
+        let mut failed = Vec::new();
+        for (slot, attachment) in &mut self.attachments {
+            match attachment.phase {
+                Phase::Probing { until, .. } if now > until => failed.push(*slot),
+                Phase::Leaving { proof, since }
+                    if self.steering.is_proven(proof) || now.since(since) > REMOVE_PATIENCE =>
+                {
+                    attachment.phase = Phase::Removing { is_told: true };
+                    self.ports.ask(PortTask::Remove {
+                        slot: *slot,
+                        serial: attachment.serial,
+                        names: attachment.names.clone(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        for slot in failed {
+            self.steering.remove(slot, now);
+            if let Some(attachment) = self.attachments.get_mut(&slot) {
+                attachment.phase = Phase::Removing { is_told: false };
+                self.ports.ask(PortTask::Remove {
+                    slot,
+                    serial: attachment.serial,
+                    names: attachment.names.clone(),
+                });
+            }
+            self.attach_failed(slot, "it takes no packets from its memif link".to_owned());
+        }
+    }
+
+    // ---- the switch ----------------------------------------------------------------------------------------------
+
+    fn take_messages(&mut self, now: Nanos) {
+        self.connection.turn(now.0, &mut self.turned);
+        let mut turned = std::mem::take(&mut self.turned);
+        for event in turned.drain(..) {
+            match event {
+                Turned::Up(features) => {
+                    tracing::info!(
+                        datapath = format!("{:016x}", features.datapath),
+                        "the switch answers"
+                    );
+                    self.steering.connected();
+                }
+                Turned::Said(Event::Message {
+                    xid,
+                    message:
+                        Message::MultipartReply {
+                            more,
+                            reply: MultipartReply::Ports(ports),
+                        },
+                }) => self.ports_counted(xid, ports, more, now),
+                Turned::Said(Event::Message { xid, message }) => {
+                    if let Message::Error(error) = &message {
+                        tracing::debug!(?error, "the switch refuses");
+                    }
+                    self.steering.message(xid, &message, now);
+                }
+                Turned::Said(_) => {}
+                Turned::Down(error) => {
+                    tracing::warn!(%error, "no connection to the switch");
+                    self.ports_asked = None;
+                    self.steering.disconnected();
+                    self.remove_dead_sockets();
+                }
+            }
+        }
+        self.turned = turned;
+    }
+
+    /// A switch that was killed has left its sockets, and could not listen there again.
+    fn remove_dead_sockets(&self) {
+        for socket in &self.uplink_sockets {
+            if is_dead(socket) {
+                let _none = std::fs::remove_file(socket);
+            }
+        }
+    }
+
+    fn take_frames(&mut self, now: Nanos) {
+        // It listens for as long as this runs; a client that is refused is the switch's to try again.
+        if let Ok(Some(link)) = self.listener.accept(Duration::ZERO) {
+            self.monitor = Some(link);
+        }
+        let Some(link) = &mut self.monitor else { return };
+        for pair in &mut link.queues {
+            for _ in 0..BURST {
+                match pair.rx.pop(&mut self.frame) {
+                    Some(Ok(length)) => {
+                        self.steering
+                            .monitor(self.frame.get(..length).unwrap_or_default(), now);
+                    }
+                    Some(Err(_)) => {}
+                    None => break,
+                }
+            }
+            pair.rx.release();
+        }
+        let is_over = !matches!(link.control.poll(), Ok(ControlEvent::None))
+            || (link.queues.iter()).any(|pair| pair.rx.is_violated() || pair.tx.is_violated());
+        if is_over {
+            tracing::warn!("the monitor port is down");
+            self.monitor = None;
+        }
+    }
+
+    fn send(&mut self) {
+        if let Some(link) = &mut self.monitor
+            && let Some(pair) = link.queues.first_mut()
+        {
+            while pair.tx.free() > 0
+                && let Some(frame) = self.steering.next_injection()
+            {
+                // There is room; a frame that is too long for all of the ring came out of one like it.
+                let _pushed = pair.tx.push(&frame);
+            }
+            pair.tx.flush();
+        }
+        if let Some(connection) = self.connection.connection() {
+            self.steering.send(|message| connection.send(message).ok());
+        }
+    }
+
+    // ---- counters ------------------------------------------------------------------------------------------------
+
+    fn ask_ports(&mut self, now: Nanos) {
+        if let Some((_, since)) = self.ports_asked
+            && now.since(since) < PORTS_PATIENCE
+        {
+            return;
+        }
+        if now < self.ports_at {
+            return;
+        }
+        if let Some(connection) = self.connection.connection() {
+            let ask = Message::MultipartRequest(MultipartRequest::Ports(port::ANY));
+            if let Ok(xid) = connection.send(&ask) {
+                self.ports_asked = Some((xid, now));
+                self.ports_at = now + PORTS_EVERY;
+                self.ports_found.clear();
+            }
+        }
+    }
+
+    fn ports_counted(&mut self, xid: u32, ports: Vec<PortStats>, more: bool, now: Nanos) {
+        if self.ports_asked.map(|(asked, _)| asked) != Some(xid) {
+            return;
+        }
+        self.ports_found.extend(ports);
+        if more {
+            return;
+        }
+        self.ports_asked = None;
+        for stats in std::mem::take(&mut self.ports_found) {
+            let uplink = stats.port.checked_sub(FIRST_UPLINK).map(|index| index as usize);
+            if let Some(counters) = uplink.and_then(|index| self.uplinks.get_mut(index)) {
+                counters.read(&stats);
+            } else if let Some(place) = stats.port.checked_sub(FIRST_INSTANCE) {
+                let slot = Slot((place / DATA_PORTS) as u16);
+                let number = (place % DATA_PORTS) as usize;
+                if let Some(attachment) = self.attachments.get_mut(&slot)
+                    && let Some(counters) = attachment.ports.get_mut(number)
+                {
+                    counters.read(&stats);
+                }
+            }
+        }
+        self.count_instances(now);
+        self.count_switch(now);
+    }
+
+    /// What was read, as what each instance was given and gave back. Those that have taken probes are attached.
+    fn count_instances(&mut self, now: Nanos) {
+        let mut attached = Vec::new();
+        let mut probes = Vec::new();
+        let shared = Arc::clone(&self.shared);
+        let mut shared = lock(&shared);
+        let counters = &mut shared.reading.counters;
+        for (slot, attachment) in &mut self.attachments {
+            let figures = self.steering.slot_figures(*slot);
+            let sum = |of: fn(&PortCounters) -> Growing| -> u64 {
+                attachment.ports.iter().map(|port| of(port).total()).sum()
+            };
+            let totals = Base {
+                sent_packets: sum(|port| port.sent_packets),
+                sent_bytes: sum(|port| port.sent_bytes),
+                received_packets: sum(|port| port.received_packets),
+                received_bytes: sum(|port| port.received_bytes),
+                dropped: sum(|port| port.dropped),
+                probes: attachment.probes.iter().sum(),
+                probes_back: figures.probes_back,
+            };
+            if let Phase::Probing { until, taken_since } = attachment.phase {
+                if !self.steering.is_in_force(*slot) {
+                    continue;
+                }
+                let is_taken = attachment.ports.iter().all(|port| port.sent_packets.total() > 0);
+                if !is_taken {
+                    for (number, port) in attachment.ports.iter().enumerate() {
+                        if port.sent_packets.total() == 0 {
+                            attachment.probes[number] += 1;
+                            probes.push((*slot, number as u8));
+                        }
+                    }
+                    continue;
+                }
+                let since = taken_since.unwrap_or(now);
+                attachment.phase = Phase::Probing {
+                    until,
+                    taken_since: Some(since),
+                };
+                // None is under way any more that would be taken for a packet.
+                let is_quiet = totals.sent_packets + totals.dropped >= totals.probes
+                    && totals.received_packets >= totals.sent_packets
+                    && totals.probes_back >= totals.received_packets;
+                if !is_quiet && now.since(since) < PROBE_PATIENCE {
+                    continue;
+                }
+                attachment.base = totals;
+                attachment.phase = Phase::Up;
+                attached.push(*slot);
+            }
+            if matches!(attachment.phase, Phase::Making) {
+                continue;
+            }
+            let Some(place) = counters.slots.get_mut(slot.index()) else {
+                continue;
+            };
+            let (base, before) = (attachment.base, attachment.before);
+            let since = |now: u64, base: u64| now.saturating_sub(base);
+            let probes_later = since(totals.probes, base.probes);
+            let back_later = since(totals.probes_back, base.probes_back);
+            let to = since(since(totals.sent_packets, base.sent_packets), probes_later);
+            let back = since(since(totals.received_packets, base.received_packets), back_later);
+            // A packet that came back is read before those that went out are: only what stays too much was made there.
+            let excess = back.saturating_sub(to);
+            let originated = excess.min(attachment.excess);
+            attachment.excess = excess;
+            let offered_before = place.to_packets + place.ring_drops;
+            let bytes_before = place.to_bytes;
+            place.to_packets = place.to_packets.max(before.to_packets + to);
+            place.to_bytes = place
+                .to_bytes
+                .max(before.to_bytes + since(totals.sent_bytes, base.sent_bytes));
+            place.back_packets = place.back_packets.max(before.back_packets + back);
+            place.back_bytes = place
+                .back_bytes
+                .max(before.back_bytes + since(totals.received_bytes, base.received_bytes));
+            place.ring_drops = place
+                .ring_drops
+                .max(before.ring_drops + since(totals.dropped, base.dropped));
+            place.originated = place.originated.max(before.originated + originated);
+            place.consumed = before.consumed + back_later;
+            let offered = (place.to_packets + place.ring_drops).saturating_sub(offered_before);
+            if let Some(service) = counters.services.get_mut(attachment.service.index()) {
+                service.offered_packets += offered;
+                service.offered_bytes += place.to_bytes.saturating_sub(bytes_before);
+            }
+        }
+        drop(shared);
+        for (slot, number) in probes {
+            self.steering.probe(slot, number);
+        }
+        for slot in attached {
+            self.tell(SwitchEvent::Attached {
+                slot,
+                peer: format!("a port of {}", self.bridge),
+            });
+        }
+        self.count_flows();
+    }
+
+    /// How many flows each instance has. One that drains and may still be given some is not empty.
+    fn count_flows(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut shared = lock(&shared);
+        for slot in self.attachments.keys() {
+            let figures = self.steering.slot_figures(*slot);
+            let drains = (self.plan.slot(*slot)).is_some_and(|row| row.state == InstanceState::Draining);
+            let may_get = u64::from(drains && self.steering.may_get_flows(*slot));
+            if let Some(place) = shared.reading.counters.slots.get_mut(slot.index()) {
+                place.live_flows = figures.live_flows.max(may_get);
+                place.new_flows = place.new_flows.max(figures.new_flows);
+            }
+        }
+    }
+
+    fn count_switch(&mut self, now: Nanos) {
+        let figures = self.steering.figures();
+        let mut shared = lock(&self.shared);
+        let reading = &mut shared.reading;
+        let counters = &mut reading.counters;
+        for (sum, port) in counters.uplinks.iter_mut().zip(&self.uplinks) {
+            sum.received_packets = port.received_packets.total();
+            sum.received_bytes = port.received_bytes.total();
+            sum.sent_packets = port.sent_packets.total();
+            sum.sent_bytes = port.sent_bytes.total();
+            sum.dropped = port.dropped.total();
+        }
+        let full_rings = counters.slots.iter().map(|slot| slot.ring_drops).sum();
+        let full_uplinks = counters.uplinks.iter().map(|uplink| uplink.dropped).sum();
+        let met = |is_meant: fn(Fallback) -> bool| -> u64 {
+            let of = self.steering.fallback_packets();
+            of.filter(|(fallback, _)| is_meant(*fallback))
+                .map(|(_, packets)| packets)
+                .sum()
+        };
+        let unmatched = met(|of| of.to.is_none() && of.family != Family::Other);
+        let other = met(|of| of.to.is_none() && of.family == Family::Other);
+        for (reason, packets) in [
+            (DropReason::InstanceRingFull, full_rings),
+            (DropReason::UplinkRingFull, full_uplinks),
+            (DropReason::Unmatched, unmatched),
+            (DropReason::Other, other),
+            (DropReason::NoInstance, figures.unserved),
+            (DropReason::HandOffFull, figures.inject_full),
+        ] {
+            if let Some(drops) = counters.drops.get_mut(reason.index()) {
+                *drops = packets;
+            }
+        }
+        if let Some(worker) = reading.workers.first_mut() {
+            worker.passed = met(|of| of.to.is_some());
+            worker.received = counters
+                .uplinks
+                .iter()
+                .map(|uplink| uplink.received_packets)
+                .sum();
+        }
+        if let (Some(sum), Some(worker)) = (counters.workers.first_mut(), reading.workers.first()) {
+            *sum = collector::WorkerCounters {
+                turns: worker.turns,
+                awake_ns: worker.awake_ns,
+                busy_ns: worker.busy_ns,
+                longest_gap_ns: worker.longest_gap_ns,
+            };
+        }
+        counters.at = now;
+    }
+
+    // ---- flows ---------------------------------------------------------------------------------------------------
+
+    /// A flow, as every switch shows it.
+    fn row(&self, of: &crate::FlowRow, now: Nanos) -> FlowRow {
+        let symmetric = (self.plan.services.iter()).any(|plan| plan.id == of.service && plan.symmetric);
+        let opener = of.id.opens();
+        let mut pins = [Slot::NONE; 2];
+        pins[opener.index()] = of.slot;
+        if symmetric {
+            pins[opener.flipped().index()] = of.slot;
+        }
+        let at = |value: u64| match opener {
+            Direction::Forward => [value, 0],
+            Direction::Reverse => [0, value],
+        };
+        FlowRow {
+            key: of.id.key,
+            opener,
+            service: of.service,
+            pins,
+            packets: at(of.packets),
+            bytes: at(of.bytes),
+            idle: now.since(of.seen),
+            tcp: TcpState::None,
+            returned: None,
+            dropped: None,
+        }
+    }
+
+    fn tell_flows(&self, id: u64, filter: &FlowFilter, limit: usize, now: Nanos) {
+        let mut rows = Vec::new();
+        let mut rules = Vec::new();
+        let mut complete = true;
+        for of in self.steering.flows() {
+            let row = self.row(&of, now);
+            if !filter.matches(&row) {
+                continue;
+            }
+            if rows.len() >= limit {
+                complete = false;
+                break;
+            }
+            rows.push(row);
+            rules.push(match of.state {
+                RuleState::Refused { kind, code } => format!("refused (error {kind}, {code})"),
+                state if of.is_looped => format!("{}, through inco", state.name()),
+                state => state.name().to_owned(),
+            });
+        }
+        self.tell(SwitchEvent::Flows {
+            id,
+            rows,
+            rules,
+            complete,
+        });
+    }
+
+    fn tell_heavy_flows(&self, id: u64, filter: &FlowFilter, now: Nanos) {
+        let mut rows: Vec<HeavyFlow> = self
+            .steering
+            .flows()
+            .map(|of| HeavyFlow {
+                row: self.row(&of, now),
+                pps: of.pps,
+                error_pps: 0.0,
+            })
+            .filter(|heavy| heavy.pps > 0.0 && filter.matches(&heavy.row))
+            .collect();
+        rows.sort_by(|a, b| b.pps.total_cmp(&a.pps));
+        rows.truncate(HEAVY_LIMIT);
+        self.tell(SwitchEvent::HeavyFlows { id, rows });
+    }
+}
