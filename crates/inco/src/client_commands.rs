@@ -796,7 +796,7 @@ mod tests {
             text.contains("1,000") && text.contains("12ms") && text.contains("there are more: see --limit"),
             "{text}"
         );
-        assert!(!text.contains("rule"), "{text}");
+        assert!(!text.contains("RULE"), "{text}");
         let with_rule = FlowRow {
             rule: Some("refused (error 5, 1)".to_owned()),
             ..row.clone()
@@ -806,7 +806,7 @@ mod tests {
             complete: true,
         });
         assert!(
-            text.contains("rule") && text.contains("refused (error 5, 1)"),
+            text.contains("RULE") && text.contains("refused (error 5, 1)"),
             "{text}"
         );
         assert!(
