@@ -87,7 +87,19 @@ fn main() -> Outcome<()> {
     let mut out = stdout().lock();
     for round in 0..settings.rounds {
         for pair in &settings.pairs {
-            let rate = measure(pair, &settings)?;
+            // On a thread of its own: its CPU and its priority are not for what the next pair starts.
+            let rate = std::thread::scope(|scope| {
+                let measured = std::thread::Builder::new()
+                    .name("pair-worker".to_owned())
+                    .spawn_scoped(scope, || {
+                        measure(pair, &settings).map_err(|error| error.to_string())
+                    })?;
+                measured
+                    .join()
+                    .map_err(|_| "a measurement panicked".to_owned())
+                    .flatten()
+                    .map_err(Box::<dyn Error>::from)
+            })?;
             writeln!(out, "round {round} {pair:15} {:7.2} Mpps", rate / 1e6)?;
         }
     }
@@ -249,14 +261,6 @@ fn hurry(process: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// Ends the real-time priority of this process.
-fn relax() -> Outcome<()> {
-    Command::new("chrt")
-        .args(["--other", "--pid", "0", &std::process::id().to_string()])
-        .status()?;
-    Ok(())
-}
-
 fn pin(cpu: usize) -> Outcome<()> {
     let cpus = std::thread::available_parallelism()?.get().max(2);
     let mut set = CpuSet::new();
@@ -330,9 +334,6 @@ fn generate(mut link: Link, settings: &Settings, forwarder: u32) -> Outcome<f64>
         match from {
             None if now > warm => from = Some((now, returned)),
             Some((since, before)) if (now - since).as_secs_f64() >= settings.seconds => {
-                if settings.realtime {
-                    relax()?;
-                }
                 return Ok((returned - before) as f64 / (now - since).as_secs_f64());
             }
             _ => {}

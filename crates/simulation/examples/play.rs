@@ -20,11 +20,11 @@ fn main() {
             .filter_map(|v| v.metrics.get("events"))
             .map(|e| e.mean * result.seeds as f64)
             .sum();
-        println!(
-            "{path}: {wall_s:.3} s, {:.0} x real time, {:.2} M events/s",
-            simulated_s / wall_s,
-            events / wall_s / 1e6
-        );
+        print!("{path}: {wall_s:.3} s, {:.0} x real time", simulated_s / wall_s);
+        if events > 0.0 {
+            print!(", {:.2} M events/s", events / wall_s / 1e6);
+        }
+        println!();
         for variant in &result.variants {
             println!("  {}", variant.name);
             for (name, figure) in &variant.metrics {
