@@ -2,7 +2,7 @@
 //!
 //! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks is
 //! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
-//! `schemathesis`) that is a failure.
+//! `schemathesis`, `browser`) that is a failure.
 
 #![allow(
     clippy::expect_used,
@@ -11,6 +11,9 @@
     reason = "a test fails by it"
 )]
 
+#[path = "../../../api/tests/browser/mod.rs"]
+#[expect(dead_code, reason = "the test of the page alone measures its memory")]
+mod browser;
 mod captures;
 mod devices;
 mod documentation;
@@ -21,6 +24,7 @@ mod gaps;
 mod monitoring;
 mod openflow;
 mod operations;
+mod page;
 mod policies;
 mod readiness;
 mod refusals;
