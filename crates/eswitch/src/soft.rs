@@ -79,6 +79,8 @@ pub struct UplinkConfig {
     pub device: UplinkDevice,
     /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
     pub max_frame: usize,
+    /// Nothing is received from it before [`Switch::open_uplink`]: its packets wait where they are, in a ring or a capture.
+    pub waits: bool,
 }
 
 /// What is behind an uplink.
@@ -93,9 +95,6 @@ pub enum UplinkDevice {
     },
     /// A device that is given to [`SoftSwitch::start`].
     Device,
-    /// The same, but nothing is received from it before [`Switch::open_uplink`]: its packets wait, as those of a capture
-    /// do.
-    Waiting,
     /// A sink.
     Null,
 }
@@ -200,7 +199,7 @@ struct UplinkState {
     peer: String,
     /// Workers that still have a queue of the link that went down.
     detaching: usize,
-    /// The link that comes next, while the old one's queues are being given back.
+    /// The link that comes next, while the old one's queues are being given back or the uplink is not open.
     next: Option<Box<memif::Link>>,
 }
 
@@ -208,7 +207,7 @@ impl UplinkState {
     fn of(config: &UplinkConfig) -> UplinkState {
         UplinkState {
             max_frame: config.max_frame,
-            is_open: Arc::new(AtomicBool::new(config.device != UplinkDevice::Waiting)),
+            is_open: Arc::new(AtomicBool::new(!config.waits)),
             watch: None,
             control: None,
             attaching: 0,
@@ -623,7 +622,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                         uplink,
                         reason: "another peer took its place".into(),
                     });
-                } else if state.detaching > 0 {
+                } else if state.detaching > 0 || !state.is_open.load(Ordering::Relaxed) {
                     state.next = Some(link);
                 } else {
                     self.attach_uplink(uplink, *link);
@@ -1126,9 +1125,14 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
     }
 
     fn open_uplink(&mut self, uplink: UplinkId) {
-        if let Some(state) = self.uplinks.get(uplink.index()) {
-            // Release: the plan that was published before is then seen by a worker that sees this.
-            state.is_open.store(true, Ordering::Release);
+        let Some(state) = self.uplinks.get_mut(uplink.index()) else {
+            return;
+        };
+        // Release: the plan that was published before is then seen by a worker that sees this.
+        if !state.is_open.swap(true, Ordering::Release)
+            && let Some(link) = state.next.take()
+        {
+            self.attach_uplink(uplink, *link);
         }
     }
 

@@ -284,7 +284,7 @@ pub trait Switch: Send {
     /// [`SwitchError::WorkerStuck`].
     fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError>;
 
-    /// Begins to receive from an uplink that waits for it ([`UplinkDevice::Waiting`](crate::UplinkDevice::Waiting)); any
+    /// Begins to receive from an uplink that waits for it ([`UplinkConfig::waits`](crate::UplinkConfig::waits)); any
     /// other one is left as it is.
     fn open_uplink(&mut self, uplink: UplinkId);
 

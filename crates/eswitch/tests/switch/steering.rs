@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use eswitch::{Fallback, Match, Prefix};
+use eswitch::{Fallback, Match, Prefix, Switch};
 use model::{DropReason, InstanceState, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
@@ -48,6 +48,28 @@ fn each_flow_goes_to_one_instance_and_comes_back() {
         );
     }
     assert_eq!(bed.reading.offered(), total);
+    bed.assert_accounts_close();
+    assert_eq!(bed.reading.dropped(), 0);
+    bed.finish();
+}
+
+#[test]
+fn packets_wait_in_the_ring_of_an_uplink_that_is_not_open() {
+    let mut bed = Bed::with(1, 2, vec![service(0, &[0, 1], Match::default())], |config| {
+        config.uplinks[1].waits = true;
+    });
+    bed.add(0, 0, 2, cross);
+    let early = udp_flows(50);
+    bed.send(1, slices(&early));
+    // What came later on the other one has been there and back.
+    let other = udp_flows(10);
+    bed.send(0, slices(&other));
+    bed.until("the other uplink's packets were forwarded", |bed| {
+        bed.reading.counters.uplinks[0].received_packets == 10
+    });
+    assert_eq!(bed.reading.counters.uplinks[1].received_packets, 0);
+    bed.switch.open_uplink(UplinkId(1));
+    assert_eq!(bed.take_all(0, 50).len(), 50);
     bed.assert_accounts_close();
     assert_eq!(bed.reading.dropped(), 0);
     bed.finish();

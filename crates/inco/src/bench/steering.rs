@@ -220,6 +220,7 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
         name: "source".to_owned(),
         device: UplinkDevice::Device,
         max_frame: MAX_FRAME,
+        waits: false,
     };
     let config = SoftSwitchConfig {
         workers: spec.cpus.iter().copied().map(Some).collect(),

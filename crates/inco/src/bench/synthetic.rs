@@ -257,6 +257,7 @@ impl Synthetic {
             name: format!("source{number}"),
             device: UplinkDevice::Device,
             max_frame: usize::MAX,
+            waits: false,
         });
         let config = SoftSwitchConfig {
             workers: vec![Some(cpu)],

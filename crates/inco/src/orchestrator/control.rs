@@ -44,6 +44,9 @@ const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
 const ATTACH_DEADLINE: Nanos = Nanos::from_secs(10);
 /// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
 const GAP_SPAN: Nanos = Nanos::from_secs(2);
+/// How long packets wait for containers that are being taken over, while their functions connect again; then uplinks
+/// are opened as they are.
+const TAKE_OVER_WAIT: Nanos = Nanos::from_secs(1);
 /// How long a shutdown may take before what is left is given up.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -93,8 +96,8 @@ pub(super) struct ControlLoop {
     pub(super) reloads: (u64, u64),
     pub(super) reading_file: Option<Reading>,
     pub(super) plan: Plan,
-    /// Uplinks that read a capture and have not begun.
-    waiting_uplinks: Vec<UplinkId>,
+    /// Uplinks that are not open yet, and when they are opened at the latest.
+    waiting_uplinks: Vec<(UplinkId, Nanos)>,
     /// What one instance takes in its service's metric, where that is not packets.
     pub(super) limits: Vec<Option<f64>>,
     /// The controller's table that was last published.
@@ -216,6 +219,12 @@ impl ControlLoop {
             .collect::<Result<_>>()?;
         let shell = Shell::new(Controller::new(settings, services), engine, now)
             .context("the engine does not say what runs already")?;
+        let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
+        let open_others_at = if has_adopted {
+            Nanos(now.0.saturating_add(TAKE_OVER_WAIT.0))
+        } else {
+            now
+        };
         let workers = configuration.switch.worker_count();
         let reading = SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers);
         let of = &configuration.event_log;
@@ -240,8 +249,18 @@ impl ControlLoop {
             waiting_uplinks: (0u8..)
                 .map(UplinkId)
                 .zip(&configuration.uplinks)
-                .filter(|(_, uplink)| !uplink.device.captures_read().is_empty())
-                .map(|(id, _)| id)
+                .map(|(id, uplink)| {
+                    // What a capture holds comes at once, and only once.
+                    let reads_capture = !uplink.device.captures_read().is_empty();
+                    (
+                        id,
+                        if reads_capture {
+                            Nanos(u64::MAX)
+                        } else {
+                            open_others_at
+                        },
+                    )
+                })
                 .collect(),
             limits: configuration
                 .services
@@ -363,19 +382,20 @@ impl ControlLoop {
         }
         self.step(now);
         self.publish_loads();
-        self.open_captures();
+        self.open_uplinks(now);
         if now.since(self.gaps_since) >= GAP_SPAN {
             self.note_gaps(now);
         }
     }
 
-    /// Lets captures be received once each service of their uplink serves with as many instances as it should have at
-    /// least: what they hold comes only once.
-    fn open_captures(&mut self) {
-        // Only by a plan that every worker knows.
-        if self.waiting_uplinks.is_empty() || !self.generations.is_empty() {
+    /// Opens uplinks once each of their services serves with as many instances as it should have at least, or once their
+    /// time has come.
+    fn open_uplinks(&mut self, now: Nanos) {
+        if self.waiting_uplinks.is_empty() {
             return;
         }
+        // Only by a plan that every worker knows.
+        let is_known = self.generations.is_empty();
         let instances = self.shell.controller().instances();
         let services = &self.configuration.services;
         let serves = |(id, service): (usize, &configuration::Service)| {
@@ -385,16 +405,16 @@ impl ControlLoop {
             instances.iter().filter(is_active).count() >= service.instances.min as usize
         };
         let switch = &mut self.switch;
-        self.waiting_uplinks.retain(|uplink| {
+        self.waiting_uplinks.retain(|(uplink, latest)| {
             let mut of_uplink = services
                 .iter()
                 .enumerate()
                 .filter(|(_, s)| s.uplinks.contains(uplink));
-            let is_served = of_uplink.all(serves);
-            if is_served {
+            let opens = *latest <= now || (is_known && of_uplink.all(serves));
+            if opens {
                 switch.open_uplink(*uplink);
             }
-            !is_served
+            !opens
         });
     }
 

@@ -174,8 +174,6 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
                 socket: in_run_dir(socket),
                 queues: u16::from(uplink.queues),
             },
-            // What a capture holds comes at once, and only once.
-            device if !device.captures_read().is_empty() => UplinkDevice::Waiting,
             Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
         };
         if let UplinkDevice::Memif { socket, .. } = &device {
@@ -185,6 +183,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
             name: uplink.name.clone(),
             device,
             max_frame: usize::from(uplink.max_frame),
+            waits: true,
         });
     }
     let t = &of.timeouts;
@@ -216,7 +215,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
     if config
         .uplinks
         .iter()
-        .any(|uplink| matches!(uplink.device, UplinkDevice::Device | UplinkDevice::Waiting))
+        .any(|uplink| matches!(uplink.device, UplinkDevice::Device))
     {
         return super::devices::switch(configuration, &config, frame_bytes);
     }
