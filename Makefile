@@ -47,13 +47,13 @@ nf:
 	RUSTFLAGS="-C target-feature=+crt-static" $(CARGO) build -p inco-nf --target $(HOST)
 
 test-dpdk: nf
-	INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf $(CARGO) test --workspace --no-fail-fast $(WITH_DPDK)
+	INCO_NF=$(TARGET_DIR)/$(HOST)/debug/inco-nf scripts/test.sh --workspace $(WITH_DPDK)
 
 # Without the feature the soft switch differs; everything else is checked to build. The tests are chosen by their names, not by
 # their crate: then cargo uses the libraries that were built for the tests above. Nothing is required: that was tested above.
 test-without-dpdk:
 	$(CARGO) check --workspace --all-targets
-	INCO_REQUIRE= $(CARGO) test --workspace --no-fail-fast --test switch --test worker --test idle --test ports
+	INCO_REQUIRE= scripts/test.sh --workspace --test switch --test worker --test idle --test ports
 
 demo: ## the whole loop on this machine, live, and a report (ENGINE=oci|docker, SWITCH=soft|openflow, ARGS=--quick)
 	@scripts/setup.sh rust build dpdk $(if $(filter docker,$(ENGINE)),docker) $(if $(filter openflow,$(SWITCH)),bench)
