@@ -284,6 +284,9 @@ struct Worker {
     making: HashMap<u64, String>,
     /// Commands that run, by the same numbers.
     beside: BTreeMap<u64, Beside>,
+    /// Those that the launcher has in hand, given up or not, with their containers: until it tells of them they may make
+    /// what was removed of a container anew.
+    starting: HashMap<u64, String>,
     next_id: u64,
     down_since: Option<Nanos>,
     restart_at: Nanos,
@@ -366,6 +369,7 @@ impl Worker {
             containers: BTreeMap::new(),
             making: HashMap::new(),
             beside: BTreeMap::new(),
+            starting: HashMap::new(),
             next_id: 1,
             down_since: None,
             restart_at: at,
@@ -798,6 +802,7 @@ impl Worker {
             output: None,
         };
         self.beside.insert(id, beside);
+        self.starting.insert(id, name.to_owned());
         Ok(())
     }
 
@@ -1065,7 +1070,8 @@ impl Worker {
                 deadline,
                 outcome,
             } => {
-                let ended = matches!(container.phase, Phase::Exited | Phase::Making);
+                let ended = matches!(container.phase, Phase::Exited | Phase::Making)
+                    && !self.starting.values().any(|container| container == name);
                 let gone = container.group.kill().and_then(|killed| {
                     if killed && ended {
                         container.group.remove()
@@ -1200,6 +1206,7 @@ impl Worker {
         match notice {
             Notice::Created { id, name, pid, at_ns } => self.created(id, &name, pid, Nanos(at_ns), files),
             Notice::Executing { id, pid } => {
+                self.starting.remove(&id);
                 let mut files = files.into_iter();
                 let (output, pidfd) = (files.next(), files.next());
                 if let Some(beside) = self.beside.get_mut(&id) {
@@ -1212,6 +1219,7 @@ impl Worker {
                 }
             }
             Notice::Failed { id, name, reason } => {
+                self.starting.remove(&id);
                 if let Some(beside) = self.beside.remove(&id) {
                     let reason = format!("did not start: {reason}");
                     self.give_up_command(&beside, EngineError::Command { name, reason });
@@ -1368,6 +1376,7 @@ impl Worker {
             at,
         });
         // What it had in hand is given up; what may still come of it is removed then.
+        self.starting.clear();
         for (_, beside) in std::mem::take(&mut self.beside) {
             let reason = format!("the launcher {what}");
             self.give_up_command(&beside, EngineError::Unavailable { reason });

@@ -155,6 +155,40 @@ fn while_a_launcher_hangs_creates_fail_and_nothing_is_left_of_them() {
     assert_eq!(groups(&place), Vec::<String>::new());
 }
 
+/// A command that is starting enters the container's control group, and makes it anew where it was removed meanwhile.
+#[test]
+fn a_command_that_is_starting_makes_nothing_of_a_removed_container() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut told = Told::new(Box::new(
+        OciEngine::start(config(&place), launcher(&place.run_dir())).unwrap(),
+    ));
+    // No other run's leavings, should there be any.
+    let own = std::process::id();
+    let names = (0..40).map(|round| format!("inco-late-command-{own}-{round}"));
+    let names: Vec<String> = names.collect();
+    for (round, name) in (0..).zip(&names) {
+        told.create(&spec(name, &["sleep"]));
+        let command = told.submit(Request::Exec {
+            name: name.clone(),
+            command: vec!["/probe".to_owned(), "stubborn".to_owned()],
+            limit: Nanos::from_secs(8),
+        });
+        // Another moment of its start each time.
+        std::thread::sleep(Duration::from_micros(250 * round));
+        told.remove(name).unwrap();
+        assert!(told.answer(command).is_err());
+    }
+    let hierarchy = Hierarchy::at("/sys/fs/cgroup").unwrap();
+    let parents = hierarchy.children("/");
+    let parents = parents.iter().filter(|name| name.starts_with("inco-"));
+    let left: Vec<String> = parents.flat_map(|parent| hierarchy.children(parent)).collect();
+    let left: Vec<&String> = left.iter().filter(|group| names.contains(group)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn a_process_that_only_has_the_id_of_a_container_is_not_taken_for_it() {
     if !available("oci", oci_missing()) {
