@@ -300,6 +300,10 @@ pub struct FlowRow {
     pub forward: Option<InstanceId>,
     /// The instance that serves the opposite direction.
     pub reverse: Option<InstanceId>,
+    /// Since when each is there, forward and opposite: when the flow was pinned to its instance (again, where it was moved),
+    /// in milliseconds since 1970 and to 3 ms.
+    #[serde(default)]
+    pub since_unix_ms: [Option<u64>; 2],
     /// Packets, forward and opposite.
     pub packets: [u64; 2],
     /// Bytes, forward and opposite.
@@ -575,7 +579,8 @@ pub struct FlowExplanation {
     pub pinned: Option<FlowRow>,
     /// The state of the instance of its forward direction.
     pub instance_state: Option<InstanceState>,
-    /// It was pinned no earlier than this, in milliseconds since 1970: since then its instance has taken new flows.
+    /// When packets of this direction were pinned to their instance (again, where the flow was moved), in milliseconds since
+    /// 1970 and to 3 ms.
     pub since_unix_ms: Option<u64>,
     /// The scheduler that gives new flows of its service to instances now.
     pub scheduler: Option<String>,

@@ -176,6 +176,7 @@ fn flow() -> FlowRow {
         service: "web".to_owned(),
         forward: Some(InstanceId(3)),
         reverse: Some(InstanceId(3)),
+        since_unix_ms: [Some(1_700_000_000_000); 2],
         packets: [1, 2],
         bytes: [3, 4],
         idle_ms: 5,

@@ -132,6 +132,7 @@ fn flow(instance: Option<InstanceId>) -> FlowRow {
         service: "web".to_owned(),
         forward: instance,
         reverse: instance,
+        since_unix_ms: [None; 2],
         packets: [7, 3],
         bytes: [700, 300],
         idle_ms: 1,

@@ -462,7 +462,7 @@ impl<M: FrameMemory> Worker<M> {
                     match self.parts.table.lookup(&key, hash) {
                         // Its packets are counted on, so that it is known when all are back.
                         Some(entry) if self.is_relaxed(entry) => {
-                            self.parts.table.set_pins(entry, [Slot::NONE; 2]);
+                            self.parts.table.set_pins(entry, [Slot::NONE; 2], now);
                         }
                         _ => {
                             self.parts.table.purge(&key, hash);
@@ -475,7 +475,7 @@ impl<M: FrameMemory> Worker<M> {
                         && self.is_relaxed(entry)
                     {
                         // Its next packet waits for those before it, as one that was purged.
-                        self.parts.table.set_pins(entry, [Slot::NONE; 2]);
+                        self.parts.table.set_pins(entry, [Slot::NONE; 2], now);
                         if self.destinations.len() == DESTINATIONS {
                             self.destinations.swap_remove(0);
                         }
@@ -1120,8 +1120,8 @@ impl<M: FrameMemory> Worker<M> {
         let mut moved = false;
         match entry {
             // This packet was counted as a hit already.
-            Some(entry) if service.symmetric => moved = table.set_pins(entry, pins),
-            Some(entry) => moved = table.set_pin(entry, info.direction, slot),
+            Some(entry) if service.symmetric => moved = table.set_pins(entry, pins, now),
+            Some(entry) => moved = table.set_pin(entry, info.direction, slot, now),
             None => match table.insert(&info.key, hash, info.direction, pins, service.id, now) {
                 Ok(entry) => {
                     let bytes = u64::from(info.frame_len);

@@ -93,6 +93,7 @@ fn alone_with(
         ipv4_flows: 10_000,
         ipv6_flows: 1000,
         return_counters: true,
+        pin_times: true,
     };
     let lines = table.lines_needed().unwrap();
     let hasher = FlowHasher::new(HASH_KEY);

@@ -147,6 +147,7 @@ fn main() -> io::Result<()> {
         ipv4_flows: capacity as usize,
         ipv6_flows: 0,
         return_counters: false,
+        pin_times: false,
     };
     let bytes = config.lines_needed().unwrap() * Line::BYTES;
     writeln!(out, "capacity {capacity} flows, storage {} MiB", bytes >> 20)?;

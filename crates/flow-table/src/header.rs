@@ -11,6 +11,7 @@ pub const LAYOUT_VERSION: u64 = 1;
 pub(crate) const LINES: usize = 2;
 
 const RETURN_COUNTERS: u64 = 1;
+const PIN_TIMES: u64 = 2;
 const HIGH_WATER_AT: usize = 4;
 
 pub(crate) struct Header {
@@ -34,11 +35,8 @@ fn checked(first: &Line, key: [u64; 4]) -> u64 {
 
 pub(crate) fn write(lines: &mut [Line], config: &TableConfig, lines_needed: usize, hasher: &FlowHasher) {
     let [k0, k1, k2, k3] = hasher.key();
-    let flags = if config.return_counters {
-        RETURN_COUNTERS
-    } else {
-        0
-    };
+    let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+    let flags = flag(config.return_counters, RETURN_COUNTERS) | flag(config.pin_times, PIN_TIMES);
     let mut first = Line([
         MAGIC,
         LAYOUT_VERSION,
@@ -88,7 +86,7 @@ pub(crate) fn read(lines: &[Line]) -> Result<Header, TableError> {
     }
     let [k0, k1, k2, k3, v4, v6, ..] = second.0;
     let key = [k0, k1, k2, k3];
-    if sum != checked(first, key) || flags & !RETURN_COUNTERS != 0 {
+    if sum != checked(first, key) || flags & !(RETURN_COUNTERS | PIN_TIMES) != 0 {
         return Err(TableError::HeaderDamaged);
     }
     let flows = |n: u64| usize::try_from(n).map_err(|_| TableError::HeaderDamaged);
@@ -96,6 +94,7 @@ pub(crate) fn read(lines: &[Line]) -> Result<Header, TableError> {
         ipv4_flows: flows(ipv4_flows)?,
         ipv6_flows: flows(ipv6_flows)?,
         return_counters: flags & RETURN_COUNTERS != 0,
+        pin_times: flags & PIN_TIMES != 0,
     };
     let needed = config.lines_needed()?;
     if needed as u64 != lines_needed {

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::bucket;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, with_pin};
-use crate::{FlowHasher, Line};
+use crate::{FlowHasher, Line, TableConfig};
 
 /// Flows that a region can hold: entry and timer numbers have 24 bits, one value says "none".
 pub(crate) const CAPACITY_LIMIT: usize = (1 << 24) - WHEEL_LIMIT - 1;
@@ -60,6 +60,7 @@ pub(crate) struct Region {
     carry_at: usize,
     carry_top_at: usize,
     returns_at: Option<usize>,
+    pinned_at: Option<usize>,
     end: usize,
     /// Entries from here on were never used, and their bytes mean nothing.
     high_water: u32,
@@ -70,8 +71,12 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// A region of `capacity` flows from line `start` on.
-    pub(crate) fn new(family: Family, capacity: usize, return_counters: bool, start: usize) -> Region {
+    /// The region of a family in a table of this size, from line `start` on.
+    pub(crate) fn new(family: Family, of: &TableConfig, start: usize) -> Region {
+        let capacity = match family {
+            Family::V4 => of.ipv4_flows,
+            Family::V6 => of.ipv6_flows,
+        };
         let buckets = capacity.div_ceil(FLOWS_PER_BUCKET).max(1);
         let wheel = 1_usize << (capacity / FLOWS_PER_WHEEL_SLOT).max(1).ilog2();
         let wheel = wheel.clamp(WHEEL_LEAST, WHEEL_LIMIT);
@@ -81,12 +86,14 @@ impl Region {
         let links_at = flows_at + capacity.div_ceil(1 << halves);
         let carry_at = links_at + (capacity + wheel).div_ceil(8);
         let carry_top_at = carry_at + capacity.div_ceil(8);
-        let carry_end = carry_top_at + capacity.div_ceil(16);
-        let (returns_at, end) = if return_counters {
-            (Some(carry_end), carry_end + capacity.div_ceil(4))
-        } else {
-            (None, carry_end)
+        let mut end = carry_top_at + capacity.div_ceil(16);
+        let mut column = |is_wanted: bool, entries_per_line: usize| {
+            let at = is_wanted.then_some(end)?;
+            end += capacity.div_ceil(entries_per_line);
+            Some(at)
         };
+        let returns_at = column(of.return_counters, 4);
+        let pinned_at = column(of.pin_times, 8);
         Region {
             family,
             halves,
@@ -99,6 +106,7 @@ impl Region {
             carry_at,
             carry_top_at,
             returns_at,
+            pinned_at,
             end,
             high_water: 0,
             free: NONE,
@@ -313,6 +321,31 @@ impl Region {
         lines[self.returns_at? + i / 4]
             .0
             .get_mut(i % 4 * 2..i % 4 * 2 + 2)
+    }
+
+    // When a flow was pinned: the lower half of the tick for each direction, in one word.
+
+    /// Notes that the directions of `write` are pinned anew.
+    #[inline(always)]
+    pub(crate) fn note_pins(&self, lines: &mut [Line], entry: u32, write: [bool; 2], tick: u64) {
+        let Some(at) = self.pinned_at else { return };
+        let i = entry as usize;
+        let word = &mut lines[at + i / 8].0[i % 8];
+        let tick = tick & 0xffff_ffff;
+        if write[0] {
+            *word = *word & !0xffff_ffff | tick;
+        }
+        if write[1] {
+            *word = *word & 0xffff_ffff | tick << 32;
+        }
+    }
+
+    /// The tick at which a direction was pinned, where that is noted: the latest one up to `now` with the noted lower half,
+    /// so that what lies more than 2^32 ticks (104 days) back seems to be later.
+    pub(crate) fn pinned_at(&self, lines: &[Line], entry: u32, direction: usize, now: u64) -> Option<u64> {
+        let i = entry as usize;
+        let noted = lines[self.pinned_at? + i / 8].0[i % 8] >> (32 * direction) & 0xffff_ffff;
+        Some(now.saturating_sub(now.wrapping_sub(noted) & 0xffff_ffff))
     }
 
     // The index.
@@ -653,6 +686,9 @@ impl Region {
             if self.free != NONE {
                 self.prefetch_flow(lines, self.free);
                 simd::prefetch(&lines[self.links_at + self.free as usize / 8]);
+                if let Some(at) = self.pinned_at {
+                    simd::prefetch(&lines[at + self.free as usize / 8]);
+                }
             }
         }
         let state = State::new(key.protocol(), opener);
@@ -677,6 +713,7 @@ impl Region {
         if let Some(returns) = self.returns_mut(lines, entry) {
             returns.fill(0);
         }
+        self.note_pins(lines, entry, [true; 2], tick);
         self.arm(lines, entry, service, tick + timeout(ports));
         self.flows += 1;
         Ok((entry, moved))
@@ -725,6 +762,15 @@ mod tests {
 
     const HASHER: FlowHasher = FlowHasher::new([3, 1, 4, 1]);
 
+    fn config(flows: usize) -> TableConfig {
+        TableConfig {
+            ipv4_flows: flows,
+            ipv6_flows: flows,
+            return_counters: true,
+            pin_times: true,
+        }
+    }
+
     fn key(i: u32) -> FlowKey {
         FlowKey::new(&Tuple {
             src: Ipv4Addr::from(i).into(),
@@ -760,7 +806,7 @@ mod tests {
     #[test]
     fn buckets_know_how_many_of_their_flows_lie_elsewhere() {
         const FLOWS: u32 = 6000;
-        let mut region = Region::new(Family::V4, FLOWS as usize, false, 2);
+        let mut region = Region::new(Family::V4, &config(FLOWS as usize), 2);
         let mut lines = vec![Line::ZERO; region.end()];
         region.format(&mut lines, 0, 0);
         let mut moves = 0;
@@ -809,7 +855,7 @@ mod tests {
     #[test]
     fn places_lead_back_to_entries() {
         for family in [Family::V4, Family::V6] {
-            let region = Region::new(family, 1000, true, 17);
+            let region = Region::new(family, &config(1000), 17);
             for entry in [0, 1, 2, 3, 998, 999] {
                 assert_eq!(region.entry_at(region.place_of(entry)), entry);
                 assert_eq!((region.place_of(entry) / 2) as usize, region.flow_line(entry));

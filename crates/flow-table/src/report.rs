@@ -117,6 +117,8 @@ pub struct FlowRow {
     pub service: ServiceId,
     /// Where each direction is pinned.
     pub pins: [Slot; 2],
+    /// When each direction was pinned to where it is, rounded down to 2.1 ms, where it is pinned and the table notes that.
+    pub pinned_at: [Option<Nanos>; 2],
     /// Packets of each direction, modulo 2^40.
     pub packets: [u64; 2],
     /// Bytes of each direction, modulo 2^48.

@@ -25,6 +25,8 @@ pub struct TableConfig {
     pub ipv6_flows: usize,
     /// Whether it also counts, per flow, packets that came back and packets that were dropped (16 bytes each flow).
     pub return_counters: bool,
+    /// Whether it also notes when each direction of a flow was pinned to where it is (8 bytes each flow).
+    pub pin_times: bool,
 }
 
 impl TableConfig {
@@ -49,8 +51,8 @@ impl TableConfig {
                 });
             }
         }
-        let v4 = Region::new(Family::V4, self.ipv4_flows, self.return_counters, header::LINES);
-        let v6 = Region::new(Family::V6, self.ipv6_flows, self.return_counters, v4.end());
+        let v4 = Region::new(Family::V4, self, header::LINES);
+        let v6 = Region::new(Family::V6, self, v4.end());
         Ok([v4, v6])
     }
 }
@@ -641,27 +643,30 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         FlowChange::Reopened
     }
 
-    /// Pins one direction; [`Slot::NONE`] takes its pin away. Whether this gave a flow a new place that had lost its own
+    /// Pins one direction, now; [`Slot::NONE`] takes its pin away. Whether this gave a flow a new place that had lost its own
     /// with a failed instance ([`Counters::expected_moves`]). A slot that is being purged is refused: the direction has no
     /// pin then ([`Counters::refused_pins`]).
     #[inline]
-    pub fn set_pin(&mut self, entry: EntryIndex, direction: Direction, slot: Slot) -> bool {
+    pub fn set_pin(&mut self, entry: EntryIndex, direction: Direction, slot: Slot, now: Nanos) -> bool {
         let mut pins = self.pins(entry);
         pins[direction.index()] = slot;
         self.write_pins(
             entry,
             pins,
             [direction == Direction::Forward, direction == Direction::Reverse],
+            now,
         )
     }
 
     /// Pins both directions, as [`set_pin`](FlowTable::set_pin) does; a move of both counts once.
     #[inline]
-    pub fn set_pins(&mut self, entry: EntryIndex, pins: [Slot; 2]) -> bool {
-        self.write_pins(entry, pins, [true, true])
+    pub fn set_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], now: Nanos) -> bool {
+        self.write_pins(entry, pins, [true, true], now)
     }
 
-    fn write_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], write: [bool; 2]) -> bool {
+    fn write_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], write: [bool; 2], now: Nanos) -> bool {
+        let (family, number) = self.parts(entry);
+        self.regions[family].note_pins(&mut self.storage, number, write, tick(now));
         let (line, half_line) = entry.line();
         let head = self.storage[line].half_mut(half_line);
         let before = self.slots.effective_pins(head);
@@ -900,11 +905,17 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         );
         let returns = region.returns(lines, entry).and_then(<[u64]>::first_chunk::<2>);
         let tcp: TcpState = state.phase().tcp();
+        let pins = self.slots.effective_pins(head);
+        let pinned_at = |direction: usize| {
+            let at = region.pinned_at(lines, entry, direction, now)?;
+            pins[direction].is_some().then_some(Nanos(at << TICK_SHIFT))
+        };
         FlowRow {
             key: region.key(lines, entry),
             opener: state.opener(),
             service: ServiceId(region.service(lines, entry)),
-            pins: self.slots.effective_pins(head),
+            pins,
+            pinned_at: [pinned_at(0), pinned_at(1)],
             packets: [forward.0, reverse.0],
             bytes: [forward.1, reverse.1],
             idle: Nanos(Region::age(head, now) << TICK_SHIFT),
@@ -931,6 +942,7 @@ mod tests {
             ipv4_flows: 100,
             ipv6_flows: 0,
             return_counters: false,
+            pin_times: false,
         };
         let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
         let hasher = FlowHasher::new([1, 2, 3, 4]);

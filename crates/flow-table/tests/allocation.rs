@@ -65,6 +65,7 @@ fn the_steady_state_allocates_nothing() {
         ipv4_flows: 20_000,
         ipv6_flows: 1000,
         return_counters: true,
+        pin_times: true,
     };
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
     let hasher = FlowHasher::new([1, 2, 3, 4]);

@@ -19,6 +19,7 @@ const SIZE: TableConfig = TableConfig {
     ipv4_flows: 1000,
     ipv6_flows: 100,
     return_counters: false,
+    pin_times: true,
 };
 
 fn table_of(config: &TableConfig, timeouts: &TimeoutPolicy) -> Table {
@@ -97,7 +98,7 @@ fn a_syn_after_the_end_is_a_new_flow_without_pins() {
         (row.packets, row.bytes, row.opener),
         ([0, 1], [0, 60], Direction::Reverse)
     );
-    assert!(!table.set_pins(entry, [Slot(5); 2]));
+    assert!(!table.set_pins(entry, [Slot(5); 2], START));
     assert_eq!(table.live(Slot(5)), 1);
     // A SYN while the connection lives changes nothing.
     table.hit(entry, Direction::Reverse, 1, 60, START, tcp_flag::ACK);
@@ -263,10 +264,10 @@ fn a_purge_of_a_slot_holds_at_once_and_the_slot_is_usable_again_at_its_end() {
         Slot::NONE
     );
     // Not yet usable, and said so.
-    assert!(!table.set_pin(entries[0], Direction::Forward, Slot(1)));
+    assert!(!table.set_pin(entries[0], Direction::Forward, Slot(1), START));
     assert_eq!((table.counters().refused_pins, table.live(Slot(1))), (1, 0));
     finish(&mut table, |table| table.purge_slot(Slot(1), 100));
-    assert!(!table.set_pin(entries[0], Direction::Forward, Slot(1)));
+    assert!(!table.set_pin(entries[0], Direction::Forward, Slot(1), START));
     assert_eq!((table.live(Slot(1)), table.live(Slot(2))), (1, 1000));
     assert_eq!(
         (table.counters().purged_pins, table.counters().expected_moves),
@@ -283,11 +284,11 @@ fn flows_of_a_failed_instance_move_once_and_are_counted_apart() {
         .collect();
     assert_eq!(table.fail_slot(Slot(1), 0), Progress::Pending);
     // One before the sweep has reached it, one after, one that was never given a new place.
-    assert!(table.set_pins(entries[0], [Slot(2); 2]));
+    assert!(table.set_pins(entries[0], [Slot(2); 2], START));
     finish(&mut table, |table| table.fail_slot(Slot(1), 3));
-    assert!(table.set_pins(entries[1], [Slot(2); 2]));
-    assert!(!table.set_pins(entries[1], [Slot(3); 2]));
-    assert!(!table.set_pins(entries[2], [Slot::NONE; 2]));
+    assert!(table.set_pins(entries[1], [Slot(2); 2], START));
+    assert!(!table.set_pins(entries[1], [Slot(3); 2], START));
+    assert!(!table.set_pins(entries[2], [Slot::NONE; 2], START));
     assert_eq!(
         (table.counters().failed_pins, table.counters().expected_moves),
         (10, 2)
@@ -297,7 +298,7 @@ fn flows_of_a_failed_instance_move_once_and_are_counted_apart() {
         (0, 1, 1)
     );
     // The slot's next instance has nothing to do with them.
-    assert!(table.set_pins(entries[2], [Slot(1); 2]));
+    assert!(table.set_pins(entries[2], [Slot(1); 2], START));
     assert_eq!(table.live(Slot(1)), 1);
 }
 
@@ -316,9 +317,40 @@ fn a_purge_can_become_a_failure() {
     );
     let moved = entries
         .iter()
-        .filter(|&&entry| table.set_pins(entry, [Slot(2); 2]))
+        .filter(|&&entry| table.set_pins(entry, [Slot(2); 2], START))
         .count();
     assert_eq!(moved, 5);
+}
+
+/// Since when a flow is where it is: each direction by itself, to a tick, also in a process that takes the table over.
+#[test]
+fn a_pin_knows_since_when_it_holds() {
+    let at = |ms| START + Nanos::from_millis(ms);
+    let tick = |now: Nanos| Some(Nanos(now.0 >> 21 << 21));
+    let mut table = table();
+    let (moved, one_way, failed) = (
+        key(1, protocol::UDP),
+        key(2, protocol::UDP),
+        key(3, protocol::TCP),
+    );
+    let entry = enter(&mut table, &moved, [Slot(1); 2], START);
+    table.hit(entry, Direction::Forward, 70_000, 1 << 30, at(50), 0);
+    table.set_pins(entry, [Slot::NONE; 2], at(60));
+    assert_eq!(table.get(&moved, at(60)).unwrap().pinned_at, [None; 2]);
+    table.set_pins(entry, [Slot(2); 2], at(100));
+    let entry = enter(&mut table, &one_way, [Slot(3), Slot::NONE], at(10));
+    assert_eq!(
+        table.get(&one_way, at(20)).unwrap().pinned_at,
+        [tick(at(10)), None]
+    );
+    table.set_pin(entry, Direction::Reverse, Slot(4), at(200));
+    enter(&mut table, &failed, [Slot(5); 2], at(30));
+    finish(&mut table, |table| table.fail_slot(Slot(5), 100));
+    let table = FlowTable::attach(table.into_storage(), &TimeoutPolicy::default(), at(300)).unwrap();
+    let pinned_at = |key| table.get(key, at(900)).unwrap().pinned_at;
+    assert_eq!(pinned_at(&moved), [tick(at(100)); 2]);
+    assert_eq!(pinned_at(&one_way), [tick(at(10)), tick(at(200))]);
+    assert_eq!(pinned_at(&failed), [None; 2]);
 }
 
 #[test]
@@ -381,7 +413,8 @@ fn what_cannot_be_made_is_named() {
         TableConfig {
             ipv4_flows: limit,
             ipv6_flows: limit,
-            return_counters: true
+            return_counters: true,
+            pin_times: true,
         }
         .lines_needed()
         .is_ok()
@@ -405,6 +438,7 @@ fn a_table_without_room_for_a_family_says_full() {
             ipv4_flows: 0,
             ipv6_flows: 0,
             return_counters: true,
+            pin_times: true,
         },
         &TimeoutPolicy::default(),
     );
@@ -561,7 +595,7 @@ fn exercise(mut table: Table) {
     for key in &keys {
         let entry = table.lookup(key, table.hasher().hash(key)).unwrap();
         table.hit(entry, Direction::Reverse, 1 << 20, 1 << 30, now, tcp_flag::FIN);
-        table.set_pin(entry, Direction::Forward, Slot(8));
+        table.set_pin(entry, Direction::Forward, Slot(8), START);
     }
     for i in 5000..5100 {
         let key = key(i, protocol::SCTP);

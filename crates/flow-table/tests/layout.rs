@@ -39,6 +39,7 @@ fn an_ipv4_flow_takes_at_most_64_bytes_at_90_percent_fill() {
             ipv4_flows: flows,
             ipv6_flows: 0,
             return_counters: false,
+            pin_times: false,
         };
         let mut table = table(&config, [5, 6, 7, 8]);
         let fill = flows * 9 / 10;
@@ -64,6 +65,7 @@ fn an_ipv4_flow_takes_at_most_64_bytes_at_90_percent_fill() {
         ipv4_flows: 16_000_000,
         ipv6_flows: 0,
         return_counters: false,
+        pin_times: false,
     };
     let bytes = config.lines_needed().unwrap() * Line::BYTES;
     assert!(bytes as f64 / 14_400_000.0 <= 64.0);
@@ -78,6 +80,7 @@ fn a_table_fills_to_its_last_entry() {
             ipv4_flows: FLOWS as usize,
             ipv6_flows: 0,
             return_counters: false,
+            pin_times: false,
         };
         let mut table = table(&config, [seed, 1, 2, 3]);
         for i in 0..FLOWS {

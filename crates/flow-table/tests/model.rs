@@ -164,6 +164,7 @@ struct Flow {
     opener: Direction,
     service: u16,
     pins: [Slot; 2],
+    pinned_at: [Nanos; 2],
     lost: [bool; 2],
     packets: [u64; 2],
     bytes: [u64; 2],
@@ -233,6 +234,7 @@ impl Harness {
             ipv4_flows,
             ipv6_flows,
             return_counters: true,
+            pin_times: true,
         };
         let now = Nanos(123_456_789);
         // Storage full of something.
@@ -398,6 +400,7 @@ impl Harness {
                             opener,
                             service,
                             pins,
+                            pinned_at: [now; 2],
                             lost: [false; 2],
                             packets: [0; 2],
                             bytes: [0; 2],
@@ -447,20 +450,20 @@ impl Harness {
                 let key = key(i);
                 if let Some(entry) = self.entry(&key) {
                     let direction = direction(reverse);
-                    let moved = self.table().set_pin(entry, direction, Slot(slot));
+                    let moved = self.table().set_pin(entry, direction, Slot(slot), now);
                     let pin = self.usable(slot);
                     let flow = self.flows.get_mut(&key).unwrap();
-                    assert_eq!(moved, repin(flow, direction.index(), pin));
+                    assert_eq!(moved, repin(flow, direction.index(), pin, now));
                     self.counters.expected_moves += u64::from(moved);
                 }
             }
             Op::SetPins { key: i, pins } => {
                 let key = key(i);
                 if let Some(entry) = self.entry(&key) {
-                    let moved = self.table().set_pins(entry, pins.map(Slot));
+                    let moved = self.table().set_pins(entry, pins.map(Slot), now);
                     let pins = pins.map(|pin| self.usable(pin));
                     let flow = self.flows.get_mut(&key).unwrap();
-                    let moves = [repin(flow, 0, pins[0]), repin(flow, 1, pins[1])];
+                    let moves = [repin(flow, 0, pins[0], now), repin(flow, 1, pins[1], now)];
                     assert_eq!(moved, moves[0] || moves[1]);
                     self.counters.expected_moves += u64::from(moved);
                 }
@@ -626,6 +629,11 @@ impl Harness {
             opener: flow.opener,
             service: ServiceId(flow.service),
             pins: flow.pins,
+            pinned_at: [0, 1].map(|d| {
+                flow.pins[d]
+                    .is_some()
+                    .then_some(Nanos(flow.pinned_at[d].0 >> 21 << 21))
+            }),
             packets: flow.packets,
             bytes: flow.bytes,
             idle: Nanos(((self.now.0 >> 21) - (flow.seen.0 >> 21)) << 21),
@@ -657,8 +665,9 @@ impl Harness {
     }
 }
 
-fn repin(flow: &mut Flow, direction: usize, pin: Slot) -> bool {
+fn repin(flow: &mut Flow, direction: usize, pin: Slot, now: Nanos) -> bool {
     flow.pins[direction] = pin;
+    flow.pinned_at[direction] = now;
     let moved = flow.lost[direction] && pin.is_some();
     if pin.is_some() {
         flow.lost[direction] = false;

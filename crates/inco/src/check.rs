@@ -132,6 +132,7 @@ impl Plan {
             ipv4_flows: usize::try_from(switch.flows)?,
             ipv6_flows: usize::try_from(switch.flows_ipv6)?,
             return_counters: configuration.services.iter().any(Service::counts_flows),
+            pin_times: true,
         };
         let table_bytes = table.lines_needed()? as u64 * size_of::<flow_table::Line>() as u64;
         let in_order = configuration.match_order();

@@ -643,12 +643,12 @@ fn explanation_text(of: &FlowExplanation) -> String {
     if let Some(row) = &of.pinned {
         let id = |id: Option<InstanceId>| or_dash(id, |id| id.to_string());
         let state = of.instance_state.map_or("gone", |state| state.name());
-        let since = of
+        let [forward, opposite] = row
             .since_unix_ms
-            .map_or_else(String::new, |ms| format!(", not before {}", clock(ms)));
+            .map(|at| at.map_or_else(String::new, |ms| format!(" since {}", clock(ms))));
         let _ = writeln!(
             text,
-            "forward on instance {} ({state}), opposite on {}{since}\n{} packets forward, {} opposite; {} since the last one; {}",
+            "forward on instance {} ({state}){forward}, opposite on {}{opposite}\n{} packets forward, {} opposite; {} since the last one; {}",
             id(row.forward),
             id(row.reverse),
             grouped(row.packets[0]),
@@ -780,6 +780,7 @@ mod tests {
             service: "web".to_owned(),
             forward: Some(InstanceId(3)),
             reverse: None,
+            since_unix_ms: [Some(1), None],
             packets: [1000, 0],
             bytes: [64_000, 0],
             idle_ms: 12,

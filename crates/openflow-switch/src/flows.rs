@@ -90,6 +90,8 @@ pub struct FlowRow {
     pub service: ServiceId,
     /// Where its instance is.
     pub slot: Slot,
+    /// When it was noticed, and with that pinned there.
+    pub pinned_at: Nanos,
     /// How its rules are.
     pub state: RuleState,
     /// Whether its packets pass through us: it was caught by a hold.
@@ -120,6 +122,7 @@ pub(crate) struct Flow {
     pub(crate) service: usize,
     pub(crate) bucket: usize,
     pub(crate) slot: Slot,
+    pub(crate) pinned_at: Nanos,
     pub(crate) way: Way,
     pub(crate) state: RuleState,
     pub(crate) rules: Vec<FlowRule>,
@@ -147,6 +150,7 @@ impl Flow {
             id,
             service,
             slot: self.slot,
+            pinned_at: self.pinned_at,
             state: self.state,
             is_looped,
             packets: self.packets + of(|rule| rule.packets),

@@ -820,6 +820,7 @@ impl Steering {
             service: place.0,
             bucket: place.1,
             slot,
+            pinned_at: now,
             way,
             state: RuleState::OnBucket,
             rules: Vec::new(),

@@ -67,6 +67,7 @@ pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port
         ipv4_flows,
         ipv6_flows: 1000,
         return_counters: false,
+        pin_times: true,
     };
     let hasher = FlowHasher::new([1, 2, 3, 4]);
     let storage = TableMemory::new(config.lines_needed().unwrap()).unwrap();

@@ -223,6 +223,7 @@ impl Bed {
                 ipv4_flows: 20_000,
                 ipv6_flows: 2_000,
                 return_counters: true,
+                pin_times: true,
             },
             timeouts: TimeoutPolicy::default(),
             uplinks: (0..uplinks)

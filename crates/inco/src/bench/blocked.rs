@@ -140,6 +140,7 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
         ipv4_flows: TABLE_FLOWS,
         ipv6_flows: 0,
         return_counters: false,
+        pin_times: true,
     };
     let mut switch = Synthetic::start(
         with_fifth(scheduler, Some(InstanceState::Active))?,

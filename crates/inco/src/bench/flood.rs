@@ -101,6 +101,7 @@ fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
         ipv4_flows: args.table,
         ipv6_flows: 0,
         return_counters: false,
+        pin_times: true,
     };
     let mut switch = Synthetic::start(two_services()?, table, sources)?;
     pace.set(Pace::UNLIMITED);

@@ -40,6 +40,7 @@ pub(super) fn run(args: &SetupArgs) -> Result<()> {
         ipv4_flows: args.flows,
         ipv6_flows: 0,
         return_counters: false,
+        pin_times: false,
     };
     let bytes = config.lines_needed()? * Line::BYTES;
     let mut raw = Raw::new(
@@ -142,6 +143,7 @@ mod tests {
             ipv4_flows: 1_000_000,
             ipv6_flows: 0,
             return_counters: false,
+            pin_times: false,
         };
         let filled = fill_up(&config).unwrap();
         assert_eq!(filled.len(), FILLS.len());

@@ -229,6 +229,7 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             ipv4_flows: spec.table_flows,
             ipv6_flows: spec.table_flows,
             return_counters: false,
+            pin_times: true,
         },
         timeouts: TimeoutPolicy::default(),
         uplinks: vec![uplink],

@@ -1,6 +1,6 @@
 //! What the control loop answers when it is asked how things are.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
@@ -13,7 +13,7 @@ use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, Uplink
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
 
-use super::control::{ControlLoop, grown};
+use super::control::{ControlLoop, grown, monotonic};
 
 /// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
 macro_rules! parameter_rows {
@@ -265,13 +265,16 @@ impl ControlLoop {
         let instances = self.shell.controller().instances();
         let id = pinned.as_ref().and_then(|row| row.forward.or(row.reverse));
         let instance = id.and_then(|id| instances.iter().find(|i| i.id() == id));
-        let since = id.and_then(|id| self.active_since.get(&id).copied());
+        let since = pinned.as_ref().and_then(|row| {
+            let is_answer = tuple.is_some_and(|tuple| tuple.to_string() != row.flow);
+            row.since_unix_ms[usize::from(is_answer)]
+        });
         let mut why = Vec::new();
         match (&pinned, instance) {
             (Some(row), Some(instance)) => {
                 why.push(format!(
-                    "its first packet was given to instance {} of {}, which then took new flows; it stays there until it \
-                     ends, is purged or moved, or the instance fails",
+                    "it was given to instance {} of {}, which then took new flows; it stays there until it ends, is \
+                     purged or moved, or the instance fails",
                     instance.id(),
                     row.service,
                 ));
@@ -402,6 +405,14 @@ impl ControlLoop {
                 .map(|i| i.id())
         };
         let (opener, other) = (row.opener, row.opener.flipped());
+        let (now, wall) = (monotonic(), since_1970());
+        let since = |direction: Direction| {
+            let at = row.pinned_at[direction.index()]?;
+            Some(
+                wall.saturating_sub(Duration::from_nanos(now.since(at).0))
+                    .as_millis() as u64,
+            )
+        };
         let both = |values: [u64; 2]| match opener {
             Direction::Forward => values,
             Direction::Reverse => [values[1], values[0]],
@@ -411,6 +422,7 @@ impl ControlLoop {
             service: self.service_name(row.service),
             forward: instance(opener),
             reverse: instance(other),
+            since_unix_ms: [since(opener), since(other)],
             packets: both(row.packets),
             bytes: both(row.bytes),
             idle_ms: row.idle.as_millis(),
@@ -440,8 +452,11 @@ impl ControlLoop {
 
 /// Now, in milliseconds since 1970.
 pub(super) fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_millis() as u64
+    since_1970().as_millis() as u64
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// How fast the loop reacted so far.

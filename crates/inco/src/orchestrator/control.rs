@@ -81,8 +81,6 @@ pub(super) struct ControlLoop {
     /// By service, what instances counted whose slots others have got since.
     pub(super) retired: HashMap<ServiceId, collector::SlotCounters>,
     pub(super) services: Vec<ServicePlan>,
-    /// Since when instances take new flows, in milliseconds since 1970.
-    pub(super) active_since: HashMap<InstanceId, u64>,
     pub(super) event_files: EventFiles,
     /// Events so far, by kind.
     pub(super) event_counts: BTreeMap<&'static str, u64>,
@@ -180,7 +178,7 @@ fn is_runnable(pid: u32) -> bool {
 }
 
 /// Monotonic time, as the switch has it.
-fn monotonic() -> Nanos {
+pub(super) fn monotonic() -> Nanos {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Nanos(
         (now.tv_sec as u64)
@@ -235,7 +233,6 @@ impl ControlLoop {
         }
         Ok(ControlLoop {
             retired: HashMap::new(),
-            active_since: HashMap::new(),
             event_files,
             event_counts: BTreeMap::new(),
             action_counts: BTreeMap::new(),
@@ -1223,18 +1220,6 @@ impl ControlLoop {
         };
         if let (Some(decision), Some(service)) = (decision, &event.service) {
             *self.decisions.entry((service.clone(), decision)).or_default() += 1;
-        }
-        if let (EventKind::State { from, to, .. }, Some(instance)) = (&event.kind, event.instance) {
-            match to {
-                // It had new flows until it drained.
-                InstanceState::Active if *from != InstanceState::Draining => {
-                    self.active_since.insert(instance, event.unix_ms);
-                }
-                InstanceState::Gone => {
-                    self.active_since.remove(&instance);
-                }
-                _ => {}
-            }
         }
         let event = Arc::new(event);
         self.event_files.write(Arc::clone(&event));

@@ -196,6 +196,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
             ipv4_flows: of.flows as usize,
             ipv6_flows: of.flows_ipv6 as usize,
             return_counters: configuration.services.iter().any(Service::counts_flows),
+            pin_times: true,
         },
         timeouts: TimeoutPolicy {
             tcp_handshake: t.tcp_handshake,

@@ -143,6 +143,7 @@ fn flow(port: u16, pps: f64) -> FlowRow {
         service: "web".to_owned(),
         forward: Some(InstanceId(3)),
         reverse: Some(InstanceId(3)),
+        since_unix_ms: [None; 2],
         packets: [u64::from(port) * 10, 5],
         bytes: [u64::from(port) * 640, 320],
         idle_ms: 1,

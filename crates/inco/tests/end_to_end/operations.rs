@@ -6,7 +6,10 @@ use std::process::Stdio;
 use api::types::{Action, FlowFilter, ServiceRow};
 use model::{Event, EventKind};
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill, unix_ms};
+
+/// The flow table's times are rounded down to 2.1 ms, and once more to a whole one.
+const TICK_MS: u64 = 4;
 
 const CONFIGURATION: &str = r#"
 [[uplink]]
@@ -64,10 +67,12 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     let text = CONFIGURATION.replace("IMAGE", IMAGE);
     let inco = place.run(&text);
     inco.settled(2, 0);
+    let began = unix_ms();
     let traffic = place.traffic(TRAFFIC);
     let before = eventually("all flows", PATIENCE, || {
         Some(pins(&inco)).filter(|pins| pins.len() == 12)
     });
+    let all_pinned = unix_ms();
     let refused = |text: &str| {
         place.file("inco.toml", text);
         let output = place.output(&["reload"]);
@@ -146,11 +151,16 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     let explanation = inco.client().explain_flow(flow).unwrap();
     assert_eq!(explanation.pinned.as_ref().unwrap().forward, *instance);
     assert_eq!(explanation.service.as_deref(), Some("forward"));
-    assert!(explanation.since_unix_ms.is_some(), "{explanation:?}");
+    let since = explanation.since_unix_ms.unwrap();
     assert!(
-        place
-            .must(&["explain", "flow", flow])
-            .contains("its first packet was given to instance")
+        began <= since + TICK_MS && since <= all_pinned,
+        "not {began} <= {since} <= {all_pinned}"
+    );
+    let said = place.must(&["explain", "flow", flow]);
+    let on = format!("forward on instance {} (active) since ", instance.unwrap());
+    assert!(
+        said.contains(&on) && said.contains("it was given to instance"),
+        "{said}"
     );
     // Its service says that it stays.
     let to = inco
@@ -245,10 +255,18 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
         .find(|id| Some(*id) != from)
         .unwrap();
     let id = to.0.to_string();
+    let since = || inco.client().explain_flow(&flow).unwrap().since_unix_ms;
+    let (asked, first) = (unix_ms(), since().unwrap());
+    assert!(first <= asked, "{first} {asked}");
     assert!(place.must(&["move", &flow, &id]).contains("goes to instance"));
     eventually("it is there", PATIENCE, || {
         pins(&inco).contains(&(flow.clone(), Some(to))).then_some(())
     });
+    let (moved, now) = (since().unwrap(), unix_ms());
+    assert!(
+        asked <= moved + TICK_MS && moved <= now,
+        "not {asked} <= {moved} <= {now}"
+    );
     assert!(place.must(&["move", &flow, &id]).contains("already"));
     let gone = place.output(&["move", "tcp 192.0.2.1:1 > 192.0.2.2:2", &id]);
     assert!(

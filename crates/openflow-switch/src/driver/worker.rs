@@ -945,6 +945,7 @@ impl Worker {
             opener,
             service: of.service,
             pins,
+            pinned_at: pins.map(|pin| pin.is_some().then_some(of.pinned_at)),
             packets: at(of.packets),
             bytes: at(of.bytes),
             idle: now.since(of.seen),
