@@ -215,9 +215,8 @@ struct SlotState {
     hot_events: Count,
     busy_ns: Count,
     throttled_ns: Count,
-    arrivals_history: History,
-    returns_history: History,
-    drops_history: History,
+    /// Arrivals, returns and drops.
+    history: History<3>,
     occupied_before: bool,
     /// Whether it had work waiting at the sample before.
     worked_before: bool,
@@ -246,9 +245,7 @@ impl SlotState {
             hot_events: Count::default(),
             busy_ns: Count::default(),
             throttled_ns: Count::default(),
-            arrivals_history: History::default(),
-            returns_history: History::default(),
-            drops_history: History::default(),
+            history: History::default(),
             occupied_before: false,
             worked_before: false,
             was_busy: false,
@@ -318,7 +315,7 @@ struct ServiceState {
     offered_bytes: Count,
     unserved: Count,
     overcommitted: Count,
-    offered_history: History,
+    offered_history: History<1>,
     clock: Clock,
     hot: bool,
     /// The weighted mean of what busy instances took per second, and the weights that are in it.
@@ -420,9 +417,7 @@ impl Collector {
         state.offered_history = History::default();
         for slot in self.slots.iter_mut().flatten() {
             if slot.rates.service == service {
-                slot.arrivals_history = History::default();
-                slot.returns_history = History::default();
-                slot.drops_history = History::default();
+                slot.history = History::default();
             }
         }
     }
@@ -491,10 +486,11 @@ impl Collector {
             state.overcommitted.read(counters.overcommitted, &step);
             state.rates.overcommitted = state.overcommitted.total;
             state.clock.advance(now);
-            state.offered_history.push(&state.clock, state.offered.total);
+            state.offered_history.push(&state.clock, [state.offered.total]);
             state.rates.offered_fast_pps = state.offered.fast;
             state.rates.unserved_fast_pps = state.unserved.fast;
-            state.rates.offered_stable_pps = state.offered_history.rate(&state.clock, state.offered.total);
+            [state.rates.offered_stable_pps] =
+                state.offered_history.rates(&state.clock, [state.offered.total]);
             state.rates.live_flows = 0;
         }
         for slot in &self.assigned {
@@ -512,14 +508,14 @@ impl Collector {
                     service.learned += step.learning * (taken - service.learned);
                     service.learned_weight += step.learning * (1.0 - service.learned_weight);
                 }
-                state.arrivals_history.push(&service.clock, state.arrivals.total);
-                state.returns_history.push(&service.clock, state.returns.total);
-                state.drops_history.push(&service.clock, state.ring_drops.total);
+                let totals = [state.arrivals.total, state.returns.total, state.ring_drops.total];
+                state.history.push(&service.clock, totals);
                 let rates = &mut state.rates;
-                rates.arrivals_stable_pps = state.arrivals_history.rate(&service.clock, state.arrivals.total);
-                rates.returns_stable_pps = state.returns_history.rate(&service.clock, state.returns.total);
-                rates.ring_drops_stable_pps =
-                    state.drops_history.rate(&service.clock, state.ring_drops.total);
+                [
+                    rates.arrivals_stable_pps,
+                    rates.returns_stable_pps,
+                    rates.ring_drops_stable_pps,
+                ] = state.history.rates(&service.clock, totals);
             }
         }
         for state in &mut self.services {

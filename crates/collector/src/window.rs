@@ -109,39 +109,44 @@ impl Clock {
     }
 }
 
-/// What a counter was at each step of a clock.
+/// What some counters were at each step of a clock.
 #[derive(Debug)]
-pub(crate) struct History {
-    counts: [u64; PLACES],
+pub(crate) struct History<const N: usize> {
+    counts: [[u64; N]; PLACES],
 }
 
-impl Default for History {
+impl<const N: usize> Default for History<N> {
     fn default() -> Self {
-        History { counts: [0; PLACES] }
+        History {
+            counts: [[0; N]; PLACES],
+        }
     }
 }
 
-impl History {
-    /// Notes the count where the clock's current sample is a step.
-    pub(crate) fn push(&mut self, clock: &Clock, total: u64) {
+impl<const N: usize> History<N> {
+    /// Notes the counts where the clock's current sample is a step.
+    pub(crate) fn push(&mut self, clock: &Clock, totals: [u64; N]) {
         if clock.due {
-            self.counts[clock.taken.wrapping_sub(1) % PLACES] = total;
+            self.counts[clock.taken.wrapping_sub(1) % PLACES] = totals;
         }
     }
 
-    /// The mean rate over the clock's window, which ends with a count of `total`.
-    pub(crate) fn rate(&self, clock: &Clock, total: u64) -> f64 {
+    /// The mean rates over the clock's window, which ends with counts of `totals`.
+    pub(crate) fn rates(&self, clock: &Clock, totals: [u64; N]) -> [f64; N] {
         if clock.span_s <= 0.0 {
-            return 0.0;
+            return [0.0; N];
         }
-        let first = self.counts[clock.from % PLACES];
+        let first = &self.counts[clock.from % PLACES];
         let next = if clock.from + 1 < clock.taken {
-            self.counts[(clock.from + 1) % PLACES]
+            &self.counts[(clock.from + 1) % PLACES]
         } else {
-            total
+            &totals
         };
-        // A history younger than its clock holds zeros: nothing was counted before it began.
-        let at_begin = first as f64 + (next.saturating_sub(first)) as f64 * clock.share;
-        (total as f64 - at_begin).max(0.0) / clock.span_s
+        std::array::from_fn(|at| {
+            // A history younger than its clock holds zeros: nothing was counted before it began.
+            let counted = next[at].saturating_sub(first[at]);
+            let at_begin = first[at] as f64 + counted as f64 * clock.share;
+            (totals[at] as f64 - at_begin).max(0.0) / clock.span_s
+        })
     }
 }

@@ -70,6 +70,9 @@ pub(crate) struct Control {
     pub(crate) rows_since: Vec<Nanos>,
     pub(crate) changes: Vec<SlotChange>,
     pub(crate) events: Vec<Event>,
+    /// Active instances, and those that exist and are not frozen.
+    pub(crate) active: u32,
+    pub(crate) running: u32,
     ready: Range,
     random: Random,
     /// Scenario time zero.
@@ -163,6 +166,8 @@ impl Control {
             rows_since: Vec::new(),
             changes: Vec::new(),
             events: Vec::new(),
+            active: 0,
+            running: 0,
             ready: instances.ready_ms,
             random: Random::new(seed ^ 0x5eed),
             zero: Nanos::ZERO,
@@ -303,6 +308,13 @@ impl Control {
         self.outputs.switch = switch;
         self.events.append(&mut self.outputs.events);
         disturbed |= std::mem::take(&mut self.first);
+        if disturbed {
+            (self.active, self.running) = (0, 0);
+            for instance in self.controller.instances() {
+                self.active += u32::from(instance.state() == InstanceState::Active);
+                self.running += u32::from(instance.container() != controller::Container::Paused);
+            }
+        }
         disturbed
     }
 

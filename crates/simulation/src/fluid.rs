@@ -34,8 +34,11 @@ struct Place {
     /// The same in thousandths of bytes per second.
     singles_milli_bytes: Vec<u64>,
     single_flows: f64,
-    /// Live flows by aggregate and class, one after the other.
+    /// Live flows by aggregate and class, one after the other, and their sum at the end of the last step.
     live: Vec<f64>,
+    live_flows: f64,
+    /// The weight of the live flows of the aggregate at hand.
+    weight: f64,
     /// Arrivals and capacity of the last step, in packets per second.
     arrivals_pps: f64,
     capacity_pps: f64,
@@ -54,7 +57,7 @@ struct Place {
 
 impl Place {
     fn flows(&self) -> f64 {
-        self.single_flows + self.live.iter().sum::<f64>()
+        self.single_flows + self.live_flows
     }
 }
 
@@ -267,6 +270,7 @@ impl<'a> Fluid<'a> {
             self.moved += *live;
             *homeless += std::mem::take(live);
         }
+        place.live_flows = 0.0;
         place.singles_milli.fill(0);
         place.singles_milli_bytes.fill(0);
         place.single_flows = 0.0;
@@ -517,10 +521,10 @@ impl<'a> Fluid<'a> {
             let homeless = weigh(&self.homeless);
             let mut total = homeless;
             for slot in &self.used {
-                total += self
-                    .places
-                    .get(slot.index())
-                    .map_or(0.0, |place| weigh(&place.live));
+                if let Some(place) = self.places.get_mut(slot.index()) {
+                    place.weight = weigh(&place.live);
+                    total += place.weight;
+                }
             }
             let bytes = self.compiled.bytes[aggregate.source];
             if total <= 0.0 {
@@ -530,7 +534,7 @@ impl<'a> Fluid<'a> {
             }
             for slot in &self.used {
                 if let Some(place) = self.places.get_mut(slot.index()) {
-                    let pps = pps * weigh(&place.live) / total;
+                    let pps = pps * place.weight / total;
                     place.arrivals_pps += pps;
                     place.arrivals_bytes += pps * bytes;
                 }
@@ -662,7 +666,9 @@ impl<'a> Fluid<'a> {
             }
             if left < HALF_A_FLOW && !row.state.takes_new_flows() {
                 place.live.fill(0.0);
+                left = 0.0;
             }
+            place.live_flows = left;
         }
         for (live, decay) in self.homeless.iter_mut().zip(&self.decay) {
             *live *= decay;

@@ -198,11 +198,7 @@ impl Recorder {
             sums.0 += arrivals;
             sums.1 += served;
         }
-        let (mut active, mut running) = (0, 0);
-        for instance in control.instances() {
-            active += u32::from(instance.state() == InstanceState::Active);
-            running += u32::from(instance.container() != controller::Container::Paused);
-        }
+        let (active, running) = (control.active, control.running);
         if counted {
             add(&mut self.total, interval);
             self.instance_s += f64::from(running) * dt_s;
@@ -268,11 +264,8 @@ impl Recorder {
         self.since_point = now;
         self.next = self.next + self.every;
         let mut instances = Vec::new();
-        let (mut active, mut running) = (0, 0);
         for instance in control.instances() {
             let is_active = instance.state() == InstanceState::Active;
-            active += u32::from(is_active);
-            running += u32::from(instance.container() != controller::Container::Paused);
             if instance.is_in_table() {
                 let (arrivals, served) = self
                     .by_slot
@@ -296,8 +289,8 @@ impl Recorder {
             served_pps: sum.served / dt_s,
             lost_pps: sum.lost() / dt_s,
             wanted: control.wanted(),
-            active,
-            running,
+            active: control.active,
+            running: control.running,
             instances,
         });
     }
