@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs a package, runs what it brings, and removes it again, in a copy of this machine's file system that nobody else
-# sees: a mount namespace with an overlay that lies in memory.
+# Installs a package, runs what it brings, by systemd too where this machine has it, and removes it again, in a copy of
+# this machine's file system that nobody else sees: a mount namespace with an overlay that lies in memory.
 #
 #   packaging/test-deb.sh inco_0.1.0_amd64.deb      as root
 set -euo pipefail
 [ $# = 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 if [ -z "${INCO_DEB_TEST:-}" ]; then
-    exec unshare --mount --pid --fork env INCO_DEB_TEST=1 "$0" "$(realpath "$1")"
+    exec unshare --mount --mount-proc --pid --fork env INCO_DEB_TEST=1 "$0" "$(realpath "$1")"
 fi
 package=$1
 top=/mnt
@@ -24,7 +24,7 @@ inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "
 fail() { echo "test-deb: $*" >&2; exit 1; }
 
 # Only on this copy: the machine's own installation, if any, is out of the way.
-rm -f "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf"
+rm -rf "$root/usr/local/bin/inco" "$root/usr/local/bin/inco-nf" "$root/etc/inco" "$root/var/lib/inco"
 inside dpkg --no-triggers -i /tmp/inco.deb >"$top/log" 2>&1 || { cat "$top/log" >&2; fail 'it does not install'; }
 [ "$(inside dpkg-query -W -f '${Status}' inco)" = 'install ok installed' ] || fail 'it is not installed'
 
@@ -42,6 +42,124 @@ if inside sh -c 'command -v systemd-analyze' >/dev/null; then
 fi
 
 mkdir -p "$root/etc/inco"
+
+# The unit, by a systemd of its own with nothing else to do: it starts, reloads, comes back after a crash and after a hang
+# with the containers that it had, and stops.
+by_systemd() {
+    local init group tree unit parent
+    inside inco image build forward >/dev/null
+    cat >"$root/etc/inco/inco.toml" <<'TOML'
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+[service.dns]
+match = { proto = "udp" }
+image = "inco/forward"
+cpus = 0.1
+memory = "64MiB"
+capacity = "10kpps"
+instances = { min = 2, max = 2 }
+autoscaler = "fixed"
+TOML
+    unit=$root/etc/systemd/system
+    mkdir -p "$unit/inco.service.d"
+    printf '[Unit]\nDefaultDependencies=no\nWants=inco.service\n' >"$unit/inco-test.target"
+    # A run directory of its own: control groups have their names by it, and those are the whole machine's.
+    cat >"$unit/inco.service.d/test.conf" <<UNIT
+[Unit]
+DefaultDependencies=no
+Wants=
+After=
+[Service]
+Environment=INCO_RUN_DIR=/run/inco-test
+RuntimeDirectory=
+RuntimeDirectory=inco-test
+WatchdogSec=4
+UNIT
+    # systemd keeps below the groups that it is started in. What it does to the place where their trees are mounted, it does
+    # to a copy.
+    group=inco-test-$(cut -c1-8 /proc/sys/kernel/random/uuid)
+    local trees=()
+    for tree in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
+        if [ -e "$tree/cgroup.procs" ]; then trees+=("$tree/$group") && mkdir "$tree/$group"; fi
+    done
+    unshare --mount --pid --fork bash -c '
+        root=$1; shift
+        for tree; do echo 0 >"$tree/cgroup.procs"; done
+        for folder in run tmp; do mount -t tmpfs none "$root/$folder"; done
+        if [ ! -e /sys/fs/cgroup/cgroup.procs ]; then
+            mount -t tmpfs none "$root/sys/fs/cgroup"
+            for tree in /sys/fs/cgroup/*; do
+                name=${tree##*/}
+                if [ -L "$tree" ]; then
+                    cp -P "$tree" "$root/sys/fs/cgroup/$name"
+                else
+                    mkdir "$root/sys/fs/cgroup/$name"
+                    mount --bind "$tree" "$root/sys/fs/cgroup/$name"
+                fi
+            done
+        fi
+        mount -t proc none "$root/proc"
+        exec chroot "$root" /lib/systemd/systemd --system --unit=inco-test.target --log-target=null --show-status=no
+    ' bash "$root" "${trees[@]}" >/dev/null 2>&1 &
+    local namespace=$!
+    init=
+    for _ in $(seq 100); do
+        init=$(pgrep -P $namespace || true)
+        [ -n "$init" ] && [ -d "/proc/$init/root/run/systemd/system" ] && break
+        sleep 0.05
+    done
+    within() {
+        nsenter --target "$init" --mount --pid --root="/proc/$init/root" --wd="/proc/$init/root" \
+            env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin INCO_RUN_DIR=/run/inco-test "$@"
+    }
+    become() { # what is expected, and a command that holds then
+        local what=$1
+        shift
+        for _ in $(seq 300); do
+            if "$@" >/dev/null 2>&1; then return; fi
+            sleep 0.1
+        done
+        within systemctl status --no-pager inco >&2 || true
+        within inco events >&2 || true
+        fail "under systemd: $what: not within 30 s"
+    }
+    both_serve() { [ "$(within inco instances | grep -c ' active ')" = 2 ]; }
+    came_back() { [ "$(within systemctl show -p NRestarts --value inco)" = "$1" ] && within inco events | grep -q 'took over'; }
+    main() { within systemctl show -p MainPID --value inco; }
+    become 'it starts' within systemctl is-active --quiet inco
+    become 'two containers serve' both_serve
+    within systemctl reload inco || fail 'systemctl reload fails'
+    sed -i 's/max = 2/max = "x"/' "$root/etc/inco/inco.toml"
+    if within systemctl reload inco 2>/dev/null; then fail 'systemctl reload takes a wrong file'; fi
+    sed -i 's/max = "x"/max = 2/' "$root/etc/inco/inco.toml"
+    within systemctl is-active --quiet inco || fail 'a wrong file ended it'
+    within kill -KILL "$(main)"
+    become 'it comes back after a crash' came_back 1
+    become 'the containers serve again' both_serve
+    within kill -STOP "$(main)"
+    become 'it comes back after a hang' came_back 2
+    become 'the containers serve again' both_serve
+    parent=$(within sh -c 'cat "/proc/$(pgrep -xo inco-nf)/cgroup"' | awk -F: '$3 ~ "^/inco-" { sub("/[^/]*$", "", $3); print $3; exit }')
+    [ -n "$parent" ] || fail 'the containers are not in control groups of their own'
+    within systemctl stop inco || fail 'systemctl stop fails'
+    [ "$(within systemctl show -p Result --value inco)" = success ] || fail 'its end is no success'
+    if within pgrep -x inco-nf >/dev/null; then fail 'containers outlive systemctl stop'; fi
+    if compgen -G "/sys/fs/cgroup/*$parent" >/dev/null || [ -e "/sys/fs/cgroup$parent" ]; then
+        fail "the control groups $parent outlive systemctl stop"
+    fi
+    kill -KILL "$init"
+    wait $namespace 2>/dev/null || true
+    for tree in "${trees[@]}"; do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null || true; done
+    rm -rf "$unit/inco.service.d" "$unit/inco-test.target"
+}
+if [ -x "$root/lib/systemd/systemd" ]; then
+    by_systemd
+    echo 'test-deb: runs under systemd'
+else
+    echo 'test-deb: not run under systemd, which is not installed'
+fi
+
 cat >"$root/etc/inco/inco.toml" <<'TOML'
 [[uplink]]
 name = "wan"
@@ -49,7 +167,7 @@ device = "memif:wan.sock"
 [service.sink]
 port = "null"
 TOML
-# What the unit runs, and then what it tells systemd: started by hand, since no systemd runs in here.
+# Removal ends an inco that somebody started by hand, too.
 inside inco check -f /etc/inco/inco.toml >/dev/null
 inside inco run -f /etc/inco/inco.toml >"$top/run" 2>&1 &
 for _ in $(seq 200); do

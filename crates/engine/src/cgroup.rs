@@ -291,7 +291,8 @@ impl Cgroup {
             let path = tree.join(&self.relative);
             match fs::remove_dir(&path) {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                // Another error than "not found", where the tree itself cannot be written.
+                Err(_) if !path.exists() => {}
                 Err(error)
                     if matches!(
                         error.kind(),
