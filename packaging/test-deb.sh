@@ -153,11 +153,11 @@ UNIT
     for tree in "${trees[@]}"; do find "$tree" -depth -type d -exec rmdir {} + 2>/dev/null || true; done
     rm -rf "$unit/inco.service.d" "$unit/inco-test.target"
 }
-if [ -x "$root/lib/systemd/systemd" ]; then
+if [ -x "$root/lib/systemd/systemd" ] && command -v pgrep >/dev/null && command -v nsenter >/dev/null; then
     by_systemd
     echo 'test-deb: runs under systemd'
 else
-    echo 'test-deb: not run under systemd, which is not installed'
+    echo 'test-deb: not run under systemd: that, pgrep or nsenter is not installed'
 fi
 
 cat >"$root/etc/inco/inco.toml" <<'TOML'
