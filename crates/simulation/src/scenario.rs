@@ -677,7 +677,7 @@ impl ScenarioFile {
         put(&mut self.base, &keys, value.clone()).map_err(|problem| Error::value(key.trim(), problem))?;
         // What a variant says itself would win otherwise.
         for (_, changes) in &mut self.variants {
-            if has(changes, &keys) {
+            if decides(changes, &keys) {
                 put(changes, &keys, value.clone()).map_err(|problem| Error::value(key.trim(), problem))?;
             }
         }
@@ -772,13 +772,18 @@ fn merge(base: &mut Table, changes: &Table) {
     }
 }
 
-fn has(table: &Table, keys: &[&str]) -> bool {
+/// Whether what a variant changes decides over a key, by itself or by what holds it: a policy's name or a list, written
+/// anew, comes without what was set below.
+fn decides(changes: &Table, keys: &[&str]) -> bool {
     match keys {
         [] => true,
-        [key, rest @ ..] => match table.get(*key) {
+        [key, rest @ ..] => match changes.get(*key) {
             None => false,
-            Some(Value::Table(inner)) => has(inner, rest),
-            Some(_) => rest.is_empty(),
+            Some(Value::Table(inner)) => {
+                let is_other = ["policy", "kind"].iter().any(|of| inner.contains_key(*of));
+                is_other || decides(inner, rest)
+            }
+            Some(_) => true,
         },
     }
 }

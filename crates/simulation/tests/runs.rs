@@ -222,3 +222,34 @@ bytes = 1500
         }
     }
 }
+
+/// A key that is set from outside holds for each variant, however the variant writes what holds the key.
+#[test]
+fn what_is_set_reaches_policies_that_a_variant_names() {
+    let text = scenario("fluid", "best-fit", 5e3, 512, 1.0)
+        + "[variant.named.service]\nautoscaler = \"ladder\"\n\
+           [variant.written.service]\nautoscaler = { policy = \"hpa\", target_percent = 50 }\n\
+           [variant.as-before.service]\nmax = 5\n";
+    let file = ScenarioFile::parse(Path::new("test.toml"), &text).unwrap();
+    let set_in = |variant: &str, assignment: &str| {
+        let mut file = file.clone();
+        file.keep(&[variant.to_owned()]).unwrap();
+        file.set(assignment).map(|()| file.variant(variant).unwrap())
+    };
+    for (variant, key) in [
+        ("named", "target"),
+        ("written", "target_percent"),
+        ("written", "period"),
+        ("as-before", "target"),
+    ] {
+        let value = if key == "target" { "0.7" } else { "45" };
+        let value = if key == "period" { "1s" } else { value };
+        let scenario = set_in(variant, &format!("service.autoscaler.{key}={value}")).unwrap();
+        let found = scenario.service.autoscaler.get(key).unwrap().to_string();
+        assert_eq!(found.trim_matches('"'), value, "{variant}");
+    }
+    // A parameter that its policy does not have is not passed over either.
+    let scenario = set_in("named", "service.autoscaler.target_percent=45").unwrap();
+    let error = play(&scenario, 1, Path::new("."), Path::new(".")).unwrap_err();
+    assert!(error.to_string().contains("target_percent"), "{error}");
+}
