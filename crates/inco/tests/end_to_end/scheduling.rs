@@ -154,3 +154,72 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
     assert_eq!(inco.client().services().unwrap()[0].scheduler, "round-robin");
     inco.stop(&place);
 }
+
+/// A new flow every 20 ms, for as long as the test goes on.
+const ALWAYS_NEW: &str = r#"
+tick = "1ms"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "120s"
+flows = 6000
+ramp = "20ms"
+rate_per_flow = "1pps"
+"#;
+
+/// Decisions that are recorded at once.
+const RECORDS: usize = 3;
+
+/// Each scheduler, and one that goes by load with each metric, decides for live flows; what it decided is what it decides
+/// again from its own record.
+#[test]
+fn every_scheduler_and_every_metric_decides_live_as_it_is_explained() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
+    inco.settled(3, 0);
+    let traffic = place.traffic(ALWAYS_NEW);
+    let schedulers = inco.client().policies().unwrap().schedulers;
+    assert!(schedulers.len() >= 10, "{schedulers:?}");
+    let by_name = schedulers.iter().map(|row| (row.name.as_str(), "packets", None));
+    let by_metric = [
+        ("worst-fit", "bytes", Some("limit=1Gbps")),
+        ("worst-fit", "flows", Some("limit=1000")),
+        ("worst-fit", "busy", None),
+    ];
+    for (name, metric, limit) in by_name.chain(by_metric) {
+        let metric_is = format!("metric={metric}");
+        let mut arguments = vec!["policy", "forward", "--scheduler", name];
+        arguments.extend(["--set", "slow_start=0s", "--set", &metric_is]);
+        if let Some(limit) = limit {
+            arguments.extend(["--set", limit]);
+        }
+        if ["maglev", "source-hash"].contains(&name) {
+            // So small a table is made at once. A larger one takes some of the new flows' time, and they go by what there is.
+            arguments.extend(["--set", "table=1009"]);
+        }
+        place.must(&arguments);
+        let from = inco.events().last().unwrap().sequence;
+        place.must(&["policy", "forward", "--record", &RECORDS.to_string()]);
+        let picks = eventually(&format!("flows are given by {name} ({metric})"), PATIENCE, || {
+            let mut events = inco.events();
+            events.retain(|event| event.sequence > from && matches!(event.kind, EventKind::Picked { .. }));
+            (events.len() >= RECORDS).then_some(events)
+        });
+        for event in &picks {
+            let EventKind::Picked { policy, case, .. } = &event.kind else {
+                continue;
+            };
+            assert_eq!((policy.as_str(), case["metric"].as_str()), (name, Some(metric)));
+            let line = serde_json::to_string(event).unwrap();
+            let again = explained(&place, &line)["picks"][0]["instance"].as_u64();
+            let then = event.instance.map(|id| u64::from(id.0));
+            assert_eq!(again, then, "{name} by {metric}: {line}");
+        }
+    }
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    inco.stop(&place);
+}
