@@ -93,6 +93,8 @@ pub(crate) struct Fluid<'a> {
     homeless: Vec<f64>,
     /// Parts of new flows that were not whole yet, by aggregate.
     part: Vec<f64>,
+    /// What one pick stands for, by class of the aggregate at hand.
+    each: Vec<f64>,
     next_single: usize,
     flows: Vec<Flow>,
     free: Vec<usize>,
@@ -182,6 +184,7 @@ impl<'a> Fluid<'a> {
             classes,
             homeless: vec![0.0; classes],
             part: vec![0.0; compiled.aggregates.len()],
+            each: Vec::with_capacity(classes),
             next_single: 0,
             flows: Vec::new(),
             free: Vec::new(),
@@ -430,8 +433,7 @@ impl<'a> Fluid<'a> {
             }
             let whole = fresh.floor();
             self.part[index] = fresh - whole;
-            let homeless: Vec<f64> = self.homeless[from..to].to_vec();
-            let again: f64 = homeless.iter().sum();
+            let again: f64 = self.homeless[from..to].iter().sum();
             let total = whole + again;
             if total <= 0.0 {
                 continue;
@@ -443,9 +445,14 @@ impl<'a> Fluid<'a> {
                 }
                 continue;
             }
-            self.homeless[from..to].fill(0.0);
             let picks = total.ceil().min((dt_s * 1e3).clamp(PICKS.0, PICKS.1)).max(1.0);
             let each = total / picks;
+            let classes = self.compiled.aggregates[index].classes.iter();
+            let of_class = classes.zip(&self.homeless[from..to]);
+            self.each.clear();
+            self.each
+                .extend(of_class.map(|(class, again)| (whole * class.share + again) / picks));
+            self.homeless[from..to].fill(0.0);
             for _ in 0..picks as u64 {
                 let number = self.random.bits();
                 let slot = self.steering.pick(number, each, 0);
@@ -453,14 +460,8 @@ impl<'a> Fluid<'a> {
                     continue;
                 };
                 place.new_flows += each;
-                for (class, again) in self.compiled.aggregates[index]
-                    .classes
-                    .iter()
-                    .zip(&homeless)
-                    .enumerate()
-                    .map(|(place, (class, again))| (place, whole * class.share + again))
-                {
-                    place.live[from + class] += again / picks;
+                for (live, more) in place.live[from..to].iter_mut().zip(&self.each) {
+                    *live += more;
                 }
             }
         }
