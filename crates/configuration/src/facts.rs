@@ -78,6 +78,9 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
     if let Some(tls) = &engine.tls {
         ask("engine.tls".to_owned(), facts.path(tls));
     }
+    if let Some(tls) = &configuration.switch.openflow.tls {
+        ask("switch.openflow.tls".to_owned(), facts.path(tls));
+    }
     let needs_engine = configuration
         .services
         .iter()

@@ -271,7 +271,7 @@ pub const KEYS: &[Key] = &[
     key(
         OPENFLOW,
         "database",
-        "`unix:/PATH` or `tcp:HOST:PORT`",
+        "`unix:/PATH`, `tcp:HOST:PORT` or `ssl:HOST:PORT`",
         "\"unix:/usr/local/var/run/openvswitch/db.sock\"",
         Value("\"unix:/run/openvswitch/db.sock\""),
         "Where the database of Open vSwitch listens.",
@@ -279,10 +279,18 @@ pub const KEYS: &[Key] = &[
     key(
         OPENFLOW,
         "control",
-        "`unix:/PATH` or `tcp:HOST:PORT`",
+        "`unix:/PATH`, `tcp:ADDRESS:PORT` or `ssl:ADDRESS:PORT`",
         "\"tcp:127.0.0.1:6653\"",
         Words("`BRIDGE.mgmt` beside the database's socket"),
-        "Where the bridge listens for OpenFlow.",
+        "Where the bridge listens for OpenFlow. At an address it is made to.",
+    ),
+    key(
+        OPENFLOW,
+        "tls",
+        "directory",
+        "\"/etc/inco/ovs\"",
+        Words("none"),
+        "For `ssl:`: where `ca.pem` (the authority of Open vSwitch's certificate), `cert.pem` and `key.pem` (inco's own) are.",
     ),
     key(
         OPENFLOW,

@@ -1,7 +1,7 @@
 //! From text to a configuration, table by table.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -379,6 +379,7 @@ fn read_switch<'a>(reader: &mut Reader<'a>, top: &Section<'a>, names: &[String])
             datapath: Datapath::Netdev,
             database: d::OVSDB.to_owned(),
             control: None,
+            tls: None,
             setup: FlowSetup::Proactive,
             rules: d::RULES,
             buckets: d::BUCKETS,
@@ -463,7 +464,36 @@ fn read_openflow<'a>(reader: &mut Reader<'a>, section: &Section<'a>, switch: &mu
     if let Some(database) = reader.read(&section, "database", |v| ovs_endpoint(read::text(v)?)) {
         of.database = database;
     }
-    of.control = reader.read(&section, "control", |v| ovs_endpoint(read::text(v)?));
+    of.control = reader.read(&section, "control", |v| {
+        let control = ovs_endpoint(read::text(v)?)?;
+        let address = control.strip_prefix("tcp:").or(control.strip_prefix("ssl:"));
+        match address {
+            Some(address) if address.parse::<SocketAddr>().is_err() => Err(Wrong::new(
+                "the bridge listens at an address and not at a name",
+                "write the address, as in tcp:192.0.2.1:6653",
+            )),
+            _ => Ok(control),
+        }
+    });
+    of.tls = reader.read(&section, "tls", |v| directory(read::text(v)?));
+    let needs = [Some(&of.database), of.control.as_ref()]
+        .into_iter()
+        .flatten()
+        .any(|place| place.starts_with("ssl:"));
+    if needs != of.tls.is_some() {
+        let wrong = if needs {
+            Wrong::new(
+                "ssl: needs keys",
+                "write tls = \"DIR\", a directory with ca.pem, cert.pem and key.pem",
+            )
+        } else {
+            Wrong::new(
+                "keys are for ssl: alone",
+                "write database = \"ssl:HOST:PORT\", or remove it",
+            )
+        };
+        reader.wrong(&section.key("tls"), wrong);
+    }
     let setups = read::word(&[
         ("proactive", FlowSetup::Proactive),
         ("reactive", FlowSetup::Reactive),
@@ -487,7 +517,7 @@ fn read_openflow<'a>(reader: &mut Reader<'a>, section: &Section<'a>, switch: &mu
     if of.control().is_none() {
         let wrong = Wrong::new(
             "where the bridge listens does not follow from a database on another machine",
-            "write control = \"tcp:HOST:6653\"",
+            "write control = \"tcp:ADDRESS:6653\"",
         );
         reader.wrong(&section.key("database"), wrong);
     }
@@ -506,10 +536,17 @@ fn bridge(text: &str) -> Result<String, Wrong> {
 }
 
 /// Where somebody listens, as Open vSwitch writes it.
+fn directory(text: &str) -> Result<PathBuf, Wrong> {
+    if text.is_empty() {
+        return Err(Wrong::new("it is empty", "write a directory"));
+    }
+    Ok(PathBuf::from(text))
+}
+
 fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
     let is_one = match text.split_once(':') {
         Some(("unix", path)) => path.starts_with('/'),
-        Some(("tcp", host)) => host
+        Some(("tcp" | "ssl", host)) => host
             .rsplit_once(':')
             .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)),
         _ => false,
@@ -519,7 +556,7 @@ fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
     } else {
         Err(Wrong::new(
             format!("{text:?} is no place where Open vSwitch listens"),
-            "write unix:/path/to/socket or tcp:HOST:PORT",
+            "write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT",
         ))
     }
 }
@@ -538,10 +575,7 @@ fn read_engine<'a>(reader: &mut Reader<'a>, top: &Section<'a>) -> Engine {
     if let Some(host) = reader.read(&section, "host", |v| host(read::text(v)?)) {
         engine.host = host;
     }
-    engine.tls = reader.read(&section, "tls", |v| match read::text(v)? {
-        "" => Err(Wrong::new("it is empty", "write a directory")),
-        text => Ok(PathBuf::from(text)),
-    });
+    engine.tls = reader.read(&section, "tls", |v| directory(read::text(v)?));
     if engine.driver == EngineDriver::Oci {
         for key in ["host", "tls"] {
             if section.get(key).is_some() {

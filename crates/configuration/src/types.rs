@@ -104,6 +104,8 @@ pub struct OpenFlow {
     pub database: String,
     /// Where the bridge listens for OpenFlow, likewise; `None`: at the socket that Open vSwitch makes beside the database's.
     pub control: Option<String>,
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, where one of them is to be had over TLS.
+    pub tls: Option<PathBuf>,
     /// How new flows are set up.
     pub setup: FlowSetup,
     /// Exact rules at most.

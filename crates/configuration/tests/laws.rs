@@ -162,6 +162,10 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             text.push_str(&format!("[api]\n{others}{line}"));
         }
         "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
+        // Keys are for TLS alone.
+        "switch.openflow" if name == "tls" => text.push_str(&format!(
+            "[switch]\ndriver = \"openflow\"\n[switch.openflow]\ncontrol = \"ssl:192.0.2.1:6653\"\n{line}"
+        )),
         "switch.openflow" => text.push_str(&format!(
             "[switch]\ndriver = \"openflow\"\n[switch.openflow]\n{line}"
         )),

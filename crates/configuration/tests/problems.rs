@@ -963,6 +963,13 @@ fn a_bridge_of_open_vswitch_is_read() {
     .openflow;
     assert_eq!((of.setup, of.rules, of.buckets), (FlowSetup::Reactive, 500, 16));
     assert_eq!(of.control().unwrap(), "tcp:[::1]:6653");
+    let of = good(&text(
+        "openflow = { database = \"ssl:card:6640\", control = \"ssl:192.0.2.1:6653\", tls = \"/etc/ovs\" }\n",
+        "",
+    ))
+    .switch
+    .openflow;
+    assert_eq!(of.tls.unwrap().to_str(), Some("/etc/ovs"));
     for (switch, service, said) in [
         ("openflow = { buckets = 48 }\n", "", "48 is no power of two"),
         (
@@ -973,12 +980,27 @@ fn a_bridge_of_open_vswitch_is_read() {
         (
             "openflow = { database = \"/run/db.sock\" }\n",
             "",
-            "write unix:/path/to/socket or tcp:HOST:PORT",
+            "write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT",
+        ),
+        (
+            "openflow = { database = \"ssl:card:6640\", control = \"ssl:192.0.2.1:6653\" }\n",
+            "",
+            "write tls = \"DIR\"",
+        ),
+        (
+            "openflow = { tls = \"/etc/ovs\" }\n",
+            "",
+            "keys are for ssl: alone",
+        ),
+        (
+            "openflow = { control = \"tcp:card:6653\" }\n",
+            "",
+            "write the address",
         ),
         (
             "openflow = { database = \"tcp:card:6640\" }\n",
             "",
-            "write control = \"tcp:HOST:6653\"",
+            "write control = \"tcp:ADDRESS:6653\"",
         ),
         (
             "openflow = { datapath = \"system\" }\n",

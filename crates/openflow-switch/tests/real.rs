@@ -155,6 +155,7 @@ impl Ovs {
                 name: "br0".into(),
                 datapath: "dummy".into(),
                 external_ids: BTreeMap::new(),
+                listens: None,
             })
             .unwrap();
         let instances = (0..INSTANCES).map(|slot| FIRST_INSTANCE + u32::from(slot));

@@ -2,30 +2,72 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
 use thiserror::Error;
+
+use crate::tls::Keys;
 
 /// How long a TCP connection may take to be made.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Where somebody listens, as Open vSwitch writes it: `unix:/run/openvswitch/db.sock`, `tcp:192.0.2.1:6640`.
+/// Where somebody listens, as Open vSwitch writes it: `unix:/run/openvswitch/db.sock`, `tcp:192.0.2.1:6640`,
+/// `ssl:192.0.2.1:6640`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// A unix socket.
     Unix(PathBuf),
     /// A host and a port.
     Tcp(String),
+    /// A host and a port, and TLS.
+    Ssl {
+        /// Host and port.
+        host: String,
+        /// What we show and whom we trust; [`None`] until [`Endpoint::with_keys`] says it.
+        keys: Option<Arc<Keys>>,
+    },
+}
+
+impl Endpoint {
+    /// The same endpoint, with keys for TLS where it is one of TLS.
+    #[must_use]
+    pub fn with_keys(self, keys: Option<&Keys>) -> Endpoint {
+        match self {
+            Endpoint::Ssl { host, .. } => Endpoint::Ssl {
+                host,
+                keys: keys.cloned().map(Arc::new),
+            },
+            other => other,
+        }
+    }
+
+    /// What Open vSwitch is told to listen there: `ptcp:6653:192.0.2.1`. [`None`] for a unix socket, on which a bridge listens
+    /// by itself, and for a host that is no address.
+    pub fn passive(&self) -> Option<String> {
+        let (kind, host) = match self {
+            Endpoint::Unix(_) => return None,
+            Endpoint::Tcp(host) => ("ptcp", host),
+            Endpoint::Ssl { host, .. } => ("pssl", host),
+        };
+        let address: SocketAddr = host.parse().ok()?;
+        Some(match address.ip() {
+            IpAddr::V4(ip) => format!("{kind}:{}:{ip}", address.port()),
+            IpAddr::V6(ip) => format!("{kind}:{}:[{ip}]", address.port()),
+        })
+    }
 }
 
 /// Why a text is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{text:?} is not an endpoint: write unix:/path/to/socket or tcp:HOST:PORT")]
+#[error("{text:?} is not an endpoint: write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT")]
 pub struct EndpointError {
     text: String,
 }
@@ -39,10 +81,12 @@ impl FromStr for Endpoint {
         };
         match text.split_once(':') {
             Some(("unix", path)) if path.starts_with('/') => Ok(Endpoint::Unix(path.into())),
-            Some(("tcp", host)) => {
+            Some((kind @ ("tcp" | "ssl"), host)) => {
                 let port = host.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+                let host = host.to_owned();
                 match port {
-                    Some(Ok(port)) if port > 0 => Ok(Endpoint::Tcp(host.to_owned())),
+                    Some(Ok(port)) if port > 0 && kind == "tcp" => Ok(Endpoint::Tcp(host)),
+                    Some(Ok(port)) if port > 0 => Ok(Endpoint::Ssl { host, keys: None }),
                     _ => Err(wrong()),
                 }
             }
@@ -56,6 +100,7 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Unix(path) => write!(f, "unix:{}", path.display()),
             Endpoint::Tcp(host) => write!(f, "tcp:{host}"),
+            Endpoint::Ssl { host, .. } => write!(f, "ssl:{host}"),
         }
     }
 }
@@ -65,6 +110,7 @@ impl fmt::Display for Endpoint {
 pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 impl Stream {
@@ -72,18 +118,16 @@ impl Stream {
     pub(crate) fn connect(endpoint: &Endpoint) -> io::Result<Stream> {
         match endpoint {
             Endpoint::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
-            Endpoint::Tcp(host) => {
-                let mut last = io::Error::from(io::ErrorKind::NotFound);
-                for address in host.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
-                        Ok(stream) => {
-                            stream.set_nodelay(true)?;
-                            return Ok(Stream::Tcp(stream));
-                        }
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
+            Endpoint::Tcp(host) => connect_tcp(host).map(Stream::Tcp),
+            Endpoint::Ssl { host, keys } => {
+                let no_keys = "TLS needs a certificate, its key and the authority's certificate";
+                let keys = keys.as_ref();
+                let keys = keys.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, no_keys))?;
+                let socket = connect_tcp(host)?;
+                let name = ServerName::from(socket.peer_addr()?.ip());
+                // The handshake is made with the first bytes that are written or read.
+                let connection = ClientConnection::new(keys.config()?, name).map_err(io::Error::other)?;
+                Ok(Stream::Tls(Box::new(StreamOwned::new(connection, socket))))
             }
         }
     }
@@ -92,21 +136,38 @@ impl Stream {
         match self {
             Stream::Unix(stream) => stream.set_nonblocking(true),
             Stream::Tcp(stream) => stream.set_nonblocking(true),
+            Stream::Tls(stream) => stream.sock.set_nonblocking(true),
         }
     }
 
     pub(crate) fn set_limit(&self, limit: Duration) -> io::Result<()> {
+        let of_tcp = |stream: &TcpStream| {
+            stream.set_read_timeout(Some(limit))?;
+            stream.set_write_timeout(Some(limit))
+        };
         match self {
             Stream::Unix(stream) => {
                 stream.set_read_timeout(Some(limit))?;
                 stream.set_write_timeout(Some(limit))
             }
-            Stream::Tcp(stream) => {
-                stream.set_read_timeout(Some(limit))?;
-                stream.set_write_timeout(Some(limit))
-            }
+            Stream::Tcp(stream) => of_tcp(stream),
+            Stream::Tls(stream) => of_tcp(&stream.sock),
         }
     }
+}
+
+fn connect_tcp(host: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for address in host.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 impl Read for Stream {
@@ -114,6 +175,7 @@ impl Read for Stream {
         match self {
             Stream::Unix(stream) => stream.read(buffer),
             Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Tls(stream) => stream.read(buffer),
         }
     }
 }
@@ -123,11 +185,15 @@ impl Write for Stream {
         match self {
             Stream::Unix(stream) => stream.write(bytes),
             Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Tls(stream) => stream.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        match self {
+            Stream::Unix(_) | Stream::Tcp(_) => Ok(()),
+            Stream::Tls(stream) => stream.flush(),
+        }
     }
 }
 
@@ -136,6 +202,7 @@ impl AsFd for Stream {
         match self {
             Stream::Unix(stream) => stream.as_fd(),
             Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Tls(stream) => stream.sock.as_fd(),
         }
     }
 }
@@ -152,6 +219,7 @@ mod tests {
             "tcp:127.0.0.1:6640",
             "tcp:[::1]:6653",
             "tcp:card:6653",
+            "ssl:192.168.100.2:6640",
         ] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
@@ -161,10 +229,24 @@ mod tests {
             "tcp:host",
             "tcp:host:0",
             "tcp:host:70000",
-            "ssl:host:1",
+            "ssl:host",
             "/run/x",
         ] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bridge_is_told_to_listen_where_we_connect() {
+        for (text, passive) in [
+            ("tcp:192.0.2.1:6653", Some("ptcp:6653:192.0.2.1")),
+            ("ssl:192.0.2.1:6653", Some("pssl:6653:192.0.2.1")),
+            ("ssl:[2001:db8::1]:6653", Some("pssl:6653:[2001:db8::1]")),
+            ("tcp:card:6653", None),
+            ("unix:/run/openvswitch/br.mgmt", None),
+        ] {
+            let endpoint: Endpoint = text.parse().unwrap();
+            assert_eq!(endpoint.passive().as_deref(), passive, "{text}");
         }
     }
 }

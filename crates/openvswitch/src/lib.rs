@@ -5,13 +5,18 @@
 //! up and taken down, and blocks for at most the time that its owner gives.
 //!
 //! inco connects to the bridge's own socket (`NAME.mgmt` in Open vSwitch's run directory) or to a TCP port on which the
-//! bridge listens (`ptcp:`), so that it is inco which decides when to try again.
+//! bridge listens (`ptcp:`, or `pssl:` with TLS), so that it is inco which decides when to try again.
 #![forbid(unsafe_code)]
 
 mod connection;
+mod datapath;
 mod endpoint;
 mod ovsdb;
+mod rpc;
+mod tls;
 
 pub use connection::{Connection, ConnectionError, Reconnecting, Turned};
+pub use datapath::{Control, DatapathFlow, Offload, datapath_flows};
 pub use endpoint::{Endpoint, EndpointError};
 pub use ovsdb::{BridgeSpec, InterfaceStatus, Ovsdb, OvsdbError, PortSpec};
+pub use tls::Keys;

@@ -1,19 +1,18 @@
 //! The few calls of OVSDB (RFC 7047) that make bridges and ports. The schema is that of `ovs-vswitchd.conf.db(5)`.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::endpoint::{Endpoint, Stream};
+use crate::endpoint::Endpoint;
+use crate::rpc::Rpc;
 
 const DATABASE: &str = "Open_vSwitch";
 /// Between two looks at whether a change has been carried out.
 const LOOK: Duration = Duration::from_millis(5);
-/// The longest answer that is taken: a database of thousands of ports is far smaller.
-const ANSWER_BYTES: usize = 16 << 20;
 
 /// Why a call failed.
 #[derive(Debug, Error)]
@@ -69,6 +68,8 @@ pub struct BridgeSpec {
     pub datapath: String,
     /// Key and value: who made it, so that it is told from others.
     pub external_ids: BTreeMap<String, String>,
+    /// Where it listens for OpenFlow beside its own unix socket: [`Endpoint::passive`].
+    pub listens: Option<String>,
 }
 
 /// What a port with one interface is to be.
@@ -98,11 +99,7 @@ pub struct InterfaceStatus {
 /// A connection to the database. Each call waits for at most the limit that was given.
 #[derive(Debug)]
 pub struct Ovsdb {
-    endpoint: Endpoint,
-    stream: Stream,
-    limit: Duration,
-    received: Vec<u8>,
-    next_id: u64,
+    rpc: Rpc,
 }
 
 impl Ovsdb {
@@ -111,19 +108,8 @@ impl Ovsdb {
     /// # Errors
     /// [`OvsdbError::Socket`].
     pub fn connect(endpoint: &Endpoint, limit: Duration) -> Result<Ovsdb, OvsdbError> {
-        let failed = |source| OvsdbError::Socket {
-            endpoint: endpoint.clone(),
-            source,
-        };
-        let stream = Stream::connect(endpoint).map_err(failed)?;
-        stream.set_limit(limit).map_err(failed)?;
-        Ok(Ovsdb {
-            endpoint: endpoint.clone(),
-            stream,
-            limit,
-            received: Vec::new(),
-            next_id: 1,
-        })
+        let rpc = Rpc::connect(endpoint, limit)?;
+        Ok(Ovsdb { rpc })
     }
 
     /// Makes a bridge without rules that asks no controller, where there is none of that name.
@@ -134,7 +120,7 @@ impl Ovsdb {
         if self.find("Bridge", &bridge.name)?.is_some() {
             return Ok(());
         }
-        let operations = [
+        let mut operations = vec![
             json!({"op": "insert", "table": "Interface", "uuid-name": "interface",
                 "row": {"name": bridge.name, "type": "internal"}}),
             json!({"op": "insert", "table": "Port", "uuid-name": "port",
@@ -150,6 +136,14 @@ impl Ovsdb {
             json!({"op": "mutate", "table": "Open_vSwitch", "where": [],
                 "mutations": [["bridges", "insert", ["set", [["named-uuid", "bridge"]]]]]}),
         ];
+        if let Some(target) = &bridge.listens {
+            operations.extend([
+                json!({"op": "insert", "table": "Controller", "uuid-name": "controller",
+                    "row": {"target": target, "connection_mode": "out-of-band"}}),
+                json!({"op": "mutate", "table": "Bridge", "where": [["name", "==", bridge.name]],
+                    "mutations": [["controller", "insert", ["set", [["named-uuid", "controller"]]]]]}),
+            ]);
+        }
         self.change(format!("making the bridge {}", bridge.name), &operations)
     }
 
@@ -349,11 +343,11 @@ impl Ovsdb {
             if now.and_then(Value::as_i64).is_some_and(|now| now >= wanted) {
                 return Ok(());
             }
-            if since.elapsed() > self.limit {
+            if since.elapsed() > self.rpc.limit {
                 return Err(OvsdbError::Timeout {
-                    endpoint: self.endpoint.clone(),
+                    endpoint: self.rpc.endpoint.clone(),
                     what,
-                    limit: self.limit,
+                    limit: self.rpc.limit,
                 });
             }
             std::thread::sleep(LOOK);
@@ -364,105 +358,30 @@ impl Ovsdb {
     fn transact(&mut self, operations: &[Value]) -> Result<Vec<Value>, OvsdbError> {
         let mut parameters = vec![json!(DATABASE)];
         parameters.extend_from_slice(operations);
-        let id = self.next_id;
-        self.next_id += 1;
-        let call = json!({"method": "transact", "params": parameters, "id": id}).to_string();
-        self.stream
-            .write_all(call.as_bytes())
-            .map_err(|error| self.failed(error))?;
-        let since = Instant::now();
-        loop {
-            let message = self.read(since)?;
-            // Whoever asks whether we are there gets its question back.
-            if message.get("method").and_then(Value::as_str) == Some("echo") {
-                let answer = json!({"result": message.get("params"), "error": null, "id": message.get("id")});
-                self.stream
-                    .write_all(answer.to_string().as_bytes())
-                    .map_err(|error| self.failed(error))?;
-                continue;
-            }
-            if message.get("id").and_then(Value::as_u64) != Some(id) {
-                continue;
-            }
-            let refused = |error: &Value| OvsdbError::Refused {
-                what: match (
-                    error.get("error").and_then(Value::as_str),
-                    error.get("details").and_then(Value::as_str),
-                ) {
-                    (Some(error), Some(details)) => format!("{error} ({details})"),
-                    _ => error.to_string(),
-                },
-            };
-            if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
-                return Err(refused(error));
-            }
-            let Some(answers) = message.get("result").and_then(Value::as_array) else {
-                return Err(OvsdbError::NotOvsdb {
-                    endpoint: self.endpoint.clone(),
-                    what: message.to_string(),
-                });
-            };
-            if let Some(failed) = answers.iter().find(|answer| answer.get("error").is_some()) {
-                return Err(refused(failed));
-            }
-            return Ok(answers.clone());
+        let message = self.rpc.call("transact", &parameters)?;
+        let refused = |error: &Value| OvsdbError::Refused {
+            what: match (
+                error.get("error").and_then(Value::as_str),
+                error.get("details").and_then(Value::as_str),
+            ) {
+                (Some(error), Some(details)) => format!("{error} ({details})"),
+                _ => error.to_string(),
+            },
+        };
+        if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
+            return Err(refused(error));
         }
-    }
-
-    /// The next whole message.
-    fn read(&mut self, since: Instant) -> Result<Value, OvsdbError> {
-        let mut buffer = [0; 16 << 10];
-        loop {
-            let mut values = serde_json::Deserializer::from_slice(&self.received).into_iter::<Value>();
-            match values.next() {
-                Some(Ok(value)) => {
-                    let end = values.byte_offset();
-                    self.received.drain(..end);
-                    return Ok(value);
-                }
-                Some(Err(error)) if !error.is_eof() => {
-                    return Err(OvsdbError::NotOvsdb {
-                        endpoint: self.endpoint.clone(),
-                        what: error.to_string(),
-                    });
-                }
-                _ => {}
-            }
-            let late = since.elapsed() > self.limit;
-            let read = match self.stream.read(&mut buffer) {
-                Err(error) if late || is_late(&error) => {
-                    return Err(OvsdbError::Timeout {
-                        endpoint: self.endpoint.clone(),
-                        what: "an answer".to_owned(),
-                        limit: self.limit,
-                    });
-                }
-                other => other.map_err(|error| self.failed(error))?,
-            };
-            if read == 0 {
-                return Err(self.failed(io::ErrorKind::UnexpectedEof.into()));
-            }
-            self.received
-                .extend_from_slice(buffer.get(..read).unwrap_or_default());
-            if self.received.len() > ANSWER_BYTES {
-                return Err(OvsdbError::NotOvsdb {
-                    endpoint: self.endpoint.clone(),
-                    what: format!("an answer of more than {ANSWER_BYTES} bytes"),
-                });
-            }
+        let Some(answers) = message.get("result").and_then(Value::as_array) else {
+            return Err(OvsdbError::NotOvsdb {
+                endpoint: self.rpc.endpoint.clone(),
+                what: message.to_string(),
+            });
+        };
+        if let Some(failed) = answers.iter().find(|answer| answer.get("error").is_some()) {
+            return Err(refused(failed));
         }
+        Ok(answers.clone())
     }
-
-    fn failed(&self, source: io::Error) -> OvsdbError {
-        OvsdbError::Socket {
-            endpoint: self.endpoint.clone(),
-            source,
-        }
-    }
-}
-
-fn is_late(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// A map as OVSDB writes it.

@@ -11,7 +11,11 @@ use openflow::{
     Action, BundleControl, BundleStep, Event, Field, FieldKind, FlowCommand, FlowFilter, FlowFlags, FlowMod,
     FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest, PacketOut,
 };
-use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec, Reconnecting, Turned};
+use openvswitch::{
+    BridgeSpec, Control, DatapathFlow, Endpoint, Keys, Offload, Ovsdb, OvsdbError, PortSpec, Reconnecting,
+    Turned, datapath_flows,
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -50,6 +54,13 @@ impl Switch {
         assert!(created.success());
         let database = in_place(directory.path(), "ovsdb-server")
             .args([of("conf.db"), format!("--remote=punix:{}", of("db.sock"))])
+            // As Open vSwitch's own scripts start it: where else it listens, and its keys, are in the database.
+            .args([
+                "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
+                "--private-key=db:Open_vSwitch,SSL,private_key",
+                "--certificate=db:Open_vSwitch,SSL,certificate",
+                "--ca-cert=db:Open_vSwitch,SSL,ca_cert",
+            ])
             .spawn()
             .unwrap();
         until("the database listens", || Path::new(&of("db.sock")).exists());
@@ -79,16 +90,7 @@ impl Switch {
 
     /// Gives a packet to a port, as the network would.
     fn receive(&self, port: &str, packet: &str) {
-        let control = self
-            .directory
-            .path()
-            .join("ovs-vswitchd.ctl")
-            .display()
-            .to_string();
-        let said = self.tool(
-            "ovs-appctl",
-            &["-t", &control, "netdev-dummy/receive", port, packet],
-        );
+        let said = self.tool("ovs-appctl", &["netdev-dummy/receive", port, packet]);
         assert_eq!(said, "", "{said}");
     }
 
@@ -109,6 +111,7 @@ impl Switch {
                 name: "br0".into(),
                 datapath: "dummy".into(),
                 external_ids: BTreeMap::from([("owner".into(), "test".into())]),
+                listens: None,
             })
             .unwrap();
         let ports = [port("p1", 1), port("p2", 2)];
@@ -132,7 +135,6 @@ fn in_place(directory: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     command
         .args([
-            format!("--unixctl={}", directory.join(format!("{program}.ctl")).display()),
             format!(
                 "--log-file={}",
                 directory.join(format!("{program}.log")).display()
@@ -472,4 +474,196 @@ fn what_cannot_be_made_is_told_with_its_reason() {
     assert!(!switch.directory.path().join("br0.mgmt").exists());
     let nowhere = Ovsdb::connect(&switch.endpoint("nobody.sock"), LIMIT);
     assert!(matches!(nowhere, Err(OvsdbError::Socket { .. })));
+}
+
+/// An authority as `ovs-pki` makes one: what it signs names no address.
+struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Authority { issuer }
+    }
+
+    /// A key and a certificate, in files of that directory, to be shown to those who trust this authority.
+    fn keys(&self, directory: &Path, whose: &str) -> Keys {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        // Whose name is its authority's would count as signed by itself.
+        params.distinguished_name.push(DnType::CommonName, whose);
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
+        let write = |name: &str, text: String| {
+            let path = directory.join(format!("{whose}-{name}.pem"));
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        Keys {
+            certificate: write("cert", signed.pem()),
+            key: write("key", key.serialize_pem()),
+            ca: write("ca", self.issuer.pem()),
+        }
+    }
+}
+
+/// Nobody listens at that port of this machine, for now.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[test]
+fn all_of_it_goes_over_tls_and_strangers_are_refused() {
+    let Some(switch) = Switch::start() else { return };
+    let directory = switch.directory.path();
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let theirs = authority.keys(directory, "switch");
+    let ours = authority.keys(directory, "inco");
+    let database = format!("--db=unix:{}", directory.join("db.sock").display());
+    let (manager, control) = (free_port(), free_port());
+    let text = |path: &Path| path.display().to_string();
+    let set = [
+        &database,
+        "set-ssl",
+        &text(&theirs.key),
+        &text(&theirs.certificate),
+        &text(&theirs.ca),
+        "--",
+        "set-manager",
+        &format!("pssl:{manager}:127.0.0.1"),
+    ];
+    assert_eq!(switch.tool("ovs-vsctl", &set), "");
+    let endpoint = |port: u16, keys: &Keys| {
+        let endpoint: Endpoint = format!("ssl:127.0.0.1:{port}").parse().unwrap();
+        endpoint.with_keys(Some(keys))
+    };
+
+    let since = Instant::now();
+    let mut database = loop {
+        let tried = Ovsdb::connect(&endpoint(manager, &ours), LIMIT)
+            .and_then(|mut database| database.other_config("none").map(|_| database));
+        match tried {
+            Ok(database) => break database,
+            Err(error) => assert!(since.elapsed() < LIMIT, "no answer over TLS: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let bridge = BridgeSpec {
+        name: "br0".into(),
+        datapath: "dummy".into(),
+        external_ids: BTreeMap::new(),
+        listens: endpoint(control, &ours).passive(),
+    };
+    database.ensure_bridge(&bridge).unwrap();
+    let ports = [port("p1", 1), port("p2", 2)];
+    assert_eq!(database.ensure_ports("br0", &ports).unwrap(), [1, 2]);
+
+    let mut controller = Controller::new(endpoint(control, &ours));
+    controller.up();
+    // More than fits a socket's buffer, both ways.
+    for port in 1..=2000 {
+        let own = rule(port, u64::from(port), vec![Action::output(2)]);
+        controller.send(&Message::FlowMod(own));
+    }
+    controller.barrier();
+    assert_eq!(controller.flows(FlowFilter::default()).len(), 2000);
+
+    // Whose certificate another authority has signed is let in by neither; nor do we take one for the switch that is not.
+    let mixed = Keys {
+        ca: ours.ca.clone(),
+        ..stranger.keys(directory, "stranger")
+    };
+    let trusting_others = Keys {
+        ca: mixed.certificate.with_file_name("stranger-ca.pem"),
+        ..ours.clone()
+    };
+    for keys in [&mixed, &trusting_others] {
+        let refused = Ovsdb::connect(&endpoint(manager, keys), LIMIT)
+            .and_then(|mut database| database.other_config("none"))
+            .unwrap_err();
+        assert!(matches!(refused, OvsdbError::Socket { .. }), "{refused}");
+        let mut controller = Controller::new(endpoint(control, keys));
+        let what = controller.wait("refused", |turned| match turned {
+            Turned::Down(error) => Some(Some(error.to_string())),
+            Turned::Up(_) => Some(None),
+            Turned::Said(_) => None,
+        });
+        assert!(what.is_some(), "it was let in");
+    }
+    // Without keys, or with none in the files, it is said what is missing.
+    let bare: Endpoint = format!("ssl:127.0.0.1:{manager}").parse().unwrap();
+    let error = Ovsdb::connect(&bare, LIMIT).unwrap_err().to_string();
+    assert!(error.contains("needs a certificate"), "{error}");
+    let empty = Keys {
+        ca: directory.join("conf.db"),
+        ..ours
+    };
+    let error = Ovsdb::connect(&endpoint(manager, &empty), LIMIT)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("conf.db"), "{error}");
+}
+
+#[test]
+fn a_bridge_listens_at_an_address() {
+    let Some(switch) = Switch::start() else { return };
+    let control: Endpoint = format!("tcp:127.0.0.1:{}", free_port()).parse().unwrap();
+    let bridge = BridgeSpec {
+        name: "br0".into(),
+        datapath: "dummy".into(),
+        external_ids: BTreeMap::new(),
+        listens: control.passive(),
+    };
+    switch.database().ensure_bridge(&bridge).unwrap();
+    Controller::new(control).up();
+}
+
+#[test]
+fn which_flows_the_hardware_has_is_asked_of_the_switch() {
+    let Some(switch) = Switch::start() else { return };
+    switch.bridge();
+    let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
+    controller.up();
+    controller.send(&Message::FlowMod(rule(9, 0x77, vec![Action::output(2)])));
+    controller.barrier();
+    switch.receive("p1", PACKET);
+    let mut control = Control::connect(switch.directory.path(), LIMIT).unwrap();
+    let mut flows: Vec<DatapathFlow> = Vec::new();
+    until("the packet's flow is in the datapath", || {
+        flows = datapath_flows(&control.dump_flows("dummy", "all").unwrap()).collect();
+        !flows.is_empty()
+    });
+    let [flow] = flows.as_slice() else {
+        panic!("{flows:?}");
+    };
+    assert_eq!(flow.offload, Offload::None);
+    let tuple = flow.tuple;
+    assert_eq!(
+        (
+            tuple.src,
+            tuple.dst,
+            tuple.src_port,
+            tuple.dst_port,
+            tuple.protocol
+        ),
+        (
+            "10.0.0.7".parse().unwrap(),
+            "10.128.0.1".parse().unwrap(),
+            1000,
+            9,
+            17
+        )
+    );
+    // There is no hardware here.
+    assert_eq!(control.offloaded_flows("dummy").unwrap(), []);
+    let refused = control.dump_flows("dummy", "bogus").unwrap_err();
+    assert!(
+        matches!(&refused, OvsdbError::Refused { what } if what.contains("bogus")),
+        "{refused}"
+    );
+    drop(switch);
 }

@@ -18,6 +18,7 @@ use eswitch::{
 use flow_table::{TableConfig, TimeoutPolicy};
 use model::{Nanos, ServiceId};
 use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, Setup, UplinkDevice as RuleUplink};
+use openvswitch::{Endpoint, Keys};
 
 use crate::machine::docker_config;
 use crate::run_dir::in_run_dir;
@@ -112,13 +113,19 @@ fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
         });
     }
     let t = &configuration.switch.timeouts;
-    let database = of.database.parse().context("switch.openflow.database")?;
+    let keys = of.tls.as_ref().map(|directory| Keys {
+        certificate: directory.join("cert.pem"),
+        key: directory.join("key.pem"),
+        ca: directory.join("ca.pem"),
+    });
+    let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
     let control = of.control().context("switch.openflow.control is missing")?;
+    let control: Endpoint = control.parse().context("switch.openflow.control")?;
     let config = OpenFlowSwitchConfig {
         bridge: of.bridge.clone(),
         datapath: of.datapath.name().to_owned(),
-        database,
-        control: control.parse().context("switch.openflow.control")?,
+        database: database.with_keys(keys.as_ref()),
+        control: control.with_keys(keys.as_ref()),
         monitor_socket: in_run_dir(Path::new("monitor.sock")),
         uplinks,
         services: service_plans(configuration),

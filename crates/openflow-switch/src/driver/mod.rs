@@ -59,7 +59,7 @@ pub struct OpenFlowSwitchConfig {
     pub datapath: String,
     /// The database of Open vSwitch.
     pub database: Endpoint,
-    /// Where the bridge listens for OpenFlow.
+    /// Where the bridge listens for OpenFlow. At an address, it is made to.
     pub control: Endpoint,
     /// Where we listen for the monitor port.
     pub monitor_socket: PathBuf,
@@ -300,6 +300,7 @@ fn first_ports(
         name: bridge.clone(),
         datapath: config.datapath.clone(),
         external_ids: mark,
+        listens: config.control.passive(),
     })?;
     let monitor = format!(
         "role=client,id=0,socket={},rsize={MONITOR_LOG2_SLOTS}",
