@@ -1,6 +1,9 @@
 //! What is known of each flow: the truth, of which the switch's rules are a copy.
 
+use std::borrow::Cow;
+
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple};
+use openvswitch::Offload;
 
 use crate::rules::Way;
 
@@ -75,11 +78,28 @@ impl RuleState {
         }
     }
 
+    /// The word for it, and why.
+    pub fn told(&self) -> Cow<'static, str> {
+        match self {
+            RuleState::Refused { kind, code } => match (*kind, *code) {
+                (FLOW_MOD_FAILED, TABLE_FULL) => "refused (its table is full)".into(),
+                (FLOW_MOD_FAILED, NOT_PERMITTED) => "refused (not permitted)".into(),
+                (kind, code) => format!("refused (error {kind}, {code})").into(),
+            },
+            other => other.name().into(),
+        }
+    }
+
     /// Whether rules of its own forward it, or will.
     pub(crate) const fn has_rules(self) -> bool {
         matches!(self, RuleState::Queued | RuleState::Installed)
     }
 }
+
+/// `OFPET_FLOW_MOD_FAILED`, and two of its codes.
+const FLOW_MOD_FAILED: u16 = 5;
+const TABLE_FULL: u16 = 1;
+const NOT_PERMITTED: u16 = 4;
 
 /// A flow, as shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,6 +116,8 @@ pub struct FlowRow {
     pub state: RuleState,
     /// Whether its packets pass through us: it was caught by a hold.
     pub is_looped: bool,
+    /// How much of it the hardware does; [`None`] where that is not known.
+    pub offload: Option<Offload>,
     /// Packets, both directions: counted here and by the switch.
     pub packets: u64,
     /// Their bytes.
@@ -134,6 +156,7 @@ pub(crate) struct Flow {
     pub(crate) counted_at: Nanos,
     /// Packets per second, as the last reading has them.
     pub(crate) pps: f32,
+    pub(crate) offload: Option<Offload>,
     pub(crate) seen: Nanos,
 }
 
@@ -153,6 +176,7 @@ impl Flow {
             pinned_at: self.pinned_at,
             state: self.state,
             is_looped,
+            offload: self.offload,
             packets: self.packets + of(|rule| rule.packets),
             bytes: self.bytes + of(|rule| rule.bytes),
             pps: self.pps,

@@ -11,6 +11,7 @@ use openflow::{
     Action, ErrorMessage, FlowFilter, FlowRemoved, FlowRemovedReason, FlowStats, Message, MultipartReply,
     MultipartRequest, PacketIn, PacketOut, WHOLE_PACKET,
 };
+use openvswitch::{DatapathFlow, Offload};
 use packet::{PacketInfo, Parsed, parse};
 use scheduling::{Candidates, Scheduler};
 
@@ -693,6 +694,35 @@ impl Steering {
         self.services.get(service)?.buckets.get(bucket)
     }
 
+    /// What the switch says of the flows that its hardware has; [`None`] where that is not known. One that is not among them
+    /// is forwarded in software.
+    pub fn set_offloaded(&mut self, found: Option<&[DatapathFlow]>) {
+        for flow in self.flows.values_mut() {
+            flow.offload = found.map(|_| Offload::None);
+        }
+        for (of, is_answering) in (found.unwrap_or_default().iter()).flat_map(|of| [(of, false), (of, true)])
+        {
+            let Some(flow) = self.flows.get_mut(&FlowId::new(&of.tuple, is_answering)) else {
+                continue;
+            };
+            let sides = self
+                .services
+                .get(flow.service)
+                .map(|of| of.rules.sides.as_slice());
+            let is_its = |rule: &FlowRule| {
+                let side = sides.and_then(|sides| sides.get(rule.side));
+                side.is_some_and(|side| side.is_answering == is_answering)
+            };
+            if flow.rules.iter().any(is_its) {
+                flow.offload = Some(match (flow.offload, of.offload) {
+                    (None | Some(Offload::None), offload) => offload,
+                    (Some(Offload::Full), Offload::Full) => Offload::Full,
+                    _ => Offload::Partial,
+                });
+            }
+        }
+    }
+
     // Packets.
 
     /// A frame came out of the monitor port.
@@ -829,6 +859,7 @@ impl Steering {
             epoch: 0,
             counted_at: now,
             pps: 0.0,
+            offload: None,
             seen: now,
         };
         self.flows.insert(id, flow);

@@ -15,6 +15,7 @@ use openflow_switch::{
     FakeNic, Fallback, Family, Faults, IdleTimes, InstanceTerms, Part, RuleState, ServiceRules, Settings,
     Setup, Side, Spread, Steering,
 };
+use openvswitch::{DatapathFlow, Offload, datapath_flows};
 use proptest::prelude::*;
 use scheduling::Scheduler;
 use tracked::{Outcome, Tracked};
@@ -319,6 +320,46 @@ proptest! {
         prop_assert!(world.queued < 5_000, "{}", world.queued);
         prop_assert!(world.nic.cookies().len() <= places);
     }
+}
+
+#[test]
+fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
+    let mut world = World::new(lagging(1_000, 200, 30), quick(Setup::Proactive), true, 1);
+    world.ready(2);
+    for flow in 0..4 {
+        world.send(flow, false);
+    }
+    let is_installed = |world: &World| {
+        let installed = |row: openflow_switch::FlowRow| row.state == RuleState::Installed;
+        world.steering.flows().filter(|row| installed(*row)).count() == 4
+    };
+    world.until("all flows have rules", is_installed);
+    let offloads = |world: &World| -> Vec<Option<Offload>> {
+        let rows = world.steering.flows();
+        rows.map(|row| row.offload).collect()
+    };
+    assert_eq!(offloads(&world), [None; 4]);
+    let ids: Vec<_> = world.steering.flows().map(|row| row.id).collect();
+    let line = |flow: usize, is_answering: bool, how: &str| {
+        let of = ids[flow].tuple(is_answering);
+        format!(
+            "ufid:1, recirc_id(0),in_port(p0),eth_type(0x0800),ipv4(src={},dst={},proto={},frag=no),udp(src={},dst={}), \
+             packets:3, bytes:300, used:0.1s, offloaded:{how}, dp:tc, actions:pf0sf1\n",
+            of.src, of.dst, of.protocol, of.src_port, of.dst_port
+        )
+    };
+    // Both directions of the first flow, one of the second, one of the third only found by the hardware; and one that is gone.
+    let said = line(0, false, "yes") + &line(0, true, "yes") + &line(1, true, "yes");
+    let said = said + &line(2, false, "yes") + &line(2, true, "partial") + "ufid:2, nonsense\n";
+    let found: Vec<DatapathFlow> = datapath_flows(&said).collect();
+    world.steering.set_offloaded(Some(&found));
+    let expected = [Offload::Full, Offload::Full, Offload::Partial, Offload::None].map(Some);
+    assert_eq!(offloads(&world), expected);
+    // The hardware has given them up.
+    world.steering.set_offloaded(Some(&[]));
+    assert_eq!(offloads(&world), [Some(Offload::None); 4]);
+    world.steering.set_offloaded(None);
+    assert_eq!(offloads(&world), [None; 4]);
 }
 
 /// Whether the long way round is wanted: minutes instead of seconds.

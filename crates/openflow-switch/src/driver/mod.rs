@@ -6,6 +6,7 @@
 //! The ports of the bridge, each made here: the uplinks; the monitor port, a memif link whose other end is ours; and the
 //! data ports of instances, memif links to the sockets on which the instances listen.
 
+mod counters;
 mod matches;
 mod ports;
 mod worker;
@@ -209,8 +210,7 @@ impl OpenFlowSwitch {
             let what = what.to_owned();
             move |source| StartError::System { what, source }
         };
-        let ports = Ports::start(database, config.database.clone(), config.bridge.clone())
-            .map_err(system("starting the thread that makes ports"))?;
+        let ports = Ports::start(database, config).map_err(system("starting the thread that makes ports"))?;
         let reading = SwitchReading::new(config.services.len(), config.uplinks.len(), 1);
         let shared = Arc::new(Mutex::new(Shared {
             reading,

@@ -7,10 +7,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use model::{Nanos, Slot};
-use openvswitch::{Endpoint, Ovsdb, OvsdbError, PortSpec};
+use openvswitch::{Control, DatapathFlow, Endpoint, Ovsdb, OvsdbError, PortSpec};
+
+use super::OpenFlowSwitchConfig;
 
 /// How long the database may take for one change: the first port of DPDK takes seconds.
 pub(super) const DATABASE_LIMIT: Duration = Duration::from_secs(30);
+/// How long the switch may take to list the flows that its hardware has.
+const CONTROL_LIMIT: Duration = Duration::from_secs(2);
 /// How long an instance may take to take its first packet, once its ports are made.
 pub(super) const ATTACH_LIMIT: Nanos = Nanos::from_secs(5);
 /// How often it is looked whether an instance listens.
@@ -22,6 +26,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 pub(super) enum PortTask {
     /// Make ports, once somebody listens at their sockets.
     Add(NewPorts),
+    /// Look which flows the hardware has.
+    Offloaded,
     /// Give up what was asked for with this serial number, and remove these ports.
     Remove {
         slot: Slot,
@@ -50,6 +56,8 @@ pub(super) enum PortDone {
         slot: Slot,
         serial: u64,
     },
+    /// The flows that the hardware has; [`None`] where there is no telling.
+    Offloaded(Option<Vec<DatapathFlow>>),
 }
 
 /// The thread, as the driver sees it.
@@ -64,9 +72,11 @@ impl Ports {
     ///
     /// # Errors
     /// The system's, where there is no thread to be had.
-    pub(super) fn start(database: Ovsdb, endpoint: Endpoint, bridge: String) -> std::io::Result<Ports> {
+    pub(super) fn start(database: Ovsdb, config: &OpenFlowSwitchConfig) -> std::io::Result<Ports> {
         let (tasks, asked) = channel();
         let (tell, done) = channel();
+        let (endpoint, bridge) = (config.database.clone(), config.bridge.clone());
+        let datapath = config.datapath.clone();
         let thread = std::thread::Builder::new()
             .name("inco-ovsdb".to_owned())
             .spawn(move || {
@@ -74,6 +84,7 @@ impl Ports {
                     database: Some(database),
                     endpoint,
                     bridge,
+                    datapath,
                     waiting: Vec::new(),
                     tell,
                 };
@@ -111,6 +122,7 @@ struct Keeper {
     database: Option<Ovsdb>,
     endpoint: Endpoint,
     bridge: String,
+    datapath: String,
     waiting: Vec<NewPorts>,
     tell: Sender<PortDone>,
 }
@@ -138,10 +150,35 @@ impl Keeper {
     fn take(&mut self, task: PortTask) {
         match task {
             PortTask::Add(new) => self.waiting.push(new),
+            PortTask::Offloaded => {
+                let found = self.offloaded();
+                let _ended = self.tell.send(PortDone::Offloaded(found));
+            }
             PortTask::Remove { slot, serial, names } => {
                 self.waiting.retain(|new| new.serial != serial);
                 self.remove(&names);
                 let _ended = self.tell.send(PortDone::Removed { slot, serial });
+            }
+        }
+    }
+
+    /// Which flows the hardware has. That can be asked on the switch's own machine alone.
+    fn offloaded(&mut self) -> Option<Vec<DatapathFlow>> {
+        let Endpoint::Unix(socket) = &self.endpoint else {
+            return None;
+        };
+        let directory = socket.parent()?.to_owned();
+        let is_on = self.with_database(|database, _| database.other_config("hw-offload"));
+        if !matches!(is_on, Ok(Some(value)) if value == "true") {
+            return None;
+        }
+        let found = Control::connect(&directory, CONTROL_LIMIT)
+            .and_then(|mut control| control.offloaded_flows(&self.datapath));
+        match found {
+            Ok(found) => Some(found),
+            Err(error) => {
+                tracing::debug!(%error, "which flows the hardware has");
+                None
             }
         }
     }

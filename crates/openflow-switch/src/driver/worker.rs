@@ -13,11 +13,12 @@ use flow_table::{FlowRow, TcpState};
 use memif::{ControlEvent, Link, Listener};
 use model::{Direction, DropReason, FlowKey, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use openflow::{Event, Limits, Message, MultipartReply, MultipartRequest, PortStats, port};
-use openvswitch::{PortSpec, Reconnecting, Turned};
+use openvswitch::{Offload, PortSpec, Reconnecting, Turned};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use scheduling::Scheduler;
 
+use super::counters::{Carried, Growing, PortCounters};
 use super::ports::{NewPorts, PortDone, PortTask, Ports};
 use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, lock, memif_port};
 use crate::steering::{Fallback, InstanceTerms, Settings, Steering};
@@ -27,10 +28,14 @@ use crate::{Family, RuleState};
 const SLEEP: Duration = Duration::from_micros(500);
 /// How often the counters of ports are read. A reading of all takes the switch less than a millisecond.
 const PORTS_EVERY: Nanos = Nanos::from_millis(10);
+/// How often it is looked which flows the hardware has. A list of ten thousand takes the switch some ten milliseconds.
+const OFFLOADED_EVERY: Nanos = Nanos::from_secs(1);
 /// After this long without an answer they are asked for again.
 const PORTS_PATIENCE: Nanos = Nanos::from_millis(500);
 /// How long probes that an instance has taken may be on their way back. A function need not give them back.
 const PROBE_PATIENCE: Nanos = Nanos::from_millis(100);
+/// How long probes may wait for their place in an instance's ring. One that no ring took would be missed for good.
+const PROBE_LIMIT: Nanos = Nanos::from_secs(2);
 /// How long the removal of an instance waits for a proof: without a switch there is none.
 const REMOVE_PATIENCE: Nanos = Nanos::from_secs(1);
 /// Frames taken from the monitor port in one turn.
@@ -85,67 +90,61 @@ pub(super) enum Ask {
     Stop,
 }
 
-/// A counter of the switch's, which begins anew when the switch does.
-#[derive(Clone, Copy, Debug, Default)]
-struct Growing {
-    before: u64,
-    last: u64,
-}
-
-impl Growing {
-    fn read(&mut self, now: u64) {
-        if now < self.last {
-            self.before += self.last;
-        }
-        self.last = now;
-    }
-
-    const fn total(self) -> u64 {
-        self.before + self.last
-    }
-}
-
-/// The counters of a port.
-#[derive(Clone, Copy, Debug, Default)]
-struct PortCounters {
-    received_packets: Growing,
-    received_bytes: Growing,
-    sent_packets: Growing,
-    sent_bytes: Growing,
-    dropped: Growing,
-}
-
-impl PortCounters {
-    fn read(&mut self, of: &PortStats) {
-        self.received_packets.read(known(of.received_packets));
-        self.received_bytes.read(known(of.received_bytes));
-        self.sent_packets.read(known(of.sent_packets));
-        self.sent_bytes.read(known(of.sent_bytes));
-        self.dropped.read(known(of.sent_dropped));
-    }
-}
-
-/// A counter that a switch does not have is all ones.
-const fn known(counter: u64) -> u64 {
-    if counter == u64::MAX { 0 } else { counter }
-}
-
 /// An instance, and where it is on its way in or out.
 struct Attachment {
     serial: u64,
     service: ServiceId,
     names: Vec<String>,
-    ports: Vec<PortCounters>,
+    ports: Vec<DataPort>,
     phase: Phase,
     failed: bool,
-    /// Probes sent to each port.
-    probes: Vec<u64>,
     /// What the ports and probes had counted when it was attached.
     base: Base,
     /// What its slot had counted for those that had it before.
     before: SlotCounters,
     /// By how many packets more came back than went out, at the last reading.
     excess: u64,
+}
+
+/// A port of an instance.
+#[derive(Clone, Copy, Debug, Default)]
+struct DataPort {
+    counters: PortCounters,
+    /// Probes sent to it.
+    probes: u64,
+    /// When the instance was attached: what was sent to it or dropped, the probes among that, and what had come back.
+    given_before: u64,
+    probes_before: u64,
+    back_before: u64,
+    /// What of it is in what its uplink has carried.
+    carried: Carried,
+}
+
+impl DataPort {
+    fn given(&self) -> u64 {
+        self.counters.sent_packets.total() + self.counters.dropped.total()
+    }
+
+    fn note_base(&mut self) {
+        self.given_before = self.given();
+        self.probes_before = self.probes;
+        self.back_before = self.counters.received_packets.total();
+    }
+
+    /// What its uplink has carried at least since this was asked the last time. `probes_back`: at most so many of what came
+    /// back are probes.
+    fn newly_carried(&mut self, probes_back: u64) -> Carried {
+        let probes = self.probes - self.probes_before;
+        let received = self.given().saturating_sub(self.given_before + probes);
+        let back = self.counters.received_packets.total();
+        let back = back.saturating_sub(self.back_before + probes_back);
+        let new = Carried {
+            received: received.saturating_sub(self.carried.received),
+            sent_or_dropped: back.saturating_sub(self.carried.sent_or_dropped),
+        };
+        self.carried += new;
+        new
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -191,6 +190,8 @@ pub(super) struct Worker {
     queue_pairs: u16,
     bridge: String,
     uplinks: Vec<PortCounters>,
+    /// What instances have had of each uplink.
+    carried: Vec<Carried>,
     uplink_sockets: Vec<PathBuf>,
     attachments: BTreeMap<Slot, Attachment>,
     serial: u64,
@@ -200,6 +201,8 @@ pub(super) struct Worker {
     ports_asked: Option<(u32, Nanos)>,
     ports_at: Nanos,
     ports_found: Vec<PortStats>,
+    offloaded_asked: bool,
+    offloaded_at: Nanos,
     frame: Box<[u8]>,
     woken_at: Nanos,
     stopping: bool,
@@ -235,6 +238,7 @@ impl Worker {
             queue_pairs,
             bridge: config.bridge.clone(),
             uplinks: vec![PortCounters::default(); config.uplinks.len()],
+            carried: vec![Carried::default(); config.uplinks.len()],
             uplink_sockets: config.sockets().cloned().collect(),
             attachments: BTreeMap::new(),
             serial: 0,
@@ -243,6 +247,8 @@ impl Worker {
             ports_asked: None,
             ports_at: Nanos::ZERO,
             ports_found: Vec::new(),
+            offloaded_asked: false,
+            offloaded_at: Nanos::ZERO,
             frame: vec![0; FRAME_BYTES].into_boxed_slice(),
             woken_at: monotonic(),
             stopping: false,
@@ -268,6 +274,7 @@ impl Worker {
         self.steering.tick(now);
         self.step_attachments(now);
         self.ask_ports(now);
+        self.ask_offloaded(now);
         self.send();
     }
 
@@ -444,10 +451,9 @@ impl Worker {
                 serial: self.serial,
                 service,
                 names: specs.iter().map(|spec| spec.name.clone()).collect(),
-                ports: vec![PortCounters::default(); specs.len()],
+                ports: vec![DataPort::default(); specs.len()],
                 phase: Phase::Making,
                 failed: false,
-                probes: vec![0; specs.len()],
                 base: Base::default(),
                 before: before.unwrap_or_default(),
                 excess: 0,
@@ -506,6 +512,10 @@ impl Worker {
                             self.attach_failed(slot, error);
                         }
                     }
+                }
+                PortDone::Offloaded(found) => {
+                    self.offloaded_asked = false;
+                    self.steering.set_offloaded(found.as_deref());
                 }
                 PortDone::Removed { slot, serial } => {
                     let is_it = |of: &Attachment| of.serial == serial;
@@ -576,8 +586,8 @@ impl Worker {
         let Some(attachment) = self.attachments.get_mut(&slot) else {
             return;
         };
-        if let Some(probes) = attachment.probes.first_mut() {
-            *probes += 1;
+        if let Some(port) = attachment.ports.first_mut() {
+            port.probes += 1;
             self.steering.probe(slot, 0);
         }
     }
@@ -729,6 +739,14 @@ impl Worker {
         }
     }
 
+    fn ask_offloaded(&mut self, now: Nanos) {
+        if !self.offloaded_asked && now >= self.offloaded_at {
+            self.offloaded_asked = true;
+            self.offloaded_at = now + OFFLOADED_EVERY;
+            self.ports.ask(PortTask::Offloaded);
+        }
+    }
+
     fn ports_counted(&mut self, xid: u32, ports: Vec<PortStats>, more: bool, now: Nanos) {
         if self.ports_asked.map(|(asked, _)| asked) != Some(xid) {
             return;
@@ -746,9 +764,9 @@ impl Worker {
                 let slot = Slot((place / DATA_PORTS) as u16);
                 let number = (place % DATA_PORTS) as usize;
                 if let Some(attachment) = self.attachments.get_mut(&slot)
-                    && let Some(counters) = attachment.ports.get_mut(number)
+                    && let Some(port) = attachment.ports.get_mut(number)
                 {
-                    counters.read(&stats);
+                    port.counters.read(&stats);
                 }
             }
         }
@@ -766,7 +784,9 @@ impl Worker {
         for (slot, attachment) in &mut self.attachments {
             let figures = self.steering.slot_figures(*slot);
             let sum = |of: fn(&PortCounters) -> Growing| -> u64 {
-                attachment.ports.iter().map(|port| of(port).total()).sum()
+                (attachment.ports.iter())
+                    .map(|port| of(&port.counters).total())
+                    .sum()
             };
             let totals = Base {
                 sent_packets: sum(|port| port.sent_packets),
@@ -774,18 +794,18 @@ impl Worker {
                 received_packets: sum(|port| port.received_packets),
                 received_bytes: sum(|port| port.received_bytes),
                 dropped: sum(|port| port.dropped),
-                probes: attachment.probes.iter().sum(),
+                probes: attachment.ports.iter().map(|port| port.probes).sum(),
                 probes_back: figures.probes_back,
             };
             if let Phase::Probing { until, taken_since } = attachment.phase {
                 if !self.steering.is_in_force(*slot) {
                     continue;
                 }
-                let is_taken = attachment.ports.iter().all(|port| port.sent_packets.total() > 0);
-                if !is_taken {
-                    for (number, port) in attachment.ports.iter().enumerate() {
-                        if port.sent_packets.total() == 0 {
-                            attachment.probes[number] += 1;
+                let is_taken = |port: &DataPort| port.counters.sent_packets.total() > 0;
+                if !attachment.ports.iter().all(is_taken) {
+                    for (number, port) in attachment.ports.iter_mut().enumerate() {
+                        if !is_taken(port) {
+                            port.probes += 1;
                             probes.push((*slot, number as u8));
                         }
                     }
@@ -797,18 +817,32 @@ impl Worker {
                     taken_since: Some(since),
                 };
                 // None is under way any more that would be taken for a packet.
-                let is_quiet = totals.sent_packets + totals.dropped >= totals.probes
-                    && totals.received_packets >= totals.sent_packets
+                let are_sent = totals.sent_packets + totals.dropped >= totals.probes;
+                let are_back = totals.received_packets >= totals.sent_packets
                     && totals.probes_back >= totals.received_packets;
-                if !is_quiet && now.since(since) < PROBE_PATIENCE {
+                let waited = now.since(since);
+                if !are_sent && waited < PROBE_LIMIT || !are_back && waited < PROBE_PATIENCE {
                     continue;
                 }
-                attachment.base = totals;
+                attachment.base = Base {
+                    // One may have come back after the ports were read.
+                    probes_back: totals.probes_back.min(totals.received_packets),
+                    ..totals
+                };
+                attachment.ports.iter_mut().for_each(DataPort::note_base);
                 attachment.phase = Phase::Up;
                 attached.push(*slot);
             }
             if matches!(attachment.phase, Phase::Making) {
                 continue;
+            }
+            let service = self.plan.services.iter().find(|of| of.id == attachment.service);
+            let back_later = totals.probes_back.saturating_sub(attachment.base.probes_back);
+            for (port, uplink) in (attachment.ports.iter_mut()).zip(service.map_or(&[][..], |of| &of.uplinks))
+            {
+                if let Some(carried) = self.carried.get_mut(usize::from(uplink.0)) {
+                    *carried += port.newly_carried(back_later);
+                }
             }
             let Some(place) = counters.slots.get_mut(slot.index()) else {
                 continue;
@@ -816,7 +850,6 @@ impl Worker {
             let (base, before) = (attachment.base, attachment.before);
             let since = |now: u64, base: u64| now.saturating_sub(base);
             let probes_later = since(totals.probes, base.probes);
-            let back_later = since(totals.probes_back, base.probes_back);
             let to = since(since(totals.sent_packets, base.sent_packets), probes_later);
             let back = since(since(totals.received_packets, base.received_packets), back_later);
             // A packet that came back is read before those that went out are: only what stays too much was made there.
@@ -877,10 +910,17 @@ impl Worker {
         let mut shared = lock(&self.shared);
         let reading = &mut shared.reading;
         let counters = &mut reading.counters;
-        for (sum, port) in counters.uplinks.iter_mut().zip(&self.uplinks) {
-            sum.received_packets = port.received_packets.total();
+        for (uplink, (sum, port)) in (FIRST_UPLINK..).zip(counters.uplinks.iter_mut().zip(&self.uplinks)) {
+            let carried = self.carried.get((uplink - FIRST_UPLINK) as usize);
+            let mut carried = carried.copied().unwrap_or_default();
+            for (fallback, packets) in self.steering.fallback_packets() {
+                carried.received += packets * u64::from(fallback.port == uplink);
+                carried.sent_or_dropped += packets * u64::from(fallback.to == Some(uplink));
+            }
+            let (received, sent) = port.carried(carried);
+            sum.received_packets = sum.received_packets.max(received);
             sum.received_bytes = port.received_bytes.total();
-            sum.sent_packets = port.sent_packets.total();
+            sum.sent_packets = sum.sent_packets.max(sent);
             sum.sent_bytes = port.sent_bytes.total();
             sum.dropped = port.dropped.total();
         }
@@ -969,10 +1009,14 @@ impl Worker {
                 break;
             }
             rows.push(row);
-            rules.push(match of.state {
-                RuleState::Refused { kind, code } => format!("refused (error {kind}, {code})"),
-                state if of.is_looped => format!("{}, through inco", state.name()),
-                state => state.name().to_owned(),
+            let told = of.state.told();
+            rules.push(match (of.state, of.offload) {
+                (RuleState::Refused { .. }, _) => told.into_owned(),
+                _ if of.is_looped => format!("{told}, through inco"),
+                (RuleState::Installed, Some(Offload::Full)) => format!("{told}, offloaded"),
+                (RuleState::Installed, Some(Offload::Partial)) => format!("{told}, partly offloaded"),
+                (RuleState::Installed, Some(Offload::None)) => format!("{told}, not offloaded"),
+                _ => told.into_owned(),
             });
         }
         self.tell(SwitchEvent::Flows {

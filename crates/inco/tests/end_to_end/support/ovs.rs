@@ -1,5 +1,6 @@
 //! An Open vSwitch of a test's own: a database and a switch with DPDK, in a folder.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,7 +9,11 @@ use super::{available, eventually};
 
 /// Debian's build with DPDK.
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+/// The name by which it is known when it is installed, and by which its files are found.
+const PROGRAM: &str = "ovs-vswitchd";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// So often it is started before it counts as broken.
+const STARTS: usize = 3;
 /// DPDK takes its time to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -28,6 +33,7 @@ impl Ovs {
         }
         let folder = tempfile::Builder::new().prefix("ovs-").tempdir().unwrap();
         let of = |name: &str| folder.path().join(name);
+        symlink(SWITCH, of(PROGRAM)).unwrap();
         run(Command::new("ovsdb-tool")
             .arg("create")
             .arg(of("conf.db"))
@@ -74,30 +80,37 @@ impl Ovs {
         Some(ovs)
     }
 
-    /// Starts the switch, or starts it again.
+    /// Starts the switch, or starts it again: as a service manager does, also when it dies while its memif ports come back,
+    /// which DPDK's can (once in some dozen times here, on a busy machine).
     pub(crate) fn start_switch(&mut self) {
-        let control = self.of("vs.ctl");
-        let _none = std::fs::remove_file(&control);
-        self.switch = Some(spawn(
-            self.folder.path(),
-            Command::new("nice")
-                .args(["-n", "-20", SWITCH])
-                .arg(format!("unix:{}", self.of("db.sock").display()))
-                .arg(format!("--unixctl={}", control.display()))
-                .arg(format!("--log-file={}", self.of("vs.log").display())),
-        ));
-        eventually("the switch answers", PATIENCE, || {
-            Command::new("ovs-appctl")
-                .arg("-t")
-                .arg(&control)
-                .arg("version")
-                .stderr(Stdio::null())
-                .output()
-                .unwrap()
-                .status
-                .success()
-                .then_some(())
-        });
+        for _ in 0..STARTS {
+            self.switch = Some(spawn(
+                self.folder.path(),
+                Command::new("nice")
+                    .args(["-n", "-20"])
+                    .arg(self.of(PROGRAM))
+                    .arg(format!("unix:{}", self.of("db.sock").display()))
+                    .arg("--pidfile")
+                    .arg(format!("--log-file={}", self.of("vs.log").display())),
+            ));
+            let (folder, switch) = (self.folder.path(), self.switch.as_mut().unwrap());
+            let ended = eventually("the switch answers, or ends", PATIENCE, || {
+                let answers = Command::new("ovs-appctl")
+                    .env("OVS_RUNDIR", folder)
+                    .arg("version")
+                    .stderr(Stdio::null())
+                    .output()
+                    .unwrap();
+                match switch.try_wait().unwrap() {
+                    None => answers.status.success().then_some(None),
+                    ended => Some(ended),
+                }
+            });
+            let Some(status) = ended else { return };
+            eprintln!("the switch has ended while it started: {status}");
+        }
+        let log = std::fs::read_to_string(self.of("vs.log")).unwrap_or_default();
+        panic!("the switch does not start:\n{log}");
     }
 
     /// Kills the switch, its datapath and its ports with it; the database goes on.
@@ -113,6 +126,14 @@ impl Ovs {
             "[switch]\ndriver = \"openflow\"\n[switch.openflow]\ndatabase = \"unix:{}\"\n",
             self.of("db.sock").display()
         )
+    }
+
+    /// Sets a key of its `other_config`.
+    pub(crate) fn set(&self, setting: &str) {
+        run(self
+            .vsctl()
+            .args(["--timeout=10", "set", "Open_vSwitch", "."])
+            .arg(format!("other_config:{setting}")));
     }
 
     /// What it has logged that is worse than news.

@@ -1,0 +1,194 @@
+//! What the ports of Open vSwitch count, put together to counters that only grow.
+//!
+//! A memif port of DPDK shows no counters while nobody is connected to it: they are 0 then, and go on where they were when
+//! somebody connects again. What it had counted since it was last read is hidden until then. Of an uplink that is made up
+//! for by what the ports of the instances say.
+
+use std::ops::AddAssign;
+
+use openflow::PortStats;
+
+/// A counter of the switch's, which begins anew when its port does.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Growing {
+    before: u64,
+    last: u64,
+}
+
+impl Growing {
+    fn read(&mut self, now: u64) {
+        // 0: nobody is connected. Less than before: it was set back.
+        if now > 0 && now < self.last {
+            self.begin_anew();
+        }
+        self.last = self.last.max(now);
+    }
+
+    fn begin_anew(&mut self) {
+        self.before += self.last;
+        self.last = 0;
+    }
+
+    pub(super) const fn total(self) -> u64 {
+        self.before + self.last
+    }
+}
+
+/// The counters of a port.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PortCounters {
+    pub(super) received_packets: Growing,
+    pub(super) received_bytes: Growing,
+    pub(super) sent_packets: Growing,
+    pub(super) sent_bytes: Growing,
+    pub(super) dropped: Growing,
+    /// Whether the last reading showed none of what was counted before.
+    is_hidden: bool,
+    duration_ns: u64,
+}
+
+impl PortCounters {
+    /// Takes a reading in.
+    pub(super) fn read(&mut self, of: &PortStats) {
+        let is_new = of.duration_ns < self.duration_ns;
+        self.duration_ns = of.duration_ns;
+        let counters = [
+            (&mut self.received_packets, of.received_packets),
+            (&mut self.received_bytes, of.received_bytes),
+            (&mut self.sent_packets, of.sent_packets),
+            (&mut self.sent_bytes, of.sent_bytes),
+            (&mut self.dropped, of.sent_dropped),
+        ];
+        for (counter, now) in counters {
+            if is_new {
+                counter.begin_anew();
+            }
+            counter.read(known(now));
+        }
+        let was = |counter: &Growing, now: u64| known(now) == 0 && counter.total() > 0;
+        self.is_hidden =
+            was(&self.received_packets, of.received_packets) || was(&self.sent_packets, of.sent_packets);
+    }
+
+    /// Packets received, and sent, where `carried` is what the other ports have had of it at least.
+    pub(super) fn carried(&self, carried: Carried) -> (u64, u64) {
+        let (received, sent) = (self.received_packets.total(), self.sent_packets.total());
+        if !self.is_hidden {
+            // One port is read before the other: only of one that is at rest the others know better.
+            return (received, sent);
+        }
+        let sent_by_others = carried.sent_or_dropped.saturating_sub(self.dropped.total());
+        (received.max(carried.received), sent.max(sent_by_others))
+    }
+}
+
+/// A counter that a switch does not have is all ones.
+const fn known(counter: u64) -> u64 {
+    if counter == u64::MAX { 0 } else { counter }
+}
+
+/// What the ports of instances, and the rules for what is of no service, say that an uplink has carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    /// Packets that came by it.
+    pub(super) received: u64,
+    /// Packets that were given to it: it has sent them, or dropped them.
+    pub(super) sent_or_dropped: u64,
+}
+
+impl AddAssign for Carried {
+    fn add_assign(&mut self, more: Carried) {
+        self.received += more.received;
+        self.sent_or_dropped += more.sent_or_dropped;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(port: &mut PortCounters, age_ms: u64, received: u64, sent: u64) {
+        port.read(&PortStats {
+            received_packets: received,
+            sent_packets: sent,
+            duration_ns: age_ms * 1_000_000,
+            ..PortStats::default()
+        });
+    }
+
+    fn totals(port: &PortCounters) -> (u64, u64) {
+        port.carried(Carried::default())
+    }
+
+    #[test]
+    fn a_port_whose_peer_has_left_loses_nothing_and_counts_nothing_twice() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, 45_242, 45_242);
+        // The last eight came after this reading; then the network left.
+        read(&mut port, 20, 0, 0);
+        assert_eq!(totals(&port), (45_242, 45_242));
+        let by_instances = Carried {
+            received: 45_250,
+            sent_or_dropped: 45_250,
+        };
+        assert_eq!(port.carried(by_instances), (45_250, 45_250));
+        // It is back: the switch counts on.
+        read(&mut port, 30, 45_250, 45_250);
+        assert_eq!(totals(&port), (45_250, 45_250));
+        read(&mut port, 40, 45_350, 45_349);
+        assert_eq!(totals(&port), (45_350, 45_349));
+    }
+
+    #[test]
+    fn while_it_shows_its_counters_they_are_what_counts() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, 100, 90);
+        // The instances' ports are read later, when more has passed.
+        let later = Carried {
+            received: 104,
+            sent_or_dropped: 95,
+        };
+        assert_eq!(port.carried(later), (100, 90));
+    }
+
+    #[test]
+    fn what_an_uplink_dropped_it_has_not_sent() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, 100, 90);
+        port.read(&PortStats {
+            sent_dropped: 6,
+            duration_ns: 20_000_000,
+            ..PortStats::default()
+        });
+        let carried = Carried {
+            received: 100,
+            sent_or_dropped: 100,
+        };
+        assert_eq!(port.carried(carried), (100, 94));
+    }
+
+    #[test]
+    fn a_port_that_was_made_anew_begins_at_nothing() {
+        let mut port = PortCounters::default();
+        read(&mut port, 1000, 3, 3);
+        // More than before at once: its age alone tells.
+        read(&mut port, 5, 7, 7);
+        assert_eq!(totals(&port), (10, 10));
+    }
+
+    #[test]
+    fn a_counter_that_was_set_back_goes_on() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, 100, 100);
+        read(&mut port, 20, 2, 1);
+        assert_eq!(totals(&port), (102, 101));
+    }
+
+    #[test]
+    fn a_counter_that_a_switch_does_not_have_counts_nothing() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, u64::MAX, 5);
+        read(&mut port, 20, u64::MAX, 6);
+        assert_eq!(totals(&port), (0, 6));
+    }
+}
