@@ -1,5 +1,6 @@
 //! The checks, each a function from a machine to what was found.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -57,6 +58,7 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     findings.push(express_data_path());
     findings.push(veth());
     findings.push(network_cards(host));
+    findings.push(embedded_switches(host));
     findings.push(open_v_switch());
     findings.push(running());
     findings
@@ -524,6 +526,62 @@ fn network_cards(host: &Host) -> Finding {
     Finding::warn(CHECK, format!("{found}: the kernel has them all"), change)
 }
 
+/// Drivers of cards with a switch of their own.
+const SWITCH_DRIVERS: [&str; 1] = ["mlx5_core"];
+
+/// Cards that forward by themselves, and what stands for their functions here. In switchdev mode the kernel gives each port an
+/// id of its switch, and a name: `p0` leaves the card, `pf0vf1` and `pf0sf1` represent functions.
+fn embedded_switches(host: &Host) -> Finding {
+    const CHECK: &str = "embedded switch";
+    let mut legacy = Vec::new();
+    let mut switches: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
+    for interface in host.names("sys/class/net") {
+        let of = |name: &str| host.read(&format!("sys/class/net/{interface}/{name}"));
+        let port = of("phys_port_name").unwrap_or_default();
+        if let Some(id) = of("phys_switch_id").filter(|id| !id.is_empty()) {
+            let (uplinks, functions) = switches.entry(id).or_default();
+            if port.starts_with("pf") {
+                *functions += 1;
+            } else {
+                uplinks.push(interface);
+            }
+            continue;
+        }
+        let device = format!("sys/class/net/{interface}/device");
+        let driver = host.link(&format!("{device}/driver")).unwrap_or_default();
+        // A function has no switch, its card has.
+        let is_function = host.path(&format!("{device}/physfn")).exists();
+        if SWITCH_DRIVERS.contains(&driver.as_str()) && !is_function {
+            legacy.push((interface, host.link(&device).unwrap_or_default()));
+        }
+    }
+    if let Some((interface, address)) = legacy.first() {
+        return Finding::warn(
+            CHECK,
+            format!("{interface} ({address}) is not in switchdev mode: no rule reaches its switch"),
+            format!("`devlink dev eswitch set pci/{address} mode switchdev`"),
+        );
+    }
+    let told = |(uplinks, functions): &(Vec<String>, usize)| {
+        format!(
+            "{} in switchdev mode, {functions} representors",
+            uplinks.join(", ")
+        )
+    };
+    let found = switches.values().map(told).collect::<Vec<_>>().join("; ");
+    if switches.is_empty() {
+        Finding::ok(CHECK, "no card with one: rules stay in software")
+    } else if switches.values().any(|(_, functions)| *functions == 0) {
+        Finding::warn(
+            CHECK,
+            found,
+            "make functions for the instances before there is traffic: docs/smartnic.md",
+        )
+    } else {
+        Finding::ok(CHECK, found)
+    }
+}
+
 fn open_v_switch() -> Finding {
     const CHECK: &str = "open vswitch";
     let absent = |seen: String| {
@@ -664,6 +722,53 @@ mod tests {
             fs::create_dir_all(directory.path().join("sys/fs/cgroup").join(controller)).unwrap();
         }
         assert_eq!(control_groups(&host).health, Health::Ok);
+    }
+
+    #[test]
+    fn cards_with_a_switch_are_told_apart_by_its_mode() {
+        let net = |interface: &str, file: &str| format!("sys/class/net/{interface}/{file}");
+        let (_directory, host) = machine_with(&[(&net("lo", "address"), "")]);
+        let finding = embedded_switches(&host);
+        assert_eq!(
+            (finding.health, finding.change),
+            (Health::Ok, None),
+            "{}",
+            finding.found
+        );
+
+        let (directory, host) = machine_with(&[
+            (&net("p0", "phys_port_name"), ""),
+            ("sys/devices/0000:03:00.0/class", "0x020000"),
+        ]);
+        let device = directory.path().join("sys/devices/0000:03:00.0");
+        symlink("../../../bus/pci/drivers/mlx5_core", device.join("driver")).unwrap();
+        symlink(&device, directory.path().join(net("p0", "device"))).unwrap();
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.health, Health::Warn, "{finding:?}");
+        let change = finding.change.unwrap();
+        assert!(change.contains("pci/0000:03:00.0 mode switchdev"), "{change}");
+        // A function of it, handed to this machine, has no switch.
+        fs::write(device.join("physfn"), "").unwrap();
+        assert_eq!(embedded_switches(&host).health, Health::Ok);
+
+        let switchdev = [
+            (net("p0", "phys_switch_id"), "b8cef6"),
+            (net("p0", "phys_port_name"), "p0"),
+            (net("en3f0pf0sf1", "phys_switch_id"), "b8cef6"),
+            (net("en3f0pf0sf1", "phys_port_name"), "pf0sf1"),
+        ];
+        let files: Vec<(&str, &str)> = switchdev
+            .iter()
+            .map(|(path, text)| (path.as_str(), *text))
+            .collect();
+        let (_directory, host) = machine_with(&files[..2]);
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.found, "p0 in switchdev mode, 0 representors");
+        assert_eq!(finding.health, Health::Warn);
+        let (_directory, host) = machine_with(&files);
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.found, "p0 in switchdev mode, 1 representors");
+        assert_eq!(finding.health, Health::Ok);
     }
 
     #[test]
