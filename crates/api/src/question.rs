@@ -1,3 +1,6 @@
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+
 use tokio::sync::{mpsc, oneshot};
 
 use crate::counters::Counters;
@@ -60,33 +63,54 @@ pub enum Question {
 /// Makes the queue of questions.
 pub fn questions() -> (Asker, Inbox) {
     let (sender, receiver) = mpsc::channel(QUESTION_LIMIT);
-    (Asker(sender), Inbox(receiver))
+    let taker = Arc::default();
+    let asker = Asker {
+        questions: sender,
+        taker: Arc::clone(&taker),
+    };
+    let inbox = Inbox {
+        questions: receiver,
+        taker,
+    };
+    (asker, inbox)
 }
 
 /// The control loop's end of the queue.
 #[derive(Debug)]
-pub struct Inbox(mpsc::Receiver<Question>);
+pub struct Inbox {
+    questions: mpsc::Receiver<Question>,
+    taker: Arc<OnceLock<Thread>>,
+}
 
 impl Inbox {
+    /// From now on each question unparks this thread, which may sleep meanwhile.
+    pub fn wake_this_thread(&self) {
+        // Only one thread ever takes questions.
+        let _is_it_already = self.taker.set(std::thread::current());
+    }
+
     /// The next question, without waiting for one.
     pub fn take(&mut self) -> Option<Question> {
-        self.0.try_recv().ok()
+        self.questions.try_recv().ok()
     }
 
     /// The next question; [`None`] once nobody can ask any more.
     pub async fn next(&mut self) -> Option<Question> {
-        self.0.recv().await
+        self.questions.recv().await
     }
 
     /// The same, blocking this thread: for a loop that has nothing else to do.
     pub fn wait(&mut self) -> Option<Question> {
-        self.0.blocking_recv()
+        self.questions.blocking_recv()
     }
 }
 
 /// The API's end of the queue. Never waits for room: a loop that does not take questions is one to complain about.
 #[derive(Clone, Debug)]
-pub struct Asker(mpsc::Sender<Question>);
+pub struct Asker {
+    questions: mpsc::Sender<Question>,
+    taker: Arc<OnceLock<Thread>>,
+}
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,9 +126,7 @@ impl Asker {
     /// put into the queue.
     pub fn act(&self, action: Action, caller: Caller) -> bool {
         let (sender, _receiver) = oneshot::channel();
-        self.0
-            .try_send(Question::Act(action, caller, Answer(sender)))
-            .is_ok()
+        self.put(Question::Act(action, caller, Answer(sender))).is_ok()
     }
 
     /// Asks, and waits for the answer.
@@ -113,12 +135,18 @@ impl Asker {
     /// [`NoAnswer`] where the control loop is too busy, or has ended.
     pub(crate) async fn ask<T>(&self, question: impl FnOnce(Answer<T>) -> Question) -> Result<T, NoAnswer> {
         let (sender, receiver) = oneshot::channel();
-        self.0
-            .try_send(question(Answer(sender)))
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => NoAnswer::Busy,
-                mpsc::error::TrySendError::Closed(_) => NoAnswer::Ended,
-            })?;
+        self.put(question(Answer(sender)))?;
         receiver.await.map_err(|_| NoAnswer::Ended)
+    }
+
+    fn put(&self, question: Question) -> Result<(), NoAnswer> {
+        self.questions.try_send(question).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => NoAnswer::Busy,
+            mpsc::error::TrySendError::Closed(_) => NoAnswer::Ended,
+        })?;
+        if let Some(taker) = self.taker.get() {
+            taker.unpark();
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,9 @@
-//! What a worker does when there is little to do: it sleeps, so that an idle orchestrator burns no core.
+//! What a worker does when there is little to do: it sleeps, so that an idle orchestrator burns no core. And what tells a
+//! control plane that sleeps, too, of the first packet.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::thread::Thread;
 
 use model::Nanos;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -24,7 +26,12 @@ const BUSY_PACKETS: usize = 16;
 const PAUSE: Nanos = Nanos::from_micros(30);
 /// Without a packet for this long it waits on its file descriptors instead.
 const QUIET: Nanos = Nanos::from_millis(2);
-/// The longest sleep: flows that expire leave the count within 10 ms, on an idle worker too.
+/// The longest sleep of a worker that has nothing to watch the time for.
+const LONGEST_IDLE_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+/// The longest sleep of one that has: flows that expire leave the count within 10 ms, on an idle worker too.
 const LONGEST_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 4_000_000,
@@ -57,7 +64,7 @@ impl Waker {
     /// Wakes the worker if it sleeps or is about to. What it should see must be in its ring before this call.
     pub fn wake(&self) {
         // Pairs with the fence in `before_sleep`: either it sees our message or we see that it sleeps.
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) {
             // The counter can only be full where the worker is woken anyway.
             let _already_woken = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
@@ -67,7 +74,7 @@ impl Waker {
     /// Announces a sleep. After it, the worker looks into its rings once more before it sleeps.
     pub fn before_sleep(&self) {
         self.sleeping.store(true, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Ends a sleep.
@@ -79,6 +86,45 @@ impl Waker {
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Wakes the control plane's thread when packets come after a time without any. Workers ring it; that costs them nothing while
+/// packets come, and a system call at the first one of a thread that dozes.
+#[derive(Debug)]
+pub struct Alarm {
+    thread: Thread,
+    is_set: AtomicBool,
+}
+
+impl Alarm {
+    /// An alarm for that thread, not set yet.
+    pub fn of(thread: Thread) -> Alarm {
+        Alarm {
+            thread,
+            is_set: AtomicBool::new(false),
+        }
+    }
+
+    /// Sets it. After that the thread reads the switch's counters once more: what they do not show yet will ring. Then it may
+    /// [`park`](std::thread::park_timeout).
+    pub fn set(&self) {
+        self.is_set.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes it back: the thread is awake.
+    pub fn clear(&self) {
+        self.is_set.store(false, Ordering::Relaxed);
+    }
+
+    /// Wakes the thread where the alarm is set. What the thread should see must be counted before this call.
+    pub fn ring(&self) {
+        // Pairs with the fence in `set`: either it sees our counters or we see that it is set.
+        fence(Ordering::SeqCst);
+        if self.is_set.load(Ordering::Relaxed) {
+            self.thread.unpark();
+        }
     }
 }
 
@@ -109,6 +155,11 @@ impl Idle {
         }
     }
 
+    /// Whether no packet has come for a while at `now`: the next one is the first after a quiet time.
+    pub fn is_quiet(&self, now: Nanos) -> bool {
+        now.since(self.last_packet) >= QUIET
+    }
+
     /// What to do after a turn at `now` that moved that many packets.
     pub fn after(&mut self, packets: usize, now: Nanos) -> Rest {
         if packets > 0 {
@@ -117,8 +168,8 @@ impl Idle {
         match self.polling {
             Polling::Busy => Rest::None,
             Polling::Adaptive if packets >= BUSY_PACKETS => Rest::None,
-            Polling::Adaptive if now.since(self.last_packet) < QUIET => Rest::Pause,
-            Polling::Adaptive => Rest::Wait,
+            Polling::Adaptive if self.is_quiet(now) => Rest::Wait,
+            Polling::Adaptive => Rest::Pause,
         }
     }
 
@@ -166,13 +217,14 @@ impl WakeSet {
         let _not_in_it = epoll::delete(&self.epoll, fd);
     }
 
-    /// Sleeps until a descriptor has become readable, for at most 4 ms, or half a millisecond where a port `must_be_polled`.
-    pub fn wait(&self, must_be_polled: bool) {
+    /// Sleeps until a descriptor has become readable: for at most half a millisecond where a port `must_be_polled`, 4 ms where
+    /// time goes on for something that the worker `keeps`, such as a flow, and else 20 ms.
+    pub fn wait(&self, must_be_polled: bool, keeps: bool) {
         let mut events = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 8];
-        let longest = if must_be_polled {
-            &LONGEST_BLIND_WAIT
-        } else {
-            &LONGEST_WAIT
+        let longest = match (must_be_polled, keeps) {
+            (true, _) => &LONGEST_BLIND_WAIT,
+            (false, true) => &LONGEST_WAIT,
+            (false, false) => &LONGEST_IDLE_WAIT,
         };
         // An interrupted wait is an early turn, nothing else.
         let _interrupted = epoll::wait(&self.epoll, &mut events, Some(longest));
@@ -218,5 +270,31 @@ mod tests {
         };
         let (woken, _) = epoll::wait(&set.epoll, &mut events, Some(&none)).unwrap();
         assert!(woken.is_empty(), "a worker that is awake is not written to");
+    }
+
+    #[test]
+    fn an_alarm_that_is_set_wakes_its_thread_once_it_sleeps() {
+        let (give, take) = std::sync::mpsc::channel();
+        let sleeper = std::thread::spawn(move || {
+            let alarm = std::sync::Arc::new(Alarm::of(std::thread::current()));
+            alarm.set();
+            give.send(std::sync::Arc::clone(&alarm)).unwrap();
+            let began = std::time::Instant::now();
+            std::thread::park_timeout(std::time::Duration::from_secs(60));
+            began.elapsed()
+        });
+        take.recv().unwrap().ring();
+        assert!(sleeper.join().unwrap().as_secs() < 60);
+    }
+
+    #[test]
+    fn quiet_begins_two_milliseconds_after_the_last_packet() {
+        let mut idle = Idle::new(Polling::Busy);
+        idle.after(1, Nanos::from_millis(10));
+        assert!(!idle.is_quiet(Nanos::from_millis(11)));
+        idle.after(0, Nanos::from_millis(12));
+        assert!(idle.is_quiet(Nanos::from_millis(12)));
+        idle.after(1, Nanos::from_millis(13));
+        assert!(!idle.is_quiet(Nanos::from_millis(14)));
     }
 }

@@ -45,7 +45,7 @@ pub use frame::{
     Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice,
     Unsendable,
 };
-pub use idle::{Idle, Polling, Rest, WakeSet, Waker};
+pub use idle::{Alarm, Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};

@@ -20,7 +20,7 @@ use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
 use crate::dump::{FlowDump, FlowFilter, HeavyDump};
 use crate::elephants::HeavyFlow;
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
-use crate::idle::{Idle, Polling, WakeSet, Waker};
+use crate::idle::{Alarm, Idle, Polling, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan, home};
@@ -116,6 +116,7 @@ pub struct SoftSwitch<M: FrameMemory> {
     /// The highest slot that any plan has had, and one.
     slots_used: usize,
     loads: Arc<LoadBoard>,
+    alarm: Arc<Alarm>,
     workers: Vec<WorkerHandle<M>>,
     instances: Vec<Option<Attachment>>,
     uplinks: Vec<UplinkState>,
@@ -290,7 +291,7 @@ impl<M: FrameMemory> WorkerHandle<M> {
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners. `memories` has one share per worker, `devices` one for each uplink
+    /// Starts the workers and the uplinks' listeners; [`Switch::alarm`] wakes the thread that calls this. `memories` has one share per worker, `devices` one for each uplink
     /// that is one.
     ///
     /// # Errors
@@ -325,6 +326,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
         let plan = Arc::new(ArcSwap::from_pointee(Plan::default()));
         let loads = Arc::new(LoadBoard::default());
         let leaving = Arc::new(AtomicUsize::new(0));
+        let alarm = Arc::new(Alarm::of(std::thread::current()));
         let mut parts = Vec::with_capacity(count);
         let mut handles = Vec::with_capacity(count);
         let wakers: Vec<Arc<Waker>> = (0..count)
@@ -365,6 +367,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     .map_err(|e| system("making an epoll set for a worker", e.into()))?,
                 waker: Arc::clone(&waker),
                 idle: Idle::new(config.polling),
+                alarm: Arc::clone(&alarm),
                 leaving: Arc::clone(&leaving),
             });
             handles.push(WorkerHandle {
@@ -383,6 +386,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
             generation: Generation(0),
             slots_used: 0,
             loads,
+            alarm,
             workers: handles,
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
             uplinks: config.uplinks.iter().map(UplinkState::of).collect(),
@@ -513,6 +517,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     fn listen(&mut self, uplink: UplinkId, mut listener: memif::Listener) -> Result<(), SwitchError> {
         let stop = Arc::clone(&self.background.stop);
         let report = self.report.clone();
+        let alarm = Arc::clone(&self.alarm);
         let thread = std::thread::Builder::new()
             .name(format!("inco-uplink-{}", uplink.0))
             .spawn(move || {
@@ -528,6 +533,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                             {
                                 return;
                             }
+                            alarm.ring();
                         }
                         Ok(None) => {}
                         Err(error) => {
@@ -1268,6 +1274,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             .iter()
             .map(|w| Nanos(w.counters.figures.longest_gap_ns.reset()))
             .collect()
+    }
+
+    fn alarm(&self) -> Option<Arc<Alarm>> {
+        Some(Arc::clone(&self.alarm))
     }
 
     fn stop(&mut self) {

@@ -8,6 +8,7 @@
 //!    the instance still held. Only then may the slot be used again.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use model::{FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
 use scheduling::Scheduler;
@@ -16,6 +17,7 @@ use thiserror::Error;
 use collector::RawCounters;
 
 use crate::counters::WorkerTotals;
+use crate::idle::Alarm;
 use flow_table::FlowRow;
 
 use crate::dump::FlowFilter;
@@ -319,6 +321,12 @@ pub trait Switch: Send {
 
     /// The largest gap between two turns of a worker that did not sleep, since the last call, by worker.
     fn take_longest_gaps(&mut self) -> Vec<Nanos>;
+
+    /// What wakes the thread that started the switch when a packet or a peer comes after a quiet time; [`None`] for a switch
+    /// that does not see each packet, whose counters must be looked at all the time.
+    fn alarm(&self) -> Option<Arc<Alarm>> {
+        None
+    }
 
     /// Stops the workers and frees every port.
     fn stop(&mut self);

@@ -19,7 +19,7 @@ use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
 use crate::elephants::Elephants;
 use crate::frame::{Frame, FrameMemory};
-use crate::idle::{Idle, Rest, WakeSet, Waker};
+use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
@@ -88,6 +88,8 @@ pub struct WorkerParts<M: FrameMemory> {
     pub wake_set: WakeSet,
     /// How it behaves when there is nothing to do.
     pub idle: Idle,
+    /// Rung at the first packet after a quiet time.
+    pub alarm: Arc<Alarm>,
     /// Workers that send nothing to others any more: all of them share it.
     pub leaving: Arc<AtomicUsize>,
 }
@@ -147,6 +149,8 @@ pub struct Worker<M: FrameMemory> {
     set_ups: u64,
     /// Whether flows have expired that are still in the table.
     expiry_is_behind: bool,
+    /// Whether a port's interrupt could not be watched: the clock wakes the worker for it.
+    is_unwatched: bool,
     stopping: bool,
 }
 
@@ -276,6 +280,7 @@ impl<M: FrameMemory> Worker<M> {
             broken_uplinks: 0,
             set_ups: 0,
             expiry_is_behind: false,
+            is_unwatched: false,
             stopping: false,
             parts,
         }
@@ -344,6 +349,9 @@ impl<M: FrameMemory> Worker<M> {
             if moved > 0 {
                 figures.busy_ns.add(span);
             }
+            if moved > 0 && self.parts.idle.is_quiet(started) {
+                self.parts.alarm.ring();
+            }
             let rest = match self.parts.idle.after(moved, ended) {
                 // Work that goes on a part per turn is not left lying for a sleep.
                 _ if self.expiry_is_behind || !self.sweeps.is_empty() || !self.moves.is_empty() => Rest::None,
@@ -385,7 +393,9 @@ impl<M: FrameMemory> Worker<M> {
             }
         });
         if !something {
-            self.parts.wake_set.wait(must_be_polled);
+            let keeps =
+                self.parts.table.flows() > 0 || self.fragments.next_deadline().is_some() || self.is_unwatched;
+            self.parts.wake_set.wait(must_be_polled, keeps);
         }
         self.for_each_port(|port| {
             if let Some(queue) = port.waits_on() {
@@ -425,7 +435,7 @@ impl<M: FrameMemory> Worker<M> {
                     for port in &mut ports.ports {
                         if let Some(queue) = port.waits_on() {
                             // Not watched means woken by the clock, 4 ms later.
-                            let _unwatched = self.parts.wake_set.watch(queue.interrupt_fd());
+                            self.is_unwatched |= self.parts.wake_set.watch(queue.interrupt_fd()).is_err();
                         }
                     }
                     let plan = self.published.load();
@@ -493,7 +503,7 @@ impl<M: FrameMemory> Worker<M> {
                 }
                 Command::AttachUplink { uplink, mut port } => {
                     if let Some(queue) = port.waits_on() {
-                        let _unwatched = self.parts.wake_set.watch(queue.interrupt_fd());
+                        self.is_unwatched |= self.parts.wake_set.watch(queue.interrupt_fd()).is_err();
                     }
                     if let Some(place) = self.uplinks.get_mut(uplink.index()) {
                         *place = Some(port);

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
 use eswitch::{
-    Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle, InstancePorts,
-    LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, TableMemory, WakeSet, Waker,
-    Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
+    InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, TableMemory,
+    WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
 use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
@@ -136,6 +136,7 @@ fn alone_with(
         waker,
         peer_wakers,
         idle: Idle::new(Polling::Busy),
+        alarm: Arc::new(Alarm::of(std::thread::current())),
         leaving: Arc::new(AtomicUsize::new(0)),
     });
     let control = link.control;

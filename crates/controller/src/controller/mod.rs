@@ -382,6 +382,27 @@ impl Controller {
         self.engine_down
     }
 
+    /// Whether nothing is under way: every instance stands by or takes flows, as many as are wanted, the engine answers and has
+    /// nothing in hand, and every worker steers by the newest table.
+    pub fn is_settled(&self) -> bool {
+        let stays = |i: &Instance| {
+            matches!(i.state, InstanceState::Standby | InstanceState::Active) && i.op.is_none()
+        };
+        let has_wanted = |service: &Service| {
+            let of_service = self.instances.iter().filter(|i| i.service == service.id);
+            let active = of_service.filter(|i| i.state == InstanceState::Active).count();
+            active == service.wanted as usize
+        };
+        self.in_hand.is_empty()
+            && self.orphans.is_empty()
+            && self.engine_down.is_none()
+            && self.listing_since.is_none()
+            && self.shutdown.is_none()
+            && self.generation == self.acknowledged
+            && self.instances.iter().all(stays)
+            && self.services.iter().all(has_wanted)
+    }
+
     /// Whether a shutdown was asked for and nothing is left to be done for it.
     pub fn is_finished(&self) -> bool {
         self.shutdown.is_some()

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
 use eswitch::{
-    Command, FrameMemory, Idle, InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan,
-    TableFull, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan,
+    SlotPlan, TableFull, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
 use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
@@ -95,6 +95,7 @@ pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port
         waker,
         peer_wakers: vec![None],
         idle: Idle::new(Polling::Busy),
+        alarm: Arc::new(Alarm::of(std::thread::current())),
         leaving: Arc::new(AtomicUsize::new(0)),
     });
     let mut bare = Bare {

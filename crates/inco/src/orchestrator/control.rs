@@ -1,4 +1,4 @@
-//! The control loop: one turn a millisecond.
+//! The control loop: one turn a millisecond; one in twenty while nothing comes and nothing is under way.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
@@ -17,7 +17,7 @@ use controller::{
 };
 use engine::launcher::Launcher;
 use eswitch::{
-    AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
+    Alarm, AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
     SwitchReading,
 };
 use model::{
@@ -40,6 +40,10 @@ use super::{Place, StopRequest, wiring};
 const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
 /// How often otherwise.
 const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
+/// Without a packet for this long, and with nothing under way, the loop dozes: every rate is as good as zero by then.
+const QUIET: Nanos = Nanos::from_secs(1);
+/// How often it turns while it dozes: timers and the ends of containers are not later than that.
+const DOZE: Nanos = Nanos::from_millis(20);
 /// How long one attempt to connect an instance goes on.
 const ATTACH_DEADLINE: Nanos = Nanos::from_secs(10);
 /// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
@@ -106,6 +110,10 @@ pub(super) struct ControlLoop {
     pages: FunctionPages,
     /// The switch's generations that are not acknowledged yet, and the controller's that they stand for.
     generations: VecDeque<(Generation, Generation)>,
+    /// Rung by the first packet after a quiet time.
+    alarm: Option<Arc<Alarm>>,
+    /// Packets that the switch has moved, and since when there are no more of them.
+    moved: (u64, Nanos),
     /// The newest of them, acknowledged or not.
     pub(super) published: Option<(Generation, Generation)>,
     probes: HashMap<Slot, u64>,
@@ -198,8 +206,10 @@ impl ControlLoop {
     ) -> Result<ControlLoop> {
         let secret = secret()?;
         let switch = wiring::switch(&configuration, secret)?;
+        let alarm = switch.alarm();
         let engine = wiring::engine(&configuration, &place.run_dir, launcher)?;
         let engine_driver = engine.driver();
+        inbox.wake_this_thread();
         let mut collector = Collector::new();
         for service in &configuration.services {
             collector.add_service(service.autoscaler.stable_window());
@@ -289,6 +299,8 @@ impl ControlLoop {
             pages: FunctionPages::default(),
             plan: Plan::default(),
             generations: VecDeque::new(),
+            alarm,
+            moved: (0, now),
             published: None,
             probes: HashMap::new(),
             replies: Vec::new(),
@@ -324,6 +336,13 @@ impl ControlLoop {
                     break;
                 }
             }
+            if let Some(alarm) = self.alarm.clone()
+                && self.is_quiet()
+            {
+                self.doze(&alarm);
+                next = Instant::now();
+                continue;
+            }
             next += Duration::from_nanos(SAMPLE_PERIOD.0);
             match next.checked_duration_since(Instant::now()) {
                 Some(rest) => std::thread::sleep(rest),
@@ -339,6 +358,43 @@ impl ControlLoop {
             left,
             kept: self.stop.asked() == Some(true),
         })
+    }
+
+    /// Whether no packet has come for a while and nothing is under way that goes on by itself.
+    fn is_quiet(&mut self) -> bool {
+        let now = monotonic();
+        let moved = self.packets_moved();
+        if moved != self.moved.0 {
+            self.moved = (moved, now);
+        }
+        now.since(self.moved.1) >= QUIET
+            && self.reading.in_flight() == 0
+            && !self.stopping
+            && self.shell.controller().is_settled()
+            && self.generations.is_empty()
+            && self.probes.is_empty()
+            && self.waiting_uplinks.is_empty()
+            && self.reading_file.is_none()
+            && self.answers.is_empty()
+            && self.moves.is_empty()
+            && self.explanations.is_empty()
+            && self.dumps.is_empty()
+            && self.heavy_dumps.is_empty()
+    }
+
+    fn packets_moved(&self) -> u64 {
+        self.reading.offered() + self.reading.originated()
+    }
+
+    /// Sleeps until a packet comes, somebody asks something, or a while has passed.
+    fn doze(&mut self, alarm: &Alarm) {
+        alarm.set();
+        // What came before it was set rings no more.
+        self.switch.read(&mut self.reading);
+        if self.packets_moved() == self.moved.0 {
+            std::thread::park_timeout(Duration::from_nanos(DOZE.0));
+        }
+        alarm.clear();
     }
 
     /// What a shutdown waits for, and what for, a line each.
