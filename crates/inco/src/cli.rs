@@ -687,7 +687,7 @@ pub(crate) struct ImageRemoveArgs {
 #[cfg(feature = "dpdk")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
+    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench chain                    a whole chain with a function, against OVS-DPDK\n  inco bench react                    how soon an added instance serves\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -703,6 +703,10 @@ pub(crate) enum BenchCommand {
     Setup(SetupArgs),
     /// Established flows, while a flood of new ones arrives on another uplink
     Flood(FloodArgs),
+    /// Generator, switch, a function's process, switch, generator, all over memif: against OVS-DPDK
+    Chain(ChainArgs),
+    /// From the first packet beyond capacity to the first one that an added instance serves
+    React(ReactArgs),
     /// Packets that are lost when instances are added and removed, by scheduler
     Blocked(BlockedArgs),
     /// What inco costs while nothing happens
@@ -727,7 +731,7 @@ pub(crate) struct SteerArgs {
     /// What the instances' ports are
     #[arg(long, value_enum, default_value = "net_null")]
     pub(crate) port: crate::bench::SinkPort,
-    /// Also packets of 512 and 1500 bytes, IPv6, and 4 to 256 instances
+    /// Also packets of 512 and 1500 bytes, IPv6, two workers, 4 to 256 instances, and 64 memif instances of which 60 idle
     #[arg(long)]
     pub(crate) full: bool,
     /// Leave OVS out
@@ -774,6 +778,50 @@ pub(crate) struct FloodArgs {
     pub(crate) rounds: u32,
     /// Where every measurement goes
     #[arg(long, value_name = "FILE", default_value = "bench-flood.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco bench chain\n  inco bench chain --json --flows 32 --rounds 5")]
+pub(crate) struct ChainArgs {
+    /// Flows
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) flows: u32,
+    /// Bytes of a packet on the wire
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=1518))]
+    pub(crate) size: u16,
+    /// Rounds; the medians of their ratios count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+    /// Leave OVS out
+    #[arg(long)]
+    pub(crate) no_ovs: bool,
+    /// Where every measurement goes, with its command lines
+    #[arg(long, value_name = "FILE", default_value = "bench-chain.csv")]
+    pub(crate) csv: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  sudo inco bench react\n  sudo inco bench react --json --from warm,oci --rounds 100\n\nContainers of inco's own engine need root."
+)]
+pub(crate) struct ReactArgs {
+    /// Only instances added from there; by default all that this machine has
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHERE")]
+    pub(crate) from: Vec<crate::bench::AddedFrom>,
+    /// How often one is added, for each
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Where every reaction goes
+    #[arg(long, value_name = "FILE", default_value = "bench-react.csv")]
     pub(crate) csv: PathBuf,
     /// Print JSON
     #[arg(long)]

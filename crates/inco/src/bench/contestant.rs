@@ -49,32 +49,50 @@ pub(super) fn measure(
     warm_up: Duration,
     window: Duration,
 ) -> Result<Measured> {
-    let pid = contestant.pid();
-    signal(pid, Signal::CONT)?;
+    resume(contestant)?;
     std::thread::sleep(warm_up + WARM_UP);
-    let (packets, times) = (contestant.packets()?, thread_times(pid)?);
+    let clock = Clock::start(contestant)?;
+    let packets = contestant.packets()?;
     std::thread::sleep(window);
-    let (packets_after, times_after) = (contestant.packets()?, thread_times(pid)?);
-    signal(pid, Signal::STOP)?;
-    // A machine has others to serve, too: what counts is the time that the polling thread had, not the clock's.
-    let longest = times_after
-        .iter()
-        .map(|(thread, after)| after.saturating_sub(times.get(thread).copied().unwrap_or(0)))
-        .max()
-        .unwrap_or(0);
-    let packets = packets_after.saturating_sub(packets);
-    if packets == 0 || longest == 0 {
-        bail!(
-            "{} moved no packet in {} ms (started by: {})",
-            contestant.name(),
-            window.as_millis(),
-            contestant.commands().join(" && ")
-        );
+    let packets = contestant.packets()?.saturating_sub(packets);
+    let measured = clock.stop(contestant, packets)?;
+    suspend(contestant)?;
+    Ok(measured)
+}
+
+/// Processor time of a contestant's polling thread, from a start on. A machine has others to serve, too: what counts is the
+/// time that the thread had, not the clock's.
+pub(super) struct Clock {
+    times: HashMap<String, u64>,
+}
+
+impl Clock {
+    /// Starts it.
+    pub(super) fn start(contestant: &dyn Contestant) -> Result<Clock> {
+        Ok(Clock {
+            times: thread_times(contestant.pid())?,
+        })
     }
-    Ok(Measured {
-        packets,
-        seconds: longest as f64 / SECOND,
-    })
+
+    /// What the contestant did since then: it moved so many packets.
+    pub(super) fn stop(self, contestant: &dyn Contestant, packets: u64) -> Result<Measured> {
+        let longest = thread_times(contestant.pid())?
+            .iter()
+            .map(|(thread, after)| after.saturating_sub(self.times.get(thread).copied().unwrap_or(0)))
+            .max()
+            .unwrap_or(0);
+        if packets == 0 || longest == 0 {
+            bail!(
+                "{} moved no packet (started by: {})",
+                contestant.name(),
+                contestant.commands().join(" && ")
+            );
+        }
+        Ok(Measured {
+            packets,
+            seconds: longest as f64 / SECOND,
+        })
+    }
 }
 
 /// Stops a contestant until it is measured.
@@ -93,6 +111,13 @@ fn signal(pid: u32, signal: Signal) -> Result<()> {
         .and_then(Pid::from_raw)
         .context("a process without a number")?;
     kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))
+}
+
+/// Lets this thread, and those that it starts, run on that CPU alone.
+pub(super) fn go_to(cpu: usize) -> Result<()> {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(cpu);
+    rustix::thread::sched_setaffinity(None, &cpus).with_context(|| format!("cannot go to CPU {cpu}"))
 }
 
 /// How long each thread of a process has been on a CPU, in nanoseconds.

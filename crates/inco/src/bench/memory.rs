@@ -53,6 +53,11 @@ impl Memory {
         Memory { pages: None }
     }
 
+    /// Ordinary pages.
+    pub(super) const fn none() -> Memory {
+        Memory { pages: None }
+    }
+
     /// Whether there are hugepages.
     pub(super) fn is_huge(&self) -> bool {
         self.pages.is_some()
@@ -78,9 +83,14 @@ impl Memory {
         (Memory::pool(frames).memory_bytes(huge) as usize + OTHER_BYTES).next_multiple_of(PAGE) >> 20
     }
 
-    /// MiB for OVS.
-    pub(super) const fn ovs_mib() -> usize {
-        OVS_MIB
+    /// What OVS's `other_config` says of memory: a key of its own, where there is one, and what belongs into `dpdk-extra`.
+    pub(super) fn ovs_options(&self) -> (Option<String>, String) {
+        if self.is_huge() {
+            (Some(format!("dpdk-socket-mem={OVS_MIB}")), self.kind().to_owned())
+        } else {
+            // Without `--legacy-mem` OVS adds an option that does not go with ordinary pages, and EAL takes one of both sizes.
+            (None, format!("--legacy-mem {} -m {OVS_MIB}", self.kind()))
+        }
     }
 
     /// The arguments that tell EAL so.
@@ -107,6 +117,12 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ovs_is_told_of_ordinary_pages_in_words_that_it_takes() {
+        let (key, extra) = Memory::none().ovs_options();
+        assert_eq!((key, extra.as_str()), (None, "--legacy-mem --no-huge -m 1088"));
+    }
 
     #[test]
     fn programs_ask_for_whole_pages() {

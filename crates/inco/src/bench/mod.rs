@@ -6,13 +6,16 @@
 //! machine distorts them little.
 
 mod blocked;
+mod chain;
 mod contestant;
 mod facts;
 mod flood;
 mod idle;
+mod memif_sinks;
 mod memory;
 mod ovs;
 mod raw;
+mod react;
 mod setup;
 mod steer;
 mod steering;
@@ -23,6 +26,7 @@ mod undo;
 
 use anyhow::{Context as _, Result};
 
+pub(crate) use react::AddedFrom;
 pub(crate) use steering::SinkPort;
 
 use crate::cli::BenchCommand;
@@ -40,6 +44,8 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Steer(args) => steer::run(args),
         BenchCommand::Setup(args) => setup::run(args),
         BenchCommand::Flood(args) => flood::run(args),
+        BenchCommand::Chain(args) => chain::run(args),
+        BenchCommand::React(args) => react::run(args),
         BenchCommand::Blocked(args) => blocked::run(args),
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Contestant(args) => {

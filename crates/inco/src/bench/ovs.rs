@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -22,6 +23,10 @@ pub(super) const FRAMES_LIMIT: usize = 200_000;
 /// How long a daemon may take to start, and to take a file of rules.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
+/// How long its poller may sleep between memif ports, in microseconds.
+const POLLER_SLEEP_US: u32 = 100;
+/// Slots of its memif rings, as a power of two: those of `inco traffic`.
+const MEMIF_LOG2_SLOTS: u8 = 12;
 /// Megaflows that it may have: more than any bench has flows.
 const FLOW_LIMIT: usize = 1_000_000;
 
@@ -48,29 +53,109 @@ pub(super) fn is_there() -> bool {
     Path::new(PROGRAM).exists()
 }
 
+/// A port of DPDK.
+struct NewPort {
+    name: String,
+    number: u32,
+    devargs: String,
+    queues: u16,
+}
+
+impl NewPort {
+    /// A memif port, the other end of whose socket is there already where it is a `client`.
+    fn memif(name: String, number: u32, role: &str, socket: &Path) -> NewPort {
+        NewPort {
+            devargs: format!(
+                "net_memif{number},role={role},id=0,socket={},socket-abstract=no,rsize={MEMIF_LOG2_SLOTS}",
+                socket.display()
+            ),
+            name,
+            number,
+            // It sends by a queue for its poller and one for its main thread.
+            queues: 2,
+        }
+    }
+}
+
 impl Ovs {
     /// Starts it with the capture as source and `instances` sinks; it forwards on that CPU.
     pub(super) fn start(
         folder: &Path,
         capture: &Path,
-        flows: (Ip, u32),
+        (ip, flows): (Ip, u32),
         instances: u32,
         memory: &Memory,
+        cpus: (usize, usize),
+    ) -> Result<Ovs> {
+        let mut ovs = Ovs::boot(folder, memory, cpus, None)?;
+        for instance in 1..=instances {
+            ovs.add_port(&NewPort {
+                name: format!("i{instance}"),
+                number: instance,
+                devargs: format!("net_null{instance},no-rx=1"),
+                queues: 1,
+            })?;
+        }
+        ovs.add_rules(&exact_rules(flows_of(ip, flows), instances, "")?)?;
+        // The source comes last: no packet meets a bridge without rules.
+        ovs.add_port(&NewPort {
+            name: "source".to_owned(),
+            number: instances + 1,
+            devargs: format!("net_pcap0,rx_pcap={},infinite_rx=1", capture.display()),
+            queues: 1,
+        })?;
+        until("OVS's source", || ovs.packets().is_ok_and(|packets| packets > 0))
+            .with_context(|| ovs.complaints())?;
+        Ok(ovs)
+    }
+
+    /// Starts it between a memif uplink, on whose socket it listens, and instances that listen on theirs. Each flow goes to
+    /// its instance by a rule, in turn, and what an instance gives back to the uplink. Its poller sleeps when nothing comes.
+    pub(super) fn start_chain(
+        folder: &Path,
+        uplink: &Path,
+        instances: &[PathBuf],
+        flows: impl IntoIterator<Item = (SocketAddr, SocketAddr)>,
+        memory: &Memory,
+        cpus: (usize, usize),
+    ) -> Result<Ovs> {
+        let mut ovs = Ovs::boot(folder, memory, cpus, Some(POLLER_SLEEP_US))?;
+        let count = instances.len() as u32;
+        let number = count + 1;
+        for (instance, socket) in (1..).zip(instances) {
+            ovs.add_port(&NewPort::memif(
+                format!("i{instance}"),
+                instance,
+                "client",
+                socket,
+            ))?;
+        }
+        ovs.add_port(&NewPort::memif("up".to_owned(), number, "server", uplink))?;
+        let mut rules = exact_rules(flows, count, &format!("in_port={number},"))?;
+        for instance in 1..=count {
+            writeln!(rules, "in_port={instance},actions=output:{number}")?;
+        }
+        ovs.add_rules(&rules)?;
+        until("OVS's uplink", || uplink.exists()).with_context(|| ovs.complaints())?;
+        Ok(ovs)
+    }
+
+    /// Starts the database and the switch with a bridge that has no port yet. `sleep_us` is how long its poller may sleep when
+    /// nothing comes; it never does without.
+    fn boot(
+        folder: &Path,
+        memory: &Memory,
         (control, cpu): (usize, usize),
+        sleep_us: Option<u32>,
     ) -> Result<Ovs> {
         let folder = folder.to_owned();
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let mut commands = Vec::new();
-        let mut run = |command: &mut Command| -> Result<()> {
-            commands.push(shown(command));
-            finish(&folder, command)
-        };
         let database = folder.join("conf.db");
         let socket = folder.join("db.sock");
-        run(Command::new("ovsdb-tool")
-            .arg("create")
-            .arg(&database)
-            .arg(SCHEMA))?;
+        let mut commands = Vec::new();
+        let mut create = Command::new("ovsdb-tool");
+        create.arg("create").arg(&database).arg(SCHEMA);
+        run(&folder, &mut commands, &mut create)?;
         let mut server = Command::new("ovsdb-server");
         server
             .arg(format!("--remote=punix:{}", socket.display()))
@@ -79,94 +164,92 @@ impl Ovs {
             .arg(&database);
         let server = spawn(&folder, &mut server)?;
         until("the database of OVS", || socket.exists())?;
-        let vsctl = || {
-            let mut command = Command::new("ovs-vsctl");
-            command.arg(format!("--db=unix:{}", socket.display()));
-            command
-        };
-        run(vsctl()
-            .args([
-                "--no-wait",
-                "set",
-                "Open_vSwitch",
-                ".",
-                "other_config:dpdk-init=true",
-            ])
-            .args([
-                format!("other_config:dpdk-lcore-mask={:#x}", 1_u64 << control),
-                format!("other_config:pmd-cpu-mask={:#x}", 1_u64 << cpu),
-                format!("other_config:dpdk-socket-mem={}", Memory::ovs_mib()),
-                format!("other_config:flow-limit={FLOW_LIMIT}"),
-                "other_config:smc-enable=true".to_owned(),
-                format!(
-                    "other_config:dpdk-extra=\"--no-pci --no-telemetry {} --file-prefix=inco-bench-ovs-{}\"",
-                    memory.kind(),
-                    std::process::id()
-                ),
-            ]))?;
-        let mut daemon = Command::new(PROGRAM);
+        let (memory_key, extra) = memory.ovs_options();
+        let mut options = vec![
+            "dpdk-init=true".to_owned(),
+            format!("dpdk-lcore-mask={:#x}", 1_u64 << control),
+            format!("pmd-cpu-mask={:#x}", 1_u64 << cpu),
+            format!("flow-limit={FLOW_LIMIT}"),
+            "smc-enable=true".to_owned(),
+            format!(
+                "dpdk-extra=\"--no-pci --no-telemetry {extra} --file-prefix=inco-bench-ovs-{}\"",
+                std::process::id()
+            ),
+        ];
+        options.extend(memory_key);
+        options.extend(sleep_us.map(|us| format!("pmd-maxsleep={us}")));
+        let mut set = vsctl(&folder);
+        set.args(["--no-wait", "set", "Open_vSwitch", "."]);
+        set.args(options.iter().map(|option| format!("other_config:{option}")));
+        run(&folder, &mut commands, &mut set)?;
+        let mut daemon = Command::new("unshare");
+        // In a network of its own: its datapath has an interface of a fixed name, which another OVS of the machine may have.
         daemon
+            .args(["--net", PROGRAM])
             .arg(format!("unix:{}", socket.display()))
             .arg(format!("--unixctl={}", folder.join("vs.ctl").display()))
             .arg(format!("--log-file={}", folder.join("vs.log").display()));
         let daemon = spawn(&folder, &mut daemon)?;
         until("OVS", || folder.join("vs.ctl").exists())?;
-        run(vsctl().args(["--timeout=30", "add-br", "br0", "--"]).args([
+        let mut bridge = vsctl(&folder);
+        bridge.args(["--timeout=60", "add-br", "br0", "--"]).args([
             "set",
             "bridge",
             "br0",
             "datapath_type=netdev",
             "fail-mode=secure",
-        ]))?;
-        for instance in 1..=instances {
-            let name = format!("i{instance}");
-            run(vsctl()
-                .args(["--timeout=30", "add-port", "br0", &name, "--"])
-                .args([
-                    "set".to_owned(),
-                    "interface".to_owned(),
-                    name.clone(),
-                    "type=dpdk".to_owned(),
-                    format!("ofport_request={instance}"),
-                    format!("options:dpdk-devargs=net_null{instance},no-rx=1"),
-                ]))?;
-        }
-        let mut ovs = Ovs {
-            folder: folder.clone(),
+        ]);
+        let ovs = Ovs {
+            folder,
             daemon,
             _database: server,
             rules: Rules::Exact,
-            commands: Vec::new(),
+            commands,
         };
-        let rules = folder.join("rules");
-        std::fs::write(&rules, exact_rules(flows, instances)?).context("cannot write the rules")?;
-        run(Command::new("ovs-ofctl").args(["add-flows", "br0"]).arg(&rules))?;
-        // The source comes last: no packet meets a bridge without rules.
-        run(vsctl()
-            .args(["--timeout=60", "add-port", "br0", "source", "--"])
+        ovs.with(&mut bridge)
+    }
+
+    /// Itself after a command that it must take.
+    fn with(mut self, command: &mut Command) -> Result<Ovs> {
+        self.command(command)?;
+        Ok(self)
+    }
+
+    fn command(&mut self, command: &mut Command) -> Result<()> {
+        run(&self.folder, &mut self.commands, command).with_context(|| self.complaints())
+    }
+
+    fn add_port(&mut self, port: &NewPort) -> Result<()> {
+        let mut add = vsctl(&self.folder);
+        add.args(["--timeout=60", "add-port", "br0", &port.name, "--"])
             .args([
                 "set".to_owned(),
                 "interface".to_owned(),
-                "source".to_owned(),
+                port.name.clone(),
                 "type=dpdk".to_owned(),
-                format!("ofport_request={}", instances + 1),
-                format!(
-                    "options:dpdk-devargs=net_pcap0,rx_pcap={},infinite_rx=1",
-                    capture.display()
-                ),
-            ]))?;
-        ovs.commands = commands;
-        until("OVS's source", || ovs.packets().is_ok_and(|packets| packets > 0)).with_context(|| {
-            let log = std::fs::read_to_string(folder.join("vs.log")).unwrap_or_default();
-            let last: Vec<&str> = log
-                .lines()
-                .rev()
-                .filter(|line| line.contains("ERR") || line.contains("WARN"))
-                .take(5)
-                .collect();
-            format!("OVS says: {}", last.join(" | "))
-        })?;
-        Ok(ovs)
+                format!("ofport_request={}", port.number),
+                format!("options:n_rxq={}", port.queues),
+                format!("options:dpdk-devargs=\"{}\"", port.devargs),
+            ]);
+        self.command(&mut add)
+    }
+
+    fn add_rules(&mut self, rules: &str) -> Result<()> {
+        let file = self.folder.join("rules");
+        std::fs::write(&file, rules).context("cannot write the rules")?;
+        self.command(Command::new("ovs-ofctl").args(["add-flows", "br0"]).arg(&file))
+    }
+
+    /// The end of its log.
+    fn complaints(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.join("vs.log")).unwrap_or_default();
+        let last: Vec<&str> = log
+            .lines()
+            .rev()
+            .filter(|line| ["ERR", "WARN", "EMER"].iter().any(|word| line.contains(word)))
+            .take(5)
+            .collect();
+        format!("OVS says: {}", last.join(" | "))
     }
 
     /// Gives all flows to a group that selects by hash, instead of a rule each.
@@ -178,10 +261,7 @@ impl Ovs {
             vec!["-O", "OpenFlow15", "del-flows", "br0"],
             vec!["-O", "OpenFlow15", "add-flow", "br0", "actions=group:1"],
         ] {
-            let mut command = Command::new("ovs-ofctl");
-            command.args(args);
-            self.commands.push(shown(&command));
-            finish(&self.folder, &mut command)?;
+            self.command(Command::new("ovs-ofctl").args(args))?;
         }
         self.rules = Rules::Hash;
         Ok(())
@@ -219,25 +299,47 @@ fn received(line: &str) -> Option<u64> {
         .ok()
 }
 
-fn exact_rules((ip, flows): (Ip, u32), instances: u32) -> Result<String> {
-    let (family, src_key, dst_key) = match ip {
-        Ip::V4 => ("udp", "nw_src", "nw_dst"),
-        Ip::V6 => ("udp6", "ipv6_src", "ipv6_dst"),
-    };
+/// The ends of the bench's flows.
+fn flows_of(ip: Ip, flows: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
+    (0..flows).map(move |flow| ends(ip, flow))
+}
+
+/// A rule for each flow, in turn to each instance. `also` is more that packets must have.
+fn exact_rules(
+    flows: impl IntoIterator<Item = (SocketAddr, SocketAddr)>,
+    instances: u32,
+    also: &str,
+) -> Result<String> {
     let mut rules = String::new();
-    for flow in 0..flows {
-        let (src, dst) = ends(ip, flow);
+    for ((src, dst), instance) in flows.into_iter().zip((0..instances).cycle()) {
+        let (family, src_key, dst_key) = match src {
+            SocketAddr::V4(_) => ("udp", "nw_src", "nw_dst"),
+            SocketAddr::V6(_) => ("udp6", "ipv6_src", "ipv6_dst"),
+        };
         writeln!(
             rules,
-            "{family},{src_key}={},{dst_key}={},tp_src={},tp_dst={},actions=output:{}",
+            "{family},{also}{src_key}={},{dst_key}={},tp_src={},tp_dst={},actions=output:{}",
             src.ip(),
             dst.ip(),
             src.port(),
             dst.port(),
-            flow % instances + 1
+            instance + 1
         )?;
     }
     Ok(rules)
+}
+
+/// `ovs-vsctl` for the database in that folder.
+fn vsctl(folder: &Path) -> Command {
+    let mut command = Command::new("ovs-vsctl");
+    command.arg(format!("--db=unix:{}", folder.join("db.sock").display()));
+    command
+}
+
+/// Runs a command to its end and keeps its words.
+fn run(folder: &Path, commands: &mut Vec<String>, command: &mut Command) -> Result<()> {
+    commands.push(shown(command));
+    finish(folder, command)
 }
 
 fn spawn(folder: &Path, command: &mut Command) -> Result<Killed> {
@@ -272,7 +374,8 @@ fn finish(folder: &Path, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+/// Waits for something of a process that was started.
+pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so() {
         if start.elapsed() > PATIENCE {
@@ -323,7 +426,7 @@ mod tests {
 
     #[test]
     fn each_flow_has_a_rule() {
-        let rules = exact_rules((Ip::V4, 3), 2).unwrap();
+        let rules = exact_rules(flows_of(Ip::V4, 3), 2, "").unwrap();
         assert_eq!(rules.lines().count(), 3);
         assert!(
             rules

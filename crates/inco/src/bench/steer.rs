@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
 use super::facts::facts;
+use super::memif_sinks::MemifSinks;
 use super::memory::Memory;
 use super::ovs::{self, Ovs};
 use super::raw::Raw;
-use super::steering::{SinkPort, Spec, Steering, captures};
+use super::steering::{SinkPort, Spec, Steering, Way, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
 use super::traffic::{Ip, write_capture};
 use super::undo::Undo;
@@ -27,6 +28,8 @@ const TRIAL: Duration = Duration::from_millis(400);
 const OVS_SET_UPS: f64 = 12_000.0;
 /// The longest that it is waited for.
 const OVS_WARM_UP: Duration = Duration::from_secs(10);
+/// Instances that take flows, but for the cases that compare their number.
+const TAKING: u16 = 4;
 /// Room of the flow tables beside the flows of the bench.
 const SPARE_FLOWS: usize = 10_000;
 
@@ -53,6 +56,8 @@ struct Case {
     size: usize,
     ip: Ip,
     instances: u16,
+    /// How many of them stand by.
+    idle: u16,
     workers: usize,
     port: SinkPort,
     with_ovs: bool,
@@ -129,7 +134,8 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         flows,
         size: 64,
         ip: Ip::V4,
-        instances: 4,
+        instances: TAKING,
+        idle: 0,
         workers: 1,
         port: args.port,
         with_ovs,
@@ -146,6 +152,12 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         cases.extend([4, 16, 64, 256].map(|instances| Case {
             instances,
             port: SinkPort::Null,
+            ..more
+        }));
+        cases.extend([TAKING, 64].map(|instances| Case {
+            instances,
+            idle: instances - TAKING,
+            port: SinkPort::Memif,
             ..more
         }));
     }
@@ -223,15 +235,27 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         ]);
     };
     let (mut limit, tuning) = best_limit(&captures, case, &memory, (control, &worker_cpus), &mut note)?;
+    let sinks = match case.port {
+        SinkPort::Memif => Some(MemifSinks::start(&folder.path, case.instances, control)?),
+        SinkPort::NetNull | SinkPort::Null => None,
+    };
     let mut steering = Steering::start(&Spec {
-        captures: captures.clone(),
-        frames: (case.flows as usize).div_ceil(case.workers),
+        way: Way::Sinks {
+            captures: captures.clone(),
+            frames: (case.flows as usize).div_ceil(case.workers),
+            port: case.port,
+            huge: memory.is_huge(),
+        },
         instances: case.instances,
-        port: case.port,
+        active: case.instances - case.idle,
+        sockets: sinks
+            .as_ref()
+            .map(|sinks| sinks.sockets.clone())
+            .unwrap_or_default(),
         cpus: worker_cpus,
         control_cpu: control,
-        huge: memory.is_huge(),
         table_flows: case.flows as usize + SPARE_FLOWS,
+        return_counters: false,
     })?;
     suspend(&steering)?;
     let mut ovs = None;

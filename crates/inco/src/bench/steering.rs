@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
 use eswitch::{
-    AttachSpec, DpdkQueue, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
+    AttachSpec, DpdkQueue, HeapMemory, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
     SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
 };
 use flow_table::{TableConfig, TimeoutPolicy};
@@ -18,10 +18,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 use serde::{Deserialize, Serialize};
 
-use super::contestant::{Contestant, Killed, shown};
+use super::contestant::{Contestant, Killed, go_to, shown};
 use super::memory::Memory;
 use crate::output;
 
+/// Frames that a worker of a chain has: two full rings of 4,096 and what is under way.
+const CHAIN_FRAMES: usize = 12_288;
+/// Slots of memif rings of instances, as a power of two: those of `inco traffic`.
+const MEMIF_LOG2_SLOTS: u8 = 12;
 /// The longest frame of the captures, in bytes.
 const MAX_FRAME: usize = 1522;
 
@@ -35,6 +39,9 @@ pub(crate) enum SinkPort {
     /// inco's own sink
     #[value(name = "null")]
     Null,
+    /// memif ports, which a thread of the bench empties
+    #[value(name = "memif")]
+    Memif,
 }
 
 impl SinkPort {
@@ -42,6 +49,7 @@ impl SinkPort {
         match self {
             SinkPort::NetNull => "net_null",
             SinkPort::Null => "null",
+            SinkPort::Memif => "memif",
         }
     }
 }
@@ -49,18 +57,37 @@ impl SinkPort {
 /// What the process is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
-    /// A capture for each worker: the receive queues of one uplink.
-    pub(super) captures: Vec<PathBuf>,
-    /// Frames in the largest capture.
-    pub(super) frames: usize,
+    /// Where packets come from and go to.
+    pub(super) way: Way,
     pub(super) instances: u16,
-    pub(super) port: SinkPort,
+    /// How many of them take flows; the others stand by, and are looked at all the same.
+    pub(super) active: u16,
+    /// Sockets on which instances listen, where their ports are memif.
+    pub(super) sockets: Vec<PathBuf>,
     /// A CPU for each worker.
     pub(super) cpus: Vec<usize>,
     pub(super) control_cpu: usize,
-    pub(super) huge: bool,
     /// Flows that each worker's table has room for, of either family.
     pub(super) table_flows: usize,
+    /// Whether what comes back is counted for each flow.
+    pub(super) return_counters: bool,
+}
+
+/// Where packets come from and go to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Way {
+    /// From captures into sinks.
+    Sinks {
+        /// A capture for each worker: the receive queues of one uplink.
+        captures: Vec<PathBuf>,
+        /// Frames in the largest capture.
+        frames: usize,
+        port: SinkPort,
+        huge: bool,
+    },
+    /// From whoever connects to this socket to instances on memif ports, and back.
+    Chain(PathBuf),
 }
 
 /// What it says when asked.
@@ -161,10 +188,22 @@ const SERVICE: ServiceId = ServiceId(0);
 
 /// The process itself: `inco bench contestant`.
 pub(super) fn serve(spec: &Spec) -> Result<()> {
-    let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(spec.control_cpu);
-    rustix::thread::sched_setaffinity(None, &cpus).context("cannot go to the control CPU")?;
-    let mut switch = start(spec)?;
+    go_to(spec.control_cpu)?;
+    let mut switch: Box<dyn Switch> = match &spec.way {
+        Way::Sinks {
+            captures,
+            frames,
+            port,
+            huge,
+        } => Box::new(start_sinks(
+            spec,
+            captures,
+            frames * captures.len(),
+            *port,
+            *huge,
+        )?),
+        Way::Chain(uplink) => Box::new(start_chain(spec, uplink)?),
+    };
     let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
     let mut input = BufReader::new(std::io::stdin());
     let mut events = Vec::new();
@@ -198,13 +237,19 @@ pub(super) fn now() -> Nanos {
     Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
+/// A switch that receives captures; instances are sinks.
+fn start_sinks(
+    spec: &Spec,
+    captures: &[PathBuf],
+    frames: usize,
+    port: SinkPort,
+    huge: bool,
+) -> Result<SoftSwitch<MbufMemory>> {
     let workers = spec.cpus.len();
-    let frames = spec.frames * spec.captures.len();
     let eal = Eal::init(
         &EalConfig {
-            memory_mib: Memory::mib(frames, spec.huge) as u32,
-            hugepages: spec.huge,
+            memory_mib: Memory::mib(frames, huge) as u32,
+            hugepages: huge,
             cpu: spec.control_cpu as u16,
             ..EalConfig::new(format!("inco-bench-{}", std::process::id()))
         }
@@ -212,35 +257,18 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
     )?;
     let pool = Mempool::create(&eal, &Memory::pool(frames))?;
     let mut source = "net_pcap0,infinite_rx=1".to_owned();
-    for capture in &spec.captures {
+    for capture in captures {
         source.push_str(&format!(",rx_pcap={}", capture.display()));
     }
     let source = DpdkQueue::open(&eal, &DeviceArgs::named(source), pool, workers as u16, MAX_FRAME)?;
-    let uplink = UplinkConfig {
-        name: "source".to_owned(),
-        device: UplinkDevice::Device,
-        max_frame: MAX_FRAME,
-        waits: false,
-    };
-    let config = SoftSwitchConfig {
-        workers: spec.cpus.iter().copied().map(Some).collect(),
-        polling: Polling::Busy,
-        table: TableConfig {
-            ipv4_flows: spec.table_flows,
-            ipv6_flows: spec.table_flows,
-            return_counters: false,
-            pin_times: true,
-        },
-        timeouts: TimeoutPolicy::default(),
-        uplinks: vec![uplink],
-        hash_key: crate::orchestrator::secret()?,
-    };
+    let config = spec.switch(UplinkDevice::Device, Polling::Busy)?;
     // The source is attached last: until instances are there, packets would be dropped.
     let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
     for instance in 0..spec.instances {
         let slot = Slot(instance);
-        match spec.port {
+        match port {
             SinkPort::Null => switch.attach(slot, AttachSpec::Null)?,
+            SinkPort::Memif => switch.attach(slot, spec.memif(instance)?)?,
             SinkPort::NetNull => {
                 let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
                 let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, MAX_FRAME)?;
@@ -248,10 +276,84 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
             }
         }
     }
-    let plan = switch.publish(plan(spec.instances, vec![UplinkId(0)])?);
+    wait_for_instances(&mut switch, spec)?;
+    switch.attach_uplink_device(UplinkId(0), source)?;
+    Ok(switch)
+}
+
+/// A switch between a memif uplink and instances that listen on memif sockets.
+fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
+    let device = UplinkDevice::Memif {
+        socket: uplink.to_owned(),
+        queues: 1,
+    };
+    // It may sleep, as the peer's poller may: what it waits is no part of what a packet costs.
+    let config = spec.switch(device, Polling::Adaptive)?;
+    let workers = spec.cpus.len();
+    let memories = HeapMemory::shares(workers, workers * CHAIN_FRAMES, MAX_FRAME);
+    let mut switch = SoftSwitch::start(&config, memories, Vec::new())?;
+    for instance in 0..spec.instances {
+        switch.attach(Slot(instance), spec.memif(instance)?)?;
+    }
+    wait_for_instances(&mut switch, spec)?;
+    Ok(switch)
+}
+
+impl Spec {
+    fn switch(&self, device: UplinkDevice, polling: Polling) -> Result<SoftSwitchConfig> {
+        Ok(SoftSwitchConfig {
+            workers: self.cpus.iter().copied().map(Some).collect(),
+            polling,
+            table: TableConfig {
+                ipv4_flows: self.table_flows,
+                ipv6_flows: self.table_flows,
+                return_counters: self.return_counters,
+                pin_times: true,
+            },
+            timeouts: TimeoutPolicy::default(),
+            uplinks: vec![UplinkConfig {
+                name: "source".to_owned(),
+                device,
+                max_frame: MAX_FRAME,
+                waits: false,
+            }],
+            hash_key: crate::orchestrator::secret()?,
+        })
+    }
+
+    /// How an instance is reached that listens on its socket.
+    fn memif(&self, instance: u16) -> Result<AttachSpec> {
+        let socket = self.sockets.get(usize::from(instance));
+        Ok(AttachSpec::Memif {
+            service: SERVICE,
+            socket: socket.context("an instance without a socket")?.clone(),
+            ports: 1,
+            queues: 1,
+            log2_slots: MEMIF_LOG2_SLOTS,
+            buffer_bytes: 2048,
+            deadline: Nanos::from_secs(PATIENCE.as_secs()),
+        })
+    }
+
+    /// One service for all packets, with the instances that take flows and those that stand by.
+    fn plan(&self) -> Result<Plan> {
+        let mut plan = plan(self.instances, vec![UplinkId(0)])?;
+        for slot in plan.slots.iter_mut().skip(usize::from(self.active)).flatten() {
+            slot.state = InstanceState::Standby;
+        }
+        for service in &mut plan.services {
+            service.return_counters = self.return_counters;
+        }
+        Ok(plan)
+    }
+}
+
+/// Publishes the plan and waits until all instances are attached and every worker works by it.
+fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
+    let plan = switch.publish(spec.plan()?);
     let mut attached = 0;
     let mut events = Vec::new();
-    let mut reading = SwitchReading::new(1, 1, workers);
+    let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
     let started = Instant::now();
     while attached < spec.instances || reading.acknowledged < plan {
         switch.poll(now(), &mut events);
@@ -272,8 +374,7 @@ fn start(spec: &Spec) -> Result<SoftSwitch<MbufMemory>> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    switch.attach_uplink_device(UplinkId(0), source)?;
-    Ok(switch)
+    Ok(())
 }
 
 /// One service for all packets, its instances ready.

@@ -118,7 +118,7 @@ impl Calibration {
     /// # Errors
     /// Where there is no inco, or the machine has no time for it.
     pub(super) fn measure(ground: &Ground, live: &mut Live) -> Result<Calibration> {
-        let mut session = Session::start(ground, &forward(CALIBRATION_PPS, (1, 1, 0), "round-robin"))?;
+        let mut session = Session::of(ground, &forward(CALIBRATION_PPS, (1, 1, 0), "round-robin"))?;
         let phase = Phase {
             rate: Some(Rate(CALIBRATION_PPS)),
             ..flows(0, 8, CALIBRATION, 64)
@@ -229,7 +229,7 @@ impl Experiment {
     /// # Errors
     /// As [`measure::run`].
     pub(super) fn run(&self, ground: &Ground, scheduler: &str, live: &mut Live) -> Result<Recording> {
-        let mut session = Session::start(ground, &forward(self.capacity_pps, INSTANCES, scheduler))?;
+        let mut session = Session::of(ground, &forward(self.capacity_pps, INSTANCES, scheduler))?;
         let title = format!(
             "{scheduler}, {} engine, {:.0} s",
             ground.engine_word(),

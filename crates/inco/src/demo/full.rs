@@ -127,7 +127,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
         Ok(step)
     };
     live.say("\nFigure 6: one instance is offered more and more");
-    let mut session = Session::start(
+    let mut session = Session::of(
         ground,
         &forward(calibration.capacity_pps, (1, 1, 0), "round-robin"),
     )?;
@@ -141,7 +141,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
     }
     let mut left = session.stop()?;
     live.say("\nFigure 7: more and more instances, each offered more than it can take");
-    let mut session = Session::start(
+    let mut session = Session::of(
         ground,
         &forward(calibration.capacity_pps, (1, most, 0), "round-robin"),
     )?;
@@ -177,7 +177,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
         "\nFigure 10: the same number of bits per second, and as many instances as the autoscaler wants",
     );
     for size in SIZES {
-        let mut session = Session::start(
+        let mut session = Session::of(
             ground,
             &forward(calibration.capacity_pps, INSTANCES, "round-robin"),
         )?;
@@ -264,7 +264,7 @@ pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<Run
     let mut runs = Vec::new();
     for mode in ["macswap", "mac"] {
         let title = format!("testpmd, {mode}");
-        let mut session = Session::start(ground, &testpmd_service(mode)?)?;
+        let mut session = Session::of(ground, &testpmd_service(mode)?)?;
         let phase = Phase {
             rate: Some(Rate(TESTPMD_PPS)),
             ..flows(0, 8, TESTPMD_TIME, 64)

@@ -12,7 +12,7 @@ mod live;
 mod measure;
 mod open_vswitch;
 mod report;
-mod session;
+pub(crate) mod session;
 mod summary;
 
 use std::sync::Arc;
@@ -33,11 +33,11 @@ use session::Ground;
 use summary::{RunSummary, Summary};
 
 /// The image of the function that is shown.
-const FORWARD_IMAGE: &str = "inco/forward";
+pub(crate) const FORWARD_IMAGE: &str = "inco/forward";
 
-/// What ends the demo from outside: Ctrl-C or SIGTERM.
+/// What ends the demo from outside: Ctrl-C or SIGTERM. One that does not listen never happens.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Listens for Ctrl-C and SIGTERM. The second one ends at once; inco then ends by itself, since it watches us.
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
 }
 
 /// Makes the image of `forward` where there is none, or an old one.
-fn make_image(engine: EngineName) -> Result<()> {
+pub(crate) fn make_image(engine: EngineName) -> Result<()> {
     let name = ImageRef::from(FORWARD_IMAGE);
     let program = image::find_inco_nf()?;
     let made = std::fs::metadata(&program)

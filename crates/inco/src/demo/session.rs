@@ -34,7 +34,7 @@ const LOG_LINES: usize = 8;
 
 /// Where the demo's incos run, one after the other.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(crate) struct Ground {
     directory: PathBuf,
     engine: EngineName,
     keep: bool,
@@ -44,7 +44,7 @@ pub(super) struct Ground {
 
 impl Ground {
     /// A fresh directory below `$INCO_RUN_DIR`, or beside `/run/inco`.
-    pub(super) fn new(
+    pub(crate) fn new(
         engine: EngineName,
         switch: SwitchName,
         keep: bool,
@@ -76,12 +76,12 @@ impl Ground {
         })
     }
 
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// The engine's name in configurations.
-    pub(super) fn engine_word(&self) -> &'static str {
+    pub(crate) fn engine_word(&self) -> &'static str {
         match self.engine {
             EngineName::Oci => "oci",
             EngineName::Docker => "docker",
@@ -188,7 +188,7 @@ impl Service {
 }
 
 /// A running inco. Dropping it stops it.
-pub(super) struct Session<'g> {
+pub(crate) struct Session<'g> {
     ground: &'g Ground,
     child: Child,
     /// Present but between its start and its first answer.
@@ -206,16 +206,23 @@ struct Traces {
 }
 
 impl<'g> Session<'g> {
-    /// Starts it and waits until as many instances as the service has at least are active.
+    /// Starts it with a service of the demo, and waits until as many instances as that has at least are active.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub(super) fn of(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
+        let name = format!("{}-{}", service.name, service.scheduler);
+        let text = service.configuration(ground.engine_word(), ground.database().as_deref());
+        Session::start(ground, &name, &text, service.instances.0)
+    }
+
+    /// Starts it with that configuration, and waits until every service has so many active instances.
     ///
     /// # Errors
     /// What it complained about.
-    pub(super) fn start(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
-        let file = ground
-            .directory
-            .join(format!("{}-{}.toml", service.name, service.scheduler));
+    pub(crate) fn start(ground: &'g Ground, name: &str, text: &str, instances: u32) -> Result<Session<'g>> {
+        let file = ground.directory.join(format!("{name}.toml"));
         let log = ground.directory.join("inco.log");
-        let text = service.configuration(ground.engine_word(), ground.database().as_deref());
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         let to_log = || fs::File::options().create(true).append(true).open(&log);
         let open = to_log().and_then(|out| Ok((out, to_log()?)));
@@ -241,7 +248,7 @@ impl<'g> Session<'g> {
             ended: false,
         };
         let since = Instant::now();
-        while !session.is_ready(service.instances.0) {
+        while !session.is_ready(instances) {
             ground.interrupt.check()?;
             session.check()?;
             if since.elapsed() > START_LIMIT {
@@ -267,7 +274,7 @@ impl<'g> Session<'g> {
     }
 
     /// Fails where it has ended by itself.
-    pub(super) fn check(&mut self) -> Result<()> {
+    pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
             self.ended = true;
             bail!("`inco run` has ended ({status}){}", self.log_end());
@@ -276,7 +283,7 @@ impl<'g> Session<'g> {
     }
 
     /// Who to ask.
-    pub(super) fn client(&self) -> Result<&Client> {
+    pub(crate) fn client(&self) -> Result<&Client> {
         self.client
             .as_ref()
             .ok_or_else(|| anyhow!("inco does not answer{}", self.log_end()))
@@ -287,7 +294,7 @@ impl<'g> Session<'g> {
     }
 
     /// Connects to its uplink, as the network.
-    pub(super) fn uplink(&self) -> Result<MemifPort> {
+    pub(crate) fn uplink(&self) -> Result<MemifPort> {
         let socket = self.ground.directory.join("wan.sock");
         MemifPort::connect(&socket, 0, UPLINK_LIMIT).with_context(|| {
             format!(
@@ -328,7 +335,7 @@ impl<'g> Session<'g> {
     }
 
     /// Notes what is to be gone at the end.
-    pub(super) fn note(&mut self, instances: &[InstanceRow]) {
+    pub(crate) fn note(&mut self, instances: &[InstanceRow]) {
         for pid in instances.iter().filter_map(|row| row.pid) {
             if self.seen.pids.insert(pid)
                 && let Ok(groups) = fs::read_to_string(format!("/proc/{pid}/cgroup"))
@@ -342,7 +349,7 @@ impl<'g> Session<'g> {
     ///
     /// # Errors
     /// Where it did not end in good order.
-    pub(super) fn stop(mut self) -> Result<Vec<String>> {
+    pub(crate) fn stop(mut self) -> Result<Vec<String>> {
         self.end()?;
         let since = Instant::now();
         loop {
