@@ -335,7 +335,10 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
 
 fn steering_is_right(steering: &mut Steering, case: Case) -> Result<()> {
     resume(steering)?;
-    let checked = steering.check(case.flows.into(), case.workers);
+    // Of several workers one that has no CPU of its own cannot take all that the others hand to it, nor can the thread that
+    // empties memif ports. What is dropped then is not in the rate.
+    let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
+    let checked = steering.check(case.flows.into(), may_be_dropped);
     suspend(steering)?;
     checked
 }
