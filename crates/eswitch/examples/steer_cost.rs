@@ -4,7 +4,7 @@
 //! `cargo run --release -p eswitch --features dpdk --example steer_cost -- [FLOWS...]` (default 32 1000 10000 100000). It
 //! needs no peers and no root; use it to compare two commits in one session. `TURNS=n` makes n turns and nothing else:
 //! `TURNS=2000 valgrind --tool=callgrind target/release/examples/steer_cost 1000` says where the instructions go.
-//! `SINK=null` sends to the switch's own sinks, `HUGE=1` takes hugepages.
+//! `SINK=null` sends to the switch's own sinks, `INSTANCES=n` to n of them instead of 4, `HUGE=1` takes hugepages.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -24,7 +24,6 @@ use packet::capture::{CaptureWriter, Captured};
 #[path = "../tests/bare/mod.rs"]
 mod bare;
 
-const INSTANCES: usize = 4;
 const MAX_FRAME: usize = 1522;
 const ROUNDS: usize = 7;
 const WINDOW: Duration = Duration::from_millis(150);
@@ -38,6 +37,7 @@ fn main() {
         flows
     };
     let is_set = |name: &str| std::env::var_os(name).is_some();
+    let instances = std::env::var("INSTANCES").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
     let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
     let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
     let config = MempoolConfig {
@@ -64,7 +64,7 @@ fn main() {
         write_capture(&capture, count);
         let source = || open(&from_shorthand(&format!("pcap:{},loop", capture.display())).unwrap());
         let sink = |n: usize| open(&DeviceArgs::named(format!("net_null{case}{n},no-rx=1")));
-        let sinks = (0..INSTANCES).map(|n| match is_set("SINK") {
+        let sinks = (0..instances).map(|n| match is_set("SINK") {
             true => Port::null(),
             false => Port::device(sink(n), Arc::new(AtomicBool::new(true))),
         });
