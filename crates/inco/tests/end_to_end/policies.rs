@@ -7,7 +7,7 @@ use std::time::Duration;
 use model::EventKind;
 use serde_json::Value;
 
-use crate::support::{Engine, IMAGE, Place, eventually};
+use crate::support::{Engine, IMAGE, PATIENCE, Place, eventually};
 
 fn configuration(engine: Engine) -> String {
     format!(
@@ -67,6 +67,20 @@ fn cpus_of(pid: u32) -> Option<f64> {
         }
     }
     None
+}
+
+/// What `inco explain autoscaler` says of an input.
+fn explained(place: &Place, input: &str) -> Value {
+    let mut explain = place
+        .inco(&["explain", "autoscaler", "--input", "-", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    explain.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = explain.wait_with_output().unwrap();
+    assert!(output.status.success(), "{input}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
@@ -135,20 +149,81 @@ fn a_policy_given_to_a_running_service_raises_quotas_in_the_kernel_oci() {
         };
         resized += 1;
         assert_eq!(policy, "threshold");
-        let mut explain = place
-            .inco(&["explain", "autoscaler", "--input", "-", "--json"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
         let case = case.as_ref().unwrap().to_string();
-        explain.stdin.take().unwrap().write_all(case.as_bytes()).unwrap();
-        let output = explain.wait_with_output().unwrap();
-        assert!(output.status.success(), "{case}");
-        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let answer = explained(&place, &case);
         let again = answer["steps"][0]["quotas"][0]["cpus"].as_f64().unwrap();
         assert!((again - to_cpus).abs() < 0.001, "{answer} instead of {to_cpus}");
     }
     assert!(resized >= 2, "{}", inco.told());
+    inco.stop(&place);
+}
+
+/// More than what one instance takes by `capacity`, for as long as the test goes on.
+const TOO_MUCH: &str = r#"
+tick = "1ms"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "120s"
+flows = 8
+rate_per_flow = "500pps"
+"#;
+
+/// Each autoscaler, given to the running service while it has one instance, decides for a second one; what it decided is
+/// what it decides again from its own event.
+#[test]
+fn every_autoscaler_decides_live_as_it_is_explained() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    // Half of the flows are too much for one instance, too: those that an instance keeps that is drained do not count.
+    let configuration = configuration(Engine::Oci)
+        .replace("cpus = 0.1\n", "")
+        .replace("capacity = \"2.5kpps\"", "capacity = \"1kpps\"")
+        .replace("standby = 0", "standby = 1");
+    let inco = place.run(&configuration);
+    inco.settled(1, 1);
+    let mut traffic = place.traffic(TOO_MUCH);
+    let autoscalers = inco.client().policies().unwrap().autoscalers;
+    assert!(autoscalers.len() >= 7, "{autoscalers:?}");
+    for name in autoscalers.iter().map(|row| row.name.as_str()) {
+        place.must(&["scale", "forward", "1"]);
+        // Shorter windows and periods than those for use.
+        let parameters: &[&str] = match name {
+            "fixed" => &["count=2"],
+            "hpa" => &["target_percent=50", "period=100ms", "window=500ms"],
+            "kpa" => &["stable_window=6s", "period=100ms"],
+            "threshold" => &["period=100ms", "window=500ms"],
+            _ => &[],
+        };
+        let mut arguments = vec!["policy", "forward", "--autoscaler", name];
+        arguments.extend(parameters.iter().flat_map(|parameter| ["--set", *parameter]));
+        place.must(&arguments);
+        let from = inco.events().last().unwrap().sequence;
+        place.must(&["scale", "forward", "--auto"]);
+        let event = eventually(&format!("{name} decides"), PATIENCE, || {
+            inco.events().into_iter().find(|event| {
+                event.sequence > from
+                    && matches!(&event.kind, EventKind::Scaled { policy, .. } if policy == name)
+            })
+        });
+        let EventKind::Scaled { from, to, .. } = &event.kind else {
+            unreachable!()
+        };
+        assert_eq!((*from, *to), (1, 2), "{name}: {event:?}");
+        let line = serde_json::to_string(&event).unwrap();
+        let answer = explained(&place, &line);
+        // HPA's answer has no steps.
+        let decided = answer.pointer("/steps/0").unwrap_or(&answer);
+        assert_eq!(decided["replicas"].as_u64(), Some(2), "{name}: {line}");
+    }
+    assert!(
+        traffic.is_running(),
+        "the decisions took longer than the traffic: {}",
+        inco.told()
+    );
+    traffic.interrupt();
+    let _report = traffic.report();
     inco.stop(&place);
 }
