@@ -83,7 +83,7 @@ pub struct State {
     recent: Highest<u32>,
 }
 
-/// A model that is to be fitted to what was seen. That takes from some milliseconds to seconds, so it is not done in a
+/// A model that is to be fitted to what was seen. That takes milliseconds, with a long season 0.1 s, so it is not done in a
 /// step: whoever steps the policy takes it ([`Autoscaler::take_fit`](crate::Autoscaler::take_fit)), runs it on any
 /// thread and hands back what comes of it ([`Autoscaler::give`](crate::Autoscaler::give)). Until then the forecast
 /// before it goes on.
