@@ -37,7 +37,10 @@ fn main() {
         flows
     };
     let is_set = |name: &str| std::env::var_os(name).is_some();
-    let instances = std::env::var("INSTANCES").ok().and_then(|n| n.parse().ok()).unwrap_or(4);
+    let instances = std::env::var("INSTANCES")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(4);
     let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
     let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
     let config = MempoolConfig {
