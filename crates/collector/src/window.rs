@@ -24,7 +24,13 @@ pub(crate) struct Count {
 
 impl Count {
     /// Follows the counter to `value`; gives what was counted since the sample before.
+    #[inline]
     pub(crate) fn read(&mut self, value: u64, step: &Step) -> u64 {
+        if self.last == Some(value) && self.fast == 0.0 {
+            // It counts nothing, as most do: so it stays.
+            self.delta = 0;
+            return 0;
+        }
         self.delta = match self.last {
             None => 0,
             // Below where it was: it began again at 0, and all of it is new.

@@ -110,8 +110,8 @@ pub struct Candidates {
     idle: Bits,
     /// Where in `rows` a slot is, if `rows` says so too.
     places: Box<[u16]>,
-    /// The last fill's slots and their loads by priority.
-    before: Vec<(Slot, [f32; PRIORITIES])>,
+    /// The rows of the last fill.
+    before: Vec<Candidate>,
     before_at: usize,
     revision: u64,
     shape: u64,
@@ -150,9 +150,7 @@ impl Candidates {
     /// Begins a new list.
     pub fn begin(&mut self, terms: Terms) {
         self.terms = terms;
-        self.before.clear();
-        self.before
-            .extend(self.rows.iter().map(|row| (row.slot, row.queues)));
+        std::mem::swap(&mut self.before, &mut self.rows);
         self.before_at = 0;
         self.rows.clear();
         self.empty();
@@ -206,25 +204,30 @@ impl Candidates {
     /// A load whose priorities are not known has those of the flows pinned so far.
     fn carry_queues(&mut self, candidate: &mut Candidate) {
         let total = |queues: &[f32; PRIORITIES]| queues.iter().sum::<f32>();
-        if total(&candidate.queues) > 0.0 {
+        if candidate.queues != [0.0; PRIORITIES] && total(&candidate.queues) > 0.0 {
             return;
         }
         while self
             .before
             .get(self.before_at)
-            .is_some_and(|(slot, _)| *slot < candidate.slot)
+            .is_some_and(|row| row.slot < candidate.slot)
         {
             self.before_at += 1;
         }
         let load = if candidate.load > 0.0 { candidate.load } else { 0.0 };
         match self.before.get(self.before_at) {
-            Some((slot, queues)) if *slot == candidate.slot && total(queues) > 0.0 => {
-                // What is left when all flows have ended is no memory of them.
-                let scale = load / total(queues);
-                candidate.queues = queues.map(|queue| queue * scale);
+            Some(row) if row.slot == candidate.slot => {
+                let before = total(&row.queues);
+                if before > 0.0 {
+                    // What is left when all flows have ended is no memory of them.
+                    let scale = load / before;
+                    candidate.queues = row.queues.map(|queue| queue * scale);
+                    return;
+                }
             }
-            _ => candidate.queues = [load, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            _ => {}
         }
+        candidate.queues = [load, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
     }
 
     /// Takes one out, where it is in: it takes no new flows from now on.

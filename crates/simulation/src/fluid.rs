@@ -34,6 +34,8 @@ struct Place {
     /// The same in thousandths of bytes per second.
     singles_milli_bytes: Vec<u64>,
     single_flows: f64,
+    /// How many entries of [`Fluid::flows`] it has.
+    singles: usize,
     /// Live flows by aggregate and class, one after the other, and their sum at the end of the last step.
     live: Vec<f64>,
     live_flows: f64,
@@ -110,7 +112,9 @@ pub(crate) struct Fluid<'a> {
     unserved: f64,
     overcommitted: f64,
     moved: f64,
+    /// What is left of each class after a step of `decay_s` seconds.
     decay: Vec<f64>,
+    decay_s: f64,
     factors: Vec<f64>,
     /// Whether a queue was on its way up or down in the last step.
     moving: bool,
@@ -200,7 +204,8 @@ impl<'a> Fluid<'a> {
             unserved: 0.0,
             overcommitted: 0.0,
             moved: 0.0,
-            decay: vec![0.0; classes],
+            decay: vec![1.0; classes],
+            decay_s: 0.0,
             factors: vec![0.0; factors],
             moving: false,
             lost_failed: 0.0,
@@ -277,6 +282,7 @@ impl<'a> Fluid<'a> {
         place.singles_milli.fill(0);
         place.singles_milli_bytes.fill(0);
         place.single_flows = 0.0;
+        place.singles = 0;
         for (index, flow) in self.flows.iter_mut().enumerate() {
             if flow.slot == slot {
                 flow.slot = Slot::NONE;
@@ -364,6 +370,7 @@ impl<'a> Fluid<'a> {
                 if let Some(place) = self.places.get_mut(slot.index()) {
                     place.new_flows += single.flows;
                     place.single_flows += single.flows;
+                    place.singles += 1;
                     let (milli, milli_bytes) = self.compiled.milli(&single);
                     place.singles_milli[single.factor] += milli;
                     place.singles_milli_bytes[single.factor] += milli_bytes;
@@ -403,6 +410,7 @@ impl<'a> Fluid<'a> {
         let single = self.compiled.singles[flow.single];
         if let Some(place) = self.places.get_mut(flow.slot.index()) {
             place.single_flows = (place.single_flows - single.flows).max(0.0);
+            place.singles = place.singles.saturating_sub(1);
             let (milli, milli_bytes) = self.compiled.milli(&single);
             let of_factor = &mut place.singles_milli[single.factor];
             *of_factor = of_factor.saturating_sub(milli);
@@ -476,7 +484,10 @@ impl<'a> Fluid<'a> {
         for (value, factor) in self.factors.iter_mut().zip(&mut self.compiled.factors) {
             *value = factor.value(now);
         }
-        let mut interval = Interval::default();
+        let mut interval = Interval {
+            instances: Vec::with_capacity(self.used.len()),
+            ..Interval::default()
+        };
         self.arrivals(now, dt_s, &mut interval);
         self.serve(dt_s, &mut interval);
         self.die_out(control, dt_s);
@@ -491,9 +502,14 @@ impl<'a> Fluid<'a> {
     fn arrivals(&mut self, now: Nanos, dt_s: f64, interval: &mut Interval) {
         for slot in &self.used {
             if let Some(place) = self.places.get_mut(slot.index()) {
+                if place.singles == 0 {
+                    (place.arrivals_pps, place.arrivals_bytes) = (0.0, 0.0);
+                    continue;
+                }
                 let of = |milli: &[u64]| -> f64 {
                     let singles = milli.iter().zip(&self.factors);
                     singles
+                        .filter(|(milli, _)| **milli > 0)
                         .map(|(milli, factor)| *milli as f64 / MILLI * factor)
                         .sum()
                 };
@@ -652,9 +668,12 @@ impl<'a> Fluid<'a> {
         if self.classes == 0 {
             return;
         }
-        let lives = self.compiled.aggregates.iter().flat_map(|a| a.classes.iter());
-        for (decay, class) in self.decay.iter_mut().zip(lives) {
-            *decay = (-dt_s / class.life_s).exp();
+        if dt_s.to_bits() != self.decay_s.to_bits() {
+            self.decay_s = dt_s;
+            let lives = self.compiled.aggregates.iter().flat_map(|a| a.classes.iter());
+            for (decay, class) in self.decay.iter_mut().zip(lives) {
+                *decay = (-dt_s / class.life_s).exp();
+            }
         }
         for row in &control.rows {
             let Some(place) = self.places.get_mut(row.slot.index()) else {
