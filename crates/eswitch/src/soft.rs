@@ -291,8 +291,8 @@ impl<M: FrameMemory> WorkerHandle<M> {
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners; [`Switch::alarm`] wakes the thread that calls this. `memories` has one share per worker, `devices` one for each uplink
-    /// that is one.
+    /// Starts the workers and the uplinks' listeners; [`Switch::alarm`] wakes the thread that calls this. `memories` has one
+    /// share per worker, `devices` one for each uplink that is one.
     ///
     /// # Errors
     /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
