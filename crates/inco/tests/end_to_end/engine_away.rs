@@ -115,6 +115,7 @@ fn scaling_waits_and_steering_goes_on(
     traffic.interrupt();
     let report = traffic.report();
     assert!(report.stopped_early);
+    assert_eq!(report.counts.expected_moves, 0, "{}", inco.told());
     assert_clean(&report);
     let status = inco.at_rest();
     assert_eq!(status.accounting.dropped, 0, "{:#?}", status.drops);
