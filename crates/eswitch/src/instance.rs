@@ -167,10 +167,14 @@ impl<M: FrameMemory> InstancePorts<M> {
         }
         counters.to_packets.add(all.packets);
         counters.to_bytes.add(all.bytes);
-        counters.ring_drops.add(all.full);
-        counters.too_large.add(all.too_large);
+        if all.full + all.too_large > 0 {
+            counters.ring_drops.add(all.full);
+            counters.too_large.add(all.too_large);
+        }
         self.outstanding += all.packets;
-        counters.ring_used.set(u64::from(used));
+        if slots > 0 {
+            counters.ring_used.set(u64::from(used));
+        }
         self.crowded = if slots > 0 && used * 4 >= slots {
             self.crowded.saturating_add(1)
         } else {

@@ -10,6 +10,8 @@ use crate::soft::OpenDevice;
 
 /// Mbufs that a worker takes from the pool at a time.
 const REFILL_MBUFS: usize = 64;
+/// Mbufs that are worth a call of the pool: many instances are each given a few at a time.
+const GIVEN_MBUFS: usize = 32;
 /// The smallest MTU in bytes that devices take; what an uplink carries less of is dropped by its port.
 const MTU_MIN_BYTES: usize = 68;
 
@@ -38,6 +40,8 @@ impl Frame for Mbuf {
 pub struct MbufMemory {
     pool: Mempool,
     cache: Vec<Mbuf>,
+    /// Given back a few at a time; they go to the pool together.
+    given: Vec<Mbuf>,
 }
 
 impl MbufMemory {
@@ -47,6 +51,7 @@ impl MbufMemory {
             .map(|_| MbufMemory {
                 pool,
                 cache: Vec::with_capacity(REFILL_MBUFS),
+                given: Vec::with_capacity(2 * GIVEN_MBUFS),
             })
             .collect()
     }
@@ -74,7 +79,15 @@ impl FrameMemory for MbufMemory {
     }
 
     fn give_all(&mut self, frames: &mut Vec<Mbuf>) {
-        Mbuf::free_all(frames);
+        if frames.len() >= GIVEN_MBUFS {
+            return Mbuf::free_all(frames);
+        }
+        for frame in frames.drain(..) {
+            self.given.push(frame);
+        }
+        if self.given.len() >= GIVEN_MBUFS {
+            Mbuf::free_all(&mut self.given);
+        }
     }
 
     fn frame_limit(&self) -> usize {

@@ -78,6 +78,24 @@ pub struct Match {
 }
 
 impl Match {
+    /// Whether all IP packets are meant.
+    fn is_any(&self) -> bool {
+        let Match {
+            protocol,
+            src,
+            dst,
+            src_port,
+            dst_port,
+            vlan,
+        } = self;
+        protocol.is_none()
+            && vlan.is_none()
+            && src.is_none()
+            && dst.is_none()
+            && src_port.is_none()
+            && dst_port.is_none()
+    }
+
     /// Whether a packet with these addresses is meant.
     pub fn matches(&self, tuple: &Tuple) -> bool {
         self.protocol.is_none_or(|p| p == tuple.protocol)
@@ -168,18 +186,21 @@ impl Plan {
 
     /// The service that a packet with these addresses, received on that uplink, belongs to, by its place.
     /// A symmetric service also takes the packets of the opposite direction.
-    pub fn classify(&self, tuple: &Tuple, uplink: UplinkId) -> Option<usize> {
-        let back = Tuple {
-            src: tuple.dst,
-            dst: tuple.src,
-            src_port: tuple.dst_port,
-            dst_port: tuple.src_port,
-            ..*tuple
+    pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
+        let matches = |service: &ServicePlan| {
+            let tuple = tuple();
+            let back = || Tuple {
+                src: tuple.dst,
+                dst: tuple.src,
+                src_port: tuple.dst_port,
+                dst_port: tuple.src_port,
+                ..tuple
+            };
+            service.matches.matches(&tuple) || service.symmetric && service.matches.matches(&back())
         };
-        self.services.iter().position(|s| {
-            s.uplinks.contains(&uplink)
-                && (s.matches.matches(tuple) || s.symmetric && s.matches.matches(&back))
-        })
+        self.services
+            .iter()
+            .position(|s| s.uplinks.contains(&uplink) && (s.matches.is_any() || matches(s)))
     }
 }
 
@@ -317,14 +338,14 @@ mod tests {
             dst_port: there.src_port,
             ..there
         };
-        assert_eq!(plan.classify(&there, UplinkId(0)), Some(0));
-        assert_eq!(plan.classify(&back, UplinkId(0)), Some(0));
-        assert_eq!(plan.classify(&there, UplinkId(1)), None);
+        assert_eq!(plan.classify(|| there, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(|| back, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(|| there, UplinkId(1)), None);
         assert_eq!(
-            plan.classify(&tuple("192.0.2.1", "10.128.9.9", 444), UplinkId(0)),
+            plan.classify(|| tuple("192.0.2.1", "10.128.9.9", 444), UplinkId(0)),
             None
         );
         plan.services[0].symmetric = false;
-        assert_eq!(plan.classify(&back, UplinkId(0)), None);
+        assert_eq!(plan.classify(|| back, UplinkId(0)), None);
     }
 }

@@ -213,6 +213,11 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
+    /// Whether packets can come out of it.
+    pub fn gives(&self) -> bool {
+        !matches!(self, Port::Null(_))
+    }
+
     /// Whether the worker must look at it to know of new packets: nothing wakes it.
     pub fn must_be_polled(&self) -> bool {
         matches!(self, Port::Device(_))

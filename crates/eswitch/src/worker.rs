@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
+use std::vec::Drain;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress};
+use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Found, Lanes, Progress, Whose};
 use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst};
 use rtrb::{Consumer, Producer};
@@ -32,6 +33,8 @@ use crate::table_memory::TableMemory;
 pub const BURST_FRAMES: usize = packet::BURST;
 /// Frames that may wait for instances before all are sent: no more are under way than a core's first cache holds.
 pub(crate) const OUTBOX_FRAMES: usize = 2 * BURST_FRAMES;
+/// Instances between the one that is flushed and the one whose lines are asked for.
+const FLUSH_AHEAD: usize = 3;
 /// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 /// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
@@ -115,6 +118,8 @@ pub struct Worker<M: FrameMemory> {
     instances: Vec<Option<Box<InstancePorts<M>>>>,
     /// Slots with ports here, in the order of their attachment.
     attached: Vec<Slot>,
+    /// Those of them that may give packets.
+    givers: Vec<Slot>,
     services: Vec<ServiceState>,
     /// Received frames of the current burst.
     received: Vec<M::Frame>,
@@ -122,14 +127,14 @@ pub struct Worker<M: FrameMemory> {
     headers: Box<PlainBurst>,
     /// What the table needs of them, likewise.
     burst: Box<Burst>,
-    /// The outboxes to which packets of known flows go, likewise.
-    found: [u16; BURST_FRAMES],
     /// Which instructions the steps of a burst may use.
     level: Level,
-    /// What those are that are not plain, with their places.
-    unusual: Vec<(usize, Parsed)>,
+    /// What those are that are not plain, with their places and the hashes of their flows.
+    unusual: Vec<(usize, Parsed, u64)>,
     /// Frames on their way to instances at home here, by slot and data port, until the next flush.
     outboxes: Box<[Outbox<M::Frame>]>,
+    /// Outboxes with frames, and perhaps some without.
+    touched: Vec<u16>,
     /// Frames in all outboxes.
     waiting: usize,
     /// By uplink: the outbox of each slot to which packets of known flows go without another look.
@@ -261,14 +266,15 @@ impl<M: FrameMemory> Worker<M> {
             uplinks_touched: [false; UPLINK_LIMIT],
             instances: (0..Slot::LIMIT).map(|_| None).collect(),
             attached: Vec::with_capacity(Slot::LIMIT),
+            givers: Vec::with_capacity(Slot::LIMIT),
             services: Vec::with_capacity(SERVICE_LIMIT),
             received: Vec::with_capacity(BURST_FRAMES),
             headers: Box::default(),
             burst: Box::default(),
-            found: [0; BURST_FRAMES],
             level: Level::detect(),
             unusual: Vec::with_capacity(BURST_FRAMES),
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
+            touched: Vec::with_capacity(Slot::LIMIT * PORT_LIMIT),
             waiting: 0,
             lanes: (0..UPLINK_LIMIT).map(|_| Lanes::default()).collect(),
             lanes_are_stale: true,
@@ -448,9 +454,14 @@ impl<M: FrameMemory> Worker<M> {
                         }
                     }
                     self.lanes_are_stale = true;
+                    let gives = ports.ports.iter().any(Port::gives);
                     if let Some(place) = self.instances.get_mut(slot.index()) {
                         if place.replace(ports).is_none() {
                             self.attached.push(slot);
+                        }
+                        self.givers.retain(|giver| *giver != slot);
+                        if gives {
+                            self.givers.push(slot);
                         }
                         self.tell(WorkerEvent::InstanceAttached { slot });
                     }
@@ -583,6 +594,7 @@ impl<M: FrameMemory> Worker<M> {
         let mut outstanding = 0;
         if let (Some(ports), Some(counters)) = (ports.as_mut(), self.parts.counters.slots.get(slot.index())) {
             self.attached.retain(|s| *s != slot);
+            self.givers.retain(|s| *s != slot);
             self.lanes_are_stale = true;
             for (port, room) in ports.rooms.iter_mut().enumerate() {
                 if let Some(outbox) = self.outboxes.get_mut(outbox_of(slot, port as u8)) {
@@ -856,34 +868,44 @@ impl<M: FrameMemory> Worker<M> {
         let (count, mut place) = (frames.len(), 0);
         let mut rest = frames.drain(..);
         while place < count {
-            let until = self.level.run(Hit {
-                table: &mut self.parts.table,
-                burst: &mut self.burst,
-                from: place,
-                now,
-                lanes: &self.lanes[uplink.index() % UPLINK_LIMIT],
-                found: &mut self.found,
-            });
-            let lanes = self.found.get(place..until).unwrap_or_default();
-            let lengths = self.headers.packets.bytes.get(place..until).unwrap_or_default();
-            let outboxes = &mut *self.outboxes;
-            for ((&lane, &bytes), frame) in lanes.iter().zip(lengths).zip(rest.by_ref()) {
-                if let Some(outbox) = outboxes.get_mut(usize::from(lane)) {
-                    outbox.frames.push(frame);
-                    outbox.bytes += u64::from(bytes);
+            if self.burst.has_candidate(place) {
+                let until = self.level.run(Hit {
+                    table: &mut self.parts.table,
+                    burst: &self.burst,
+                    from: place,
+                    now,
+                    lanes: &self.lanes[uplink.index() % UPLINK_LIMIT],
+                    to: ToOutboxes {
+                        frames: &mut rest,
+                        bytes: &self.headers.packets.bytes,
+                        outboxes: &mut self.outboxes,
+                        touched: &mut self.touched,
+                    },
+                });
+                self.waiting += until - place;
+                place = until;
+                if place == count {
+                    break;
                 }
             }
-            self.waiting += until - place;
-            if until < count
-                && let Some(frame) = rest.next()
-            {
-                let parsed = match others.next_if(|(place, _)| *place == until) {
-                    Some((_, parsed)) => parsed,
-                    None => packet::parse(frame.bytes()),
-                };
-                self.steer_one(frame, parsed, uplink, now);
+            let whose = self.parts.table.whose(&mut self.burst, place);
+            if whose == Whose::Known {
+                continue;
             }
-            place = until + 1;
+            let Some(frame) = rest.next() else { break };
+            if whose == Whose::New {
+                let info = self.headers.info(place, frame.bytes());
+                self.place_new(frame, &info, self.burst.hash(place), uplink, now);
+            } else {
+                match others.next_if(|(of, ..)| *of == place) {
+                    Some((_, parsed, hash)) => self.steer_one(frame, parsed, hash, uplink, now),
+                    None => {
+                        let info = self.headers.info(place, frame.bytes());
+                        self.steer_one(frame, Parsed::Flow(info), self.burst.hash(place), uplink, now);
+                    }
+                }
+            }
+            place += 1;
         }
         drop((rest, others));
         self.received = frames;
@@ -898,20 +920,29 @@ impl<M: FrameMemory> Worker<M> {
                 continue;
             }
             let parsed = packet::parse(frame.bytes());
-            if let Parsed::Flow(info) = &parsed {
-                let hash = self.parts.hasher.hash(&info.key);
-                self.parts.table.prefetch(&info.key, hash);
+            let hash = match &parsed {
+                Parsed::Flow(info) => {
+                    let hash = self.parts.hasher.hash(&info.key);
+                    self.parts.table.prefetch(&info.key, hash);
+                    hash
+                }
+                _ => 0,
+            };
+            self.unusual.push((place, parsed, hash));
+        }
+        for (_, parsed, hash) in &self.unusual {
+            if let Parsed::Flow(info) = parsed {
+                self.parts.table.prefetch_candidate(&info.key, *hash);
             }
-            self.unusual.push((place, parsed));
         }
     }
 
-    /// Steers a packet the long way: whatever it is.
-    fn steer_one(&mut self, frame: M::Frame, parsed: Parsed, uplink: UplinkId, now: Nanos) {
+    /// Steers a packet the long way: whatever it is. `hash` is its flow's where it is [`Parsed::Flow`].
+    fn steer_one(&mut self, frame: M::Frame, parsed: Parsed, hash: u64, uplink: UplinkId, now: Nanos) {
         match parsed {
             Parsed::Flow(info) => {
                 if let Some(frame) = self.own(frame, &info.key, uplink) {
-                    self.place(frame, &info, uplink, now);
+                    self.place(frame, &info, hash, uplink, now);
                 }
             }
             Parsed::Fragment(fragment) => {
@@ -923,9 +954,12 @@ impl<M: FrameMemory> Worker<M> {
                         frame: (frame, uplink),
                         info,
                     } => {
-                        self.place(frame, &info, uplink, now);
+                        // The ports are known only now.
+                        let hash = self.parts.hasher.hash(&info.key);
+                        self.place(frame, &info, hash, uplink, now);
                         while let Some(((frame, uplink), info)) = self.fragments.release() {
-                            self.place(frame, &info, uplink, now);
+                            let hash = self.parts.hasher.hash(&info.key);
+                            self.place(frame, &info, hash, uplink, now);
                         }
                     }
                     Offer::Waiting => {}
@@ -943,9 +977,18 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
+    /// Sends the packet of a flow that is not in the table on its way.
+    fn place_new(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId, now: Nanos) {
+        match self.set_up(info, hash, uplink, now, None, Slot::NONE) {
+            Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+            Verdict::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched),
+            Verdict::Drop(reason) => self.discard(frame, reason),
+            Verdict::Hold => self.discard(frame, DropReason::NoInstance),
+        }
+    }
+
     /// Looks a packet's flow up and sends it on its way.
-    fn place(&mut self, frame: M::Frame, info: &PacketInfo, uplink: UplinkId, now: Nanos) {
-        let hash = self.parts.hasher.hash(&info.key);
+    fn place(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId, now: Nanos) {
         match self.verdict(info, hash, uplink, now) {
             Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
             Verdict::Hold => {
@@ -1051,9 +1094,8 @@ impl<M: FrameMemory> Worker<M> {
     ) -> Verdict {
         self.set_ups += 1;
         let plan = &*self.plan;
-        let tuple = info.key.tuple(info.direction);
         let Some(service) = plan
-            .classify(&tuple, uplink)
+            .classify(|| info.key.tuple(info.direction), uplink)
             .and_then(|place| plan.services.get(place))
         else {
             return Verdict::Fallback(plan.unmatched);
@@ -1263,6 +1305,10 @@ impl<M: FrameMemory> Worker<M> {
     /// Sends a packet to the instance that its flow is pinned to.
     #[inline]
     fn send_to_instance(&mut self, frame: M::Frame, slot: Slot, uplink: UplinkId) {
+        let lane = self.lanes.get(uplink.index()).and_then(|lanes| lanes.of(slot));
+        if let Some(outbox) = lane.filter(|_| !self.lanes_are_stale) {
+            return self.put_into(outbox.into(), frame);
+        }
         let &route = self.route(slot);
         let Route {
             instance,
@@ -1300,14 +1346,23 @@ impl<M: FrameMemory> Worker<M> {
                 _ => return self.discard(frame, DropReason::InstanceLost),
             }
         }
+        if usize::from(port) >= instance.ports.len() {
+            return self.discard(frame, DropReason::NoInstance);
+        }
+        self.put_into(outbox_of(slot, port), frame);
+    }
+
+    /// Puts a frame that has been counted as offered into an outbox.
+    #[inline]
+    fn put_into(&mut self, outbox: usize, frame: M::Frame) {
         let bytes = frame.len() as u64;
-        let place = outbox_of(slot, port);
-        let (Some(_), Some(outbox)) = (
-            instance.ports.get(usize::from(port)),
-            self.outboxes.get_mut(place),
-        ) else {
+        let lane = outbox as u16;
+        let Some(outbox) = self.outboxes.get_mut(outbox) else {
             return self.discard(frame, DropReason::NoInstance);
         };
+        if outbox.frames.is_empty() {
+            self.touched.push(lane);
+        }
         outbox.frames.push(frame);
         outbox.bytes += bytes;
         outbox.counted.0 += 1;
@@ -1421,8 +1476,8 @@ impl<M: FrameMemory> Worker<M> {
 
     fn poll_instances(&mut self, _now: Nanos) -> usize {
         let mut moved = 0;
-        for place in 0..self.attached.len() {
-            let Some(slot) = self.attached.get(place).copied() else {
+        for place in 0..self.givers.len() {
+            let Some(slot) = self.givers.get(place).copied() else {
                 break;
             };
             let Some(Some(instance)) = self.instances.get_mut(slot.index()) else {
@@ -1542,18 +1597,33 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Gives the instances what waits for them.
     fn flush_instances(&mut self) {
-        for place in 0..self.attached.len() {
-            if let Some(&slot) = self.attached.get(place)
-                && (0..PORT_LIMIT as u8).any(|port| {
-                    self.outboxes
-                        .get(outbox_of(slot, port))
-                        .is_some_and(|outbox| !outbox.frames.is_empty())
-                })
+        let mut touched = std::mem::take(&mut self.touched);
+        for (place, &lane) in touched.iter().enumerate() {
+            let slot = Slot(lane / PORT_LIMIT as u16);
+            if let Some(&ahead) = touched.get(place + FLUSH_AHEAD) {
+                self.fetch(Slot(ahead / PORT_LIMIT as u16));
+            }
+            // With the first of its outboxes the others of an instance were emptied, too.
+            if self
+                .outboxes
+                .get(usize::from(lane))
+                .is_some_and(|outbox| !outbox.frames.is_empty())
             {
                 self.flush_instance(slot);
             }
         }
+        touched.clear();
+        self.touched = touched;
         self.waiting = 0;
+    }
+
+    /// Asks for what a flush needs of an instance.
+    #[inline(always)]
+    fn fetch(&self, slot: Slot) {
+        simd::prefetch_at(&self.parts.counters.slots, slot.index());
+        if let Some(Some(instance)) = self.instances.get(slot.index()) {
+            simd::prefetch(&**instance);
+        }
     }
 
     /// Makes everything that was sent visible.
@@ -1622,8 +1692,10 @@ impl<M: FrameMemory> Worker<M> {
             ring.send_all(&mut outbox.frames, bytes, &mut self.parts.memory);
         }
         let sent = instance.flush(&mut self.parts.memory, counters);
-        all.drop_packets(DropReason::InstanceRingFull, sent.full);
-        all.drop_packets(DropReason::TooLarge, sent.too_large);
+        if sent.full + sent.too_large > 0 {
+            all.drop_packets(DropReason::InstanceRingFull, sent.full);
+            all.drop_packets(DropReason::TooLarge, sent.too_large);
+        }
     }
 
     /// Gauges, broken ports, and the next rows of a dump.
@@ -1788,24 +1860,48 @@ impl<F: Frame> Kernel for Look<'_, F> {
     }
 }
 
-/// The last one: counts packets of known flows and finds their lanes, from one place on up to the first that needs more.
-/// Gives its place.
-struct Hit<'a> {
+/// The last one: counts packets of known flows and puts them into their outboxes, from one place on up to the first that
+/// needs more. Gives its place.
+struct Hit<'a, 'b, F> {
     table: &'a mut FlowTable<TableMemory>,
-    burst: &'a mut Burst,
+    burst: &'a Burst,
     from: usize,
     now: Nanos,
     lanes: &'a Lanes,
-    found: &'a mut [u16; BURST_FRAMES],
+    to: ToOutboxes<'a, 'b, F>,
 }
 
-impl Kernel for Hit<'_> {
+impl<F> Kernel for Hit<'_, '_, F> {
     type Output = usize;
 
     #[inline(always)]
-    fn run<W: Words>(self) -> usize {
+    fn run<W: Words>(mut self) -> usize {
         self.table
-            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, self.found)
+            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, &mut self.to)
+    }
+}
+
+/// Frames of a burst on their way; their lanes are the outboxes' places.
+struct ToOutboxes<'a, 'b, F> {
+    /// Those that are left, the next one first.
+    frames: &'a mut Drain<'b, F>,
+    bytes: &'a [u32; BURST_FRAMES],
+    outboxes: &'a mut [Outbox<F>],
+    touched: &'a mut Vec<u16>,
+}
+
+impl<F> Found for ToOutboxes<'_, '_, F> {
+    #[inline(always)]
+    fn found(&mut self, at: usize, lane: u16) {
+        let (Some(frame), Some(outbox)) = (self.frames.next(), self.outboxes.get_mut(usize::from(lane)))
+        else {
+            return;
+        };
+        if outbox.frames.is_empty() {
+            self.touched.push(lane);
+        }
+        outbox.frames.push(frame);
+        outbox.bytes += u64::from(self.bytes[at % BURST_FRAMES]);
     }
 }
 

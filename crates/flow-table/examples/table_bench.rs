@@ -124,8 +124,7 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
                     burst.fill::<simd::scalar::Words>(&columns);
                     table.ask(&mut burst);
                     table.choose(&mut burst);
-                    let until =
-                        table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, &mut found);
+                    let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
                     black_box((until, &found));
                     done += BURST;
                 }

@@ -41,6 +41,30 @@ pub struct Burst {
     columns: [[u32; BURST]; 3],
 }
 
+/// Who is told where the packets of known flows go, in their order. It runs in a [`simd::Kernel`].
+pub trait Found {
+    /// The packet in that place goes to that lane. To be `#[inline(always)]`.
+    fn found(&mut self, at: usize, lane: u16);
+}
+
+impl Found for [u16; BURST] {
+    #[inline(always)]
+    fn found(&mut self, at: usize, lane: u16) {
+        self[at % BURST] = lane;
+    }
+}
+
+/// Whose packet of a burst it is that had no short way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// A known flow's, which was found only now: the short way may be tried again.
+    Known,
+    /// A flow's that is not in the table.
+    New,
+    /// One that needs the long way: it is odd, its flow is not steady or without a lane, or a counter carries.
+    Odd,
+}
+
 impl Default for Burst {
     fn default() -> Burst {
         Burst {
@@ -113,6 +137,12 @@ impl Burst {
         }
     }
 
+    /// The hash of a packet's flow, once [`FlowTable::ask`](crate::FlowTable::ask) was called; 0 where there is none.
+    #[inline]
+    pub fn hash(&self, at: usize) -> u64 {
+        self.hashes.get(at).copied().unwrap_or(0)
+    }
+
     /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that is not plain.
     #[inline]
     pub fn owner(&self, at: usize, hasher: &FlowHasher, workers: usize) -> usize {
@@ -127,8 +157,15 @@ impl Burst {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn is_odd(&self, at: usize) -> bool {
         self.packets[at][0] & ODD != 0
+    }
+
+    /// Whether the packet may have a short way as far as is known.
+    #[inline]
+    pub fn has_candidate(&self, at: usize) -> bool {
+        self.candidates.get(at).is_some_and(|&entry| entry != u32::MAX) && !self.is_odd(at)
     }
 
     #[inline(always)]
@@ -183,6 +220,13 @@ impl Lanes {
     /// Forgets all numbers.
     pub fn clear(&mut self) {
         self.0.fill(Lanes::NONE);
+    }
+
+    /// The number of a slot that has one.
+    #[inline]
+    pub fn of(&self, slot: Slot) -> Option<u16> {
+        let lane = self.0.get(slot.index()).copied()?;
+        (lane != Lanes::NONE).then_some(lane)
     }
 
     /// Gives a slot a number below `u16::MAX`; one that cannot be stays without.

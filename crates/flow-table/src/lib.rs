@@ -9,9 +9,9 @@
 //!
 //! 1. A [`Burst`] of IPv4 packets is filled and hashed; the table is asked for all their buckets ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
 //!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
-//! 2. That one is looked up alone ([`FlowTable::lookup`]). Of a flow that is not there the caller picks an instance, and
-//!    [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`], and the caller applies the
-//!    service's policy.
+//! 2. That one is looked up alone ([`FlowTable::whose`], or [`FlowTable::lookup`] by its key). Of a flow that is not there the
+//!    caller picks an instance, and [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`],
+//!    and the caller applies the service's policy.
 //! 3. [`FlowTable::hit`] counts each packet, the first one too, and gives the pin of its direction. A direction without a pin
 //!    (never pinned, or its instance is gone) is pinned by [`FlowTable::set_pin`].
 //! 4. The flow ends: by FIN both ways or RST and a linger, by its timeout ([`FlowTable::expire`], called in every round of the
@@ -35,7 +35,7 @@ mod slots;
 mod table;
 mod timeout;
 
-pub use burst::{Burst, Lanes};
+pub use burst::{Burst, Found, Lanes, Whose};
 pub use hash::FlowHasher;
 pub use header::LAYOUT_VERSION;
 pub use line::Line;

@@ -386,6 +386,16 @@ impl Region {
         simd::prefetch_at(lines, self.first_bucket(hash));
     }
 
+    /// Asks for the first entry in a flow's first bucket that may be its own.
+    #[inline(always)]
+    pub(crate) fn prefetch_candidate(&self, lines: &[Line], hash: u64) {
+        let line = &lines[self.first_bucket(hash)];
+        let candidates = bucket::candidates(line, Region::signature(hash));
+        if candidates != 0 {
+            self.prefetch_flow(lines, bucket::entry(line, candidates.trailing_zeros() as usize));
+        }
+    }
+
     /// Index and IPv4 entries as slices of their own, for loops over many flows.
     #[inline(always)]
     pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [[u64; 4]]) {
@@ -429,12 +439,11 @@ impl Region {
     }
 
     #[inline(always)]
-    fn find_in(&self, lines: &[Line], at: usize, signature: u8, key: &FlowKey) -> Option<u32> {
-        let line = &lines[at];
+    fn find_in(line: &Line, signature: u8, mut has_key: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut candidates = bucket::candidates(line, signature);
         while candidates != 0 {
             let entry = bucket::entry(line, candidates.trailing_zeros() as usize);
-            if self.has_key(lines, entry, key) {
+            if has_key(entry) {
                 return Some(entry);
             }
             candidates &= candidates - 1;
@@ -442,16 +451,28 @@ impl Region {
         None
     }
 
+    /// The entry of that hash that `has_key`.
     #[inline(always)]
-    pub(crate) fn find(&self, lines: &[Line], key: &FlowKey, hash: u64) -> Option<u32> {
+    fn find_by(&self, lines: &[Line], hash: u64, mut has_key: impl FnMut(u32) -> bool) -> Option<u32> {
         let signature = Region::signature(hash);
-        let first = self.first_bucket(hash);
-        match self.find_in(lines, first, signature, key) {
-            None if bucket::overflow(&lines[first]) != 0 => {
-                self.find_in(lines, self.second_bucket(hash), signature, key)
+        let first = &lines[self.first_bucket(hash)];
+        match Region::find_in(first, signature, &mut has_key) {
+            None if bucket::overflow(first) != 0 => {
+                Region::find_in(&lines[self.second_bucket(hash)], signature, has_key)
             }
             found => found,
         }
+    }
+
+    #[inline(always)]
+    pub(crate) fn find(&self, lines: &[Line], key: &FlowKey, hash: u64) -> Option<u32> {
+        self.find_by(lines, hash, |entry| self.has_key(lines, entry, key))
+    }
+
+    /// The same in a region of IPv4 flows.
+    #[inline]
+    pub(crate) fn find_v4(&self, lines: &[Line], key: KeyWords<1>, hash: u64) -> Option<u32> {
+        self.find_by(lines, hash, |entry| self.words_v4(lines, entry) == key)
     }
 
     /// Puts an entry into the index: first bucket, else second, else in the place of a flow of the first bucket that can

@@ -143,8 +143,6 @@ pub struct Counters {
     pub misses: u64,
     /// New flows.
     pub inserts: u64,
-    /// Insertions of a flow that was there already.
-    pub already_present: u64,
     /// TCP flows that began anew in the place of one that had ended.
     pub reopened: u64,
     /// Flows refused because every entry was in use.

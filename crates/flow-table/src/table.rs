@@ -5,7 +5,7 @@ use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
 use packet::BURST;
 use simd::Words;
 
-use crate::burst::{self, Burst, Lanes};
+use crate::burst::{self, Burst, Found, Lanes, Whose};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
@@ -296,6 +296,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.regions[family_of(key)].prefetch_bucket(&self.storage, hash);
     }
 
+    /// Asks for the entry that may be the flow's, once the line that [`prefetch`](FlowTable::prefetch) asked for is there.
+    #[inline]
+    pub fn prefetch_candidate(&self, key: &FlowKey, hash: u64) {
+        self.regions[family_of(key)].prefetch_candidate(&self.storage, hash);
+    }
+
     /// The entry of a flow. `hash` is the table's [`hasher`](FlowTable::hasher)'s value for the key.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: u64) -> Option<EntryIndex> {
@@ -336,45 +342,22 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and writes the lane of each one's
-    /// pin into its place of `found`. Stops at the first packet that needs more than that (its flow is not known or not
-    /// steady, it is odd, its pin has no lane, or its flow's counters carry), and gives its place; the burst's length where
-    /// there is none. `W` is what the caller's [`simd::Kernel`] is given.
-    #[inline(always)]
-    pub fn hit_burst<W: Words>(
-        &mut self,
-        burst: &mut Burst,
-        from: usize,
-        now: Nanos,
-        lanes: &Lanes,
-        found: &mut [u16; BURST],
-    ) -> usize {
-        let mut at = from;
-        loop {
-            at = self.hit_candidates::<W>(burst, at, now, lanes, found);
-            // A few in a hundred share a signature with another flow, or lie in their second bucket.
-            match self.find_known(burst, at) {
-                Some(found) if found != burst.candidates[at] => burst.candidates[at] = found,
-                _ => break,
-            }
-        }
-        self.counters.hits += (at - from) as u64;
-        at
-    }
-
-    /// The same, up to the first packet that is not of the flow that was chosen.
+    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells `found` the lane of
+    /// each one's pin. Stops at the first packet that needs more than that, and gives its place; the burst's length where
+    /// there is none. [`whose`](FlowTable::whose) then says what it needs. `W` is what the caller's [`simd::Kernel`] is
+    /// given.
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
         reason = "iterators over columns side by side keep a loop from becoming vector instructions"
     )]
-    fn hit_candidates<W: Words>(
+    pub fn hit_burst<W: Words>(
         &mut self,
         burst: &Burst,
         from: usize,
         now: Nanos,
         lanes: &Lanes,
-        found: &mut [u16; BURST],
+        found: &mut impl Found,
     ) -> usize {
         let tick = tick(now);
         let lanes = &*lanes.0;
@@ -383,33 +366,47 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         };
         let n = burst.len.min(BURST);
         let (candidates, packets) = (&burst.candidates[..n], &burst.packets[..n]);
-        let (directions, found) = (&burst.directions[..n], &mut found[..n]);
-        for at in from..n {
+        let directions = &burst.directions[..n];
+        let mut at = from;
+        while at < n {
             let Some(entry) = flows.get_mut(candidates[at] as usize) else {
-                return at;
+                break;
             };
             let Some(counted) = burst::counted::<W>(entry, &packets[at]) else {
-                return at;
+                break;
             };
             let d = directions[at] as usize & 1;
             let lane = lanes[(entry[1 + d] >> half::PIN_SHIFT & half::PIN_MASK) as usize];
             if lane == Lanes::NONE {
-                return at;
+                break;
             }
-            found[at] = lane;
             burst::seen(counted, tick).store(entry);
+            found.found(at, lane);
+            at += 1;
         }
-        n.max(from)
+        self.counters.hits += at.saturating_sub(from) as u64;
+        at
     }
 
-    /// The entry of a burst's packet, where its flow is in the table.
-    #[cold]
-    #[inline(never)]
-    fn find_known(&self, burst: &Burst, at: usize) -> Option<u32> {
-        if at >= burst.len || burst.is_odd(at) {
-            return None;
+    /// Whose packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
+    #[inline]
+    pub fn whose(&mut self, burst: &mut Burst, at: usize) -> Whose {
+        if burst.is_odd(at) {
+            return Whose::Odd;
         }
-        self.regions[0].find(&self.storage, &burst.key(at).key(), burst.hashes[at])
+        let entry = self.regions[0].find_v4(&self.storage, burst.key(at), burst.hashes[at]);
+        match entry {
+            None => {
+                self.counters.misses += 1;
+                Whose::New
+            }
+            // A few in a hundred share a signature with another flow, or lie in their second bucket.
+            Some(entry) if entry != burst.candidates[at] => {
+                burst.candidates[at] = entry;
+                Whose::Known
+            }
+            Some(_) => Whose::Odd,
+        }
     }
 
     #[inline(never)]
@@ -474,8 +471,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     // The life of a flow.
 
     /// Enters a new flow, whose first packet travels in `opener`; its packets are counted by [`hit`](FlowTable::hit), the
-    /// first one too. A flow that is in the table already stays as it is, and its entry is given
-    /// ([`Counters::already_present`]).
+    /// first one too. It must not be in the table: whoever enters it has just looked it up in vain.
     ///
     /// Bounded work: two buckets, or the 15 flows of one and their other buckets, of which one moves. Never evicts.
     ///
@@ -492,10 +488,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         now: Nanos,
     ) -> Result<EntryIndex, Full> {
         let family = family_of(key);
-        if let Some(entry) = self.find(family, key, hash) {
-            self.counters.already_present += 1;
-            return Ok(entry);
-        }
+        debug_assert!(self.find(family, key, hash).is_none(), "{key:?} is there already");
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let pins = pins.map(|pin| self.slots.usable(pin, &mut self.counters));

@@ -111,7 +111,7 @@ fn the_steady_state_allocates_nothing() {
                 burst.fill::<simd::scalar::Words>(&packets);
                 table.ask(&mut burst);
                 table.choose(&mut burst);
-                let until = table.hit_burst::<simd::scalar::Words>(&mut burst, 0, now, &lanes, &mut found);
+                let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
                 shown += found.iter().take(until).map(|&lane| u32::from(lane)).sum::<u32>();
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);

@@ -9,11 +9,11 @@
     reason = "iterators over columns side by side keep a loop from becoming vector instructions"
 )]
 
-use model::protocol;
+use model::{Direction, FlowKey, protocol};
 
 use crate::columns::{BURST, PacketColumns};
 use crate::headers::{ETHERNET_LEN, IPV4_LEN};
-use crate::parse::{SHORTEST_PLAIN, TCP_LEN, TcpFlags, UDP_LEN};
+use crate::parse::{PacketInfo, SHORTEST_PLAIN, TCP_LEN, TcpFlags, UDP_LEN};
 
 /// Where the columns begin: at the EtherType, so that they lie at multiples of four bytes.
 const FIRST: usize = 12;
@@ -76,6 +76,31 @@ impl PlainBurst {
         }
         let (at_28, at_32) = (&mut w.at_28[group], &mut w.at_32[group]);
         W::columns(&parts, [at_28, at_32, &mut w.at_36[group], &mut w.at_40[group]]);
+    }
+
+    /// All that [`parse`](crate::parse) says of the plain packet in that place, whose frame this is.
+    #[inline]
+    pub fn info(&self, at: usize, frame: &[u8]) -> PacketInfo {
+        let key = self.packets.key(at);
+        let header = frame.first_chunk().unwrap_or(&NOTHING);
+        let is_tcp = key.protocol == protocol::TCP;
+        PacketInfo {
+            key: FlowKey::V4(key),
+            direction: if self.packets.is_reverse[at] == 0 {
+                Direction::Forward
+            } else {
+                Direction::Reverse
+            },
+            protocol: key.protocol,
+            tcp_flags: TcpFlags(if is_tcp { header[47] } else { 0 }),
+            is_icmp_error: false,
+            dscp: header[15] >> 2,
+            vlan: 0,
+            l3_offset: ETHERNET_LEN as u16,
+            l4_offset: (ETHERNET_LEN + IPV4_LEN) as u16,
+            l3_len: u32::from(u16::from_be_bytes([header[16], header[17]])),
+            frame_len: self.packets.bytes[at],
+        }
     }
 
     /// Says of each of the first `len` packets whether it is plain, and what its flow is.

@@ -256,7 +256,7 @@ impl ControlLoop {
         let tuple = api::parse_tuple(&flow).ok();
         let place = tuple.as_ref().and_then(|tuple| {
             let mut uplinks = (0u8..).map(UplinkId).take(self.configuration.uplinks.len());
-            uplinks.find_map(|uplink| self.plan.classify(tuple, uplink))
+            uplinks.find_map(|uplink| self.plan.classify(|| *tuple, uplink))
         });
         let plan = place.and_then(|place| self.plan.services.get(place));
         let service = plan.and_then(|plan| self.configuration.services.get(plan.id.index()));
