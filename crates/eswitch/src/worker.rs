@@ -145,6 +145,12 @@ pub struct Worker<M: FrameMemory> {
     sweeps: Vec<Sweep>,
     dump: Option<Box<FlowDump>>,
     elephants: Box<Elephants>,
+    /// Frames on their way to other workers, by worker, until a burst of them is there or the turn ends.
+    leaving: Vec<Vec<HandOff<M::Frame>>>,
+    /// Frames from other workers.
+    arrived: Vec<HandOff<M::Frame>>,
+    /// The workers that own the flows of the current burst, by place, where there is more than one.
+    owners: [u8; BURST_FRAMES],
     /// Workers that were handed frames in this turn, a bit each.
     handed_to: u64,
     housekeeping_at: Nanos,
@@ -251,6 +257,7 @@ impl<M: FrameMemory> Worker<M> {
         let fragments = FragmentTracker::new(parts.fragment_key);
         let config = parts.table.config();
         let flow_limit = config.ipv4_flows + config.ipv6_flows;
+        let a_burst_for_each = || Vec::with_capacity(BURST_FRAMES);
         parts.counters.figures.flow_limit.set(flow_limit as u64);
         Worker {
             published,
@@ -281,6 +288,9 @@ impl<M: FrameMemory> Worker<M> {
             sweeps: Vec::with_capacity(Slot::LIMIT),
             dump: None,
             elephants: Box::new(Elephants::new(parts.hasher.key()[0])),
+            leaving: parts.to_peers.iter().map(|_| a_burst_for_each()).collect(),
+            arrived: Vec::with_capacity(BURST_FRAMES),
+            owners: [0; BURST_FRAMES],
             handed_to: 0,
             housekeeping_at: Nanos::ZERO,
             broken_uplinks: 0,
@@ -312,7 +322,14 @@ impl<M: FrameMemory> Worker<M> {
             }
         }
         for peer in 0..self.parts.from_peers.len() {
-            moved += self.poll_peer(peer, now);
+            // As many as a peer may have handed over in a turn of its own.
+            for _ in 0..BURSTS_PER_TURN {
+                let packets = self.poll_peer(peer, now);
+                moved += packets;
+                if packets < BURST_FRAMES {
+                    break;
+                }
+            }
         }
         moved += self.poll_instances(now);
         if !self.moves.is_empty() {
@@ -847,7 +864,9 @@ impl<M: FrameMemory> Worker<M> {
         }
         if self.parts.workers > 1 {
             for place in 0..self.burst.len() {
-                if self.burst.owner(place, &hasher, self.parts.workers) != self.parts.id.index() {
+                let owner = self.burst.owner(place, &hasher, self.parts.workers);
+                self.owners[place % BURST_FRAMES] = owner as u8;
+                if owner != self.parts.id.index() {
                     self.burst.make_odd(place);
                 }
             }
@@ -897,8 +916,12 @@ impl<M: FrameMemory> Worker<M> {
                 let info = self.headers.info(place, frame.bytes());
                 self.place_new(frame, &info, self.burst.hash(place), uplink, now);
             } else {
+                let owner = usize::from(self.owners[place % BURST_FRAMES]);
                 match others.next_if(|(of, ..)| *of == place) {
                     Some((_, parsed, hash)) => self.steer_one(frame, parsed, hash, uplink, now),
+                    None if workers > 1 && owner != id => {
+                        self.hand_off(owner, frame, Destination::Steering(uplink));
+                    }
                     None => {
                         let info = self.headers.info(place, frame.bytes());
                         self.steer_one(frame, Parsed::Flow(info), self.burst.hash(place), uplink, now);
@@ -1404,16 +1427,37 @@ impl<M: FrameMemory> Worker<M> {
         self.hand_off(home, frame, Destination::Uplink(uplink));
     }
 
+    #[inline]
     fn hand_off(&mut self, worker: usize, frame: M::Frame, to: Destination) {
-        let Some(Some(ring)) = self.parts.to_peers.get_mut(worker) else {
+        let Some(leaving) = self.leaving.get_mut(worker) else {
             return self.discard(frame, DropReason::HandOffFull);
         };
-        match ring.push(HandOff { frame, to }) {
-            Ok(()) => {
-                self.parts.counters.figures.handed_off.add(1);
-                self.handed_to |= 1 << worker.min(63);
-            }
-            Err(rtrb::PushError::Full(back)) => self.discard(back.frame, DropReason::HandOffFull),
+        leaving.push(HandOff { frame, to });
+        if leaving.len() == BURST_FRAMES {
+            self.hand_over(worker);
+        }
+    }
+
+    /// Gives another worker what waits for it, as much as its ring has room for.
+    fn hand_over(&mut self, worker: usize) {
+        let Some(leaving) = self.leaving.get_mut(worker) else {
+            return;
+        };
+        let mut all = leaving.drain(..);
+        let mut handed = 0;
+        if let Some(Some(ring)) = self.parts.to_peers.get_mut(worker)
+            && let Ok(room) = ring.write_chunk_uninit(all.len().min(ring.slots()))
+        {
+            handed = room.fill_from_iter(&mut all);
+        }
+        let (memory, counters) = (&mut self.parts.memory, &self.parts.counters);
+        counters.figures.handed_off.add(handed as u64);
+        if all.len() > 0 {
+            counters.drop_packets(DropReason::HandOffFull, all.len() as u64);
+            all.for_each(|left| memory.give(left.frame));
+        }
+        if handed > 0 {
+            self.handed_to |= 1 << worker.min(63);
         }
     }
 
@@ -1426,17 +1470,18 @@ impl<M: FrameMemory> Worker<M> {
     // ---- packets from other workers and from instances ---------------------------------------------------------
 
     fn poll_peer(&mut self, peer: usize, now: Nanos) -> usize {
-        let mut taken = 0;
+        let Some(Some(ring)) = self.parts.from_peers.get_mut(peer) else {
+            return 0;
+        };
+        let Ok(chunk) = ring.read_chunk(ring.slots().min(BURST_FRAMES)) else {
+            return 0;
+        };
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.extend(chunk);
+        let taken = arrived.len();
         // Frames to steer are gathered into one burst per uplink; whatever ends the burst goes after it.
         let mut burst = None;
-        while taken < BURST_FRAMES {
-            let Some(Some(ring)) = self.parts.from_peers.get_mut(peer) else {
-                return 0;
-            };
-            let Ok(HandOff { frame, to }) = ring.pop() else {
-                break;
-            };
-            taken += 1;
+        for HandOff { frame, to } in arrived.drain(..) {
             if let Some(uplink) = burst
                 && to != Destination::Steering(uplink)
             {
@@ -1456,6 +1501,7 @@ impl<M: FrameMemory> Worker<M> {
                 }
             }
         }
+        self.arrived = arrived;
         if let Some(uplink) = burst {
             self.steer(uplink, now);
         }
@@ -1651,6 +1697,9 @@ impl<M: FrameMemory> Worker<M> {
             self.parts
                 .counters
                 .drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+        for worker in 0..self.leaving.len() {
+            self.hand_over(worker);
         }
         let mut handed_to = std::mem::take(&mut self.handed_to);
         while handed_to != 0 {
