@@ -4,7 +4,6 @@ use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use crate::highest::Highest;
-use crate::holt::{Holt, Record};
 use crate::{
     Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, share, span, vertical,
     within_limits,
@@ -16,10 +15,6 @@ const FAST_S: f64 = 0.010;
 const SIGMAS: f64 = 3.0;
 /// A ring that is this full is hot.
 const HOT_OCCUPANCY: f64 = 0.25;
-/// Packets may wait longer than `sojourn` for so long: a quota's period and a pause of a busy machine's CPU are shorter.
-const DELAYED_FOR: Nanos = Nanos::from_millis(20);
-/// Fewer packets than a worker hands over at once are no queue, however slow the function is.
-const LEAST_QUEUE: u64 = 64;
 /// Within this span a burst's count takes in what waits in rings.
 const BACKLOG_SPAN_S: f64 = 0.1;
 /// Samples that stay away for longer than this, and three times as long as the last one did, are missing.
@@ -33,10 +28,8 @@ const QUOTA_UP: f64 = 1.5;
 const QUOTA_DOWN: f64 = 0.5;
 /// Rings that stay hot although all that is wanted works: so long until one more instance is tried.
 const STILL_HOT: Nanos = Nanos::from_millis(20);
-/// A place of the record of calm rates; the forecast's step.
+/// A place of the record of calm rates.
 const BUCKET: Nanos = Nanos::from_millis(100);
-/// How many forecast steps count in its record: a minute.
-const RECORD_STEPS: u32 = 600;
 /// Containers that may be started within [`FLAP_SPAN`] before scaling down stops for a while.
 const FLAP_BUDGET: usize = 30;
 /// See [`FLAP_BUDGET`].
@@ -47,14 +40,12 @@ const FLAP_SPAN: Nanos = Nanos::from_secs(300);
 ///
 /// - **Calm.** As many instances as keep the stable rate at `target` of their capacity; fewer only where the highest
 ///   stable rate of `calm` fits `down_target` of what is left.
-/// - **Burst.** A ring ran hot, packets wait in one for longer than `sojourn`, or the fast rate is above `ceiling` of the
-///   capacity by more than chance explains. Then the last milliseconds decide: the fast rates are exponential means, which
-///   lag behind a rise; that lag is added, and where a ring ran hot what arrived since the observation before counts. What
-///   waits in rings is to be gone within 100 ms. A burst ends `burst` after its last sign
-///   (`calm`, where it follows soon on another), and gives back what it took at once: standby makes taking it again cheap.
+/// - **Burst.** A ring ran hot, or the fast rate is above `ceiling` of the capacity by more than chance explains. Then the
+///   last milliseconds decide: the fast rates are exponential means, which lag behind a rise; that lag is added, and where
+///   a ring ran hot what arrived since the observation before counts. What waits in rings is to be gone within 100 ms. A
+///   burst ends `burst` after its last sign (`calm`, where it follows soon on another), and gives back what it took at
+///   once: standby makes taking it again cheap.
 /// - **Missing samples.** What went on while there were none is not known: what there is stays for `calm`.
-/// - **Forecast.** A damped Holt on tenths of a second, upward only, used only while it has been better than the naive
-///   forecast.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ladder {
@@ -77,12 +68,6 @@ pub struct Ladder {
     /// `calm`: load that swings must not change the count with every swing.
     #[serde(with = "span")]
     pub burst: Nanos,
-    /// How long packets may wait in a ring, as what is in it takes at the rate at which they come back.
-    #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
-    pub sojourn: Nanos,
-    /// How far ahead the forecast looks: what a container takes to start.
-    #[serde(with = "span")]
-    pub lead: Nanos,
     /// CPUs that an instance may be given at most; unset, quotas stay as they are.
     pub cpus_max: Option<f64>,
     /// CPUs that an instance keeps at least; unset, those that it has when it is first seen.
@@ -109,8 +94,6 @@ pub struct State {
     smooth_pps: f64,
     /// How long the last observation spans.
     span_s: f64,
-    /// Since when packets have waited for too long on some instance.
-    delayed_since: Option<Nanos>,
     /// Until when the burst lasts, and when the last one ended.
     burst_until: Option<Nanos>,
     burst_ended: Option<Nanos>,
@@ -121,8 +104,6 @@ pub struct State {
     /// The highest stable rate of `calm`.
     calm: Highest<f64>,
     bucket: Nanos,
-    holt: Holt,
-    record: Record,
     starts: VecDeque<Nanos>,
     quotas: Vec<Asked>,
 }
@@ -147,8 +128,6 @@ impl Default for Ladder {
             window: Nanos::from_secs(5),
             calm: Nanos::from_secs(30),
             burst: Nanos::from_secs(5),
-            sojourn: Nanos::from_millis(1),
-            lead: Nanos::from_millis(600),
             cpus_max: None,
             cpus_min: None,
             cpus_total: None,
@@ -158,12 +137,6 @@ impl Default for Ladder {
 }
 
 impl Ladder {
-    fn lead_steps(&self) -> u32 {
-        u32::try_from(self.lead.0.div_ceil(BUCKET.0))
-            .unwrap_or(u32::MAX)
-            .clamp(1, 600)
-    }
-
     /// How many instances carry that rate at that share of their capacity.
     fn count_for(&self, pps: f64, share: f64) -> u32 {
         let capacity = self.state.capacity_pps * share;
@@ -201,36 +174,17 @@ impl Ladder {
     fn is_burst(&self, observation: &Observation) -> bool {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
         let above = capacity > 0.0 && self.rising_at_least(observation) > self.ceiling * capacity;
-        observation.hot || self.is_delayed() || observation.unserved_fast_pps > 0.0 || above
-    }
-
-    /// Whether packets have waited too long for more than a moment.
-    fn is_delayed(&self) -> bool {
-        let since = self.state.noted.zip(self.state.delayed_since);
-        since.is_some_and(|(now, since)| now.since(since) >= DELAYED_FOR)
-    }
-
-    /// Whether what waits in the instance's ring takes longer than `sojourn`, at the rate at which packets come back.
-    fn delays(&self, instance: &InstanceObservation) -> bool {
-        let within = self.sojourn.as_secs_f64() * finite(instance.returns_fast_pps);
-        serves(instance) && instance.ring_packets >= LEAST_QUEUE && instance.ring_packets as f64 > within
-    }
-
-    /// Whether the instance's ring is filling up or full, or packets have waited in it for too long.
-    fn is_hot(&self, instance: &InstanceObservation) -> bool {
-        instance.ring_occupancy >= HOT_OCCUPANCY
-            || instance.ring_drops_fast_pps > 0.0
-            || (self.is_delayed() && self.delays(instance))
+        observation.hot || observation.unserved_fast_pps > 0.0 || above
     }
 
     /// Whether at least half of the Active instances are hot: then they can do less than was thought, and more of them
     /// help. Where a few are, it is their pinned flows, which more instances would not take off them.
-    fn most_are_hot(&self, observation: &Observation) -> bool {
+    fn most_are_hot(observation: &Observation) -> bool {
         let active = || {
             let instances = observation.instances.iter();
             instances.filter(|i| i.state == InstanceState::Active)
         };
-        2 * active().filter(|i| self.is_hot(i)).count() >= active().count()
+        2 * active().filter(|i| is_hot(i)).count() >= active().count()
     }
 
     /// The instance's quota, that which was asked for last included.
@@ -256,7 +210,7 @@ impl Ladder {
             .sum();
         let mut left = self.cpus_total.map_or(f64::INFINITY, |total| total - given);
         for instance in &observation.instances {
-            if !self.is_hot(instance) || !serves(instance) {
+            if !is_hot(instance) || !serves(instance) {
                 continue;
             }
             let (Some(has), Some(now_has)) = (self.quota_of(instance), instance.cpu_quota) else {
@@ -327,17 +281,6 @@ impl Ladder {
         if up > current {
             return (up, reason.named("above_target"));
         }
-        if self.state.record.is_trusted() {
-            let expected = self
-                .state
-                .record
-                .sure_of(self.state.holt.ahead(self.lead_steps()));
-            // What it expects must be more than is there: it never takes away.
-            let forecast = self.count_for(expected, self.target);
-            if forecast > current {
-                return (forecast, reason.named("forecast").with("expected_pps", expected));
-            }
-        }
         let highest = self.state.calm.get().map_or(stable, |pps| pps.max(stable));
         let down = self.count_for(highest, self.down_target).max(up);
         if down >= current {
@@ -397,18 +340,6 @@ impl Policy for Ladder {
             "How long a burst lasts after its last sign; one that comes within `calm` of the one before lasts `calm`.",
         ),
         Parameter::new(
-            "sojourn",
-            "span of time above 0",
-            "1ms",
-            "How long packets may wait in an instance's ring; longer for 20ms is a burst.",
-        ),
-        Parameter::new(
-            "lead",
-            "span of time",
-            "600ms",
-            "How far ahead the forecast looks: what a container takes to start.",
-        ),
-        Parameter::new(
             "cpus_max",
             "CPUs",
             "quotas stay as they are",
@@ -446,14 +377,7 @@ impl Policy for Ladder {
         if self.state.noted == Some(now) {
             return;
         }
-        let lead_steps = self.lead_steps();
-        let delays = observation.instances.iter().any(|i| self.delays(i));
         let state = &mut self.state;
-        state.delayed_since = if delays {
-            state.delayed_since.or(Some(now))
-        } else {
-            None
-        };
         if let Some(capacity_pps) = mean_capacity_pps(observation) {
             state.capacity_pps = capacity_pps;
         }
@@ -479,7 +403,6 @@ impl Policy for Ladder {
                 // Room for all of it, so that none is made later.
                 state.calm.reserve((self.calm.0 / BUCKET.0) as usize + 4);
                 state.starts.reserve(FLAP_BUDGET + 1);
-                state.record.reserve(lead_steps);
                 // As after a restart: it stays for a whole span.
                 state.calm.add(now, found);
             }
@@ -496,9 +419,6 @@ impl Policy for Ladder {
             let stable = finite(observation.offered_stable_pps);
             state.calm.forget(now, self.calm);
             state.calm.add(now, stable);
-            state.holt.add(fast);
-            let expected = state.holt.ahead(lead_steps);
-            state.record.note(fast, expected, lead_steps, RECORD_STEPS);
         }
         state
             .quotas
@@ -554,7 +474,7 @@ impl Policy for Ladder {
                 && observation.hot
                 && still_hot
                 && working
-                && self.most_are_hot(observation)
+                && Self::most_are_hot(observation)
                 && quotas.is_empty()
                 && gained <= 0.0
             {
@@ -629,18 +549,26 @@ impl Policy for Ladder {
         }
         // Only what needs a container started counts: standby and a drain taken back are cheap.
         let more = decision.desired.saturating_sub(observation.wanted) as usize;
-        let ready = observation.count(InstanceState::Standby) + observation.count(InstanceState::Draining);
-        for _ in 0..more.saturating_sub(ready).min(FLAP_BUDGET) {
-            if state.starts.len() >= FLAP_BUDGET {
-                state.starts.pop_front();
+        if more > 0 {
+            let ready =
+                observation.count(InstanceState::Standby) + observation.count(InstanceState::Draining);
+            for _ in 0..more.saturating_sub(ready).min(FLAP_BUDGET) {
+                if state.starts.len() >= FLAP_BUDGET {
+                    state.starts.pop_front();
+                }
+                state.starts.push_back(now);
             }
-            state.starts.push_back(now);
         }
     }
 
     fn is_overloaded(&self, observation: &Observation) -> bool {
         self.is_burst(observation)
     }
+}
+
+/// Whether the instance's ring is filling up or full.
+fn is_hot(instance: &InstanceObservation) -> bool {
+    instance.ring_occupancy >= HOT_OCCUPANCY || instance.ring_drops_fast_pps > 0.0
 }
 
 /// Whether packets are given to it.

@@ -163,48 +163,29 @@ fn more_instances_are_not_asked_for_where_they_do_not_help() {
 /// Rings that hold a twentieth, and packets that wait for 5 ms in them: no ring is hot, and yet there is too little of
 /// everything. A pause of a few milliseconds is no reason.
 #[test]
-fn packets_that_wait_too_long_are_a_burst_and_what_waits_is_counted() {
-    let waiting = |packets: u64| {
+fn what_waits_in_rings_is_counted_where_one_is_hot() {
+    for (hot, packets, rule, desired) in [
+        (false, 37_500, "calm", 4),
+        (true, 0, "burst", 4),
+        // 3 Mpps, and 150 000 packets within 100 ms.
+        (true, 37_500, "burst", 6),
+        // What waits on an instance is no reason for more than one more.
+        (true, 2_000_000, "burst", 9),
+    ] {
         let mut seen = observation(4, 3e6);
         for instance in &mut seen.instances {
             instance.ring_packets = packets;
             instance.ring_occupancy = 0.05;
         }
-        seen
-    };
-    // At 0.75 Mpps each, 750 packets are a millisecond.
-    for (packets, ms, rule, desired) in [
-        (700, 1_000, "calm", 4),
-        (3_750, 19, "calm", 4),
-        // 3 Mpps, and 150 000 packets within 100 ms.
-        (37_500, 21, "burst", 6),
-        // What waits on an instance is no reason for more than one more.
-        (2_000_000, 21, "burst", 9),
-    ] {
         let mut scaler = policy("ladder", serde_json::json!({}));
-        let mut last = scaler.step(&observation(4, 3e6), Nanos::from_millis(1));
-        for at in 0..=ms {
-            last = scaler.step(&waiting(packets), Nanos::from_millis(2 + at));
-        }
+        scaler.step(&seen, Nanos::from_millis(1));
+        seen.hot = hot;
+        let decision = scaler.step(&seen, Nanos::from_millis(2));
         assert_eq!(
-            (last.reason.rule, last.desired),
+            (decision.reason.rule, decision.desired),
             (rule, desired),
             "{packets}: {}",
-            last.reason
-        );
-    }
-    // Less than a worker hands over at once is no queue, and a longer wait may be allowed.
-    let mut slow = policy("ladder", serde_json::json!({}));
-    let mut patient = policy("ladder", serde_json::json!({"sojourn": "10ms"}));
-    let mut few = waiting(63);
-    for instance in &mut few.instances {
-        instance.returns_fast_pps = 100.0;
-    }
-    for at in 1..100 {
-        assert_eq!(slow.step(&few, Nanos::from_millis(at)).reason.rule, "calm");
-        assert_eq!(
-            patient.step(&waiting(3_750), Nanos::from_millis(at)).reason.rule,
-            "calm"
+            decision.reason
         );
     }
 }
