@@ -308,7 +308,24 @@ fn check_kpa(case: &KpaCase) -> Result<(), Wrong> {
             return Err(Wrong::new(field, format!("{value} is not 0 or more")));
         }
     }
+    for (field, count) in [
+        ("spec.activation_scale", spec.activation_scale),
+        ("spec.min", spec.min),
+        ("spec.max", spec.max),
+        ("state.max_panic", case.state.max_panic),
+    ] {
+        if count < 0 {
+            return Err(Wrong::new(field, format!("{count} is below 0")));
+        }
+    }
     for (index, step) in case.steps.iter().enumerate() {
+        if step.stable.is_some() != step.panic.is_some() {
+            let missing = if step.stable.is_some() { "panic" } else { "stable" };
+            return Err(Wrong::new(
+                format!("steps[{index}].{missing}"),
+                "it is missing; a step has `stable` and `panic`, or no data at all",
+            ));
+        }
         for (key, value) in [("stable", step.stable), ("panic", step.panic)] {
             if value.is_some_and(|value| !(value.is_finite() && value >= 0.0)) {
                 let why = format!("{} is not 0 or more", value.unwrap_or_default());

@@ -8,8 +8,12 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 fn explain(arguments: &[&str], input: &str) -> Output {
+    run("autoscaler", arguments, input)
+}
+
+fn run(what: &str, arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_inco"))
-        .args(["explain", "autoscaler"])
+        .args(["explain", what])
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -169,6 +173,16 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
             &["steps[0]", "at_s"],
         ),
         (
+            r#"{"policy":"kpa","steps":[{"at_s":0,"ready":1,"stable":5}]}"#.to_owned(),
+            &["steps[0].panic", "missing"],
+        ),
+        (
+            r#"{"policy":"kpa","state":{"max_panic":-1},"steps":[]}"#.to_owned(),
+            &["state.max_panic", "-1 is below 0"],
+        ),
+        (with("/spec/behavior", json!(5)), &["spec.behavior", "an object"]),
+        (with("/replicas", json!(1e300)), &["replicas", "a whole number"]),
+        (
             r#"{"policy":"smartinco","spec":{"target":2},"steps":[]}"#.to_owned(),
             &["spec.target", "share"],
         ),
@@ -186,4 +200,62 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
     }
     let missing = explain(&["--input", "/nonexistent/case.json"], "");
     assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
+    let case = || {
+        json!({"policy":"jbsq","instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],
+            "flows":[{"flow":"tcp 10.0.0.7:1000 > 10.128.0.1:443","dscp":46,"hash":"0x00f3a1"}, "udp 10.0.0.8:1 > 10.128.0.1:53"]})
+    };
+    let right = run("scheduler", &["--input", "-", "--json"], &case().to_string());
+    assert!(right.status.success(), "{right:?}");
+    let with = |path: &str, value: Value| {
+        let mut case = case();
+        *case.pointer_mut(path).unwrap() = value;
+        case.to_string()
+    };
+    for (input, words) in [
+        ("{".to_owned(), &["line 1"][..]),
+        ("[]".to_owned(), &["an object"]),
+        (with("/policy", json!("jbsqq")), &["policy", "jbsqq", "maglev"]),
+        (
+            with("/instances/0/load", json!(-4)),
+            &["instances[0].load", "-4 is below 0"],
+        ),
+        (
+            with("/instances/0/capacity", json!(1e300)),
+            &["instances[0].capacity", "below 3.4"],
+        ),
+        (
+            with("/instances/0/queues/2", json!(-1)),
+            &["instances[0].queues[2]", "-1"],
+        ),
+        (
+            with("/instances/1", json!({"slot":0})),
+            &["instances[1].slot", "twice"],
+        ),
+        (
+            with("/flows/0/dscp", json!(-1)),
+            &["flows[0].dscp", "a whole number"],
+        ),
+        (with("/flows/0/dscp", json!(64)), &["flows[0].dscp", "64"]),
+        (with("/flows/0/hash", json!(5)), &["flows[0].hash", "string"]),
+        (
+            with("/flows/0", json!({"flow":"x","colour":1})),
+            &["flows[0].colour", "unknown"],
+        ),
+        (with("/flows/1", json!(7)), &["flows[1]", "a flow as text"]),
+        (
+            with("/flows/1", json!("x")),
+            &["flows[1].flow", "tcp 10.0.0.1:1000"],
+        ),
+    ] {
+        let output = run("scheduler", &["--input", "-", "--json"], &input);
+        assert_eq!(output.status.code(), Some(2), "{input}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        for word in words {
+            assert!(said.contains(word), "{input}: {said}");
+        }
+    }
 }

@@ -7,7 +7,8 @@ use crate::output::{self, WrongUsage};
 
 pub(super) fn run(args: &ExplainInput) -> anyhow::Result<()> {
     let (name, text) = super::read(&args.input)?;
-    let answer = explain(&case_of(text)).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
+    let answer = explain(&case_of(text))
+        .map_err(|wrong| WrongUsage(format!("{name}: {}", super::in_words(&wrong.to_string()))))?;
     if args.json {
         output::json(&answer, output::is_terminal())
     } else {

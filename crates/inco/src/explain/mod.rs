@@ -23,6 +23,21 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Why an input cannot be read, in words instead of types.
+fn in_words(why: &str) -> String {
+    let Some((before, expected)) = why.split_once("expected ") else {
+        return why.to_owned();
+    };
+    let expected = match expected {
+        "i32" | "i64" => "a whole number",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more",
+        "f32" | "f64" => "a number",
+        name if name.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{before}expected {expected}")
+}
+
 /// The input's name, for messages, and its text.
 fn read(path: &Path) -> anyhow::Result<(String, String)> {
     let is_standard_input = path == Path::new("-");

@@ -1,6 +1,6 @@
 //! `inco explain scheduler`: which instance each of some new flows is given to.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use eswitch::{PickRecord, RecordedFlow};
 use flow_table::FlowHasher;
@@ -8,7 +8,9 @@ use model::{FlowKey, InstanceId, InstanceState, Nanos, Slot};
 use scheduling::{
     Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Settings, State, Terms,
 };
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cli::ExplainInput;
@@ -90,11 +92,35 @@ fn full_weight() -> u16 {
 }
 
 /// A flow as text alone, or with what is known of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 enum FlowInput {
     Text(String),
     Known(KnownFlow),
+}
+
+impl<'de> Deserialize<'de> for FlowInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FlowInput, D::Error> {
+        struct TextOrObject;
+
+        impl<'de> Visitor<'de> for TextOrObject {
+            type Value = FlowInput;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a flow as text, or an object with `flow`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FlowInput, E> {
+                Ok(FlowInput::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FlowInput, A::Error> {
+                KnownFlow::deserialize(MapAccessDeserializer::new(map)).map(FlowInput::Known)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrObject)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -181,16 +207,11 @@ impl Case {
             if slots.contains(&slot) {
                 return Err(Wrong::new(field("slot"), format!("{} is there twice", slot.0)));
             }
-            for (name, number) in [("load", Some(instance.load)), ("capacity", instance.capacity)] {
-                if number.is_some_and(|number| !(number.is_finite() && number >= 0.0)) {
-                    return Err(Wrong::new(field(name), "it must be 0 or more"));
-                }
-            }
-            if instance
-                .active_s
-                .is_some_and(|age| !(age.is_finite() && age >= 0.0))
-            {
-                return Err(Wrong::new(field("active_s"), "it must be 0 or more"));
+            check_number(field("load"), instance.load.into())?;
+            check_number(field("capacity"), instance.capacity.unwrap_or(0.0).into())?;
+            check_number(field("active_s"), instance.active_s.unwrap_or(0.0))?;
+            for (priority, load) in instance.queues.iter().flatten().enumerate() {
+                check_number(field(&format!("queues[{priority}]")), f64::from(*load))?;
             }
             slots.push(slot);
         }
@@ -229,7 +250,8 @@ impl Case {
     }
 
     fn explain(&self) -> Result<Explanation, Wrong> {
-        if !(self.fit > 0.0 && self.fit.is_finite()) {
+        check_number("fit", self.fit.into())?;
+        if self.fit <= 0.0 {
             return Err(Wrong::new("fit", "it must be above 0"));
         }
         let mut scheduler = self.scheduler()?;
@@ -292,9 +314,7 @@ impl Case {
                 format!("{} is not below 64", known.dscp),
             ));
         }
-        if !(known.expected.is_finite() && known.expected >= 0.0) {
-            return Err(Wrong::new(field("expected"), "it must be 0 or more"));
-        }
+        check_number(field("expected"), known.expected.into())?;
         let (key, direction) = FlowKey::new(&tuple);
         let hash = match &known.hash {
             None => FlowHasher::new([0; 4]).hash(&key),
@@ -415,6 +435,17 @@ impl Wrong {
     }
 }
 
+/// Whether loads, capacities and spans can be reckoned with.
+fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
+    if !number.is_finite() {
+        return Err(Wrong::new(field, format!("it must be below {:e}", f32::MAX)));
+    }
+    if number < 0.0 {
+        return Err(Wrong::new(field, format!("{number} is below 0")));
+    }
+    Ok(())
+}
+
 /// Reads a case: alone, or in an event of the log.
 fn read(text: &str) -> Result<Case, Wrong> {
     let value: Value = serde_json::from_str(text).map_err(|error| Wrong::new("", error))?;
@@ -436,7 +467,7 @@ pub(super) fn run(args: &ExplainInput) -> anyhow::Result<()> {
         } else {
             format!("{}: ", wrong.field)
         };
-        WrongUsage(format!("{name}: {field}{}", wrong.why))
+        WrongUsage(format!("{name}: {field}{}", super::in_words(&wrong.why)))
     })?;
     if args.json {
         output::json(&explanation, output::is_terminal())
