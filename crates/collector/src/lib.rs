@@ -35,7 +35,7 @@ pub use cost::Cost;
 pub use counters::{
     FunctionCounters, RawCounters, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters,
 };
-use window::{Clock, Count, History};
+use window::{Clock, Count, History, counted};
 
 /// The time constant of the fast window.
 pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
@@ -69,22 +69,14 @@ pub struct SlotRates {
     pub arrivals_held_pps: f64,
     /// The same, stable window.
     pub arrivals_stable_pps: f64,
-    /// Packets put into its ring, fast window.
-    pub to_fast_pps: f64,
-    /// Their bytes.
+    /// Bytes of the packets put into its ring, fast window.
     pub to_fast_bytes_per_s: f64,
     /// The same, over [`HELD_WINDOW`].
     pub to_held_bytes_per_s: f64,
     /// Packets back from it, fast window.
     pub returns_fast_pps: f64,
-    /// The same, stable window.
-    pub returns_stable_pps: f64,
-    /// Their bytes, fast window.
-    pub returns_fast_bytes_per_s: f64,
     /// Packets dropped because its ring was full, fast window.
     pub ring_drops_fast_pps: f64,
-    /// The same, stable window.
-    pub ring_drops_stable_pps: f64,
     /// Flows newly pinned, fast window.
     pub new_flows_fast_per_s: f64,
     /// Packets per second expected of flows that were pinned too lately for the fast rate to show them.
@@ -111,6 +103,11 @@ pub struct SlotRates {
 }
 
 impl SlotRates {
+    /// Packets put into its ring, fast window.
+    pub fn to_fast_pps(&self) -> f64 {
+        (self.arrivals_fast_pps - self.ring_drops_fast_pps).max(0.0)
+    }
+
     /// Its load as the scheduler counts it: the fast rate, or the held one where that is higher, and what lately pinned
     /// flows will add to it.
     pub fn load_pps(&self) -> f64 {
@@ -199,30 +196,52 @@ pub struct WorkerRates {
     pub turns_per_s: f64,
 }
 
+/// The counters of a slot that are followed from sample to sample.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    arrivals: u64,
+    to_bytes: u64,
+    returns: u64,
+    ring_drops: u64,
+    new_flows: u64,
+    consumed: u64,
+    hot: u64,
+    throttled_ns: u64,
+}
+
+impl Counted {
+    #[inline]
+    fn of(raw: &SlotCounters) -> Counted {
+        Counted {
+            arrivals: raw.to_packets.wrapping_add(raw.ring_drops),
+            to_bytes: raw.to_bytes,
+            returns: raw.back_packets,
+            ring_drops: raw.ring_drops,
+            new_flows: raw.new_flows,
+            consumed: raw.consumed,
+            hot: raw.hot,
+            throttled_ns: raw.throttled_ns,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct SlotState {
     /// Whether the slot is somebody's: the place is kept for the next one.
     in_use: bool,
     rates: SlotRates,
-    arrivals: Count,
-    to_packets: Count,
-    to_bytes: Count,
-    returns: Count,
-    return_bytes: Count,
-    ring_drops: Count,
-    new_flows: Count,
-    consumed: Count,
-    hot_events: Count,
+    /// What was counted at the sample before; [`None`] before the first.
+    last: Option<Counted>,
+    /// Packets for it since it was assigned.
+    arrivals: u64,
+    arrivals_history: History,
+    /// New flows since the sample before.
+    new_flows: u64,
+    /// Nanoseconds per second that the function is busy, fast window.
     busy_ns: Count,
-    throttled_ns: Count,
-    /// Arrivals, returns and drops.
-    history: History<3>,
     occupied_before: bool,
     /// Whether it had work waiting at the sample before.
     worked_before: bool,
-    /// Whether it has had work waiting at this sample and the one before: what it took between them is what it can
-    /// take.
-    was_busy: bool,
 }
 
 impl SlotState {
@@ -234,64 +253,62 @@ impl SlotState {
                 service,
                 ..SlotRates::default()
             },
-            arrivals: Count::default(),
-            to_packets: Count::default(),
-            to_bytes: Count::default(),
-            returns: Count::default(),
-            return_bytes: Count::default(),
-            ring_drops: Count::default(),
-            new_flows: Count::default(),
-            consumed: Count::default(),
-            hot_events: Count::default(),
+            last: None,
+            arrivals: 0,
+            arrivals_history: History::default(),
+            new_flows: 0,
             busy_ns: Count::default(),
-            throttled_ns: Count::default(),
-            history: History::default(),
             occupied_before: false,
             worked_before: false,
-            was_busy: false,
         }
     }
 
-    /// Takes one reading; the histories and the pending load come after the service is known.
-    fn sample(&mut self, raw: &SlotCounters, step: &Step) {
-        self.arrivals
-            .read(raw.to_packets.wrapping_add(raw.ring_drops), step);
-        self.to_packets.read(raw.to_packets, step);
-        self.to_bytes.read(raw.to_bytes, step);
-        self.returns.read(raw.back_packets, step);
-        self.return_bytes.read(raw.back_bytes, step);
-        let dropped = self.ring_drops.read(raw.ring_drops, step);
-        self.new_flows.read(raw.new_flows, step);
-        let taken = self.consumed.read(raw.consumed, step);
-        let hot_events = self.hot_events.read(raw.hot, step);
-        let throttled = self.throttled_ns.read(raw.throttled_ns, step);
+    /// Takes one reading; the pending load comes after the service is known. Gives what the instance took, where it has
+    /// had work waiting at this sample and the one before: that is what it can take.
+    #[inline]
+    fn sample(&mut self, raw: &SlotCounters, step: &Step, clock: &Clock) -> Option<u64> {
+        let now = Counted::of(raw);
+        // The first reading is where counting begins.
+        let last = self.last.replace(now).unwrap_or(now);
+        let arrivals = counted(now.arrivals, last.arrivals);
+        let to_bytes = counted(now.to_bytes, last.to_bytes);
+        let returns = counted(now.returns, last.returns);
+        let dropped = counted(now.ring_drops, last.ring_drops);
+        let new_flows = counted(now.new_flows, last.new_flows);
+        let taken = counted(now.consumed, last.consumed);
+        let hot_events = counted(now.hot, last.hot);
+        let throttled = counted(now.throttled_ns, last.throttled_ns);
+        self.new_flows = new_flows;
+        self.arrivals = self.arrivals.wrapping_add(arrivals);
 
-        let occupancy = match raw.ring_slots {
-            0 => 0.0,
-            slots => (raw.ring_used as f64 / slots as f64).min(1.0),
-        };
-        let occupied = occupancy >= HOT_OCCUPANCY;
         let rates = &mut self.rates;
         rates.at = step.now;
-        rates.arrivals_fast_pps = self.arrivals.fast;
-        rates.arrivals_held_pps +=
-            step.held_weight * (self.arrivals.delta as f64 * step.per_s - rates.arrivals_held_pps);
-        rates.to_fast_pps = self.to_packets.fast;
-        rates.to_fast_bytes_per_s = self.to_bytes.fast;
-        rates.to_held_bytes_per_s +=
-            step.held_weight * (self.to_bytes.delta as f64 * step.per_s - rates.to_held_bytes_per_s);
-        rates.returns_fast_pps = self.returns.fast;
-        rates.returns_fast_bytes_per_s = self.return_bytes.fast;
-        rates.ring_drops_fast_pps = self.ring_drops.fast;
-        rates.new_flows_fast_per_s = self.new_flows.fast;
+        let (arrivals, to_bytes) = (step.rate(arrivals), step.rate(to_bytes));
+        step.fast(&mut rates.arrivals_fast_pps, arrivals);
+        step.held(&mut rates.arrivals_held_pps, arrivals);
+        step.fast(&mut rates.to_fast_bytes_per_s, to_bytes);
+        step.held(&mut rates.to_held_bytes_per_s, to_bytes);
+        step.fast(&mut rates.returns_fast_pps, step.rate(returns));
+        step.fast(&mut rates.ring_drops_fast_pps, step.rate(dropped));
+        step.fast(&mut rates.new_flows_fast_per_s, step.rate(new_flows));
+        self.arrivals_history.push(clock, self.arrivals);
+        rates.arrivals_stable_pps = self.arrivals_history.rate(clock, self.arrivals);
+
+        let works = raw.ring_used > 0;
+        let occupancy = if works && raw.ring_slots > 0 {
+            (raw.ring_used as f64 / raw.ring_slots as f64).min(1.0)
+        } else {
+            0.0
+        };
+        let occupied = occupancy >= HOT_OCCUPANCY;
         rates.ring_occupancy = occupancy;
         rates.ring_packets = raw.ring_used;
         rates.live_flows = raw.live_flows;
         rates.new_flows = raw.new_flows;
-        rates.consumed = self.consumed.total;
-        rates.rings_empty = raw.ring_used == 0 && raw.back_used == 0;
+        rates.consumed = rates.consumed.wrapping_add(taken);
+        rates.rings_empty = !works && raw.back_used == 0;
         rates.hot = dropped > 0 || hot_events > 0 || (occupied && self.occupied_before);
-        rates.waiting = if raw.ring_used == 0 || taken > 0 {
+        rates.waiting = if !works || taken > 0 {
             Nanos::ZERO
         } else {
             // The throttled time of several samples may be told at once.
@@ -302,9 +319,9 @@ impl SlotState {
             (self.busy_ns.fast / 1e9).clamp(0.0, 1.0)
         });
         self.occupied_before = occupied;
-        let works = raw.ring_used > 0;
-        self.was_busy = works && self.worked_before;
+        let was_busy = works && self.worked_before;
         self.worked_before = works;
+        was_busy.then_some(taken)
     }
 }
 
@@ -315,7 +332,7 @@ struct ServiceState {
     offered_bytes: Count,
     unserved: Count,
     overcommitted: Count,
-    offered_history: History<1>,
+    offered_history: History,
     clock: Clock,
     hot: bool,
     /// The weighted mean of what busy instances took per second, and the weights that are in it.
@@ -351,6 +368,26 @@ struct Step {
     held_weight: f64,
     /// The same for the learned capacity.
     learning: f64,
+}
+
+impl Step {
+    /// Per second, where so much was counted in this step.
+    #[inline]
+    fn rate(&self, counted: u64) -> f64 {
+        counted as f64 * self.per_s
+    }
+
+    /// Takes the rate of this step into a fast one.
+    #[inline]
+    fn fast(&self, mean: &mut f64, rate: f64) {
+        *mean += self.weight * (rate - *mean);
+    }
+
+    /// Takes the rate of this step into a held one.
+    #[inline]
+    fn held(&self, mean: &mut f64, rate: f64) {
+        *mean += self.held_weight * (rate - *mean);
+    }
 }
 
 /// The windows over all counters. See the crate's documentation for how it is used.
@@ -417,7 +454,7 @@ impl Collector {
         state.offered_history = History::default();
         for slot in self.slots.iter_mut().flatten() {
             if slot.rates.service == service {
-                slot.history = History::default();
+                slot.arrivals_history = History::default();
             }
         }
     }
@@ -486,11 +523,10 @@ impl Collector {
             state.overcommitted.read(counters.overcommitted, &step);
             state.rates.overcommitted = state.overcommitted.total;
             state.clock.advance(now);
-            state.offered_history.push(&state.clock, [state.offered.total]);
+            state.offered_history.push(&state.clock, state.offered.total);
             state.rates.offered_fast_pps = state.offered.fast;
             state.rates.unserved_fast_pps = state.unserved.fast;
-            [state.rates.offered_stable_pps] =
-                state.offered_history.rates(&state.clock, [state.offered.total]);
+            state.rates.offered_stable_pps = state.offered_history.rate(&state.clock, state.offered.total);
             state.rates.live_flows = 0;
         }
         for slot in &self.assigned {
@@ -499,23 +535,15 @@ impl Collector {
             else {
                 continue;
             };
-            state.sample(counters, &step);
-            if let Some(service) = self.services.get_mut(state.rates.service.index()) {
-                service.rates.live_flows += state.rates.live_flows;
-                service.hot |= state.rates.hot;
-                if state.was_busy {
-                    let taken = state.consumed.delta as f64 * step.per_s;
-                    service.learned += step.learning * (taken - service.learned);
-                    service.learned_weight += step.learning * (1.0 - service.learned_weight);
-                }
-                let totals = [state.arrivals.total, state.returns.total, state.ring_drops.total];
-                state.history.push(&service.clock, totals);
-                let rates = &mut state.rates;
-                [
-                    rates.arrivals_stable_pps,
-                    rates.returns_stable_pps,
-                    rates.ring_drops_stable_pps,
-                ] = state.history.rates(&service.clock, totals);
+            let Some(service) = self.services.get_mut(state.rates.service.index()) else {
+                continue;
+            };
+            let taken = state.sample(counters, &step, &service.clock);
+            service.rates.live_flows += state.rates.live_flows;
+            service.hot |= state.rates.hot;
+            if let Some(taken) = taken {
+                service.learned += step.learning * (step.rate(taken) - service.learned);
+                service.learned_weight += step.learning * (1.0 - service.learned_weight);
             }
         }
         for state in &mut self.services {
@@ -539,7 +567,7 @@ impl Collector {
                     .get(state.rates.service.index())
                     .map_or(0.0, |s| s.rates.expected_pps);
                 state.rates.pending_pps =
-                    state.rates.pending_pps * (1.0 - step.weight) + state.new_flows.delta as f64 * expected;
+                    state.rates.pending_pps * (1.0 - step.weight) + state.new_flows as f64 * expected;
             }
         }
 
@@ -618,9 +646,10 @@ impl Collector {
             observation.unserved_fast_pps = state.rates.unserved_fast_pps;
             observation.hot = std::mem::take(&mut state.hot);
         }
+        let unknown = SlotRates::default();
         for instance in &mut observation.instances {
             let known = self.slot(instance.slot).filter(|rates| rates.id == instance.id);
-            let rates = known.copied().unwrap_or_default();
+            let rates = known.unwrap_or(&unknown);
             instance.arrivals_fast_pps = rates.arrivals_fast_pps;
             instance.arrivals_stable_pps = rates.arrivals_stable_pps;
             instance.returns_fast_pps = rates.returns_fast_pps;

@@ -10,37 +10,30 @@ const STEPS: usize = 64;
 /// One step more on each side of the window, so that there is always one at or before its beginning.
 const PLACES: usize = STEPS + 2;
 
+/// What was counted between two readings. A counter that is below where it was began again at 0, and all of it is new.
+#[inline]
+pub(crate) fn counted(value: u64, last: u64) -> u64 {
+    if value < last { value } else { value - last }
+}
+
 /// A counter as it is followed from sample to sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     last: Option<u64>,
     /// Counted since it has been followed; goes on over a counter that begins again.
     pub(crate) total: u64,
-    /// Counted since the sample before.
-    pub(crate) delta: u64,
     /// Per second, exponentially weighted.
     pub(crate) fast: f64,
 }
 
 impl Count {
-    /// Follows the counter to `value`; gives what was counted since the sample before.
+    /// Follows the counter to `value`.
     #[inline]
-    pub(crate) fn read(&mut self, value: u64, step: &Step) -> u64 {
-        if self.last == Some(value) && self.fast == 0.0 {
-            // It counts nothing, as most do: so it stays.
-            self.delta = 0;
-            return 0;
-        }
-        self.delta = match self.last {
-            None => 0,
-            // Below where it was: it began again at 0, and all of it is new.
-            Some(last) if value < last => value,
-            Some(last) => value - last,
-        };
+    pub(crate) fn read(&mut self, value: u64, step: &Step) {
+        let counted = counted(value, self.last.unwrap_or(value));
         self.last = Some(value);
-        self.total = self.total.wrapping_add(self.delta);
-        self.fast += step.weight * (self.delta as f64 * step.per_s - self.fast);
-        self.delta
+        self.total = self.total.wrapping_add(counted);
+        step.fast(&mut self.fast, step.rate(counted));
     }
 }
 
@@ -52,12 +45,13 @@ pub(crate) struct Clock {
     times: [Nanos; PLACES],
     /// Steps taken so far; the newest is in place `taken - 1`, modulo the places.
     taken: usize,
-    /// Whether the current sample is a step.
-    due: bool,
-    now: Nanos,
-    /// Place of the last step at or before the window's beginning, and the share of the way to the next step at
-    /// which the window begins.
+    /// Where the current sample is noted, if it is a step.
+    due: Option<usize>,
+    /// The last step at or before the window's beginning, its place and that of the next step, if there is one.
     from: usize,
+    first: usize,
+    next: Option<usize>,
+    /// The share of the way to the next step at which the window begins.
     share: f64,
     /// Seconds that the window spans; shorter than it should be while there is no history.
     span_s: f64,
@@ -71,9 +65,10 @@ impl Clock {
             interval: Nanos(window.0 / STEPS as u64),
             times: [Nanos::ZERO; PLACES],
             taken: 0,
-            due: false,
-            now: Nanos::ZERO,
+            due: None,
             from: 0,
+            first: 0,
+            next: None,
             share: 0.0,
             span_s: 0.0,
         }
@@ -81,11 +76,11 @@ impl Clock {
 
     /// Moves to the sample at `now`: says whether it is a step and finds the window's beginning.
     pub(crate) fn advance(&mut self, now: Nanos) {
-        self.now = now;
         let newest = self.times[self.taken.wrapping_sub(1) % PLACES];
-        self.due = self.taken == 0 || now.since(newest) >= self.interval;
-        if self.due {
-            self.times[self.taken % PLACES] = now;
+        let is_due = self.taken == 0 || now.since(newest) >= self.interval;
+        self.due = is_due.then_some(self.taken % PLACES);
+        if let Some(place) = self.due {
+            self.times[place] = now;
             self.taken += 1;
         }
         let begin = now - self.window;
@@ -96,12 +91,14 @@ impl Clock {
             from += 1;
         }
         self.from = from;
-        let first = self.times[from % PLACES];
+        self.first = from % PLACES;
+        self.next = (from + 1 < self.taken).then_some((from + 1) % PLACES);
+        let first = self.times[self.first];
         let (begin, share) = if begin <= first || now.0 < self.window.0 {
             // Not a whole window of history yet: what there is counts, undiluted.
             (first, 0.0)
-        } else if from + 1 < self.taken {
-            let next = self.times[(from + 1) % PLACES];
+        } else if let Some(next) = self.next {
+            let next = self.times[next];
             (
                 begin,
                 begin.since(first).0 as f64 / next.since(first).0.max(1) as f64,
@@ -115,44 +112,36 @@ impl Clock {
     }
 }
 
-/// What some counters were at each step of a clock.
+/// What a counter was at each step of a clock.
 #[derive(Debug)]
-pub(crate) struct History<const N: usize> {
-    counts: [[u64; N]; PLACES],
-}
+pub(crate) struct History([u64; PLACES]);
 
-impl<const N: usize> Default for History<N> {
+impl Default for History {
     fn default() -> Self {
-        History {
-            counts: [[0; N]; PLACES],
-        }
+        History([0; PLACES])
     }
 }
 
-impl<const N: usize> History<N> {
-    /// Notes the counts where the clock's current sample is a step.
-    pub(crate) fn push(&mut self, clock: &Clock, totals: [u64; N]) {
-        if clock.due {
-            self.counts[clock.taken.wrapping_sub(1) % PLACES] = totals;
+impl History {
+    /// Notes the count where the clock's current sample is a step.
+    #[inline]
+    pub(crate) fn push(&mut self, clock: &Clock, total: u64) {
+        if let Some(place) = clock.due {
+            self.0[place] = total;
         }
     }
 
-    /// The mean rates over the clock's window, which ends with counts of `totals`.
-    pub(crate) fn rates(&self, clock: &Clock, totals: [u64; N]) -> [f64; N] {
+    /// The mean rate over the clock's window, which ends with a count of `total`.
+    #[inline]
+    pub(crate) fn rate(&self, clock: &Clock, total: u64) -> f64 {
         if clock.span_s <= 0.0 {
-            return [0.0; N];
+            return 0.0;
         }
-        let first = &self.counts[clock.from % PLACES];
-        let next = if clock.from + 1 < clock.taken {
-            &self.counts[(clock.from + 1) % PLACES]
-        } else {
-            &totals
-        };
-        std::array::from_fn(|at| {
-            // A history younger than its clock holds zeros: nothing was counted before it began.
-            let counted = next[at].saturating_sub(first[at]);
-            let at_begin = first[at] as f64 + counted as f64 * clock.share;
-            (totals[at] as f64 - at_begin).max(0.0) / clock.span_s
-        })
+        let first = self.0[clock.first];
+        let next = clock.next.map_or(total, |next| self.0[next]);
+        // A history younger than its clock holds zeros: nothing was counted before it began.
+        let counted = next.saturating_sub(first);
+        let at_begin = first as f64 + counted as f64 * clock.share;
+        (total as f64 - at_begin).max(0.0) / clock.span_s
     }
 }

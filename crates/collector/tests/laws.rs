@@ -45,7 +45,7 @@ proptest! {
         // The fast one is within e^(-t/τ) of it, plus a packet per sample.
         let settled = (-elapsed / 0.01).exp();
         prop_assert!((slot.arrivals_fast_pps - rate).abs() <= rate * settled + 5_000.0, "{}", slot.arrivals_fast_pps);
-        prop_assert!(slot.ring_drops_fast_pps == 0.0 && slot.returns_stable_pps == 0.0);
+        prop_assert!(slot.ring_drops_fast_pps == 0.0 && slot.returns_fast_pps == 0.0);
     }
 
     #[test]
@@ -99,7 +99,7 @@ proptest! {
         let stable: f64 = rates.iter().map(|r| r.arrivals_stable_pps).sum();
         prop_assert!(stable <= all.offered_stable_pps * (1.0 + 1e-9));
         for r in &rates {
-            prop_assert!(near(r.to_fast_pps + r.ring_drops_fast_pps, r.arrivals_fast_pps, 1e-9));
+            prop_assert!(near(r.to_fast_pps() + r.ring_drops_fast_pps, r.arrivals_fast_pps, 1e-9));
         }
     }
 

@@ -35,6 +35,11 @@ impl BackOff {
         }
     }
 
+    /// Whether something has failed since it last worked.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Notes that it works.
     pub(crate) fn worked(&mut self) {
         *self = BackOff::default();

@@ -170,6 +170,7 @@ impl Candidates {
     }
 
     /// Adds the next one. One whose slot is not higher than the last one's, or does not exist, is left out.
+    #[inline]
     pub fn push(&mut self, mut candidate: Candidate) {
         let is_next = self.rows.last().is_none_or(|last| last.slot < candidate.slot);
         if is_next && candidate.slot.index() < Slot::LIMIT {
@@ -180,6 +181,7 @@ impl Candidates {
     }
 
     /// What follows from a row, after those of the rows before it.
+    #[inline]
     fn derive(&mut self, index: usize) {
         let Some(row) = self.rows.get(index) else {
             return;
@@ -202,9 +204,10 @@ impl Candidates {
     }
 
     /// A load whose priorities are not known has those of the flows pinned so far.
+    #[inline]
     fn carry_queues(&mut self, candidate: &mut Candidate) {
         let total = |queues: &[f32; PRIORITIES]| queues.iter().sum::<f32>();
-        if candidate.queues != [0.0; PRIORITIES] && total(&candidate.queues) > 0.0 {
+        if total(&candidate.queues) > 0.0 {
             return;
         }
         while self
@@ -253,7 +256,7 @@ impl Candidates {
         };
         let load = flow.expected * flows;
         row.load += load;
-        row.live_flows = row.live_flows.saturating_add(flows.round().max(1.0) as u32);
+        row.live_flows = row.live_flows.saturating_add(nearest(flows).max(1));
         if let Some(queue) = row.queues.get_mut(flow.priority()) {
             *queue += load;
         }
@@ -365,9 +368,15 @@ impl Candidates {
     /// [ramp](Candidates::ramp).
     #[inline]
     pub(crate) fn ramped_utilisation(&self, index: usize) -> f32 {
-        self.rows
-            .get(index)
-            .map_or(f32::INFINITY, |row| row.utilisation() / self.ramp(index))
+        let Some(row) = self.rows.get(index) else {
+            return f32::INFINITY;
+        };
+        let ramp = self.ramp(index);
+        if ramp < 1.0 {
+            row.utilisation() / ramp
+        } else {
+            row.utilisation()
+        }
     }
 
     /// Another number whenever the list was made anew.
@@ -392,7 +401,15 @@ impl Candidates {
     }
 }
 
+/// The nearest whole number; halves go up, and what is below 0 or not a number is 0.
+#[inline]
+fn nearest(count: f32) -> u32 {
+    let whole = count as u32;
+    whole.saturating_add(u32::from(count - whole as f32 >= 0.5))
+}
+
 /// Where an instance of that age is on its way up.
+#[inline]
 fn ramp_step(active_for: Nanos, slow_start: Nanos) -> u8 {
     if active_for >= slow_start {
         return RAMP_STEPS;

@@ -17,19 +17,22 @@ pub(crate) fn key(fits: bool, cost: f32, tie: u32, index: usize) -> u64 {
     u64::from(!fits) << 63 | cost << (TIE_BITS + INDEX_BITS) | tie << INDEX_BITS | index as u64
 }
 
+/// Nodes of a tree for as many candidates as there can be.
+const NODES: usize = 2 * Slot::LIMIT;
+
 /// The candidate with the smallest key, kept up to date as flows are pinned: a tournament tree. Finding it is one look,
 /// a pinned flow costs one comparison per level, a new list of candidates one per candidate.
 #[derive(Clone, Debug)]
 pub(crate) struct Least {
     /// The root is at 1, the leaves begin at `leaves`; each inner node is the smaller of its two children.
-    nodes: Box<[u64]>,
+    nodes: Box<[u64; NODES]>,
     leaves: usize,
 }
 
 impl Default for Least {
     fn default() -> Self {
         Least {
-            nodes: vec![u64::MAX; 2 * Slot::LIMIT].into_boxed_slice(),
+            nodes: Box::new([u64::MAX; NODES]),
             leaves: 1,
         }
     }
@@ -48,35 +51,27 @@ impl Least {
             };
         }
         for node in (1..self.leaves).rev() {
-            self.settle(node);
-        }
-    }
-
-    #[inline]
-    fn settle(&mut self, node: usize) {
-        let child = |place: usize| self.nodes.get(place).copied().unwrap_or(u64::MAX);
-        let smaller = child(2 * node).min(child(2 * node + 1));
-        if let Some(node) = self.nodes.get_mut(node) {
-            *node = smaller;
+            self.nodes[node % NODES] = self.nodes[2 * node % NODES].min(self.nodes[(2 * node + 1) % NODES]);
         }
     }
 
     /// The key of one candidate is another now.
     #[inline]
     pub(crate) fn update(&mut self, index: usize, key: u64) {
-        let mut node = self.leaves + index;
-        if let Some(leaf) = self.nodes.get_mut(node) {
-            *leaf = key;
-        }
+        let mut node = (self.leaves + index) % NODES;
+        let mut smallest = key;
+        self.nodes[node] = smallest;
         while node > 1 {
+            // The other child of the same node.
+            smallest = smallest.min(self.nodes[node ^ 1]);
             node /= 2;
-            self.settle(node);
+            self.nodes[node] = smallest;
         }
     }
 
     /// The index of the candidate with the smallest key.
     #[inline]
     pub(crate) fn index(&self) -> usize {
-        (self.nodes.get(1).copied().unwrap_or(0) & ((1 << INDEX_BITS) - 1)) as usize
+        (self.nodes[1] & ((1 << INDEX_BITS) - 1)) as usize
     }
 }

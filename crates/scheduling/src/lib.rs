@@ -203,6 +203,8 @@ pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
     const NAME: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [Parameter];
+    /// Whether it looks at which flow it is: its key, hash or direction.
+    const BY_FLOW: bool = false;
 
     /// The list of candidates is a new one.
     fn refill(&mut self, _candidates: &Candidates) {}
@@ -314,6 +316,10 @@ policies! {
     SourceHash,
 }
 
+fn by_flow<P: Policy>(_policy: &P) -> bool {
+    P::BY_FLOW
+}
+
 /// One of the scheduling policies, with its settings and its state. One per service and worker.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
@@ -337,6 +343,11 @@ impl Scheduler {
     /// The same with other settings.
     pub fn with_settings(self, settings: Settings) -> Scheduler {
         Scheduler { settings, ..self }
+    }
+
+    /// Whether a pick depends on the flow's key, hash or direction.
+    pub fn is_by_flow(&self) -> bool {
+        on_policy!(&self.policy, policy => by_flow(policy))
     }
 
     /// Its settings.

@@ -63,6 +63,7 @@ pub(crate) const TABLE: Parameter = Parameter {
 
 impl Policy for Maglev {
     const NAME: &'static str = "maglev";
+    const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[TABLE];
 
     fn refill(&mut self, candidates: &Candidates) {

@@ -16,6 +16,7 @@ pub struct PowerOfTwo {}
 
 impl Policy for PowerOfTwo {
     const NAME: &'static str = "power-of-two";
+    const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[];
 
     #[inline]

@@ -126,6 +126,7 @@ impl Rss {
 
 impl Policy for Rss {
     const NAME: &'static str = "rss";
+    const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[Parameter {
         name: "ports",
         kind: "true or false",

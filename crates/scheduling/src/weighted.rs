@@ -163,6 +163,7 @@ impl Weighted {
 
 impl Policy for Weighted {
     const NAME: &'static str = "weighted";
+    const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[Parameter {
         name: "period",
         kind: "span of time",

@@ -3,13 +3,15 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
+use collector::{FunctionCounters, HOT_OCCUPANCY};
 use model::{Nanos, Slot};
 use traffic::Random;
 
 use crate::Error;
 use crate::control::{Control, SERVICE, SlotChange};
-use crate::load::{Compiled, Single, whole_ms};
+use crate::load::{Class, Compiled, Single, nearest, whole, whole_ms};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Instances, Scenario};
 use crate::steering::Steering;
@@ -36,15 +38,8 @@ struct Place {
     single_flows: f64,
     /// How many entries of [`Fluid::flows`] it has.
     singles: usize,
-    /// Live flows by aggregate and class, one after the other, and their sum at the end of the last step.
-    live: Vec<f64>,
-    live_flows: f64,
-    /// The weight of the live flows of the aggregate at hand.
-    weight: f64,
-    /// Arrivals and capacity of the last step, in packets per second.
+    /// Packets and bytes per second that arrive.
     arrivals_pps: f64,
-    capacity_pps: f64,
-    /// Bytes per second that arrive.
     arrivals_bytes: f64,
     /// CPUs by quota and the quota's period in seconds, where it has one.
     quota: Option<(f64, f64)>,
@@ -57,9 +52,90 @@ struct Place {
     throttled_ns: f64,
 }
 
-impl Place {
-    fn flows(&self) -> f64 {
-        self.single_flows + self.live_flows
+/// Live flows of the aggregates. Those of one class lie side by side by slot, so that what becomes of a class on all
+/// instances is one loop over numbers in a row.
+#[derive(Clone, Debug, Default)]
+struct Live {
+    slots: usize,
+    /// By aggregate, class and slot.
+    flows: Vec<f64>,
+    /// By slot: the sum at the end of the last step.
+    sums: Vec<f64>,
+    /// By slot: the weight of the flows of the aggregate at hand.
+    weights: Vec<f64>,
+}
+
+impl Live {
+    /// Makes room for so many slots.
+    fn grow(&mut self, classes: usize, slots: usize) {
+        if slots <= self.slots {
+            return;
+        }
+        let mut flows = vec![0.0; classes * slots];
+        for class in 0..classes {
+            let before = &self.flows[class * self.slots..(class + 1) * self.slots];
+            flows[class * slots..][..before.len()].copy_from_slice(before);
+        }
+        self.flows = flows;
+        self.slots = slots;
+        self.sums.resize(slots, 0.0);
+        self.weights.resize(slots, 0.0);
+    }
+
+    /// The classes in that range, each a slice by slot.
+    fn classes(&self, range: Range<usize>) -> impl Iterator<Item = &[f64]> {
+        let flows = self.flows.get(range.start * self.slots..range.end * self.slots);
+        flows.unwrap_or_default().chunks_exact(self.slots.max(1))
+    }
+
+    /// The flows of one slot, by class.
+    fn of_slot(&mut self, slot: Slot) -> impl Iterator<Item = &mut f64> {
+        let there = slot.index() < self.slots;
+        let flows = self.flows.chunks_exact_mut(self.slots.max(1));
+        flows.filter_map(move |class| if there { class.get_mut(slot.index()) } else { None })
+    }
+
+    fn sum(&self, slot: Slot) -> f64 {
+        self.sums.get(slot.index()).copied().unwrap_or(0.0)
+    }
+
+    fn weight(&self, slot: Slot) -> f64 {
+        self.weights.get(slot.index()).copied().unwrap_or(0.0)
+    }
+
+    /// Weighs the flows of an aggregate.
+    fn weigh(&mut self, classes: &[Class], from: usize) {
+        let mut weights = std::mem::take(&mut self.weights);
+        weights.fill(0.0);
+        for (class, live) in classes.iter().zip(self.classes(from..from + classes.len())) {
+            for (weight, live) in weights.iter_mut().zip(live) {
+                *weight += class.weight * live;
+            }
+        }
+        self.weights = weights;
+    }
+
+    /// Adds the flows that begin with each pick, by class, to the slots that were picked.
+    fn begin(&mut self, from: usize, each: &[f64], picked: &[Slot]) {
+        let classes = self.flows.chunks_exact_mut(self.slots.max(1)).skip(from);
+        for (class, each) in classes.zip(each) {
+            for slot in picked {
+                if let Some(live) = class.get_mut(slot.index()) {
+                    *live += each;
+                }
+            }
+        }
+    }
+
+    /// What is left of each class, and the sums of that.
+    fn decay(&mut self, left: &[f64]) {
+        self.sums.fill(0.0);
+        for (class, left) in self.flows.chunks_exact_mut(self.slots.max(1)).zip(left) {
+            for (live, sum) in class.iter_mut().zip(&mut self.sums) {
+                *live *= left;
+                *sum += *live;
+            }
+        }
     }
 }
 
@@ -88,15 +164,17 @@ pub(crate) struct Fluid<'a> {
     min_step: Nanos,
     max_step: Nanos,
     compiled: Compiled,
-    /// Where each aggregate's classes begin in [`Place::live`].
+    /// Where each aggregate's classes begin among all.
     class_at: Vec<usize>,
     classes: usize,
-    /// Flows without an instance, as [`Place::live`].
+    live: Live,
+    /// Flows without an instance, by aggregate and class.
     homeless: Vec<f64>,
     /// Parts of new flows that were not whole yet, by aggregate.
     part: Vec<f64>,
-    /// What one pick stands for, by class of the aggregate at hand.
+    /// What one pick stands for, by class of the aggregate at hand, and the slots that were picked.
     each: Vec<f64>,
+    picked: Vec<Slot>,
     next_single: usize,
     flows: Vec<Flow>,
     free: Vec<usize>,
@@ -118,7 +196,10 @@ pub(crate) struct Fluid<'a> {
     factors: Vec<f64>,
     /// Whether a queue was on its way up or down in the last step.
     moving: bool,
+    /// Seconds from the end of the last step until a ring that fills is hot or full.
+    crossing_s: Option<f64>,
     lost_failed: f64,
+    interval: Interval,
 }
 
 /// Plays a scenario for one seed and records it.
@@ -153,10 +234,10 @@ pub(crate) fn run(
         {
             to = to.min(whole_ms(bound).max(from + fluid.min_step));
         }
-        let interval = fluid.advance(&mut control, from.since(zero), to.since(from));
+        fluid.advance(&mut control, from.since(zero), to.since(from));
         control.now = to;
         let disturbed = control.turn();
-        recorder.note(&control, &interval, to.since(zero));
+        recorder.note(&control, &fluid.interval, to.since(zero));
         if disturbed {
             fluid.take_over(&mut control);
         }
@@ -186,9 +267,11 @@ impl<'a> Fluid<'a> {
             max_step: Nanos::from_millis(scenario.step.max_ms),
             class_at,
             classes,
+            live: Live::default(),
             homeless: vec![0.0; classes],
             part: vec![0.0; compiled.aggregates.len()],
             each: Vec::with_capacity(classes),
+            picked: Vec::new(),
             next_single: 0,
             flows: Vec::new(),
             free: Vec::new(),
@@ -208,7 +291,9 @@ impl<'a> Fluid<'a> {
             decay_s: 0.0,
             factors: vec![0.0; factors],
             moving: false,
+            crossing_s: None,
             lost_failed: 0.0,
+            interval: Interval::default(),
             compiled,
         })
     }
@@ -218,7 +303,8 @@ impl<'a> Fluid<'a> {
     }
 
     fn flows_of(&self, slot: Slot) -> f64 {
-        self.places.get(slot.index()).map_or(0.0, Place::flows)
+        let single = self.places.get(slot.index()).map_or(0.0, |p| p.single_flows);
+        single + self.live.sum(slot)
     }
 
     /// Takes in what the control loop did with slots, and lists the candidates anew.
@@ -229,10 +315,11 @@ impl<'a> Fluid<'a> {
                     if self.places.len() <= slot.index() {
                         self.places.resize_with(slot.index() + 1, Place::default);
                     }
-                    let (classes, factors) = (self.classes, self.factors.len());
+                    self.live.grow(self.classes, self.places.len());
+                    self.live.of_slot(slot).for_each(|live| *live = 0.0);
+                    let factors = self.factors.len();
                     if let Some(place) = self.place(slot) {
                         *place = Place {
-                            live: vec![0.0; classes],
                             singles_milli: vec![0; factors],
                             singles_milli_bytes: vec![0; factors],
                             ..Place::default()
@@ -274,11 +361,13 @@ impl<'a> Fluid<'a> {
             return;
         };
         self.moved += place.single_flows;
-        for (homeless, live) in self.homeless.iter_mut().zip(&mut place.live) {
+        for (homeless, live) in self.homeless.iter_mut().zip(self.live.of_slot(slot)) {
             self.moved += *live;
             *homeless += std::mem::take(live);
         }
-        place.live_flows = 0.0;
+        if let Some(sum) = self.live.sums.get_mut(slot.index()) {
+            *sum = 0.0;
+        }
         place.singles_milli.fill(0);
         place.singles_milli_bytes.fill(0);
         place.single_flows = 0.0;
@@ -305,28 +394,10 @@ impl<'a> Fluid<'a> {
         rates.chain(factors).chain(starts).chain(ends).flatten().min()
     }
 
-    /// When a ring that fills or empties will next be hot, full or empty.
+    /// When a ring that fills will next be hot or full.
     fn next_crossing(&self, now: Nanos) -> Option<Nanos> {
-        let ring = f64::from(self.instances.ring_slots);
-        let mut soonest: Option<f64> = None;
-        for slot in &self.used {
-            let Some(place) = self.places.get(slot.index()) else {
-                continue;
-            };
-            let net = place.arrivals_pps - place.capacity_pps;
-            let level = if net > 0.0 {
-                [0.25 * ring, ring]
-                    .into_iter()
-                    .find(|level| place.queue < level - 1e-6)
-            } else {
-                None
-            };
-            if let Some(level) = level {
-                let after = (level - place.queue) / net;
-                soonest = Some(soonest.map_or(after, |soonest: f64| soonest.min(after)));
-            }
-        }
-        soonest.map(|after| now + Nanos((after * 1e9).min(1e18) as u64))
+        self.crossing_s
+            .map(|after| now + Nanos((after * 1e9).min(1e18) as u64))
     }
 
     /// Single flows that end and start now, and those that wait for an instance. Says whether there were any.
@@ -357,9 +428,10 @@ impl<'a> Fluid<'a> {
             self.begin(self.next_single, now);
             self.next_single += 1;
         }
-        let places = &self.places;
-        self.steering
-            .relist(control, |slot| places.get(slot.index()).map_or(0.0, Place::flows));
+        let (places, live) = (&self.places, &self.live);
+        self.steering.relist(control, |slot| {
+            places.get(slot.index()).map_or(0.0, |place| place.single_flows) + live.sum(slot)
+        });
         if !self.waiting.is_empty() && !self.steering.is_empty() {
             changed = true;
             for index in std::mem::take(&mut self.waiting) {
@@ -430,12 +502,14 @@ impl<'a> Fluid<'a> {
                 self.class_at[index] + aggregate.classes.len(),
             );
             let mut fresh = self.part[index] + rate * dt_s;
-            let live = |live: &[f64]| live.get(from..to).map_or(0.0, |live| live.iter().sum::<f64>());
             if wants && fresh < 1.0 {
                 // Packets come in: somebody sends them.
-                let there =
-                    self.places.iter().map(|place| live(&place.live)).sum::<f64>() + live(&self.homeless);
-                if there <= 0.0 {
+                let mut live = self
+                    .live
+                    .classes(from..to)
+                    .flatten()
+                    .chain(&self.homeless[from..to]);
+                if live.all(|live| *live <= 0.0) {
                     fresh = 1.0;
                 }
             }
@@ -461,22 +535,21 @@ impl<'a> Fluid<'a> {
             self.each
                 .extend(of_class.map(|(class, again)| (whole * class.share + again) / picks));
             self.homeless[from..to].fill(0.0);
+            self.picked.clear();
             for _ in 0..picks as u64 {
                 let number = self.random.bits();
                 let slot = self.steering.pick(number, each, 0);
-                let Some(place) = self.places.get_mut(slot.index()) else {
-                    continue;
-                };
-                place.new_flows += each;
-                for (live, more) in place.live[from..to].iter_mut().zip(&self.each) {
-                    *live += more;
+                if let Some(place) = self.places.get_mut(slot.index()) {
+                    place.new_flows += each;
+                    self.picked.push(slot);
                 }
             }
+            self.live.begin(from, &self.each, &self.picked);
         }
     }
 
     /// Moves rates, queues and counters on by one step.
-    fn advance(&mut self, control: &mut Control, now: Nanos, dt: Nanos) -> Interval {
+    fn advance(&mut self, control: &mut Control, now: Nanos, dt: Nanos) {
         let dt_s = dt.as_secs_f64();
         if self.compiled.aggregates.iter().any(|a| !a.classes.is_empty()) {
             self.pin_new_flows(now, dt_s);
@@ -484,22 +557,27 @@ impl<'a> Fluid<'a> {
         for (value, factor) in self.factors.iter_mut().zip(&mut self.compiled.factors) {
             *value = factor.value(now);
         }
-        let mut interval = Interval {
-            instances: Vec::with_capacity(self.used.len()),
+        let mut instances = std::mem::take(&mut self.interval.instances);
+        instances.clear();
+        self.interval = Interval {
+            instances,
+            overcommitted: std::mem::take(&mut self.steering.overcommitted),
+            moved: std::mem::take(&mut self.moved),
+            lost_failed: std::mem::take(&mut self.lost_failed),
             ..Interval::default()
         };
-        self.arrivals(now, dt_s, &mut interval);
-        self.serve(dt_s, &mut interval);
+        self.arrivals(now, dt_s);
         self.die_out(control, dt_s);
-        interval.overcommitted = std::mem::take(&mut self.steering.overcommitted);
-        self.overcommitted += interval.overcommitted;
-        self.count(control);
-        interval.moved = std::mem::take(&mut self.moved);
-        interval.lost_failed = std::mem::take(&mut self.lost_failed);
-        interval
+        self.serve(control, dt_s);
+        self.overcommitted += self.interval.overcommitted;
+        let service = &mut control.raw.services[SERVICE.index()];
+        service.offered_packets = whole(self.offered);
+        service.offered_bytes = whole(self.offered_bytes);
+        service.unserved = whole(self.unserved);
+        service.overcommitted = whole(self.overcommitted);
     }
 
-    fn arrivals(&mut self, now: Nanos, dt_s: f64, interval: &mut Interval) {
+    fn arrivals(&mut self, now: Nanos, dt_s: f64) {
         for slot in &self.used {
             if let Some(place) = self.places.get_mut(slot.index()) {
                 if place.singles == 0 {
@@ -527,22 +605,13 @@ impl<'a> Fluid<'a> {
         for (index, aggregate) in self.compiled.aggregates.iter_mut().enumerate() {
             let pps = aggregate.pps.value(now);
             let at = self.class_at[index];
-            let weigh = |live: &[f64]| -> f64 {
-                aggregate
-                    .classes
-                    .iter()
-                    .zip(live.get(at..).unwrap_or_default())
-                    .map(|(class, live)| class.weight * live)
-                    .sum()
-            };
-            let homeless = weigh(&self.homeless);
-            let mut total = homeless;
-            for slot in &self.used {
-                if let Some(place) = self.places.get_mut(slot.index()) {
-                    place.weight = weigh(&place.live);
-                    total += place.weight;
-                }
-            }
+            let homeless = aggregate.classes.iter().zip(&self.homeless[at..]);
+            let homeless: f64 = homeless.map(|(class, live)| class.weight * live).sum();
+            self.live.weigh(&aggregate.classes, at);
+            let total = self
+                .used
+                .iter()
+                .fold(homeless, |total, slot| total + self.live.weight(*slot));
             let bytes = self.compiled.bytes[aggregate.source];
             if total <= 0.0 {
                 unserved += pps;
@@ -551,7 +620,7 @@ impl<'a> Fluid<'a> {
             }
             for slot in &self.used {
                 if let Some(place) = self.places.get_mut(slot.index()) {
-                    let pps = pps * place.weight / total;
+                    let pps = pps * self.live.weight(*slot) / total;
                     place.arrivals_pps += pps;
                     place.arrivals_bytes += pps * bytes;
                 }
@@ -563,65 +632,63 @@ impl<'a> Fluid<'a> {
         let (served, served_bytes) = places.fold((0.0, 0.0), |(pps, bytes), place| {
             (pps + place.arrivals_pps, bytes + place.arrivals_bytes)
         });
-        interval.offered = (served + unserved) * dt_s;
-        interval.lost_unserved = unserved * dt_s;
-        self.offered += interval.offered;
+        self.interval.offered = (served + unserved) * dt_s;
+        self.interval.lost_unserved = unserved * dt_s;
+        self.offered += self.interval.offered;
         self.offered_bytes += (served_bytes + unserved_bytes) * dt_s;
-        self.unserved += interval.lost_unserved;
+        self.unserved += self.interval.lost_unserved;
     }
 
-    /// What each instance can process now, and what becomes of its queue.
-    fn serve(&mut self, dt_s: f64, interval: &mut Interval) {
+    /// What each instance can process now, what becomes of its queue, and the counters that the collector reads.
+    fn serve(&mut self, control: &mut Control, dt_s: f64) {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
         let alone = instances.capacity_pps.of(1);
-        let busy = self
-            .used
-            .iter()
-            .filter_map(|slot| self.places.get(slot.index()))
+        let places = || self.used.iter().filter_map(|slot| self.places.get(slot.index()));
+        let busy = places()
             .filter(|place| place.arrivals_pps > BUSY_SHARE * alone || place.queue > 0.0)
             .count();
         let each = instances.capacity_pps.of(busy);
-        let mut demand = 0.0;
-        for slot in &self.used {
-            let Some(place) = self.places.get_mut(slot.index()) else {
-                continue;
-            };
+        let capacity_of = |place: &Place| {
             let cpus = place
                 .quota
                 .map_or(instances.threads, |(cpus, _)| cpus.min(instances.threads));
-            let mut capacity = each * cpus;
+            let capacity = each * cpus;
             if instances.receive_share > 0.0 && place.arrivals_pps > capacity {
                 let spent = instances.receive_share * place.arrivals_pps;
-                capacity = ((capacity - spent) / (1.0 - instances.receive_share)).max(0.0);
+                ((capacity - spent) / (1.0 - instances.receive_share)).max(0.0)
+            } else {
+                capacity
             }
-            place.capacity_pps = capacity;
-            demand += if place.queue > 0.0 {
+        };
+        let wants = |place: &Place| {
+            let capacity = capacity_of(place);
+            if place.queue > 0.0 {
                 capacity
             } else {
                 capacity.min(place.arrivals_pps)
-            };
-        }
-        if let Some(total) = instances.total_pps
-            && demand > total
-        {
-            for slot in &self.used {
-                if let Some(place) = self.places.get_mut(slot.index()) {
-                    let wants = if place.queue > 0.0 {
-                        place.capacity_pps
-                    } else {
-                        place.capacity_pps.min(place.arrivals_pps)
-                    };
-                    place.capacity_pps = wants * total / demand;
-                }
             }
-        }
+        };
+        // What all together are short of.
+        let short = instances.total_pps.and_then(|total| {
+            let demand: f64 = places().map(wants).sum();
+            (demand > total).then_some((total, demand))
+        });
         self.moving = false;
+        self.crossing_s = None;
+        let interval = &mut self.interval;
         for slot in &self.used {
-            let Some(place) = self.places.get_mut(slot.index()) else {
+            let (Some(place), Some(raw)) = (
+                self.places.get_mut(slot.index()),
+                control.raw.slots.get_mut(slot.index()),
+            ) else {
                 continue;
             };
-            let (arrivals, capacity) = (place.arrivals_pps, place.capacity_pps);
+            let arrivals = place.arrivals_pps;
+            let capacity = short.map_or_else(
+                || capacity_of(place),
+                |(total, demand)| wants(place) * total / demand,
+            );
             let mut stalled = 0.0;
             if let Some((cpus, period_s)) = place.quota {
                 // A polling function uses its quota up whatever it is offered, and then stands still for the rest of
@@ -660,6 +727,31 @@ impl<'a> Fluid<'a> {
             interval.lost_stalled += lost_stalled;
             self.moving |= (place.queue - before).abs() > 1e-6;
             interval.instances.push((*slot, arriving + lost_stalled, taken));
+
+            let net = arrivals - capacity;
+            if net > 0.0 {
+                let levels = [HOT_OCCUPANCY * ring, ring];
+                if let Some(level) = levels.into_iter().find(|level| place.queue < level - 1e-6) {
+                    let after = (level - place.queue) / net;
+                    self.crossing_s = Some(self.crossing_s.map_or(after, |soonest| soonest.min(after)));
+                }
+            }
+
+            raw.to_packets = whole(place.to);
+            raw.to_bytes = whole(place.to_bytes);
+            raw.back_packets = whole(place.back);
+            raw.consumed = raw.back_packets;
+            raw.ring_drops = whole(place.drops);
+            raw.new_flows = whole(place.new_flows);
+            raw.live_flows = nearest(place.single_flows + self.live.sum(*slot));
+            raw.ring_used = whole(place.queue);
+            raw.ring_slots = u64::from(instances.ring_slots);
+            raw.throttled_ns = whole(place.throttled_ns);
+            raw.function = Some(FunctionCounters {
+                packets: raw.back_packets,
+                busy_ns: whole(place.busy_ns),
+                ..FunctionCounters::default()
+            });
         }
     }
 
@@ -675,55 +767,18 @@ impl<'a> Fluid<'a> {
                 *decay = (-dt_s / class.life_s).exp();
             }
         }
+        self.live.decay(&self.decay);
         for row in &control.rows {
-            let Some(place) = self.places.get_mut(row.slot.index()) else {
-                continue;
-            };
-            let mut left = 0.0;
-            for (live, decay) in place.live.iter_mut().zip(&self.decay) {
-                *live *= decay;
-                left += *live;
+            if !row.state.takes_new_flows()
+                && let Some(sum) = self.live.sums.get_mut(row.slot.index())
+                && *sum < HALF_A_FLOW
+            {
+                *sum = 0.0;
+                self.live.of_slot(row.slot).for_each(|live| *live = 0.0);
             }
-            if left < HALF_A_FLOW && !row.state.takes_new_flows() {
-                place.live.fill(0.0);
-                left = 0.0;
-            }
-            place.live_flows = left;
         }
         for (live, decay) in self.homeless.iter_mut().zip(&self.decay) {
             *live *= decay;
         }
-    }
-
-    /// Writes the counters that the collector reads.
-    fn count(&mut self, control: &mut Control) {
-        for slot in &self.used {
-            let (Some(place), Some(raw)) = (
-                self.places.get(slot.index()),
-                control.raw.slots.get_mut(slot.index()),
-            ) else {
-                continue;
-            };
-            raw.to_packets = place.to as u64;
-            raw.to_bytes = place.to_bytes as u64;
-            raw.back_packets = place.back as u64;
-            raw.consumed = place.back as u64;
-            raw.ring_drops = place.drops as u64;
-            raw.new_flows = place.new_flows as u64;
-            raw.live_flows = place.flows().round() as u64;
-            raw.ring_used = place.queue.floor() as u64;
-            raw.ring_slots = u64::from(self.instances.ring_slots);
-            raw.throttled_ns = place.throttled_ns as u64;
-            raw.function = Some(collector::FunctionCounters {
-                packets: place.back as u64,
-                busy_ns: place.busy_ns as u64,
-                ..collector::FunctionCounters::default()
-            });
-        }
-        let service = &mut control.raw.services[SERVICE.index()];
-        service.offered_packets = self.offered as u64;
-        service.offered_bytes = self.offered_bytes as u64;
-        service.unserved = self.unserved as u64;
-        service.overcommitted = self.overcommitted as u64;
     }
 }

@@ -526,6 +526,18 @@ pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
     (key, HASHER.hash(&key))
 }
 
+/// A count without its fraction. Counts are never below 0.
+pub(crate) fn whole(count: f64) -> u64 {
+    // By way of the signed type: that is one instruction.
+    count as i64 as u64
+}
+
+/// The whole number that is nearest to a count; halves go up.
+pub(crate) fn nearest(count: f64) -> u64 {
+    let whole = count as i64;
+    (whole + i64::from(count - whole as f64 >= 0.5)) as u64
+}
+
 /// Rounds up to a whole millisecond: the finest step of the control loop.
 pub(crate) fn whole_ms(at: Nanos) -> Nanos {
     Nanos(at.0.div_ceil(1_000_000) * 1_000_000)

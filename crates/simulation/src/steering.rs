@@ -1,11 +1,11 @@
 //! The one place where flows are given to instances: as a worker of the switch does it.
 
-use model::{Direction, Slot};
+use model::{Direction, FlowKey, Slot};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 
 use crate::Error;
 use crate::control::{Control, SERVICE, scheduler_of};
-use crate::load::key_of;
+use crate::load::{key_of, nearest};
 use crate::scenario::Scenario;
 
 /// The scheduler and its candidates.
@@ -15,6 +15,8 @@ pub(crate) struct Steering {
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
+    /// Key and hash of a flow, for schedulers that do not look at them.
+    any_flow: (FlowKey, u64),
     /// What a new flow is expected to bring, in the unit of the scheduler's metric.
     expected: f32,
     /// New flows that fitted nowhere, since it was last asked.
@@ -29,6 +31,7 @@ impl Steering {
             limit,
             fit: scenario.service.fit,
             candidates: Candidates::new(),
+            any_flow: key_of(0),
             expected: 0.0,
             overcommitted: 0.0,
         })
@@ -59,7 +62,7 @@ impl Steering {
                 capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                 load: load as f32,
                 weight: row.weight,
-                live_flows: flows.round() as u32,
+                live_flows: nearest(flows).min(u64::from(u32::MAX)) as u32,
                 active_for: control.now.since(*since),
                 queues: [0.0; PRIORITIES],
             });
@@ -79,7 +82,11 @@ impl Steering {
     /// Where a new flow goes, or so many of them that go the same way; [`Slot::NONE`] where no instance takes any.
     /// The flow's key follows from `number`.
     pub(crate) fn pick(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
-        let (key, hash) = key_of(number);
+        let (key, hash) = if self.scheduler.is_by_flow() {
+            key_of(number)
+        } else {
+            self.any_flow
+        };
         let flow = NewFlow {
             key: &key,
             // The lower address is the client's.

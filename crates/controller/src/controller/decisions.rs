@@ -14,6 +14,18 @@ use crate::settings::{CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, OLDEST_COUNT
 /// An overload that is not seen for this long is over: what comes after it is another one.
 const OVERLOAD_GAP: Nanos = Nanos::from_millis(20);
 
+/// How many instances a service has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// Active ones that stay, and that somebody wants drained.
+    active: u32,
+    leaving: u32,
+    /// Those on their way to Active.
+    coming: u32,
+    /// Those in the pool or on their way there.
+    pooled: u32,
+}
+
 impl Controller {
     /// Fills every service's observation and lets its autoscaler decide, where there are new counters.
     pub(super) fn observe(&mut self, collector: &mut Collector) {
@@ -196,20 +208,19 @@ impl Controller {
         let (id, wanted, pool) = (service.id, service.wanted, service.settings.standby);
         let (min, max) = (service.settings.min, service.settings.max);
 
-        self.let_leave(id, min, max);
-        let counts = |this: &Controller| {
-            let active = this.count(id, |i| i.state == InstanceState::Active && !i.leaving);
-            (active, this.count(id, Instance::is_on_its_way))
-        };
-        let (mut active, mut coming) = counts(self);
-        while active + coming < wanted {
+        let mut there = self.tally(id);
+        if there.leaving > 0 {
+            self.let_leave(id, min, max);
+            there = self.tally(id);
+        }
+        while there.active + there.coming < wanted {
             if !self.add_one(index) {
                 break;
             }
-            (active, coming) = counts(self);
+            there = self.tally(id);
         }
-        while active + coming > wanted {
-            let spare = if coming > 0 {
+        while there.active + there.coming > wanted {
+            let spare = if there.coming > 0 {
                 self.give_up_one(id, pool)
             } else {
                 self.drain_one(id, collector)
@@ -217,11 +228,11 @@ impl Controller {
             if !spare {
                 break;
             }
-            (active, coming) = counts(self);
+            there = self.tally(id);
         }
-        let mut pooled = self.count(id, Instance::is_for_pool);
+        let mut pooled = there.pooled;
         // What is wanted as Active comes first.
-        while pooled < pool && active + coming >= wanted && self.create(index, false) {
+        while pooled < pool && there.active + there.coming >= wanted && self.create(index, false) {
             pooled += 1;
         }
         while pooled > pool {
@@ -233,6 +244,22 @@ impl Controller {
             self.stop(at, "the pool has more than it should");
             pooled -= 1;
         }
+    }
+
+    /// Counts a service's instances.
+    fn tally(&self, id: ServiceId) -> Tally {
+        let mut tally = Tally::default();
+        for instance in self.instances.iter().filter(|i| i.service == id) {
+            match instance.state {
+                InstanceState::Active if instance.leaving => tally.leaving += 1,
+                InstanceState::Active => tally.active += 1,
+                _ => {
+                    tally.coming += u32::from(instance.is_on_its_way());
+                    tally.pooled += u32::from(instance.is_for_pool());
+                }
+            }
+        }
+        tally
     }
 
     /// Lets instances go that somebody wants drained, as soon as the service has enough without them. Where it has

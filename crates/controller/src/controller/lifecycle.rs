@@ -10,6 +10,20 @@ use crate::message::{InstanceRow, SwitchRequest};
 use crate::settings::{CHECK_LIMIT, Ready, StandbyMode, YOUNG};
 
 impl Controller {
+    /// Whether an instance takes flows and nothing is to be done about it: what most do, seen at one look.
+    #[inline]
+    pub(super) fn rests(&self, instance: &Instance) -> bool {
+        instance.state == InstanceState::Active
+            && instance.wanted_cpus == instance.cpus
+            && self
+                .services
+                .get(instance.service.index())
+                .is_some_and(|service| {
+                    !service.back_off.has_failed()
+                        && self.now.since(instance.since) < service.settings.stall_after
+                })
+    }
+
     /// Moves one instance on as far as it goes now. False where it is gone from the list.
     pub(super) fn advance(&mut self, index: usize, collector: &mut Collector) -> bool {
         match self.instances[index].state {
@@ -173,10 +187,10 @@ impl Controller {
             .services
             .get(service.index())
             .map_or(Nanos(u64::MAX), |s| s.settings.stall_after);
-        if let Some(rates) = collector.slot(instance.slot)
+        // Not for what waited in its ring while it was frozen.
+        if now.since(instance.since) >= stall_after
+            && let Some(rates) = collector.slot(instance.slot)
             && rates.waiting >= stall_after
-            // Not for what waited in its ring while it was frozen.
-            && now.since(instance.since) >= stall_after
         {
             let waited = rates.waiting.as_millis();
             self.fail(

@@ -329,7 +329,7 @@ impl Controller {
         let mut index = 0;
         while index < self.instances.len() {
             // Gone instances leave the list; the next one then stands in their place.
-            if self.advance(index, collector) {
+            if self.rests(&self.instances[index]) || self.advance(index, collector) {
                 index += 1;
             }
         }

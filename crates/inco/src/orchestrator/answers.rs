@@ -350,7 +350,7 @@ impl ControlLoop {
                 container: has_container.then(|| instance.name().to_owned()),
                 pid: instance.pid(),
                 adopted: instance.is_adopted(),
-                to_pps: rates.map_or(0.0, |r| r.to_fast_pps),
+                to_pps: rates.map_or(0.0, |r| r.to_fast_pps()),
                 back_pps: rates.map_or(0.0, |r| r.returns_fast_pps),
                 to_packets: counters.to_packets,
                 back_packets: counters.back_packets,
