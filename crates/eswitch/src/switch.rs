@@ -94,6 +94,20 @@ pub enum SwitchEvent {
         /// Why.
         reason: String,
     },
+    /// Something failed between inco and the switch.
+    Trouble {
+        /// What failed.
+        what: String,
+        /// What happened, and what it means for packets.
+        reason: String,
+    },
+    /// What had failed works again.
+    Recovered {
+        /// What had failed.
+        what: String,
+        /// For how long it had.
+        after: Nanos,
+    },
     /// The flows asked for with [`Switch::request_flows`].
     Flows {
         /// The number of the request.

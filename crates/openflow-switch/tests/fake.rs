@@ -362,6 +362,34 @@ fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
     assert_eq!(offloads(&world), [None; 4]);
 }
 
+#[test]
+fn counters_are_as_late_as_the_hardware_shows_them() {
+    for lag_ms in [50, 400] {
+        let faults = Faults {
+            counter_lag: Nanos::from_millis(lag_ms),
+            ..lagging(1_000, 100, 30)
+        };
+        let mut world = World::new(faults, quick(Setup::Proactive), false, 12);
+        world.ready(1);
+        world.send(0, false);
+        let is_installed = |row: openflow_switch::FlowRow| row.state == RuleState::Installed;
+        world.until("it has a rule", |world| world.steering.flows().any(is_installed));
+        world.run(Nanos::from_millis(1_000));
+        let counted = |world: &World| world.steering.flows().next().map_or(0, |row| row.packets);
+        let mut oldest = 0;
+        for _ in 0..8 {
+            let (before, since) = (counted(&world), world.now);
+            world.send(0, false);
+            world.until("it is counted", |world| counted(world) > before);
+            oldest = oldest.max(world.now.since(since).as_millis());
+            world.run(Nanos::from_millis(37));
+        }
+        // Until they are shown, and then until they are read, which is every 100 ms.
+        let expected = lag_ms / 2..=lag_ms + 110;
+        assert!(expected.contains(&oldest), "{oldest} ms with {lag_ms} ms");
+    }
+}
+
 /// Whether the long way round is wanted: minutes instead of seconds.
 fn full_length() -> bool {
     std::env::var("INCO_FULL_LENGTH").is_ok()

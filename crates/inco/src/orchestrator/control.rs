@@ -502,6 +502,14 @@ impl ControlLoop {
                 SwitchEvent::UplinkDown { uplink, reason } => {
                     self.uplink_event(uplink.index(), false, &reason)
                 }
+                SwitchEvent::Trouble { what, reason } => {
+                    tracing::warn!(what, reason, "the switch is in trouble");
+                    self.event(EventKind::Failure { what, reason });
+                }
+                SwitchEvent::Recovered { what, after } => self.event(EventKind::Recovered {
+                    what,
+                    after_ms: after.0 / 1_000_000,
+                }),
                 SwitchEvent::HeavyFlows { id, rows } => {
                     if let Some((top, answer)) = self.heavy_dumps.remove(&id) {
                         let heaviest = rows.iter().take(top as usize);

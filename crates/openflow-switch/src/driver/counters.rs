@@ -48,9 +48,14 @@ pub(super) struct PortCounters {
 }
 
 impl PortCounters {
+    /// Whether this reading is of a port that was made since the last one.
+    pub(super) const fn was_made_anew(&self, of: &PortStats) -> bool {
+        of.duration_ns < self.duration_ns
+    }
+
     /// Takes a reading in.
     pub(super) fn read(&mut self, of: &PortStats) {
-        let is_new = of.duration_ns < self.duration_ns;
+        let is_new = self.was_made_anew(of);
         self.duration_ns = of.duration_ns;
         let counters = [
             (&mut self.received_packets, of.received_packets),
@@ -172,6 +177,11 @@ mod tests {
         let mut port = PortCounters::default();
         read(&mut port, 1000, 3, 3);
         // More than before at once: its age alone tells.
+        let of_age = |duration_ns| PortStats {
+            duration_ns,
+            ..PortStats::default()
+        };
+        assert!(port.was_made_anew(&of_age(5_000_000)) && !port.was_made_anew(&of_age(1_010_000_000)));
         read(&mut port, 5, 7, 7);
         assert_eq!(totals(&port), (10, 10));
     }

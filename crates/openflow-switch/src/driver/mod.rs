@@ -9,6 +9,7 @@
 mod counters;
 mod matches;
 mod ports;
+mod troubles;
 mod worker;
 
 use std::collections::BTreeMap;

@@ -20,8 +20,9 @@ use scheduling::Scheduler;
 
 use super::counters::{Carried, Growing, PortCounters};
 use super::ports::{NewPorts, PortDone, PortTask, Ports};
+use super::troubles::{Counts, Kind, Troubles};
 use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, lock, memif_port};
-use crate::steering::{Fallback, InstanceTerms, Settings, Steering};
+use crate::steering::{Fallback, InstanceTerms, Settings, Setup, Steering};
 use crate::{Family, RuleState};
 
 /// The longest sleep: the core's own times are no finer.
@@ -38,6 +39,8 @@ const PROBE_PATIENCE: Nanos = Nanos::from_millis(100);
 const PROBE_LIMIT: Nanos = Nanos::from_secs(2);
 /// How long the removal of an instance waits for a proof: without a switch there is none.
 const REMOVE_PATIENCE: Nanos = Nanos::from_secs(1);
+/// How long it may take until nothing moves, before what is missing is counted anyhow.
+const UNSEEN_PATIENCE: Nanos = Nanos::from_secs(3);
 /// Frames taken from the monitor port in one turn.
 const BURST: usize = 256;
 /// The longest frame of the monitor port, in bytes.
@@ -51,7 +54,9 @@ pub(super) fn monotonic() -> Nanos {
     Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// Whether a socket is there on which nobody listens.
+/// Whether a memif socket is there on which nobody listens. It is asked with a socket of another kind, which is refused either way:
+/// a connection that is closed again before it has said anything ends DPDK 22.11, which then polls a socket that it has closed
+/// itself (`memif_listener_handler`; "PANIC in `eal_intr_thread_main()`: Error adding fd").
 fn is_dead(socket: &Path) -> bool {
     let Ok(address) = SocketAddrUnix::new(socket) else {
         return false;
@@ -59,12 +64,13 @@ fn is_dead(socket: &Path) -> bool {
     let try_it = || {
         let ours = socket_with(
             AddressFamily::UNIX,
-            SocketType::SEQPACKET,
+            SocketType::STREAM,
             SocketFlags::CLOEXEC,
             None,
         )?;
         connect(&ours, &address)
     };
+    // Where somebody listens it is EPROTOTYPE.
     try_it() == Err(Errno::CONNREFUSED)
 }
 
@@ -158,6 +164,15 @@ struct Base {
     probes_back: u64,
 }
 
+/// Packets that were in ports which are gone.
+#[derive(Clone, Copy, Debug)]
+struct Unseen {
+    reason: DropReason,
+    since: Nanos,
+    /// The least that was missing in the sum of all counters.
+    least: i64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Its ports are being made.
@@ -204,6 +219,14 @@ pub(super) struct Worker {
     offloaded_asked: bool,
     offloaded_at: Nanos,
     frame: Box<[u8]>,
+    /// What no counter saw of packets whose ports are gone.
+    unseen: Option<Unseen>,
+    /// What had moved at the last reading.
+    moved: u64,
+    /// Messages that could not be read, and packets that came over the connection unasked.
+    garbled: u64,
+    unasked: u64,
+    troubles: Troubles,
     woken_at: Nanos,
     stopping: bool,
 }
@@ -250,6 +273,11 @@ impl Worker {
             offloaded_asked: false,
             offloaded_at: Nanos::ZERO,
             frame: vec![0; FRAME_BYTES].into_boxed_slice(),
+            unseen: None,
+            moved: 0,
+            garbled: 0,
+            unasked: 0,
+            troubles: Troubles::default(),
             woken_at: monotonic(),
             stopping: false,
         }
@@ -272,6 +300,7 @@ impl Worker {
         self.take_frames(now);
         self.set_terms();
         self.steering.tick(now);
+        self.tell_troubles(now);
         self.step_attachments(now);
         self.ask_ports(now);
         self.ask_offloaded(now);
@@ -523,6 +552,9 @@ impl Worker {
                         && let Some(attachment) = self.attachments.remove(&slot)
                         && attachment.phase == (Phase::Removing { is_told: true })
                     {
+                        if attachment.failed {
+                            self.miss(DropReason::InstanceLost, now);
+                        }
                         let outstanding = self.close(slot, &attachment);
                         self.tell(SwitchEvent::Removed { slot, outstanding });
                     }
@@ -548,14 +580,13 @@ impl Worker {
         let outstanding =
             (sum.to_packets + sum.originated).saturating_sub(sum.back_packets + sum.lost + sum.kept);
         sum.live_flows = 0;
-        let reason = if attachment.failed {
+        if attachment.failed {
+            // Some may have come back since the last reading: how many are lost shows in the uplinks.
             sum.lost += outstanding;
-            DropReason::InstanceLost
-        } else {
-            sum.kept += outstanding;
-            DropReason::Function
-        };
-        if let Some(drops) = counters.drops.get_mut(reason.index()) {
+            return outstanding;
+        }
+        sum.kept += outstanding;
+        if let Some(drops) = counters.drops.get_mut(DropReason::Function.index()) {
             *drops += outstanding;
         }
         outstanding
@@ -638,6 +669,9 @@ impl Worker {
                         "the switch answers"
                     );
                     self.steering.connected();
+                    if let Some(event) = self.troubles.back(now) {
+                        self.tell(event);
+                    }
                 }
                 Turned::Said(Event::Message {
                     xid,
@@ -648,14 +682,23 @@ impl Worker {
                         },
                 }) => self.ports_counted(xid, ports, more, now),
                 Turned::Said(Event::Message { xid, message }) => {
-                    if let Message::Error(error) = &message {
-                        tracing::debug!(?error, "the switch refuses");
+                    match &message {
+                        Message::Error(error) => tracing::debug!(?error, "the switch refuses"),
+                        Message::PacketIn(_) if self.settings.setup == Setup::Proactive => self.unasked += 1,
+                        _ => {}
                     }
                     self.steering.message(xid, &message, now);
                 }
-                Turned::Said(_) => {}
+                Turned::Said(Event::Garbled { kind, error }) => {
+                    tracing::debug!(kind, %error, "the switch says what nobody can read");
+                    self.garbled += 1;
+                }
+                Turned::Said(Event::Agreed(_)) => {}
                 Turned::Down(error) => {
-                    tracing::warn!(%error, "no connection to the switch");
+                    tracing::debug!(%error, "no connection to the switch");
+                    if let Some(event) = self.troubles.away(&error.to_string(), now) {
+                        self.tell(event);
+                    }
                     self.ports_asked = None;
                     self.steering.disconnected();
                     self.remove_dead_sockets();
@@ -663,6 +706,22 @@ impl Worker {
             }
         }
         self.turned = turned;
+    }
+
+    fn tell_troubles(&mut self, now: Nanos) {
+        let figures = self.steering.figures();
+        let counts: Counts = [
+            (Kind::Refused, figures.refused),
+            (Kind::Evicted, figures.evicted),
+            (Kind::Errors, figures.errors),
+            (Kind::Garbled, self.garbled),
+            (Kind::Unasked, self.unasked),
+        ];
+        let tell = &self.tell;
+        self.troubles.look(&counts, now, |event| {
+            // Nobody listens only where the control plane has ended.
+            let _ended = tell.send(event);
+        });
     }
 
     /// A switch that was killed has left its sockets, and could not listen there again.
@@ -756,7 +815,15 @@ impl Worker {
             return;
         }
         self.ports_asked = None;
-        for stats in std::mem::take(&mut self.ports_found) {
+        let found = std::mem::take(&mut self.ports_found);
+        let is_anew = |(index, counters): (u32, &PortCounters)| {
+            let of_port = found.iter().find(|stats| stats.port == FIRST_UPLINK + index);
+            of_port.is_some_and(|stats| counters.was_made_anew(stats))
+        };
+        if (0..).zip(&self.uplinks).any(is_anew) {
+            self.note_restart(now);
+        }
+        for stats in found {
             let uplink = stats.port.checked_sub(FIRST_UPLINK).map(|index| index as usize);
             if let Some(counters) = uplink.and_then(|index| self.uplinks.get_mut(index)) {
                 counters.read(&stats);
@@ -772,6 +839,59 @@ impl Worker {
         }
         self.count_instances(now);
         self.count_switch(now);
+        self.settle_unseen(now);
+    }
+
+    /// The switch was started again: what instances had not given back is lost with its rings.
+    fn note_restart(&mut self, now: Nanos) {
+        let mut shared = lock(&self.shared);
+        for slot in &mut shared.reading.counters.slots {
+            let gone = slot.back_packets + slot.lost + slot.kept;
+            slot.lost += (slot.to_packets + slot.originated).saturating_sub(gone);
+        }
+        drop(shared);
+        self.miss(DropReason::Shutdown, now);
+    }
+
+    /// From now on packets may be missing for that reason.
+    fn miss(&mut self, reason: DropReason, since: Nanos) {
+        self.unseen.get_or_insert(Unseen {
+            reason,
+            since,
+            least: i64::MAX,
+        });
+    }
+
+    /// A port that is gone takes with it what it counted since it was read last, at most [`PORTS_EVERY`] before: what became of those
+    /// packets is in the counters of the uplinks alone. Once nothing moves they are what is missing there; where something always
+    /// does, the least that was missing at any reading, since ports are not read at one moment.
+    fn settle_unseen(&mut self, now: Nanos) {
+        let mut shared = lock(&self.shared);
+        let reading = &mut shared.reading;
+        let slots = reading.counters.slots.iter();
+        let inside: u64 = slots
+            .map(|slot| slot.to_packets + slot.back_packets + slot.ring_drops)
+            .sum();
+        let moved = reading.offered() + reading.sent() + inside;
+        let rests = std::mem::replace(&mut self.moved, moved) == moved;
+        let Some(unseen) = &mut self.unseen else { return };
+        let in_flight = reading.in_flight();
+        let came = reading.offered() + reading.originated();
+        let missing = came.cast_signed() - (reading.sent() + reading.dropped() + in_flight).cast_signed();
+        unseen.least = unseen.least.min(missing);
+        let is_under_way = in_flight > 0 || self.attachments.values().any(|of| of.failed);
+        let is_over = rests && !is_under_way;
+        if !is_over && now.since(unseen.since) < UNSEEN_PATIENCE {
+            return;
+        }
+        let missing = if is_over { missing } else { unseen.least };
+        if let Some(drops) = reading.counters.drops.get_mut(unseen.reason.index()) {
+            *drops += u64::try_from(missing).unwrap_or(0);
+        }
+        (unseen.since, unseen.least) = (now, i64::MAX);
+        if is_over {
+            self.unseen = None;
+        }
     }
 
     /// What was read, as what each instance was given and gave back. Those that have taken probes are attached.
@@ -1041,5 +1161,31 @@ impl Worker {
         rows.sort_by(|a, b| b.pps.total_cmp(&a.pps));
         rows.truncate(HEAVY_LIMIT);
         self.tell(SwitchEvent::HeavyFlows { id, rows });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{accept, bind, listen};
+
+    use super::*;
+
+    #[test]
+    fn whoever_listens_is_not_disturbed_by_the_question() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("wan.sock");
+        assert!(!is_dead(&path), "there is none");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        assert!(!is_dead(&path));
+        assert_eq!(
+            accept(&listener).unwrap_err(),
+            Errno::AGAIN,
+            "nobody has connected"
+        );
+        drop(listener);
+        assert!(is_dead(&path));
     }
 }
