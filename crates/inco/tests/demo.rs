@@ -149,8 +149,10 @@ impl Demo {
                 left.push(format!("control group {}", tree.path().join(&group).display()));
             }
         }
-        if run_dir.exists() {
-            left.push(format!("directory {text}"));
+        for directory in [&text, &format!("{text}-ovs")] {
+            if Path::new(directory).exists() {
+                left.push(format!("directory {directory}"));
+            }
         }
         left
     }
@@ -173,8 +175,8 @@ fn cgroup(run_dir: &Path) -> String {
     format!("inco-{hash:016x}")
 }
 
-/// A short demo with that engine keeps what inco promises, and leaves nothing.
-fn keeps_its_promises(engine: &str) {
+/// A short demo with that engine and that switch keeps what inco promises, and leaves nothing.
+fn keeps_its_promises(engine: &str, switch: &str) {
     if !real_parts(engine) {
         return;
     }
@@ -184,6 +186,8 @@ fn keeps_its_promises(engine: &str) {
         "--json",
         "--engine",
         engine,
+        "--switch",
+        switch,
         "--flow-interval-ms",
         "100",
     ]);
@@ -236,12 +240,21 @@ fn keeps_its_promises(engine: &str) {
 
 #[test]
 fn the_demo_keeps_its_promises_and_leaves_nothing() {
-    keeps_its_promises("oci");
+    keeps_its_promises("oci", "soft");
 }
 
 #[test]
 fn the_demo_does_the_same_with_docker() {
-    keeps_its_promises("docker");
+    keeps_its_promises("docker", "soft");
+}
+
+#[test]
+fn the_demo_does_the_same_with_open_vswitch() {
+    let program = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+    let missing = (!Path::new(program).exists()).then(|| format!("there is no {program}"));
+    if available("ovs", missing) {
+        keeps_its_promises("oci", "openflow");
+    }
 }
 
 #[test]

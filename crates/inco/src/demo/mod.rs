@@ -29,6 +29,8 @@ use crate::table::short;
 
 use experiment::{CPUS, Calibration, Experiment};
 use live::Live;
+#[cfg(feature = "dpdk")]
+pub(crate) use open_vswitch::OpenVSwitch;
 use session::Ground;
 use summary::{RunSummary, Summary};
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -20,11 +21,15 @@ const POLLER_SLEEP_US: u32 = 100;
 /// How late its counters may be, in milliseconds: the least that it can do.
 const COUNTERS_LAG_MS: u32 = 100;
 
+/// Lines of its log that an error quotes.
+const LOG_LINES: usize = 4;
+
 /// A running Open vSwitch.
 #[derive(Debug)]
-pub(super) struct OpenVSwitch {
+pub(crate) struct OpenVSwitch {
     folder: PathBuf,
-    daemons: Vec<Child>,
+    database: Option<Child>,
+    switch: Mutex<Option<Child>>,
 }
 
 impl OpenVSwitch {
@@ -32,14 +37,15 @@ impl OpenVSwitch {
     ///
     /// # Errors
     /// Where it is not installed, or does not start.
-    pub(super) fn start(folder: PathBuf) -> Result<OpenVSwitch> {
+    pub(crate) fn start(folder: PathBuf) -> Result<OpenVSwitch> {
         if !Path::new(SWITCH).exists() {
             bail!("there is no {SWITCH}: apt-get install openvswitch-switch-dpdk");
         }
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mut of = OpenVSwitch {
             folder,
-            daemons: Vec::new(),
+            database: None,
+            switch: Mutex::new(None),
         };
         of.must(
             Command::new("ovsdb-tool")
@@ -54,7 +60,7 @@ impl OpenVSwitch {
             .arg(format!("--unixctl={}", of.path("db.ctl").display()))
             .arg("--log-file=/dev/null")
             .arg(of.path("conf.db"));
-        of.spawn(database)?;
+        of.database = Some(of.spawn(database)?);
         until("the database of Open vSwitch", || socket.exists())?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         of.must(
@@ -71,20 +77,74 @@ impl OpenVSwitch {
                     std::process::id()
                 )),
         )?;
-        // A poller that waits for its turn delays every packet: it comes before what it serves.
-        let mut switch = Command::new("nice");
-        switch
-            .args(["-n", "-20", SWITCH])
-            .arg(format!("unix:{}", socket.display()))
-            .arg(format!("--unixctl={}", of.path("switch.ctl").display()))
-            .arg(format!("--log-file={}", of.path("switch.log").display()));
-        of.spawn(switch)?;
-        until("Open vSwitch", || of.path("switch.ctl").exists())?;
+        of.start_switch()?;
         Ok(of)
     }
 
+    /// Starts the switch, and waits until it answers.
+    fn start_switch(&self) -> Result<()> {
+        // A poller that waits for its turn delays every packet: it comes before what it serves. And in a network of its own:
+        // its datapath has an interface of a fixed name, which another Open vSwitch of the machine may have.
+        let mut switch = Command::new("unshare");
+        switch
+            .args(["--net", "nice", "-n", "-20", SWITCH])
+            .arg(format!("unix:{}", self.database().display()))
+            .arg(format!("--unixctl={}", self.path("switch.ctl").display()))
+            .arg(format!("--log-file={}", self.path("switch.log").display()));
+        *self.switch() = Some(self.spawn(switch)?);
+        until("Open vSwitch", || self.check().is_err() || self.answers())?;
+        self.check()
+    }
+
+    /// Fails where the switch has ended by itself.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.switch().as_mut().map(Child::try_wait) {
+            Some(Ok(Some(status))) => bail!("Open vSwitch has ended ({status}): {}", self.last_words()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The end of its log.
+    fn last_words(&self) -> String {
+        let log = std::fs::read_to_string(self.path("switch.log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    fn answers(&self) -> bool {
+        let asked = Command::new("ovs-appctl")
+            .arg(format!("--target={}", self.path("switch.ctl").display()))
+            .arg("version")
+            .stdin(Stdio::null())
+            .output();
+        asked.is_ok_and(|output| output.status.success())
+    }
+
+    /// Kills the switch, its datapath and its ports with it, and starts it again; the database goes on. Gives when it was
+    /// killed, and when the new one answered.
+    ///
+    /// # Errors
+    /// Where it does not start again.
+    #[cfg(feature = "dpdk")]
+    pub(crate) fn kill_and_start(&self) -> Result<(Instant, Instant)> {
+        end(&mut self.switch());
+        let killed = Instant::now();
+        self.start_switch()?;
+        Ok((killed, Instant::now()))
+    }
+
+    /// The socket on which a bridge of that name takes OpenFlow.
+    #[cfg(feature = "dpdk")]
+    pub(crate) fn control(&self, bridge: &str) -> PathBuf {
+        self.path(&format!("{bridge}.mgmt"))
+    }
+
+    fn switch(&self) -> MutexGuard<'_, Option<Child>> {
+        self.switch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The database's socket.
-    pub(super) fn database(&self) -> PathBuf {
+    pub(crate) fn database(&self) -> PathBuf {
         self.path("db.sock")
     }
 
@@ -113,31 +173,34 @@ impl OpenVSwitch {
         Ok(())
     }
 
-    fn spawn(&mut self, mut command: Command) -> Result<()> {
-        let child = command
+    fn spawn(&self, mut command: Command) -> Result<Child> {
+        command
             .env("OVS_RUNDIR", &self.folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .with_context(|| format!("cannot start {command:?}"))?;
-        self.daemons.push(child);
-        Ok(())
+            .with_context(|| format!("cannot start {command:?}"))
     }
 }
 
 impl Drop for OpenVSwitch {
     fn drop(&mut self) {
-        for daemon in self.daemons.iter_mut().rev() {
-            // One that has ended already is only waited for.
-            let _ended = daemon.kill();
-            let _status = daemon.wait();
-        }
+        end(&mut self.switch());
+        end(&mut self.database);
         let _none = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+/// Kills it. One that has ended already is only waited for.
+fn end(daemon: &mut Option<Child>) {
+    if let Some(mut daemon) = daemon.take() {
+        let _ended = daemon.kill();
+        let _status = daemon.wait();
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so() {
         if start.elapsed() > PATIENCE {

@@ -98,7 +98,12 @@ impl Ground {
 
     /// The database of the Open vSwitch that forwards, where one does.
     fn database(&self) -> Option<PathBuf> {
-        self.open_vswitch.as_ref().map(OpenVSwitch::database)
+        self.open_vswitch().map(OpenVSwitch::database)
+    }
+
+    /// The Open vSwitch that forwards, where one does.
+    pub(crate) fn open_vswitch(&self) -> Option<&OpenVSwitch> {
+        self.open_vswitch.as_ref()
     }
 
     pub(super) fn engine(&self) -> EngineName {
@@ -273,13 +278,13 @@ impl<'g> Session<'g> {
             .is_ok_and(|rows| rows.iter().all(|row| row.active >= instances))
     }
 
-    /// Fails where it has ended by itself.
+    /// Fails where it has ended by itself, or the switch under it.
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
             self.ended = true;
             bail!("`inco run` has ended ({status}){}", self.log_end());
         }
-        Ok(())
+        self.ground.open_vswitch().map_or(Ok(()), OpenVSwitch::check)
     }
 
     /// Who to ask.
@@ -306,7 +311,7 @@ impl<'g> Session<'g> {
     }
 
     /// Sets the number of active instances by hand and waits until there are so many.
-    pub(super) fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
+    pub(crate) fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
         let action = Action::Scale {
             service: service.to_owned(),
             instances: Some(instances),
