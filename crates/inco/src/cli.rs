@@ -687,7 +687,7 @@ pub(crate) struct ImageRemoveArgs {
 #[cfg(feature = "dpdk")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench chain                    a whole chain with a function, against OVS-DPDK\n  inco bench react                    how soon an added instance serves\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
+    after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench chain                    a whole chain with a function, against OVS-DPDK\n  inco bench react                    how soon an added instance serves\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n  inco bench openflow                 what becomes of packets where Open vSwitch forwards\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -711,6 +711,8 @@ pub(crate) enum BenchCommand {
     Blocked(BlockedArgs),
     /// What inco costs while nothing happens
     Idle(IdleArgs),
+    /// Open vSwitch forwards: bursts of new flows, rules at full speed, a cut connection, a killed switch
+    Openflow(OpenflowArgs),
     /// The process that `steer` measures
     #[command(hide = true, after_help = "Example: started by inco bench steer")]
     Contestant(ContestantArgs),
@@ -858,6 +860,35 @@ pub(crate) struct IdleArgs {
     /// How long it is watched, in seconds
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) seconds: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(feature = "dpdk")]
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  sudo inco bench openflow\n  sudo inco bench openflow bursts reactive --seconds 10\n  sudo inco bench openflow rules --rules 20000 --json\n\nContainers of inco's own engine need root. It starts an Open vSwitch of its own (apt-get install\nopenvswitch-switch-dpdk)."
+)]
+pub(crate) struct OpenflowArgs {
+    /// Only these cases
+    #[arg(value_enum, value_name = "CASE")]
+    pub(crate) cases: Vec<crate::bench::OpenflowCase>,
+    /// How long instances come and go, and connections are cut, in seconds
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
+    /// New flows per second in `bursts` and `reactive`
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub(crate) new_flows: u32,
+    /// Packets of each of them, sent within a moment
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) burst: u32,
+    /// Rules that are written in `rules`
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rules: u32,
+    /// Where all figures go
+    #[arg(long, value_name = "FILE", default_value = "bench-openflow.csv")]
+    pub(crate) csv: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -13,6 +13,7 @@ mod flood;
 mod idle;
 mod memif_sinks;
 mod memory;
+mod openflow;
 mod ovs;
 mod raw;
 mod react;
@@ -26,6 +27,7 @@ mod undo;
 
 use anyhow::{Context as _, Result};
 
+pub(crate) use openflow::OpenflowCase;
 pub(crate) use react::AddedFrom;
 pub(crate) use steering::SinkPort;
 
@@ -48,6 +50,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::React(args) => react::run(args),
         BenchCommand::Blocked(args) => blocked::run(args),
         BenchCommand::Idle(args) => idle::run(args),
+        BenchCommand::Openflow(args) => openflow::run(args),
         BenchCommand::Contestant(args) => {
             steering::serve(&serde_json::from_str(&args.spec).context("the contestant's specification")?)
         }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use model::InstanceState;
+use model::{EventKind, InstanceState};
 
-use crate::support::{Engine, IMAGE, Inco, Ovs, Place, assert_clean, changes, eventually};
+use crate::support::{Engine, IMAGE, Inco, Ovs, Place, assert_clean, changes, eventually, kill};
 
 /// As in the test of the soft switch: instances of a tenth of a CPU each.
 fn configuration(ovs: &Ovs, instances: &str, more: &str) -> String {
@@ -174,6 +174,122 @@ rate_per_flow = "50pps"
         Duration::from_secs(10),
         || (rules() == 30).then_some(()),
     );
+    // What was in the switch is counted as lost with it, and it was told that it was away.
+    let status = inco.at_rest();
+    assert!(
+        status.drops.get("shutdown").is_some_and(|packets| *packets > 0),
+        "{status:#?}"
+    );
+    let events = inco.events();
+    let is_told = |wanted: fn(&EventKind) -> bool| events.iter().any(|event| wanted(&event.kind));
+    assert!(
+        is_told(|kind| matches!(kind, EventKind::Failure { what, .. } if what == "switch"))
+            && is_told(|kind| matches!(kind, EventKind::Recovered { what, .. } if what == "switch")),
+        "{}",
+        inco.told()
+    );
+    inco.stop(&place);
+}
+
+/// What an instance had is lost with it and counted, also what its port had taken since it was last looked at. Its flows go on
+/// elsewhere, and nobody else notices.
+#[test]
+fn an_instance_that_is_killed_leaves_no_packet_uncounted() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    let text =
+        configuration(&ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
+    let inco = place.run(&text);
+    inco.settled(3, 1);
+    let traffic = place.traffic(
+        r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "6s"
+flows = 30
+rate_per_flow = "100pps"
+"#,
+    );
+    let victim = eventually("each instance has flows", Duration::from_secs(10), || {
+        let rows = inco.instances();
+        let mut serving = rows
+            .iter()
+            .filter(|row| row.live_flows > 0 && row.to_packets > 100);
+        serving.next().cloned()
+    });
+    kill(victim.pid.unwrap(), rustix::process::Signal::KILL);
+    inco.settled(3, 1);
+    let report = traffic.report();
+    let counts = &report.counts;
+    assert_eq!((counts.mis_steered, counts.duplicated), (0, 0), "{counts:?}");
+    assert!(
+        (1..=victim.live_flows).contains(&counts.expected_moves),
+        "{counts:?} {victim:?}"
+    );
+    let status = inco.at_rest();
+    let accounting = &status.accounting;
+    assert_eq!(
+        (accounting.offered, accounting.dropped),
+        (counts.offered_packets, counts.missing()),
+        "{status:#?}"
+    );
+    inco.stop(&place);
+}
+
+/// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and somebody is
+/// told.
+#[test]
+fn a_switch_that_refuses_rules_is_told_of_and_no_flow_notices() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    let inco = place.run(&configuration(&ovs, "3", ""));
+    inco.settled(3, 0);
+    // Nothing is written any more but the marker of proofs.
+    let mut before = 0;
+    eventually("all fixed rules are there", Duration::from_secs(10), || {
+        let now = ovs.rules("br-inco");
+        (std::mem::replace(&mut before, now) == now && now > 64).then_some(())
+    });
+    ovs.limit_rules("br-inco", before + 10);
+    let mut traffic = place.traffic(
+        r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "3s"
+flows = 40
+rate_per_flow = "50pps"
+"#,
+    );
+    let mut without = 0;
+    while traffic.is_running() {
+        let table = place.must(&["flows", "--limit", "100"]);
+        let has_none =
+            |line: &&str| line.contains("refused (its table is full)") || line.contains("on_bucket");
+        without = without.max(table.lines().filter(has_none).count());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_clean(&traffic.report());
+    assert!(without > 0, "every flow had a rule");
+    let refused = eventually("somebody is told", Duration::from_secs(10), || {
+        inco.events().into_iter().find_map(|event| match event.kind {
+            EventKind::Failure { what, reason } if what == "switch" => Some(reason),
+            _ => None,
+        })
+    });
+    assert!(
+        refused.contains("rules of flows, which stay on their buckets"),
+        "{refused}"
+    );
     inco.stop(&place);
 }
 
@@ -238,4 +354,53 @@ rate_per_flow = "500pps"
     );
     inco.settled(2, 1);
     inco.stop(&place);
+}
+
+/// What the bench says of a case.
+#[cfg(feature = "dpdk")]
+#[derive(Debug, serde::Deserialize)]
+struct Case {
+    case: String,
+    flows: u64,
+    offered: u64,
+    duplicated: u64,
+    mis_steered: u64,
+    moved_buckets: u64,
+    rules_per_s: Option<f64>,
+}
+
+/// `inco bench openflow`, short: bursts of new flows while instances come and go, too few rules, rules at full speed, and a
+/// controller that is away. What is lost is not asked: that is how much time this machine has.
+#[cfg(feature = "dpdk")]
+#[test]
+fn the_bench_finds_no_packet_on_the_wrong_instance() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    if !Ovs::is_here() {
+        return;
+    }
+    std::fs::create_dir(place.run_dir()).unwrap();
+    let csv = place.path("bench.csv").display().to_string();
+    let arguments =
+        "bench openflow bursts rules limit cut --json --seconds 3 --new-flows 100 --rules 3000 --csv";
+    let arguments: Vec<&str> = arguments.split(' ').chain([csv.as_str()]).collect();
+    let told = place.must(&arguments);
+    let cases: Vec<Case> = serde_json::from_str(&told).unwrap();
+    for case in &cases {
+        assert_eq!((case.mis_steered, case.duplicated), (0, 0), "{case:?}");
+        assert!(case.offered > 0, "{case:?}");
+    }
+    let of = |name: &str| cases.iter().find(|case| case.case == name).unwrap();
+    assert!(
+        of("bursts").moved_buckets > 0 && of("bursts").flows > 100,
+        "{cases:?}"
+    );
+    assert!(
+        of("rules").rules_per_s.is_some_and(|rate| rate > 0.0),
+        "{cases:?}"
+    );
+    assert!(of("limit").flows == 10_000, "{cases:?}");
+    assert!(of("cut").flows > 100, "{cases:?}");
 }

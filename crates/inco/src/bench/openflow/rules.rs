@@ -1,0 +1,142 @@
+//! Exact rules like those of inco, written by a second controller as fast as the switch takes them.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use model::protocol;
+use openflow::{Action, Event, Field, FieldKind, FlowCommand, FlowMod, Instruction, Limits, Match, Message};
+use openvswitch::{Endpoint, Reconnecting, Turned};
+
+/// Marks them as not inco's.
+const COOKIE: u64 = 0xbe9c << 48;
+/// As inco's exact rules.
+const PRIORITY: u16 = 300;
+/// Ports of the switch: the uplink, and the first instance's.
+const UPLINK: u32 = 1;
+const INSTANCE: u32 = 16;
+/// Bytes that may wait to be written: enough that the switch never waits for us.
+const WAITING: usize = 64 << 10;
+const LIMIT: Duration = Duration::from_secs(120);
+const SLEEP: Duration = Duration::from_micros(100);
+
+/// Writes so many rules, at most so many a second, and waits until the switch says that it has them all; then removes them.
+/// Gives how many it took in a second.
+///
+/// # Errors
+/// Where nobody listens, the connection ends, or a rule is refused.
+pub(super) fn write(bridge: &Path, count: u32, per_second: f64) -> Result<f64> {
+    let mut writer = Writer {
+        connection: Reconnecting::new(Endpoint::Unix(bridge.to_owned()), Limits::default()),
+        turned: Vec::new(),
+        began: Instant::now(),
+        is_up: false,
+        barriers: 0,
+    };
+    while !writer.is_up {
+        writer.turn()?;
+        std::thread::sleep(SLEEP);
+    }
+    let since = Instant::now();
+    let mut written = 0;
+    while written < count {
+        let due = (since.elapsed().as_secs_f64() * per_second).min(f64::from(count)) as u32;
+        while written < due && writer.has_room() {
+            writer.send(&rule(written))?;
+            written += 1;
+        }
+        writer.turn()?;
+        // The switch needs the CPU more than we do.
+        if written >= due || !writer.has_room() {
+            std::thread::sleep(SLEEP);
+        }
+    }
+    writer.barrier()?;
+    let rate = f64::from(count) / since.elapsed().as_secs_f64();
+    writer.send(&Message::FlowMod(FlowMod {
+        command: FlowCommand::Delete,
+        cookie: COOKIE,
+        cookie_mask: u64::MAX,
+        ..FlowMod::default()
+    }))?;
+    writer.barrier()?;
+    Ok(rate)
+}
+
+/// A rule for a flow that nobody sends.
+fn rule(number: u32) -> Message {
+    Message::FlowMod(FlowMod {
+        cookie: COOKIE,
+        priority: PRIORITY,
+        matches: Match::new([
+            Field::in_port(UPLINK),
+            Field::eth_type(0x0800),
+            Field::no_vlan(),
+            Field::ip_proto(protocol::UDP),
+            // Of the network for benchmarks (RFC 2544).
+            Field::source(Ipv4Addr::from(0xc612_0000 | number >> 16).into()),
+            Field::destination(Ipv4Addr::new(198, 19, 0, 1).into()),
+            Field::u16(FieldKind::UDP_SRC, number as u16),
+            Field::u16(FieldKind::UDP_DST, 9),
+        ]),
+        instructions: vec![Instruction::ApplyActions(vec![Action::output(INSTANCE)])],
+        ..FlowMod::default()
+    })
+}
+
+struct Writer {
+    connection: Reconnecting,
+    turned: Vec<Turned>,
+    began: Instant,
+    is_up: bool,
+    /// Barriers whose replies have come.
+    barriers: u32,
+}
+
+impl Writer {
+    fn turn(&mut self) -> Result<()> {
+        if self.began.elapsed() > LIMIT {
+            bail!("Open vSwitch does not answer within {} s", LIMIT.as_secs());
+        }
+        self.connection
+            .turn(self.began.elapsed().as_nanos() as u64, &mut self.turned);
+        for turned in self.turned.drain(..) {
+            match turned {
+                Turned::Up(_) => self.is_up = true,
+                Turned::Down(error) => return Err(error.into()),
+                Turned::Said(Event::Message { message, .. }) => match message {
+                    Message::BarrierReply => self.barriers += 1,
+                    Message::Error(error) => bail!("Open vSwitch refuses a rule: {error:?}"),
+                    _ => {}
+                },
+                Turned::Said(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn has_room(&mut self) -> bool {
+        let connection = self.connection.connection();
+        connection.is_some_and(|connection| connection.waiting_bytes() < WAITING)
+    }
+
+    fn send(&mut self, message: &Message) -> Result<()> {
+        match self.connection.connection() {
+            Some(connection) => connection.send(message).map(drop)?,
+            None => bail!("the connection to Open vSwitch has ended"),
+        }
+        Ok(())
+    }
+
+    /// Waits until all before is done.
+    fn barrier(&mut self) -> Result<()> {
+        let before = self.barriers;
+        self.send(&Message::BarrierRequest)?;
+        while self.barriers == before {
+            self.turn()?;
+            std::thread::sleep(SLEEP);
+        }
+        Ok(())
+    }
+}
