@@ -4,7 +4,8 @@
 //! `cargo run --release -p eswitch --features dpdk --example steer_cost -- [FLOWS...]` (default 32 1000 10000 100000). It
 //! needs no peers and no root; use it to compare two commits in one session. `TURNS=n` makes n turns and nothing else:
 //! `TURNS=2000 valgrind --tool=callgrind target/release/examples/steer_cost 1000` says where the instructions go.
-//! `SINK=null` sends to the switch's own sinks, `INSTANCES=n` to n of them instead of 4, `HUGE=1` takes hugepages.
+//! `SINK=null` sends to the switch's own sinks, `INSTANCES=n` to n of them instead of 4, `SIZE=n` makes frames of n bytes
+//! instead of 64, `HUGE=1` takes hugepages.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -37,11 +38,10 @@ fn main() {
         flows
     };
     let is_set = |name: &str| std::env::var_os(name).is_some();
-    let instances = std::env::var("INSTANCES")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(4);
-    let turns: Option<u64> = std::env::var("TURNS").ok().and_then(|n| n.parse().ok());
+    let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
+    let instances = number("INSTANCES").unwrap_or(4);
+    let size = number("SIZE").unwrap_or(64) as usize;
+    let turns = number("TURNS");
     let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
     let config = MempoolConfig {
         mbufs,
@@ -64,9 +64,9 @@ fn main() {
     let folder = tempfile::tempdir().unwrap();
     for (case, &count) in flows.iter().enumerate() {
         let capture = folder.path().join(format!("{case}.pcap"));
-        write_capture(&capture, count);
+        write_capture(&capture, count, size);
         let source = || open(&from_shorthand(&format!("pcap:{},loop", capture.display())).unwrap());
-        let sink = |n: usize| open(&DeviceArgs::named(format!("net_null{case}{n},no-rx=1")));
+        let sink = |n: u64| open(&DeviceArgs::named(format!("net_null{case}{n},no-rx=1")));
         let sinks = (0..instances).map(|n| match is_set("SINK") {
             true => Port::null(),
             false => Port::device(sink(n), Arc::new(AtomicBool::new(true))),
@@ -122,14 +122,17 @@ fn ns_per_packet(step: &mut impl FnMut() -> usize) -> f64 {
     (thread_ns() - before) / moved as f64
 }
 
-/// A capture with a UDP frame of 64 bytes for each flow.
-fn write_capture(path: &Path, flows: u32) {
+/// A capture with a UDP frame of so many bytes for each flow.
+fn write_capture(path: &Path, flows: u32, size: usize) {
+    /// Ethernet, IPv4 and UDP.
+    const HEADERS: usize = 42;
+    let payload = vec![0; size.saturating_sub(HEADERS)];
     let mut writer = CaptureWriter::new();
     for flow in 0..flows {
         let [_, a, b, c] = (flow.wrapping_mul(0x9e_37b1) & 0xff_ffff).to_be_bytes();
         let src = SocketAddr::from(([10, a, b, c], 1024 + (flow % 50_000) as u16));
         let dst = SocketAddr::from(([192, 168, 1, flow as u8 & 15], 80));
-        let frame = Frame::udp(src, dst, &[0; 22]).unwrap().to_vec().unwrap();
+        let frame = Frame::udp(src, dst, &payload).unwrap().to_vec().unwrap();
         writer.push(&Captured {
             timestamp_ns: u64::from(flow),
             frame: &frame,

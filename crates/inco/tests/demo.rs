@@ -1,4 +1,4 @@
-//! The demo as its users run it, with shorter pauses between new flows.
+//! The demo as its users run it, with shorter pauses between new flows, and a bench that needs containers as it does.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
@@ -63,6 +63,11 @@ struct Demo {
 
 impl Demo {
     fn start(arguments: &[&str]) -> Demo {
+        Demo::of("demo", arguments)
+    }
+
+    /// Another command, in a place of its own likewise.
+    fn of(command: &str, arguments: &[&str]) -> Demo {
         // Short, since sockets below it have paths of at most 107 bytes.
         let directory = tempfile::Builder::new()
             .prefix("inco-d")
@@ -71,7 +76,7 @@ impl Demo {
         let file = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
         // As an operator would run a data plane: before other programs.
         let child = Command::new("nice")
-            .args(["-n", "-10", env!("CARGO_BIN_EXE_inco"), "demo"])
+            .args(["-n", "-10", env!("CARGO_BIN_EXE_inco"), command])
             .args(arguments)
             .current_dir(directory.path())
             .env("INCO_RUN_DIR", directory.path().join("run"))
@@ -336,5 +341,38 @@ fn without_root_it_says_in_one_line_what_to_do() {
     assert!(
         said.contains("sudo") && said.contains("--engine docker"),
         "{said}"
+    );
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn reactions_are_measured() {
+    if !real_parts("oci") {
+        return;
+    }
+    let _turn = turn();
+    let mut bench = Demo::of(
+        "bench",
+        &["react", "--from", "warm,oci", "--rounds", "2", "--json"],
+    );
+    let status = bench.wait();
+    let (out, err) = (bench.said("out"), bench.said("err"));
+    assert_eq!(status, Some(0), "{out}\n{err}");
+    let rows: Value = serde_json::from_str(&out).unwrap();
+    let rows = rows.as_array().unwrap();
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["from"].as_str()).collect();
+    assert_eq!(names, ["warm", "oci"]);
+    for row in rows {
+        let ms = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!(row["reactions"], 2);
+        assert!(0.0 < ms("p50_ms") && ms("p50_ms") <= ms("p99_ms"), "{row}");
+        assert!(ms("p99_ms") <= ms("max_ms"), "{row}");
+    }
+    // The heading, and each reaction.
+    let csv = bench.said("bench-react.csv");
+    assert_eq!(
+        csv.lines().filter(|line| line.starts_with("warm,")).count(),
+        2,
+        "{csv}"
     );
 }
