@@ -109,6 +109,24 @@ fn place(scheduler: &mut Scheduler, candidates: &mut Candidates, n: u32, expecte
     index
 }
 
+/// Flows that differ in nothing but their keys, hashes and directions; whatever each expects and whatever its priority.
+#[test]
+fn whether_a_pick_goes_by_the_flow_is_what_the_scheduler_says() {
+    for name in Scheduler::NAMES {
+        let picks = |first: u32| -> Vec<usize> {
+            let mut scheduler = named(name);
+            let rows: Vec<Candidate> = (0..8).map(|slot| candidate(slot, 1_000.0, 0.0)).collect();
+            let mut candidates = listed(&rows, terms(0, FIT));
+            scheduler.settle(&candidates);
+            let numbers = (first..first + 512).step_by(64);
+            numbers
+                .map(|n| place(&mut scheduler, &mut candidates, n, 150.0))
+                .collect()
+        };
+        assert_eq!(picks(0) != picks(6_400), named(name).is_by_flow(), "{name}");
+    }
+}
+
 fn rows() -> impl Strategy<Value = Vec<Candidate>> {
     // Few distinct values, so that ties come up; some fresh ones, some without weight.
     let one = (1u16..5, 0u32..12, 0u32..3, 0u64..8, 0u16..4);

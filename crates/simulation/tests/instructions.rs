@@ -1,0 +1,93 @@
+//! What a simulated second costs, in instructions, which no busy machine changes: counted by valgrind's callgrind, so that
+//! a slower commit is noticed. A machine without valgrind says so and skips.
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::path::Path;
+use std::process::Command;
+
+use simulation::{ScenarioFile, play};
+
+/// Simulated seconds of a run, in the variable's value; the run is this test program again.
+const SECONDS: &str = "INCO_TEST_SECONDS";
+const INSTANCES: u64 = 64;
+
+/// So many seconds of 64 instances, new flows in ten classes all the time, and a load that changes every second.
+fn run(seconds: u64) {
+    let points: Vec<String> = (0..seconds)
+        .map(|second| format!("[{second}, 20000, {}e6]", 30 + second % 7))
+        .collect();
+    let classes: Vec<String> = (0..10)
+        .map(|class| format!("[0.1, {}, 1]", 0.05 * f64::from(1 << class)))
+        .collect();
+    let text = format!(
+        r#"
+name = "cost"
+duration_s = {seconds}
+[service]
+scheduler = "worst-fit"
+autoscaler = "ladder"
+capacity_pps = 1e6
+min = {INSTANCES}
+max = {INSTANCES}
+[instances]
+capacity_pps = 1e6
+[[traffic]]
+kind = "aggregate"
+points = [{}]
+flows = {{ classes = [{}] }}
+"#,
+        points.join(", "),
+        classes.join(", ")
+    );
+    let here = Path::new(".");
+    let scenario = ScenarioFile::parse(Path::new("cost.toml"), &text)
+        .and_then(|file| file.variant(""))
+        .unwrap();
+    let metrics = play(&scenario, 1, here, here).unwrap().metrics;
+    assert!(metrics["served_packets"] > 25e6 * seconds as f64, "{metrics:?}");
+    assert_eq!(metrics["active_max"], INSTANCES as f64);
+}
+
+/// Instructions of a run.
+fn counted(seconds: u64) -> u64 {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "a_run_that_is_counted", "--nocapture"])
+        .env(SECONDS, seconds.to_string())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let (_, count) = said.split_once("Collected : ").unwrap();
+    count.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// What the other one counts. Alone it plays a few seconds.
+#[test]
+fn a_run_that_is_counted() {
+    run(std::env::var(SECONDS).map_or(3, |seconds| seconds.parse().unwrap()));
+}
+
+/// Instructions per instance and simulated second in the development profile: what was counted, and a tenth more.
+const LIMIT: f64 = 20_200.0;
+
+#[test]
+fn a_simulated_second_costs_no_more_instructions_than_it_did() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: there is no valgrind (scripts/setup.sh test)");
+        return;
+    }
+    if !cfg!(debug_assertions) {
+        eprintln!("skipped: the limit is that of the development profile");
+        return;
+    }
+    // Long enough that the points of the series are further apart than the steps.
+    let (few, many) = (60, 120);
+    let cost = (counted(many) - counted(few)) as f64 / ((many - few) * INSTANCES) as f64;
+    eprintln!("{cost:.0} instructions per instance and second");
+    assert!(
+        cost < LIMIT,
+        "{cost:.0} instructions per instance and second; the limit is {LIMIT}"
+    );
+}
