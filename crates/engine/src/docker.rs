@@ -226,7 +226,7 @@ async fn connect(config: &DockerConfig) -> Result<(Docker, bool), EngineError> {
     Ok((docker, is_podman))
 }
 
-#[cfg(feature = "tls")]
+/// As with Docker's own client, the machine's usual authorities are trusted beside `ca.pem`.
 fn connect_tls(host: &str, dir: &Path, seconds: u64) -> Result<Docker, EngineError> {
     let [key, certificate, authority] = ["key.pem", "cert.pem", "ca.pem"].map(|file| dir.join(file));
     Docker::connect_with_ssl(
@@ -240,15 +240,6 @@ fn connect_tls(host: &str, dir: &Path, seconds: u64) -> Result<Docker, EngineErr
     .map_err(|error| EngineError::BadSpec {
         what: "this engine host",
         reason: error.to_string(),
-    })
-}
-
-#[cfg(not(feature = "tls"))]
-fn connect_tls(host: &str, _dir: &Path, _seconds: u64) -> Result<Docker, EngineError> {
-    let reason = format!("{host}: this inco was built without the feature \"tls\"");
-    Err(EngineError::BadSpec {
-        what: "this engine host",
-        reason,
     })
 }
 
