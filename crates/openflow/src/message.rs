@@ -579,7 +579,7 @@ fn body(version: Version, message: &Message, out: &mut Vec<u8>) -> Result<u8> {
             FLOW_MOD
         }
         Message::MultipartRequest(request) => {
-            request.encode(out);
+            request.encode(version, out);
             MULTIPART_REQUEST
         }
         Message::MultipartReply { more, reply } => {
@@ -782,7 +782,7 @@ fn one(version: Version, bytes: &[u8], may_nest: bool) -> Result<(u32, Message)>
         }
         PACKET_OUT => Message::PacketOut(read_packet_out(version, r)?),
         FLOW_MOD => Message::FlowMod(read_flow_mod(version, r)?),
-        MULTIPART_REQUEST => Message::MultipartRequest(MultipartRequest::decode(r)?),
+        MULTIPART_REQUEST => Message::MultipartRequest(MultipartRequest::decode(version, r)?),
         MULTIPART_REPLY => {
             let (reply, more) = MultipartReply::decode(version, r)?;
             Message::MultipartReply { more, reply }

@@ -194,7 +194,7 @@ pub struct PortDescription {
 }
 
 impl MultipartRequest {
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
         let kind = match self {
             MultipartRequest::Description => DESCRIPTION,
             MultipartRequest::Flows(_) => FLOW,
@@ -222,11 +222,17 @@ impl MultipartRequest {
                 out.put_u32(*port);
                 out.pad(4);
             }
-            _ => {}
+            // 1.5 can ask for one of them.
+            MultipartRequest::PortDescriptions if version == Version::V15 => {
+                out.put_u32(port::ANY);
+                out.pad(4);
+            }
+            MultipartRequest::PortDescriptions | MultipartRequest::Description | MultipartRequest::Tables => {
+            }
         }
     }
 
-    pub(crate) fn decode(reader: &mut Reader<'_>) -> Result<MultipartRequest> {
+    pub(crate) fn decode(version: Version, reader: &mut Reader<'_>) -> Result<MultipartRequest> {
         let kind = reader.u16()?;
         reader.skip(6)?;
         Ok(match kind {
@@ -235,7 +241,12 @@ impl MultipartRequest {
             AGGREGATE => MultipartRequest::Aggregate(flow_filter(reader)?),
             TABLE => MultipartRequest::Tables,
             PORT_STATS => MultipartRequest::Ports(reader.u32()?),
-            PORT_DESCRIPTION => MultipartRequest::PortDescriptions,
+            PORT_DESCRIPTION => {
+                if version == Version::V15 {
+                    reader.skip(8)?;
+                }
+                MultipartRequest::PortDescriptions
+            }
             _ => {
                 return Err(DecodeError::Value {
                     what: "the type of a multipart request",

@@ -8,8 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use openflow::{
-    Action, BundleControl, BundleStep, Event, Field, FieldKind, FlowCommand, FlowFilter, FlowFlags, FlowMod,
-    FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest, PacketOut,
+    Action, BundleControl, BundleStep, ErrorMessage, Event, Field, FieldKind, FlowCommand, FlowFilter,
+    FlowFlags, FlowMod, FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest,
+    PacketOut, Role, Version,
 };
 use openvswitch::{
     BridgeSpec, Control, DatapathFlow, Endpoint, Keys, Offload, Ovsdb, OvsdbError, PortSpec, Reconnecting,
@@ -231,6 +232,26 @@ impl Controller {
         }
     }
 
+    /// The next error, and the id of what was refused.
+    fn error(&mut self, what: &str) -> (u32, ErrorMessage) {
+        let since = Instant::now();
+        loop {
+            self.turn();
+            let error = |turned: &Turned| match turned {
+                Turned::Said(Event::Message {
+                    xid,
+                    message: Message::Error(error),
+                }) => Some((*xid, error.clone())),
+                _ => None,
+            };
+            if let Some(place) = self.turned.iter().position(|turned| error(turned).is_some()) {
+                return error(&self.turned.remove(place)).unwrap();
+            }
+            assert!(since.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn message<T>(&mut self, what: &str, mut pick: impl FnMut(u32, &Message) -> Option<T>) -> T {
         self.wait(what, |turned| match turned {
             Turned::Said(Event::Message { xid, message }) => pick(*xid, message),
@@ -377,6 +398,140 @@ fn rules_packets_and_counters_go_both_ways() {
         _ => None,
     });
     assert_eq!(removed, (0x77, 1, own.matches));
+}
+
+/// Every kind of message that a controller of this crate sends or takes, in each version that both speak.
+#[test]
+fn each_kind_of_message_goes_both_ways_in_each_version() {
+    let Some(switch) = Switch::start() else { return };
+    switch.bridge();
+    let database = format!("--db=unix:{}", switch.directory.path().join("db.sock").display());
+    for (version, name) in [(Version::V13, "OpenFlow13"), (Version::V15, "OpenFlow15")] {
+        let set = [&database, "set", "bridge", "br0", &format!("protocols={name}")];
+        assert_eq!(switch.tool("ovs-vsctl", &set), "");
+        // Hello, features, set-config.
+        let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
+        controller.up();
+        // That it is this version shows in what its own tool may read.
+        let shown = switch.tool("ovs-ofctl", &["-O", name, "show", "br0"]);
+        assert!(
+            shown.contains("OFPT_FEATURES_REPLY") && shown.contains("p2"),
+            "{version:?}: {shown}"
+        );
+
+        let asked = controller.send(&Message::EchoRequest(b"are you there".to_vec()));
+        let other = controller.send(&Message::MultipartRequest(MultipartRequest::Description));
+        // Answers come in order: an echo that was not answered would have been an error before this.
+        controller.message("who it is", |xid, message| match message {
+            Message::MultipartReply {
+                reply: MultipartReply::Description(of),
+                ..
+            } if xid == other && of.hardware.contains("Open vSwitch") => Some(()),
+            _ => None,
+        });
+        assert!(asked < other);
+        controller.send(&Message::RoleRequest {
+            role: Role::Primary,
+            generation: 7,
+        });
+        controller.message("the role", |_, message| match message {
+            Message::RoleReply { role, .. } if *role == Role::Primary => Some(()),
+            _ => None,
+        });
+
+        // A bundle with a rule; then a packet comes in, and another one goes out.
+        let flags = BundleControl::ATOMIC | BundleControl::ORDERED;
+        let step = |step| {
+            Message::BundleControl(BundleControl {
+                bundle: 9,
+                step,
+                flags,
+            })
+        };
+        let own = rule(
+            9,
+            0x99,
+            vec![Action::output(2), Action::output(openflow::port::CONTROLLER)],
+        );
+        controller.send(&step(BundleStep::Open));
+        controller.send(&Message::BundleAdd {
+            bundle: 9,
+            flags,
+            xid: 0,
+            message: Box::new(Message::FlowMod(own.clone())),
+        });
+        controller.send(&step(BundleStep::Commit));
+        controller.message("the commit", |_, message| match message {
+            Message::BundleControl(control) if control.step == BundleStep::CommitDone => Some(()),
+            _ => None,
+        });
+        controller.barrier();
+        let before = controller.sent_by(2);
+        switch.receive("p1", PACKET);
+        let data = controller.message("the packet", |_, message| match message {
+            Message::PacketIn(packet) if packet.cookie == 0x99 => Some(packet.data.clone()),
+            _ => None,
+        });
+        controller.send(&Message::PacketOut(PacketOut {
+            in_port: openflow::port::CONTROLLER,
+            actions: vec![Action::output(2)],
+            data,
+        }));
+        until("both left by port 2", || controller.sent_by(2) == before + 2);
+
+        // Statistics of flows, one by one and as a sum, of tables and of ports.
+        let filter = FlowFilter {
+            cookie: 0x99,
+            cookie_mask: u64::MAX,
+            ..FlowFilter::default()
+        };
+        until("it is counted", || {
+            controller.flows(filter.clone())[0].packets == 1
+        });
+        controller.send(&Message::MultipartRequest(MultipartRequest::Aggregate(filter)));
+        controller.message("the sum", |_, message| match message {
+            Message::MultipartReply {
+                reply: MultipartReply::Aggregate(sum),
+                ..
+            } if (sum.flows, sum.packets) == (1, 1) => Some(()),
+            _ => None,
+        });
+        controller.send(&Message::MultipartRequest(MultipartRequest::Tables));
+        controller.message("tables", |_, message| match message {
+            Message::MultipartReply {
+                reply: MultipartReply::Tables(tables),
+                ..
+            } if tables.iter().map(|of| of.active).sum::<u32>() == 1 => Some(()),
+            _ => None,
+        });
+        controller.send(&Message::MultipartRequest(MultipartRequest::PortDescriptions));
+        controller.message("ports", |_, message| match message {
+            Message::MultipartReply {
+                reply: MultipartReply::PortDescriptions(ports),
+                ..
+            } if ports.iter().any(|port| port.name == "p2") => Some(()),
+            _ => None,
+        });
+
+        // An error says what was wrong; and the end of the rule is told.
+        let bad = controller.send(&Message::FlowMod(FlowMod {
+            table: openflow::ALL_TABLES,
+            ..own.clone()
+        }));
+        let error = controller.error("the refusal");
+        assert_eq!((error.0, error.1.kind), (bad, ErrorMessage::FLOW_MOD_FAILED));
+        controller.send(&Message::FlowMod(FlowMod {
+            command: FlowCommand::Delete,
+            cookie: 0x99,
+            cookie_mask: u64::MAX,
+            table: openflow::ALL_TABLES,
+            ..FlowMod::default()
+        }));
+        controller.message("its end", |_, message| match message {
+            Message::FlowRemoved(removed) if (removed.cookie, removed.packets) == (0x99, 1) => Some(()),
+            _ => None,
+        });
+    }
 }
 
 #[test]
