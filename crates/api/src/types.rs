@@ -24,6 +24,9 @@ pub struct Status {
     pub workers: Vec<WorkerRow>,
     /// Uplinks, in the order of the configuration.
     pub uplinks: Vec<UplinkRow>,
+    /// The ports that the switch has made for instances beforehand; absent where it makes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ports: Option<PortPool>,
     /// Packets dropped, by reason; reasons without a packet are left out.
     pub drops: BTreeMap<String, u64>,
     /// Where all packets are.
@@ -39,6 +42,15 @@ pub struct Status {
     pub flow_limit: u64,
     /// Events so far.
     pub events: u64,
+}
+
+/// Ports that were made for instances before there was traffic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PortPool {
+    /// Instances that there are ports for.
+    pub made: u32,
+    /// Instances that have theirs, those that are made, drain or end included.
+    pub taken: u32,
 }
 
 /// The engine.

@@ -13,6 +13,7 @@ pub(crate) fn check(reader: &mut Reader<'_>, configuration: &Configuration) {
     check_uplinks(reader, configuration);
     check_engine(reader, configuration);
     check_limits(reader, configuration);
+    check_devices(reader, configuration);
     check_openflow(reader, configuration);
     check_overlaps(reader, configuration);
 }
@@ -91,17 +92,78 @@ fn check_engine(reader: &mut Reader<'_>, configuration: &Configuration) {
             ),
         );
     }
-    for service in configuration
-        .services
-        .iter()
-        .filter(|service| service.port == PortKind::Memif)
-    {
-        let what = format!(
-            "a memif port shares memory, and the containers of {} are on another machine",
-            configuration.engine.host
-        );
-        let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\")";
-        reader.wrong(&format!("service.{}.port", service.name), Wrong::new(what, write));
+    for service in &configuration.services {
+        let key = |name: &str| format!("service.{}.{name}", service.name);
+        if service.port == PortKind::Memif {
+            let what = format!(
+                "a memif port shares memory, and the containers of {} are on another machine",
+                configuration.engine.host
+            );
+            let write = "write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \"device\"";
+            reader.wrong(&key("port"), Wrong::new(what, write));
+        }
+        for (index, device) in service.devices.iter().enumerate() {
+            if device.vfio.is_none() && matches!(device.function, CardFunction::Pci(_)) {
+                let what = "this machine cannot tell the group of a function of the engine's machine";
+                let write = "write vfio = \"/dev/vfio/N\", where `readlink /sys/bus/pci/devices/ADDRESS/iommu_group` ends in N there";
+                reader.wrong(&format!("{}[{index}]", key("devices")), Wrong::new(what, write));
+            }
+        }
+    }
+}
+
+/// The functions of cards that instances get.
+fn check_devices(reader: &mut Reader<'_>, configuration: &Configuration) {
+    let mut known: Vec<(&InstanceDevice, String)> = Vec::new();
+    for service in &configuration.services {
+        let key = |name: &str| format!("service.{}.{name}", service.name);
+        if service.port != PortKind::Device {
+            if !service.devices.is_empty() {
+                let wrong = Wrong::new(
+                    "its instances have ports of another kind",
+                    "write port = \"device\", or remove it",
+                );
+                reader.wrong(&key("devices"), wrong);
+            }
+            continue;
+        }
+        if configuration.switch.driver != SwitchDriver::OpenFlow {
+            let wrong = Wrong::new(
+                "inco's own switch reaches instances by memif alone",
+                "write driver = \"openflow\" in [switch], or port = \"memif\"",
+            );
+            reader.wrong(&key("port"), wrong);
+        }
+        let needed = service.instance_limit() as usize * service.uplinks.len();
+        if service.devices.len() < needed || service.devices.len() % service.uplinks.len().max(1) != 0 {
+            let what = format!(
+                "there are {} devices, and {} instances with standby need {needed}, {} each",
+                service.devices.len(),
+                service.instance_limit(),
+                service.uplinks.len()
+            );
+            let write = "write one for each data port of each instance, or a smaller max or standby";
+            reader.wrong(&key("devices"), Wrong::new(what, write));
+        }
+        for (index, device) in service.devices.iter().enumerate() {
+            let place = format!("{}[{index}]", key("devices"));
+            let same = |(other, _): &&(&InstanceDevice, String)| {
+                other.representor == device.representor || other.function == device.function
+            };
+            if let Some((_, other)) = known.iter().find(same) {
+                let what = format!("{other} (line {}) has it already", line_of(&reader.places, other));
+                reader.wrong(&place, Wrong::new(what, "write another representor and function"));
+            }
+            known.push((device, place.clone()));
+            let is_moved = !matches!(device.function, CardFunction::Pci(_));
+            if configuration.engine.driver == EngineDriver::Docker && is_moved {
+                let wrong = Wrong::new(
+                    "Docker moves no network interface of a machine into a container",
+                    "write pci = \"ADDRESS\" of a function that vfio-pci has, or driver = \"oci\" in [engine]",
+                );
+                reader.wrong(&place, wrong);
+            }
+        }
     }
 }
 
@@ -172,7 +234,7 @@ fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
     let soft = "or driver = \"soft\" in [switch]";
     if switch.openflow.datapath == Datapath::System {
         let wrong = Wrong::new(
-            "the kernel's datapath has no memif ports, and instances have no others",
+            "the kernel's datapath has no memif ports, and the monitor port is one",
             "write datapath = \"netdev\"",
         );
         reader.wrong("switch.openflow.datapath", wrong);
@@ -219,11 +281,16 @@ fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
             let write = "write symmetric = false, or a match that one direction has alone".to_owned();
             wrong("symmetric", what, write);
         }
-        ports += u64::from(service.instance_limit()) * service.uplinks.len() as u64;
+        ports += match service.port {
+            PortKind::Device => service.devices.iter().filter(|of| of.is_of_dpdk()).count() as u64,
+            PortKind::Memif | PortKind::Null => {
+                u64::from(service.places(switch.openflow.spare_ports)) * service.uplinks.len() as u64
+            }
+        };
     }
     if ports > OVS_PORT_LIMIT {
         let what = format!(
-            "with an uplink's, the monitor's and those of all instances there may be {ports} ports, more than Open vSwitch's {OVS_PORT_LIMIT}"
+            "with the uplinks', the monitor's, those of all instances and spare_ports there are {ports} ports, more than Open vSwitch's {OVS_PORT_LIMIT}"
         );
         let largest = configuration
             .services
@@ -233,7 +300,8 @@ fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
             || "service".to_owned(),
             |service| format!("service.{}.instances", service.name),
         );
-        reader.wrong(&key, Wrong::new(what, "write a smaller max or standby"));
+        let write = "write a smaller max, standby or switch.openflow.spare_ports";
+        reader.wrong(&key, Wrong::new(what, write));
     }
 }
 

@@ -128,3 +128,5 @@ pub(crate) const RULES_MAX: u32 = 4_000_000;
 pub(crate) const BUCKETS: u16 = 64;
 /// Bits of a bucket's number: 12.
 pub(crate) const BUCKETS_MAX: u16 = 4096;
+/// Ports of each service for instances that drain.
+pub(crate) const SPARE_PORTS: u32 = 2;

@@ -31,6 +31,10 @@ pub trait Facts {
     fn cpu(&self, cpu: u16) -> Result<(), Unusable>;
     /// An uplink's device: it exists, nothing else has it, and it carries the uplink's longest frame.
     fn device(&self, uplink: &Uplink) -> Result<(), Unusable>;
+    /// A network interface that the switch is to have.
+    fn interface(&self, name: &str) -> Result<(), Unusable>;
+    /// What an instance is to get of a card: it exists, and has the address that it should have.
+    fn function(&self, engine: &Engine, device: &InstanceDevice) -> Result<(), Unusable>;
     /// The engine answers.
     fn engine(&self, engine: &Engine) -> Result<(), Unusable>;
     /// The engine has the image. Asked only where the engine answers.
@@ -81,10 +85,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
     if let Some(tls) = &configuration.switch.openflow.tls {
         ask("switch.openflow.tls".to_owned(), facts.path(tls));
     }
-    let needs_engine = configuration
-        .services
-        .iter()
-        .any(|service| service.port == PortKind::Memif);
+    let needs_engine = configuration.services.iter().any(Service::has_containers);
     let mut engine_answers = needs_engine;
     if needs_engine {
         let answer = facts.engine(engine);
@@ -101,9 +102,17 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         if let Some(image) = service
             .image
             .as_deref()
-            .filter(|_| engine_answers && service.port == PortKind::Memif)
+            .filter(|_| engine_answers && service.has_containers())
         {
             ask(key("image"), facts.image(engine, image));
+        }
+        for (index, device) in service.devices.iter().enumerate() {
+            let key = format!("{}[{index}]", key("devices"));
+            let is_here = configuration.switch.openflow.database.starts_with("unix:");
+            if is_here && !device.is_of_dpdk() {
+                ask(format!("{key}.representor"), facts.interface(&device.representor));
+            }
+            ask(key, facts.function(engine, device));
         }
         if engine.is_local() {
             for (index, mount) in service.mounts.iter().enumerate() {

@@ -56,6 +56,7 @@ const UPLINK: &str = "uplink[]";
 const SERVICE: &str = "service.NAME";
 const MATCH: &str = "service.NAME.match";
 const MOUNT: &str = "service.NAME.mounts[]";
+const DEVICE: &str = "service.NAME.devices[]";
 const READY: &str = "service.NAME.ready";
 const INSTANCES: &str = "service.NAME.instances";
 pub(crate) const SCHEDULER: &str = "service.NAME.scheduler";
@@ -96,6 +97,12 @@ pub const TABLES: &[(&str, &str)] = &[
     (
         MOUNT,
         "Files and directories of this machine in a container, as tables or as text: `\"/etc/rules:/etc/rules:ro\"`.",
+    ),
+    (
+        DEVICE,
+        "For `port = \"device\"`: the functions of a card, or other network interfaces, of which each instance gets one per uplink: \
+         the first instance the first ones, and so on. What a container gets, and the commands that make functions: \
+         [smartnic](../smartnic.md).",
     ),
     (READY, "A command as the condition for being ready."),
     (
@@ -319,6 +326,16 @@ pub const KEYS: &[Key] = &[
          are finer, and each has a rule in the switch.",
     ),
     key(
+        OPENFLOW,
+        "spare_ports",
+        "number, 0 to 1000",
+        "4",
+        Value("2"),
+        "Each service's ports are made before there is traffic, because its pollers stand still while Open vSwitch makes one: for \
+         `max` and `standby` instances, and so many more for those that drain. Without a port that is free there are no more \
+         instances.",
+    ),
+    key(
         TIMEOUTS,
         "tcp",
         "span of time",
@@ -439,10 +456,11 @@ pub const KEYS: &[Key] = &[
     key(
         SERVICE,
         "port",
-        "`\"memif\"` or `\"null\"`",
+        "`\"memif\"`, `\"device\"` or `\"null\"`",
         "\"null\"",
         Value("\"memif\""),
-        "How an instance is attached: rings of shared memory, or a sink without a container, for benches.",
+        "How an instance is attached: by rings of shared memory; with the driver `openflow` also by a function of a card (`devices`); \
+         or as a sink without a container, for benches.",
     ),
     key(
         SERVICE,
@@ -475,6 +493,14 @@ pub const KEYS: &[Key] = &[
         "[\"/etc/rules:/etc/rules:ro\"]",
         Value("[]"),
         "What it sees of this machine. See below.",
+    ),
+    key(
+        SERVICE,
+        "devices",
+        "list of devices",
+        "[{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }]",
+        Value("[]"),
+        "For `port = \"device\"`: the functions of a card that its instances get. See below.",
     ),
     key(
         SERVICE,
@@ -712,6 +738,56 @@ pub const KEYS: &[Key] = &[
         "true",
         Value("false"),
         "Whether the container may only read it.",
+    ),
+    key(
+        DEVICE,
+        "representor",
+        "interface, or device of DPDK",
+        "\"pf0vf0\"",
+        Required,
+        "The end that the bridge gets: a network interface of the machine of Open vSwitch, or a device of DPDK there, as \
+         `0000:03:00.0,representor=vf0`.",
+    ),
+    key(
+        DEVICE,
+        "pci",
+        "PCI address",
+        "\"0000:03:00.2\"",
+        Words("one of `pci`, `sf`, `interface`"),
+        "The instance's end, a virtual function. Where `vfio-pci` has it, the container gets its device files and `INCO_PCI`; else its \
+         network interface and `INCO_INTERFACES`.",
+    ),
+    key(
+        DEVICE,
+        "sf",
+        "number",
+        "1",
+        Words("one of `pci`, `sf`, `interface`"),
+        "The instance's end, a scalable function: the container gets its network interface.",
+    ),
+    key(
+        DEVICE,
+        "interface",
+        "name of an interface",
+        "\"enp3s0f0v0\"",
+        Words("one of `pci`, `sf`, `interface`"),
+        "The instance's end by the name of its network interface: a function's, or an end of a veth pair.",
+    ),
+    key(
+        DEVICE,
+        "mac",
+        "Ethernet address",
+        "\"02:00:00:00:00:11\"",
+        Words("any"),
+        "The address that the function must have: another one is a mistake in the file or on the card.",
+    ),
+    key(
+        DEVICE,
+        "vfio",
+        "path",
+        "\"/dev/vfio/42\"",
+        Words("what this machine says"),
+        "The device file of the function's group on the engine's machine: needed where that is another one.",
     ),
     key(
         READY,

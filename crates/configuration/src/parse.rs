@@ -383,6 +383,7 @@ fn read_switch<'a>(reader: &mut Reader<'a>, top: &Section<'a>, names: &[String])
             setup: FlowSetup::Proactive,
             rules: d::RULES,
             buckets: d::BUCKETS,
+            spare_ports: d::SPARE_PORTS,
         },
     };
     let Some(section) = reader.subsection(top, "switch", "switch") else {
@@ -514,6 +515,7 @@ fn read_openflow<'a>(reader: &mut Reader<'a>, section: &Section<'a>, switch: &mu
         }
     });
     of.buckets = buckets.unwrap_or(of.buckets);
+    of.spare_ports = read_u32(reader, &section, "spare_ports", 0, 1000).unwrap_or(of.spare_ports);
     if of.control().is_none() {
         let wrong = Wrong::new(
             "where the bridge listens does not follow from a database on another machine",
@@ -739,9 +741,13 @@ fn read_service<'a>(
     uplinks: &[String],
     workers: usize,
 ) -> Service {
-    let port = read::word(&[("memif", PortKind::Memif), ("null", PortKind::Null)]);
+    let port = read::word(&[
+        ("memif", PortKind::Memif),
+        ("device", PortKind::Device),
+        ("null", PortKind::Null),
+    ]);
     let port = reader.read(section, "port", port).unwrap_or(PortKind::Memif);
-    let image = if port == PortKind::Memif {
+    let image = if port != PortKind::Null {
         reader.require(section, "image", "\"inco/forward\"", image)
     } else {
         reader.read(section, "image", image)
@@ -757,6 +763,7 @@ fn read_service<'a>(
         uplinks: read_service_uplinks(reader, section, uplinks),
         image,
         port,
+        devices: read_devices(reader, section),
         command: reader.read(section, "command", read::texts).unwrap_or_default(),
         args: reader.read(section, "args", read::texts).unwrap_or_default(),
         env: reader.read(section, "env", env).unwrap_or_default(),
@@ -869,6 +876,112 @@ fn absolute(text: &str) -> Result<PathBuf, Wrong> {
         return Err(Wrong::new(what, "write one that begins with /"));
     }
     Ok(path.to_owned())
+}
+
+fn read_devices<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Vec<InstanceDevice> {
+    let Some(items) = reader.read(section, "devices", read::array) else {
+        return Vec::new();
+    };
+    let mut devices = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let path = format!("{}[{index}]", section.key("devices"));
+        reader.note(&path, item.span().start);
+        let DeValue::Table(table) = item.get_ref() else {
+            let example = "{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }";
+            reader.wrong(&path, read::not(item.get_ref(), "a device", example));
+            continue;
+        };
+        let device = reader.section(path.clone(), "service.NAME.devices[]", table);
+        let representor = reader.require(&device, "representor", "\"pf0vf0\"", |v| {
+            representor(read::text(v)?)
+        });
+        let pci = reader.read(&device, "pci", |v| pci(read::text(v)?));
+        let sf = read_u32(reader, &device, "sf", 0, u32::MAX);
+        let interface = reader.read(&device, "interface", |v| interface(read::text(v)?));
+        let mac = reader.read(&device, "mac", |v| mac(read::text(v)?));
+        let vfio = reader.read(&device, "vfio", |v| absolute(read::text(v)?));
+        let functions = [
+            pci.map(CardFunction::Pci),
+            sf.map(CardFunction::Sf),
+            interface.map(CardFunction::Interface),
+        ];
+        let written = ["pci", "sf", "interface"]
+            .iter()
+            .filter(|key| device.get(key).is_some())
+            .count();
+        if written != 1 {
+            let what = format!("{written} of pci, sf and interface say what the instance gets");
+            let write = "write one of them: pci = \"0000:03:00.2\", sf = 1 or interface = \"enp3s0f0v0\"";
+            reader.wrong(&path, Wrong::new(what, write));
+        }
+        if let (Some(representor), Some(function)) = (representor, functions.into_iter().flatten().next()) {
+            devices.push(InstanceDevice {
+                representor,
+                function,
+                mac,
+                vfio,
+            });
+        }
+    }
+    devices
+}
+
+/// The switch's end of a device: an interface, or a device of DPDK.
+fn representor(text: &str) -> Result<String, Wrong> {
+    if text.contains([':', ',']) && !text.contains(char::is_whitespace) {
+        return Ok(text.to_owned());
+    }
+    interface(text)
+}
+
+/// A name as the kernel takes it.
+fn interface(text: &str) -> Result<String, Wrong> {
+    let allowed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':');
+    if (1..=15).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(allowed) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!("{text:?} is no name of a network interface"),
+        "write one of `ip link`, at most 15 bytes",
+    ))
+}
+
+/// `0000:03:00.2`.
+fn pci(text: &str) -> Result<String, Wrong> {
+    let is_hex =
+        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    match parts.as_slice() {
+        [domain, bus, device, function]
+            if is_hex(domain, 4)
+                && is_hex(bus, 2)
+                && is_hex(device, 2)
+                && is_hex(function, 1)
+                && text.rfind(':') < text.find('.') =>
+        {
+            Ok(text.to_ascii_lowercase())
+        }
+        _ => Err(Wrong::new(
+            format!("{text:?} is no PCI address"),
+            "write it in full, as `lspci -D` shows it: \"0000:03:00.2\"",
+        )),
+    }
+}
+
+/// `02:00:00:00:00:11`.
+fn mac(text: &str) -> Result<MacAddress, Wrong> {
+    let bytes: Vec<Option<u8>> = text
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2))
+        .collect();
+    let bytes = bytes.into_iter().collect::<Option<Vec<u8>>>();
+    match bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok()) {
+        Some(bytes) if bytes[0] & 1 == 0 => Ok(MacAddress(bytes)),
+        _ => Err(Wrong::new(
+            format!("{text:?} is no Ethernet address of one device"),
+            "write six bytes, as \"02:00:00:00:00:11\"",
+        )),
+    }
 }
 
 fn read_mounts<'a>(reader: &mut Reader<'a>, section: &Section<'a>) -> Vec<Mount> {

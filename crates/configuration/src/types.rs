@@ -112,6 +112,8 @@ pub struct OpenFlow {
     pub rules: u32,
     /// Buckets of each service's new flows: a power of two.
     pub buckets: u16,
+    /// Ports of each service beside those for `max` and standby, for instances that drain.
+    pub spare_ports: u32,
 }
 
 impl OpenFlow {
@@ -286,6 +288,8 @@ pub struct Service {
     pub image: Option<String>,
     /// How an instance is attached.
     pub port: PortKind,
+    /// Where that is [`PortKind::Device`]: the ports of the first instance, one per uplink, then those of the second, and so on.
+    pub devices: Vec<InstanceDevice>,
     /// Program and arguments, instead of the image's own. Empty: the image's own.
     pub command: Vec<String>,
     /// Arguments after those of `command`, or after the image's own entry point.
@@ -339,6 +343,20 @@ pub struct Service {
 }
 
 impl Service {
+    /// Instances that a switch of rules makes ports for before there is traffic, where it makes so many more for those that drain:
+    /// as many as there are devices for.
+    pub fn places(&self, spare: u32) -> u32 {
+        match self.port {
+            PortKind::Device => (self.devices.len() / self.uplinks.len().max(1)) as u32,
+            PortKind::Memif | PortKind::Null => self.instance_limit().saturating_add(spare),
+        }
+    }
+
+    /// Whether its instances are containers.
+    pub fn has_containers(&self) -> bool {
+        self.port != PortKind::Null
+    }
+
     /// Containers of it that may exist at once, draining ones apart.
     pub fn instance_limit(&self) -> u32 {
         self.instances.max.saturating_add(self.instances.standby)
@@ -353,10 +371,64 @@ impl Service {
 /// How an instance is attached to the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortKind {
-    /// Rings of shared memory; the instance listens on a socket.
+    /// Rings of shared memory, and a socket to agree on them.
     Memif,
+    /// A function of a card, or another network interface, whose other end the switch has.
+    Device,
     /// A sink without a container, for benches.
     Null,
+}
+
+/// A function of a card for a data port of an instance, and what stands for it in the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceDevice {
+    /// The switch's end: a network interface, or a device of DPDK, as `0000:03:00.0,representor=vf0`.
+    pub representor: String,
+    /// The instance's end.
+    pub function: CardFunction,
+    /// The address that it should have.
+    pub mac: Option<MacAddress>,
+    /// The device file of its group, for a program that drives it by itself. Where the engine is on this machine, the machine tells.
+    pub vfio: Option<PathBuf>,
+}
+
+impl InstanceDevice {
+    /// Whether the switch's end is one of DPDK's devices, and no interface.
+    pub fn is_of_dpdk(&self) -> bool {
+        self.representor.contains([':', ','])
+    }
+}
+
+/// A function of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CardFunction {
+    /// A virtual function, by its PCI address.
+    Pci(String),
+    /// A scalable function, by its number.
+    Sf(u32),
+    /// Whatever has this network interface.
+    Interface(String),
+}
+
+impl fmt::Display for CardFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CardFunction::Pci(address) => write!(f, "the function at {address}"),
+            CardFunction::Sf(number) => write!(f, "scalable function {number}"),
+            CardFunction::Interface(name) => write!(f, "the interface {name}"),
+        }
+    }
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
 }
 
 /// A directory or file of this machine in a container.
@@ -577,7 +649,7 @@ pub struct Prefix {
 impl Configuration {
     /// Whether a service of it has containers.
     pub fn has_containers(&self) -> bool {
-        self.services.iter().any(|service| service.port != PortKind::Null)
+        self.services.iter().any(Service::has_containers)
     }
 
     /// The uplink of that name.

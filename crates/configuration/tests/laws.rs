@@ -111,8 +111,13 @@ proptest! {
 fn with_key(table: &str, name: &str, value: &str) -> String {
     let uplink = "name = \"wan\"\ndevice = \"memif:wan.sock\"\n";
     // A switch of rules wants a match that tells directions apart, or nobody who needs it.
-    let for_rules = table == "switch.openflow" || (table, name) == ("switch", "openflow");
+    let for_rules = ["switch.openflow", "service.NAME.devices[]"].contains(&table)
+        || (table, name) == ("switch", "openflow")
+        || (table, name) == ("service.NAME", "devices") && value != "[]";
     let service = match for_rules {
+        true if name == "devices" => {
+            "image = \"inco/forward\"\nsymmetric = false\nport = \"device\"\ninstances = 1\n"
+        }
         true => "image = \"inco/forward\"\nsymmetric = false\n",
         false => "image = \"inco/forward\"\n",
     };
@@ -142,10 +147,22 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
         _ => text.push_str(&format!("[service.a]\n{service}")),
     }
     match table {
+        "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
         "" | "uplink[]" | "service.NAME" => {}
         "service.NAME.mounts[]" => {
             let others = without("source = \"/a\"\ntarget = \"/b\"\n");
             text.push_str(&format!("[[service.a.mounts]]\n{others}{line}"));
+        }
+        "service.NAME.devices[]" => {
+            let function = if ["pci", "sf", "interface"].contains(&name) {
+                ""
+            } else {
+                "pci = \"0000:03:00.2\"\n"
+            };
+            let others = without(&format!("representor = \"pf0vf0\"\n{function}"));
+            text = text.replace("image", "port = \"device\"\ninstances = 1\nimage");
+            text.push_str(&format!("[[service.a.devices]]\n{others}{line}"));
+            text.push_str("[switch]\ndriver = \"openflow\"\n");
         }
         "service.NAME.match" => {
             let proto = if name.ends_with("_port") {

@@ -668,7 +668,7 @@ fn a_remote_engine_is_refused_where_memory_is_shared() {
         wrong(&text),
         [
             "inco.toml:4: service.a.port: a memif port shares memory, and the containers of tcp://192.0.2.1:2376 are on \
-          another machine; write an engine on this machine ([engine] host = \"unix:///run/docker.sock\")"
+          another machine; write an engine on this machine ([engine] host = \"unix:///run/docker.sock\"), or port = \"device\""
         ]
     );
     good(&text.replace("image = \"inco/forward\"", "port = \"null\""));
@@ -841,6 +841,16 @@ impl Facts for Machine {
             Device::Pcap(_) => "pcap",
             Device::Dpdk(_) => "dpdk",
         })
+    }
+    fn interface(&self, name: &str) -> Result<(), Unusable> {
+        self.has(name)
+    }
+    fn function(
+        &self,
+        _: &configuration::Engine,
+        device: &configuration::InstanceDevice,
+    ) -> Result<(), Unusable> {
+        self.has(&device.function.to_string())
     }
     fn engine(&self, _: &configuration::Engine) -> Result<(), Unusable> {
         self.has("engine")
@@ -1022,4 +1032,114 @@ fn a_bridge_of_open_vswitch_is_read() {
     assert!(both_ways.contains("write symmetric = false"), "{both_ways}");
     let unused = wrong(&format!("[switch]\nopenflow = {{ rules = 100 }}\n{SHORT}")).join("\n");
     assert!(unused.contains("driver = \"openflow\""), "{unused}");
+}
+
+#[test]
+fn functions_of_a_card_are_read_and_must_be_enough() {
+    use configuration::{CardFunction, MacAddress};
+    let text = |service: &str, more: &str| {
+        format!(
+            "[switch]\ndriver = \"openflow\"\n{more}{SHORT}symmetric = false\nport = \"device\"\n{service}\n"
+        )
+    };
+    let two = "instances = 2\ndevices = [\n{ representor = \"pf0vf0\", pci = \"0000:03:00.2\", mac = \"02:00:00:00:00:1A\" },\n\
+               { representor = \"0000:03:00.0,representor=sf1\", sf = 1 },\n]";
+    let service = good(&text(two, "")).services.remove(0);
+    assert_eq!(service.port, PortKind::Device);
+    let [vf, sf] = service.devices.as_slice() else {
+        panic!("{:?}", service.devices);
+    };
+    assert_eq!(vf.function, CardFunction::Pci("0000:03:00.2".into()));
+    assert_eq!(vf.mac, Some(MacAddress([2, 0, 0, 0, 0, 0x1a])));
+    assert_eq!(vf.mac.unwrap().to_string(), "02:00:00:00:00:1a");
+    assert_eq!(
+        (sf.function.clone(), sf.is_of_dpdk()),
+        (CardFunction::Sf(1), true)
+    );
+    assert!(!vf.is_of_dpdk());
+
+    let one = |entry: &str| format!("instances = 1\ndevices = [{entry}]");
+    for (service, more, said) in [
+        (
+            one("{ pci = \"0000:03:00.2\" }"),
+            "",
+            "service.a.devices[0].representor: this key is missing; write representor = \"pf0vf0\"",
+        ),
+        (
+            one("{ representor = \"pf0vf0\" }"),
+            "",
+            "service.a.devices[0]: 0 of pci, sf and interface say what the instance gets; write one of them",
+        ),
+        (
+            one("{ representor = \"pf0vf0\", sf = 1, interface = \"a\" }"),
+            "",
+            "2 of pci, sf and interface",
+        ),
+        (
+            one("{ representor = \"pf0vf0\", pci = \"03:00.2\" }"),
+            "",
+            "\"03:00.2\" is no PCI address; write it in full",
+        ),
+        (
+            one("{ representor = \"pf0vf0\", sf = 1, mac = \"01:00:00:00:00:01\" }"),
+            "",
+            "is no Ethernet address of one device; write six bytes",
+        ),
+        (
+            one("{ representor = \"a very long name of one\", sf = 1 }"),
+            "",
+            "is no name of a network interface",
+        ),
+        (one("\"pf0vf0\""), "", "write { representor = \"pf0vf0\", pci ="),
+        (
+            two.replace("instances = 2", "instances = { min = 1, max = 3 }"),
+            "",
+            "there are 2 devices, and 4 instances with standby need 4, 1 each",
+        ),
+        (
+            two.replace("sf = 1", "pci = \"0000:03:00.2\""),
+            "",
+            "service.a.devices[0] (line 12) has it already",
+        ),
+        (
+            two.to_owned(),
+            "[engine]\ndriver = \"docker\"\n",
+            "Docker moves no network interface of a machine",
+        ),
+        (
+            one("{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }"),
+            "[engine]\ndriver = \"docker\"\nhost = \"tcp://192.168.100.1:2376\"\ntls = \"/etc/host\"\n",
+            "cannot tell the group of a function of the engine's machine; write vfio = \"/dev/vfio/N\"",
+        ),
+    ] {
+        let problems = wrong(&text(&service, more)).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
+    let soft = wrong(&format!("{SHORT}port = \"device\"\n{two}\n")).join("\n");
+    assert!(
+        soft.contains("reaches instances by memif alone; write driver = \"openflow\""),
+        "{soft}"
+    );
+    let unused = wrong(&format!(
+        "[switch]\ndriver = \"openflow\"\n{SHORT}symmetric = false\n{two}\n"
+    ))
+    .join("\n");
+    assert!(
+        unused.contains("write port = \"device\", or remove it"),
+        "{unused}"
+    );
+
+    // What only the machine can tell.
+    let c = good(&text(two, ""));
+    let facts = check_facts(&c, &Machine(&["pf0vf0", "scalable function 1"]));
+    let told: Vec<String> = facts.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(
+        told[0].contains("service.a.devices[0].representor: there is no pf0vf0"),
+        "{told:?}"
+    );
+    assert!(
+        told[1].contains("service.a.devices[1]: there is no scalable function 1"),
+        "{told:?}"
+    );
 }

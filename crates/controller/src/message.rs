@@ -142,7 +142,7 @@ pub enum Command {
         /// What must be known of it.
         settings: Box<ServiceSettings>,
     },
-    /// Other settings for a service. Its name, its number of ports and whether it has containers stay; instances that there
+    /// Other settings for a service. Its name, its number of ports, its places and whether it has containers stay; instances that there
     /// are keep their containers as they are.
     Reconfigure {
         /// Which service.

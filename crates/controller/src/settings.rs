@@ -1,8 +1,8 @@
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
-use engine::{ContainerSpec, Label};
-use model::{InstanceId, Nanos};
+use engine::{ContainerSpec, Label, Mount, NetFunction};
+use model::{InstanceId, Nanos, Slot};
 
 /// When an instance counts as ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,19 @@ pub enum StandbyMode {
     Paused,
 }
 
+/// A place for an instance whose port the switch has made beforehand, and what a container gets that takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortPlace {
+    /// The slot whose port it is.
+    pub slot: Slot,
+    /// What the container sees of this machine to reach the port.
+    pub mounts: Vec<Mount>,
+    /// What tells it of the port.
+    pub env: Vec<(String, String)>,
+    /// The functions of a card that are its port.
+    pub functions: Vec<NetFunction>,
+}
+
 /// What the controller must know of one service.
 #[derive(Clone, Debug)]
 pub struct ServiceSettings {
@@ -32,10 +45,12 @@ pub struct ServiceSettings {
     /// The container of one instance, but for name, labels and the mount of its socket directory, which the
     /// controller adds. [`None`] for a service whose instances are sinks without a container.
     pub container: Option<ContainerSpec>,
-    /// Where a container sees its socket directory.
-    pub socket_dir_in_container: PathBuf,
+    /// Where a container sees its socket directory; [`None`] for one on another machine.
+    pub socket_dir_in_container: Option<PathBuf>,
     /// Data ports of an instance: one per uplink of the service.
     pub ports: u8,
+    /// The places that its instances may have, where the switch has made their ports beforehand; [`None`]: any slot.
+    pub places: Option<Vec<PortPlace>>,
     /// Active instances at least.
     pub min: u32,
     /// Active instances at most.
@@ -72,8 +87,9 @@ impl ServiceSettings {
         ServiceSettings {
             name: name.into(),
             container,
-            socket_dir_in_container: PathBuf::from("/run/inco"),
+            socket_dir_in_container: Some(PathBuf::from("/run/inco")),
             ports: 1,
+            places: None,
             min: 1,
             max: 1,
             standby: 0,
@@ -177,6 +193,8 @@ pub const LABEL_RUN_DIR: &str = "inco.run-dir";
 pub const LABEL_SERVICE: &str = "inco.service";
 /// The label with the instance's id.
 pub const LABEL_INSTANCE: &str = "inco.instance";
+/// The label with the instance's slot: what a container was given of its port belongs to that one alone.
+pub const LABEL_SLOT: &str = "inco.slot";
 
 #[cfg(test)]
 mod tests {

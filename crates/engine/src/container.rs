@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use model::Nanos;
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
+use crate::{EngineError, NetFunction};
 
 /// The name of an image, as `inco/forward:latest`. Without a tag it means `:latest`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -174,8 +174,8 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-/// What is to run. Whatever it says, a container has no network, a read-only root, no capabilities and no way to
-/// get more privileges.
+/// What is to run. Whatever it says, a container has no network but the interfaces it is given, a read-only root, no capabilities
+/// (with interfaces: to send and receive whole frames) and no way to get more privileges.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerSpec {
     /// As `inco-firewall-7`: see [`ContainerSpec::check`].
@@ -200,6 +200,9 @@ pub struct ContainerSpec {
     pub cpuset: Option<String>,
     /// Whether it sees the machine's hugepages under `/dev/hugepages`.
     pub hugepages: bool,
+    /// Functions of network cards that it gets, in the order of its data ports: interfaces are moved into it, under their names, and
+    /// back when it is removed; of others it may use the device files. [`Given`](crate::Given) says what it is told of them.
+    pub functions: Vec<NetFunction>,
 }
 
 /// The longest name of a container, in bytes.
@@ -222,6 +225,7 @@ impl ContainerSpec {
             pids_limit: PIDS_LIMIT,
             cpuset: None,
             hugepages: false,
+            functions: Vec::new(),
         }
     }
 
@@ -240,6 +244,9 @@ impl ContainerSpec {
                 what: "0 processes",
                 reason,
             });
+        }
+        for function in &self.functions {
+            function.check()?;
         }
         for mount in &self.mounts {
             for path in [&mount.source, &mount.target] {

@@ -17,8 +17,8 @@ use bollard::errors::Error;
 use bollard::exec::{CreateExecOptions, StartExecResults};
 use bollard::models::{
     ContainerCreateBody, ContainerState as DockerState, ContainerSummaryStateEnum, ContainerUpdateBody,
-    HostConfig, HostConfigLogConfig, Mount as DockerMount, MountBindOptions, MountBindOptionsPropagationEnum,
-    MountType, ResourcesUlimits,
+    DeviceMapping, HostConfig, HostConfigLogConfig, Mount as DockerMount, MountBindOptions,
+    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use bollard::query_parameters::{
     CreateContainerOptions, CreateImageOptions, InspectContainerOptions, KillContainerOptions,
@@ -39,8 +39,8 @@ use crate::container::check_command;
 use crate::front::{Command, Front, LIST_LIMIT, now};
 use crate::image::{Image, Store};
 use crate::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, ImageRef,
-    Label, MAX_OUTPUT_BYTES, Request, Ticket, Usage, seccomp,
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
+    ImageRef, Label, MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, seccomp,
 };
 
 /// How a [`DockerEngine`] works.
@@ -582,6 +582,13 @@ impl Service {
 
     async fn create(self: &Rc<Self>, spec: ContainerSpec) -> Result<(u32, Nanos), EngineError> {
         spec.check()?;
+        let given = Given::find(&spec.functions, Path::new(SYS))?;
+        if let Some(name) = given.interfaces.first() {
+            return Err(EngineError::NoFunction {
+                what: format!("Docker moves no interface of the machine into a container, as {name}"),
+                write: "give its function to vfio-pci, or take the engine oci".to_owned(),
+            });
+        }
         for mount in &spec.mounts {
             if self.hierarchy.is_some() {
                 std::fs::metadata(&mount.source)
@@ -591,7 +598,7 @@ impl Service {
         let limit = Duration::from_nanos(self.config.create_timeout.0);
         let name = spec.name.clone();
         self.ensure_image(&spec.image, limit).await?;
-        self.make(&spec, limit).await?;
+        self.make(&spec, &given, limit).await?;
         match self.start(&spec, limit).await {
             Ok(started) => Ok(started),
             Err(error) => {
@@ -634,14 +641,14 @@ impl Service {
         Ok(())
     }
 
-    async fn make(&self, spec: &ContainerSpec, limit: Duration) -> Result<(), EngineError> {
+    async fn make(&self, spec: &ContainerSpec, given: &Given, limit: Duration) -> Result<(), EngineError> {
         let options = CreateContainerOptions {
             name: Some(spec.name.clone()),
             ..CreateContainerOptions::default()
         };
         let asked = self
             .docker
-            .create_container(Some(options), body(spec, self.is_podman));
+            .create_container(Some(options), body(spec, given, self.is_podman));
         match self.ask("create", &spec.name, limit, asked).await {
             Ok(_) => Ok(()),
             Err(EngineError::ImageMissing { .. }) => Err(EngineError::ImageMissing {
@@ -1198,7 +1205,17 @@ fn user_limits(is_podman: bool) -> Vec<ResourcesUlimits> {
     limits
 }
 
-fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
+/// A device file, under the same name in the container.
+fn device(path: &Path) -> DeviceMapping {
+    let path = path.display().to_string();
+    DeviceMapping {
+        path_on_host: Some(path.clone()),
+        path_in_container: Some(path),
+        cgroup_permissions: Some("rw".to_owned()),
+    }
+}
+
+fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreateBody {
     let mounts = spec.mounts.iter().map(|mount| DockerMount {
         target: Some(mount.target.display().to_string()),
         source: Some(mount.source.display().to_string()),
@@ -1238,6 +1255,7 @@ fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
             ("/run".to_owned(), "size=64m,mode=755".to_owned()),
         ])),
         ulimits: Some(user_limits(is_podman)),
+        devices: Some(given.devices.iter().map(|path| device(path)).collect()),
         mounts: Some(mounts.chain(hugepages).collect()),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
@@ -1253,8 +1271,10 @@ fn body(spec: &ContainerSpec, is_podman: bool) -> ContainerCreateBody {
         // As the other engine takes it: the command is the whole of it.
         entrypoint: (!spec.command.is_empty()).then(|| spec.command.clone()),
         env: Some(
-            spec.env
+            given
+                .env
                 .iter()
+                .chain(&spec.env)
                 .map(|(key, value)| format!("{key}={value}"))
                 .collect(),
         ),
@@ -1293,7 +1313,7 @@ mod tests {
 
     #[test]
     fn docker_is_asked_for_the_same_confinement() {
-        let host = body(&ContainerSpec::new("inco-a-1", "a"), false)
+        let host = body(&ContainerSpec::new("inco-a-1", "a"), &Given::default(), false)
             .host_config
             .unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("none"));

@@ -41,6 +41,14 @@ pub enum EngineError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A function of a card that a container was to get cannot be given to it.
+    #[error("{what}: {write}")]
+    NoFunction {
+        /// Which one, and what is the matter.
+        what: String,
+        /// What to do.
+        write: String,
+    },
     /// The container has ended, so that it cannot be paused, resumed or limited.
     #[error("container {name} has ended")]
     NotRunning {

@@ -320,10 +320,17 @@ fn adopt(run_dir: &Path) -> Result<Option<(Channel, u32)>, EngineError> {
     }
 }
 
+/// The system calls that containers may make.
+struct Filters {
+    usual: BpfProgram,
+    /// For those with network interfaces.
+    with_frames: BpfProgram,
+}
+
 /// Runs the program of a container: the last step, in the container.
 #[derive(Clone)]
 struct Exec {
-    filter: Rc<BpfProgram>,
+    filter: Rc<Filters>,
     /// Closed by a successful exec; otherwise the reason is written to it.
     failure: Arc<OwnedFd>,
 }
@@ -337,7 +344,15 @@ impl Executor for Exec {
         let Some((program, rest)) = arguments.and_then(|arguments| arguments.split_first()) else {
             return Err(ExecutorError::InvalidArg);
         };
-        let reason = match seccompiler::apply_filter(&self.filter) {
+        let devices = spec
+            .linux()
+            .as_ref()
+            .and_then(|linux| linux.net_devices().as_ref());
+        let filter = match devices {
+            Some(devices) if !devices.is_empty() => &self.filter.with_frames,
+            _ => &self.filter.usual,
+        };
+        let reason = match seccompiler::apply_filter(filter) {
             Ok(()) => {
                 let error = Command::new(program).args(rest).exec();
                 format!("cannot run {program}: {error}")
@@ -374,7 +389,7 @@ fn inode(path: &Path) -> Option<u64> {
 }
 
 struct Service {
-    filter: Rc<BpfProgram>,
+    filter: Rc<Filters>,
     listener: Option<Listener>,
     parent: Option<Channel>,
     making: BTreeMap<u64, Making>,
@@ -400,12 +415,18 @@ pub fn main() -> Result<(), EngineError> {
     let null = File::open("/dev/null").map_err(|e| EngineError::io("open", Path::new("/dev/null"), &e))?;
     rustix::stdio::dup2_stdin(&null).map_err(own)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(own)?;
-    let filter = seccomp::filter().map_err(|error| EngineError::BadSpec {
-        what: "its filter of system calls",
-        reason: error.to_string(),
-    })?;
+    let filter = |with_frames| {
+        seccomp::filter(with_frames).map_err(|error| EngineError::BadSpec {
+            what: "its filter of system calls",
+            reason: error.to_string(),
+        })
+    };
+    let filters = Filters {
+        usual: filter(false)?,
+        with_frames: filter(true)?,
+    };
     let mut service = Service {
-        filter: Rc::new(filter),
+        filter: Rc::new(filters),
         listener: listen_in(std::env::var_os("INCO_LAUNCHER_RUN_DIR")),
         parent: None,
         making: BTreeMap::new(),
@@ -606,7 +627,7 @@ impl Service {
         &mut self,
         id: u64,
         name: &str,
-        made: impl FnOnce(&Rc<BpfProgram>) -> Result<(Notice, Vec<OwnedFd>), String>,
+        made: impl FnOnce(&Rc<Filters>) -> Result<(Notice, Vec<OwnedFd>), String>,
     ) {
         let failed = |errno: Errno| Notice::Failed {
             id,
@@ -783,7 +804,7 @@ struct Started {
 }
 
 impl Started {
-    fn new(name: &str, state: &str, filter: &Rc<BpfProgram>) -> Result<Started, String> {
+    fn new(name: &str, state: &str, filter: &Rc<Filters>) -> Result<Started, String> {
         let (failure, failed) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
         let output = output_file().map_err(words("output file"))?;
@@ -830,7 +851,7 @@ fn try_exec(
     name: &str,
     state: &str,
     command: Vec<String>,
-    filter: &Rc<BpfProgram>,
+    filter: &Rc<Filters>,
 ) -> Result<(u32, Vec<OwnedFd>), String> {
     let Started {
         builder,
@@ -854,7 +875,7 @@ fn try_make(
     name: &str,
     bundle: &str,
     state: &str,
-    filter: &Rc<BpfProgram>,
+    filter: &Rc<Filters>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
     let Started {
         builder,

@@ -23,6 +23,7 @@ mod docker;
 mod error;
 mod fake;
 mod front;
+mod function;
 pub mod image;
 pub mod launcher;
 mod none;
@@ -37,9 +38,10 @@ pub use container::{
 pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
 pub use error::EngineError;
 pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
+pub use function::{Given, NetFunction, SYS};
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
-pub use oci::{OciConfig, OciEngine};
+pub use oci::{OciConfig, OciEngine, functions_in_use};
 
 use model::Nanos;
 

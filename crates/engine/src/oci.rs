@@ -9,18 +9,21 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use libcontainer::network::network_device::dev_change_net_namespace;
+use libcontainer::oci_spec::runtime::LinuxNetDevice;
 use model::Nanos;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +34,8 @@ use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT_BYTES};
 use crate::wire::{Notice, Order, Received};
 use crate::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Label,
-    MAX_OUTPUT_BYTES, Request, Ticket, Usage, bundle, cgroup,
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given, Label,
+    MAX_OUTPUT_BYTES, NetFunction, Request, SYS, Ticket, Usage, bundle, cgroup,
 };
 
 /// How an [`OciEngine`] works.
@@ -107,6 +110,9 @@ struct Record {
     /// The kernel's start time of that process, in clock ticks since boot: process ids are used again.
     start_ticks: u64,
     started_unix_ms: u64,
+    /// Functions of cards that it was given, and the network interfaces among them.
+    functions: Vec<NetFunction>,
+    interfaces: Vec<String>,
 }
 
 /// The embedded engine. See the [module](self).
@@ -245,6 +251,8 @@ struct Managed {
     group: Cgroup,
     phase: Phase,
     pidfd: Option<OwnedFd>,
+    /// Its network namespace, where it has interfaces of the machine: they are there until they are taken back.
+    network: Option<File>,
     output: Option<File>,
     /// Whether the launcher is its parent, so that it can tell its exit status.
     told_by_launcher: bool,
@@ -294,6 +302,51 @@ struct Worker {
     /// When the launcher last said something.
     heard_at: Nanos,
     quit: bool,
+}
+
+/// Functions of cards that containers of the engine in this run directory have, also of one that runs no more.
+pub fn functions_in_use(run_dir: &Path) -> Vec<NetFunction> {
+    let bundles = fs::read_dir(run_dir.join("oci/containers"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let record = |directory: fs::DirEntry| -> Option<Record> {
+        serde_json::from_slice(&fs::read(directory.path().join("record.json")).ok()?).ok()
+    };
+    bundles
+        .filter_map(record)
+        .flat_map(|record| record.functions)
+        .collect()
+}
+
+/// The network namespace of a container that has interfaces of the machine.
+fn network_of(record: &Record) -> Option<File> {
+    if record.interfaces.is_empty() {
+        return None;
+    }
+    File::open(format!("/proc/{}/ns/net", record.pid)).ok()
+}
+
+/// Moves interfaces from a namespace, in which nobody runs any more, into this one.
+fn take_back(network: &File, interfaces: &[String]) -> Result<(), EngineError> {
+    let there = Path::new("/proc/thread-self/ns/net");
+    let failed = |error: &std::io::Error| EngineError::io("take interfaces back from", there, error);
+    let ours = File::open(there).map_err(|error| failed(&error))?;
+    // On a thread of its own, which ends in the other namespace.
+    let taken = std::thread::scope(|scope| {
+        let take = || {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+            for name in interfaces {
+                dev_change_net_namespace(name, ours.as_raw_fd(), &LinuxNetDevice::default())
+                    .map_err(std::io::Error::other)?;
+            }
+            Ok(())
+        };
+        scope.spawn(take).join()
+    });
+    taken
+        .unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
+        .map_err(|error| failed(&error))
 }
 
 /// Epoll's words for what is ready. A pidfd has its process id, which is never this high.
@@ -442,6 +495,7 @@ impl Worker {
             .ok()
             .filter(|file| file.metadata().is_ok_and(|data| data.len() == OUTPUT_BYTES));
         Some(Managed {
+            network: network_of(&record),
             record,
             group,
             phase,
@@ -702,6 +756,7 @@ impl Worker {
         for mount in &spec.mounts {
             fs::metadata(&mount.source).map_err(|error| EngineError::io("mount", &mount.source, &error))?;
         }
+        let given = Given::find(&spec.functions, Path::new(SYS))?;
         let group = self.group(&name);
         let record = Record {
             name: name.clone(),
@@ -710,16 +765,16 @@ impl Worker {
             pid: 0,
             start_ticks: 0,
             started_unix_ms: 0,
+            functions: spec.functions.clone(),
+            interfaces: given.interfaces.clone(),
         };
         let dir = self.bundle_dir(&name);
         let id = self.next_id;
         self.next_id += 1;
         let made = fs::create_dir_all(&dir)
             .map_err(|error| EngineError::io("make directory", &dir, &error))
-            .and_then(|()| {
-                let config = bundle::config(&spec, &rootfs, &image, &format!("{}/{name}", self.parent));
-                write_json(&dir.join("config.json"), &config)
-            })
+            .and_then(|()| bundle::config(&spec, &given, &rootfs, &image, &format!("{}/{name}", self.parent)))
+            .and_then(|config| write_json(&dir.join("config.json"), &config))
             .and_then(|()| write_json(&dir.join("record.json"), &record))
             .and_then(|()| {
                 let order = Order::Create {
@@ -746,6 +801,7 @@ impl Worker {
             group,
             phase: Phase::Making,
             pidfd: None,
+            network: None,
             output: None,
             told_by_launcher: true,
             ended_at: None,
@@ -1080,7 +1136,15 @@ impl Worker {
                     }
                 });
                 let gone = match gone {
-                    Ok(true) => self.remove_dirs(name).map(|()| true),
+                    Ok(true) => {
+                        if let Some(network) = container.network.take()
+                            && let Err(error) = take_back(&network, &container.record.interfaces)
+                        {
+                            // The kernel gives back what is hardware when the namespace is gone.
+                            tracing::warn!(container = name, %error, "network interfaces were not taken back");
+                        }
+                        self.remove_dirs(name).map(|()| true)
+                    }
                     other => other,
                 };
                 match gone {
@@ -1299,6 +1363,7 @@ impl Worker {
         container.record.pid = pid;
         container.record.start_ticks = start_ticks(pid).unwrap_or_default();
         container.record.started_unix_ms = unix_ms();
+        container.network = network_of(&container.record);
         container.phase = Phase::Running;
         container.output = output.map(File::from);
         self.hierarchy.group(&self.parent).raise_weight();

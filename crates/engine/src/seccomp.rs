@@ -100,8 +100,8 @@ const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![SYS_renameat];
 
-/// The filter, compiled for this machine.
-pub(crate) fn filter() -> Result<BpfProgram, BackendError> {
+/// The filter, compiled for this machine. `with_frames`: it may have sockets for whole frames, as who has network interfaces.
+pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED
         .iter()
@@ -116,6 +116,7 @@ pub(crate) fn filter() -> Result<BpfProgram, BackendError> {
     rules.insert(libc::SYS_clone, vec![rule(vec![no_namespace])?]);
     let families = FAMILIES
         .iter()
+        .chain(with_frames.then_some(&libc::AF_PACKET))
         .map(|&family| rule(vec![is(0, Dword, family as u64)?]));
     rules.insert(libc::SYS_socket, families.collect::<Result<_, _>>()?);
     // Asking for the personality and setting the usual one; others weaken the layout of memory.
@@ -179,12 +180,14 @@ mod tests {
 
     #[test]
     fn the_filter_compiles_and_fits_the_kernel() {
-        let filter = filter().unwrap();
-        assert!(
-            filter.len() > ALLOWED.len() && filter.len() < 4096,
-            "{}",
-            filter.len()
-        );
+        for with_frames in [false, true] {
+            let filter = filter(with_frames).unwrap();
+            assert!(
+                filter.len() > ALLOWED.len() && filter.len() < 4096,
+                "{}",
+                filter.len()
+            );
+        }
     }
 
     #[test]

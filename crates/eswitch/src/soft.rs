@@ -1042,6 +1042,11 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 let by_worker = (0..workers).map(|_| sinks()).collect();
                 self.attach_ports(slot, by_worker, Some(workers as u16), String::new(), Vec::new());
             }
+            AttachSpec::Made { .. } => {
+                return Err(SwitchError::Unsupported {
+                    what: "have ports before there are instances",
+                });
+            }
             AttachSpec::Memif {
                 service: _,
                 socket,

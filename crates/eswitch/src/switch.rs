@@ -45,6 +45,13 @@ pub enum AttachSpec {
         /// How long to go on trying: the container may still be starting.
         deadline: Nanos,
     },
+    /// The switch has made the ports of this slot when it started; the instance has been told of them.
+    Made {
+        /// Of which service the instance is.
+        service: ServiceId,
+        /// How long the instance may take to take packets from them.
+        deadline: Nanos,
+    },
     /// A sink that takes everything.
     Null,
 }

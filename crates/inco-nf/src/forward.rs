@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use memif::{ControlEvent, Link, Listener, RxQueue, ServerConfig};
+use memif::{Client, ClientConfig, ControlEvent, Link, Listener, RingConfig, RxQueue, ServerConfig};
 use nf_page::{NfCounters, PageListener, PageWriter, PortCounters};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::options::Forward;
+use crate::interface::Interface;
+use crate::options::{Forward, Role};
 use crate::pace::{Pacer, SLICE_NS};
 
 /// Packets of one queue before the next one's turn, and before the pacer is asked.
@@ -28,6 +29,10 @@ const SPIN_NS: u64 = 20_000;
 const CHORES_NS: u64 = 5_000_000;
 /// Longest sleep while the host watches the page: its heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(100);
+/// Between two attempts to connect to a switch that does not listen, and the longest sleep meanwhile.
+const CONNECT_AGAIN: Duration = Duration::from_millis(10);
+/// How long a switch that listens may take to answer.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 /// Longest sleep otherwise.
 const SLEEP_LIMIT: Duration = Duration::from_secs(5);
 /// Rest where paced and not said otherwise, in us.
@@ -80,17 +85,34 @@ pub(crate) fn run(options: &Forward) -> Result<()> {
     let stop = stop_signal().context("cannot watch for signals")?;
     // Sleeps end within some us instead of 50 us later; where it is refused they are just longer.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
-    let mut config = ServerConfig::new("inco-nf");
-    config.interface_ids = Some((0..u32::from(options.ports)).collect());
-    config.max_queues = QUEUES_LIMIT;
-    let listener = Listener::bind(&options.socket, config)
-        .with_context(|| format!("cannot listen on {}", options.socket.display()))?;
+    let interfaces = options.interfaces.iter().map(|name| Interface::open(name));
+    let interfaces = interfaces.collect::<Result<Vec<_>>>()?;
+    let ends = match options.role {
+        _ if !interfaces.is_empty() => Ends::Interfaces(interfaces),
+        Role::Server => {
+            let mut config = ServerConfig::new("inco-nf");
+            config.interface_ids = Some((0..u32::from(options.ports)).collect());
+            config.max_queues = QUEUES_LIMIT;
+            let listener = Listener::bind(&options.socket, config)
+                .with_context(|| format!("cannot listen on {}", options.socket.display()))?;
+            Ends::Server(listener)
+        }
+        Role::Client => Ends::Client(ClientConfig {
+            ring: RingConfig {
+                log2_slots: options.ring_slots.ilog2() as u8,
+                buffer_bytes: options.buffer_bytes,
+                queues: options.queues,
+            },
+            name: "inco-nf".to_owned(),
+            ..ClientConfig::new(&options.socket, 0)
+        }),
+    };
     let pages = match &options.page {
         Some(path) => Some(PageListener::bind(path)?),
         None => None,
     };
     let mut runner = Runner {
-        listener,
+        ends,
         pages,
         stop,
         links: (0..options.ports).map(|_| None).collect(),
@@ -122,8 +144,18 @@ fn stop_signal() -> io::Result<UnixStream> {
     Ok(receiver)
 }
 
+/// How links to the switch come about.
+enum Ends {
+    /// It connects.
+    Server(Listener),
+    /// We connect, to each interface as this says.
+    Client(ClientConfig),
+    /// There are none: the data ports are network interfaces.
+    Interfaces(Vec<Interface>),
+}
+
 struct Runner {
-    listener: Listener,
+    ends: Ends,
     pages: Option<PageListener>,
     stop: UnixStream,
     /// By port; `None` while the switch is not connected to it.
@@ -186,13 +218,22 @@ impl Runner {
         let mut round = Round::Dry;
         let mut began = now;
         for port in 0..self.links.len() {
-            let queues = self.links[port].as_ref().map_or(0, |link| link.queues.len());
+            let queues = match &self.ends {
+                Ends::Interfaces(_) => 1,
+                Ends::Server(_) | Ends::Client(_) => {
+                    self.links[port].as_ref().map_or(0, |link| link.queues.len())
+                }
+            };
             for queue in 0..queues {
                 match pause(&mut self.pacer) {
                     0 => {}
                     ns => return Round::Pause(ns),
                 }
-                match self.work.burst(&mut self.links, port, queue) {
+                let burst = match &self.ends {
+                    Ends::Interfaces(interfaces) => self.work.burst_of_interface(interfaces, port),
+                    Ends::Server(_) | Ends::Client(_) => self.work.burst(&mut self.links, port, queue),
+                };
+                match burst {
                     Round::Moved => {
                         let ended = now_ns();
                         self.work.busy_ns += ended - began;
@@ -219,13 +260,19 @@ impl Runner {
     /// Sleeps until there is something to do.
     fn sleep(&mut self) -> Result<()> {
         self.publish();
-        let longest = if self.page.is_some() {
+        let mut longest = if self.page.is_some() {
             HEARTBEAT
         } else {
             SLEEP_LIMIT
         };
         let mut queues: Vec<&mut RxQueue> = Vec::new();
-        let mut others: Vec<BorrowedFd<'_>> = vec![self.stop.as_fd(), self.listener.as_fd()];
+        let mut others: Vec<BorrowedFd<'_>> = vec![self.stop.as_fd()];
+        match &self.ends {
+            Ends::Server(listener) => others.push(listener.as_fd()),
+            Ends::Client(_) if self.links.iter().any(Option::is_none) => longest = CONNECT_AGAIN,
+            Ends::Client(_) => {}
+            Ends::Interfaces(interfaces) => others.extend(interfaces.iter().map(AsFd::as_fd)),
+        }
         others.extend(self.pages.as_ref().map(AsFd::as_fd));
         for link in self.links.iter_mut().flatten() {
             others.push(link.control.as_fd());
@@ -268,11 +315,7 @@ impl Runner {
                 *slot = None;
             }
         }
-        while let Some(link) = self.listener.accept(Duration::ZERO)? {
-            if let Some(slot) = self.links.get_mut(link.interface_id as usize) {
-                *slot = Some(link);
-            }
-        }
+        self.link()?;
         if let Some(pages) = &self.pages {
             // A broken offer is the host's mistake, and no reason to stop forwarding.
             if let Ok(Some(page)) = pages.accept() {
@@ -285,6 +328,32 @@ impl Runner {
             pacer.set_cpus(limit);
         }
         self.publish();
+        Ok(())
+    }
+
+    /// Takes or makes the links that are missing.
+    fn link(&mut self) -> Result<()> {
+        match &mut self.ends {
+            Ends::Server(listener) => {
+                while let Some(link) = listener.accept(Duration::ZERO)? {
+                    if let Some(slot) = self.links.get_mut(link.interface_id as usize) {
+                        *slot = Some(link);
+                    }
+                }
+            }
+            Ends::Client(config) => {
+                for (id, slot) in (0..).zip(&mut self.links).filter(|(_, slot)| slot.is_none()) {
+                    config.interface_id = id;
+                    match Client::connect(config, HANDSHAKE) {
+                        Ok(link) => *slot = Some(link),
+                        Err(memif::Error::Configuration(what)) => anyhow::bail!(what),
+                        // It does not listen yet, or is busy with the end of the last link: again after a while.
+                        Err(_) => return Ok(()),
+                    }
+                }
+            }
+            Ends::Interfaces(_) => {}
+        }
         Ok(())
     }
 
@@ -389,6 +458,39 @@ impl Work {
         rx.release();
         if let Some(tx) = tx {
             tx.flush();
+        }
+        moved
+    }
+}
+
+impl Work {
+    /// Moves up to [`BURST`] packets that an interface has received.
+    fn burst_of_interface(&mut self, interfaces: &[Interface], port: usize) -> Round {
+        let out = if self.cross { 1 - port } else { port };
+        let (Some(from), Some(to)) = (interfaces.get(port), interfaces.get(out)) else {
+            return Round::Dry;
+        };
+        let mut moved = Round::Dry;
+        for _ in 0..BURST {
+            let Some(len) = from.receive(&mut self.packet) else {
+                break;
+            };
+            moved = Round::Moved;
+            self.ports[port].packets_in += 1;
+            self.ports[port].bytes_in += len as u64;
+            let packet = &mut self.packet[..len];
+            if let Some(instance) = self.stamp
+                && stamp::stamp_instance(packet, instance)
+            {
+                self.ports[port].stamped += 1;
+            }
+            spin(self.cost_ns);
+            if to.send(packet) {
+                self.ports[out].packets_out += 1;
+                self.ports[out].bytes_out += len as u64;
+            } else {
+                self.ports[port].dropped_ring_full += 1;
+            }
         }
         moved
     }

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Runs a network function between the switch and this process, over memif.
 #[derive(Debug, Parser)]
@@ -17,9 +17,18 @@ pub(crate) enum Function {
     Forward(Forward),
 }
 
+/// An end of a memif link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// The switch connects, and has the memory.
+    Server,
+    /// The switch listens.
+    Client,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Forward {
-    /// Where to listen for the switch.
+    /// The memif socket between the switch and this process.
     #[arg(
         long,
         env = "INCO_SOCKET",
@@ -27,6 +36,27 @@ pub(crate) struct Forward {
         value_name = "PATH"
     )]
     pub(crate) socket: PathBuf,
+    /// Who listens at the socket: this process as `server`, or the switch, to which it connects as `client`.
+    #[arg(long, env = "INCO_ROLE", value_enum, default_value = "server")]
+    pub(crate) role: Role,
+    /// As client: queue pairs of each port. The switch may send by any of those that it has.
+    #[arg(long, env = "INCO_QUEUES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "PAIRS")]
+    pub(crate) queues: u16,
+    /// As client: slots of each ring, a power of two.
+    #[arg(long, env = "INCO_RING_SLOTS", default_value_t = 1024, value_parser = slots, value_name = "SLOTS")]
+    pub(crate) ring_slots: u32,
+    /// As client: bytes of each buffer, a multiple of 64.
+    #[arg(long, env = "INCO_BUFFER_BYTES", default_value_t = 2048, value_name = "BYTES")]
+    pub(crate) buffer_bytes: u32,
+    /// The network interfaces that are the data ports, one or two, instead of a memif socket: with commas.
+    #[arg(
+        long,
+        env = "INCO_INTERFACES",
+        value_delimiter = ',',
+        num_args = 1,
+        value_name = "NAMES"
+    )]
+    pub(crate) interfaces: Vec<String>,
     /// Data ports: memif interfaces 0 and, with 2, 1.
     #[arg(long, env = "INCO_PORTS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) ports: u8,
@@ -61,10 +91,21 @@ impl Forward {
         if self.cross && self.ports != 2 {
             return Err("--cross needs --ports 2");
         }
+        if !self.interfaces.is_empty() && self.interfaces.len() != usize::from(self.ports) {
+            return Err("--interfaces needs as many as there are --ports");
+        }
         if self.stamp && self.instance_id == 0 {
             return Err("--stamp needs --instance-id above 0");
         }
         Ok(())
+    }
+}
+
+fn slots(text: &str) -> Result<u32, String> {
+    let (least, most) = (1 << memif::MIN_LOG2_SLOTS, 1 << memif::MAX_LOG2_SLOTS);
+    match text.parse::<u32>() {
+        Ok(slots) if slots.is_power_of_two() && (least..=most).contains(&slots) => Ok(slots),
+        _ => Err(format!("a power of two, {least} to {most}")),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use memif::{Client, ClientConfig, Link};
+use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
 use nf_page::PageReader;
 use rustix::process::{Pid, Signal, kill_process};
 use traffic::{Capture, Control, Generator, MemifPort, Phase, Profile, Rate, Report, Size, Span, Timing};
@@ -340,4 +340,23 @@ fn every_packet_of_the_captures_comes_back_unchanged() {
         packets += report.counts.returned_packets;
     }
     assert!(packets > 20_000, "{packets}");
+}
+
+/// As with Open vSwitch, which listens itself.
+#[test]
+fn as_client_it_connects_to_whoever_listens_and_again_after_an_end() {
+    let function = Function::start(&["--role", "client", "--queues", "2", "--ring-slots", "256"]);
+    for frame in [b"the first switch", b"and the next one"] {
+        let mut config = ServerConfig::new("switch");
+        config.max_queues = 2;
+        let mut listener = Listener::bind(function.socket(), config).unwrap();
+        let mut link = None;
+        until("it connects", || {
+            link = listener.accept(Duration::from_millis(100)).unwrap();
+            link.is_some()
+        });
+        let mut link = link.unwrap();
+        assert_eq!((link.queues.len(), link.queues[0].tx.slots()), (2, 256));
+        assert_eq!(exchange(&mut link, None, frame), frame);
+    }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use api::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, ServiceRow, Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, PortPool, ServiceRow,
+    Status,
 };
 use api::{ApiError, Client};
 use model::{Event, EventKind, InstanceId};
@@ -70,15 +71,18 @@ fn status_text(status: &Status) -> String {
         )
     };
     let uptime_ms = (status.uptime_s * 1000.0) as u64;
+    let told = |of: PortPool| format!("; ports for instances {} of {}", of.taken, of.made);
+    let ports = status.ports.map(told).unwrap_or_default();
     let _ = writeln!(
         text,
-        "inco {} has run {} for {} (process {}); engine {engine}\nflows {} of {}; events {}\n",
+        "inco {} has run {} for {} (process {}); engine {engine}\nflows {} of {}{}; events {}\n",
         status.version,
         status.file,
         span_ms(uptime_ms),
         status.pid,
         grouped(status.live_flows),
         grouped(status.flow_limit),
+        ports,
         grouped(status.events),
     );
     let mut uplinks = Table::new(&[

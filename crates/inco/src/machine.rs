@@ -6,9 +6,9 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use configuration::{Device, Engine, EngineDriver, Facts, Unusable, Uplink};
+use configuration::{CardFunction, Device, Engine, EngineDriver, Facts, InstanceDevice, Unusable, Uplink};
 use engine::image::Store;
-use engine::{DockerConfig, DockerEngine, EngineError, ImageRef};
+use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, NetFunction, functions_in_use};
 
 use crate::run_dir;
 
@@ -46,6 +46,52 @@ impl Facts for Machine {
                 .and_then(|()| pci_device(text)),
             Device::Memif(_) | Device::Pcap(_) => Ok(()),
         }
+    }
+
+    fn interface(&self, name: &str) -> Result<(), Unusable> {
+        let there = interfaces();
+        let there: Vec<&str> = there.iter().map(String::as_str).collect();
+        if there.contains(&name) {
+            return Ok(());
+        }
+        let write = match configuration::nearest(name, there.iter().copied()) {
+            Some(near) => format!("write {near:?}, or make it"),
+            None => "make it: a card has its representors in switchdev mode, `devlink dev eswitch set pci/ADDRESS mode switchdev`".to_owned(),
+        };
+        Err(Unusable::new(
+            format!("there is no network interface {name:?}"),
+            write,
+        ))
+    }
+
+    fn function(&self, engine: &Engine, device: &InstanceDevice) -> Result<(), Unusable> {
+        if !engine.is_local() {
+            return Ok(());
+        }
+        let function = net_function(device);
+        let run_dir = run_dir::run_dir();
+        let given = match Given::find(std::slice::from_ref(&function), Path::new(engine::SYS)) {
+            Ok(given) => given,
+            // A container of an earlier run has it, and gives it back.
+            Err(_) if functions_in_use(&run_dir).contains(&function) => return Ok(()),
+            Err(EngineError::NoFunction { what, write }) => return Err(Unusable::new(what, write)),
+            Err(error) => return Err(Unusable::new(error.to_string(), "write another function")),
+        };
+        let (Some(mac), Some(interface)) = (device.mac, given.interfaces.first()) else {
+            return Ok(());
+        };
+        let address = fs::read_to_string(format!("{}/class/net/{interface}/address", engine::SYS));
+        let address = address.unwrap_or_default();
+        if address.trim() == mac.to_string() {
+            return Ok(());
+        }
+        Err(Unusable::new(
+            format!("{interface} has the address {}, and not {mac}", address.trim()),
+            format!(
+                "write mac = {:?}, or run `ip link set {interface} address {mac}`",
+                address.trim()
+            ),
+        ))
     }
 
     fn engine(&self, engine: &Engine) -> Result<(), Unusable> {
@@ -205,12 +251,8 @@ fn names_in(directory: &str) -> Vec<String> {
 /// Whether there is such an interface of the kernel in this network namespace, and it carries frames of that many bytes.
 #[cfg(feature = "dpdk")]
 fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
-    // Of this process' namespace, which /sys need not show.
-    let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    let there: Vec<&str> = list
-        .lines()
-        .filter_map(|line| Some(line.split_once(':')?.0.trim()))
-        .collect();
+    let there = interfaces();
+    let there: Vec<&str> = there.iter().map(String::as_str).collect();
     if !there.contains(&interface) {
         let near = configuration::nearest(interface, there.iter().copied());
         let write = near.map_or_else(
@@ -237,6 +279,25 @@ fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
 #[cfg(not(feature = "dpdk"))]
 fn interface_carries(_interface: &str, _max_frame: u16) -> Result<(), Unusable> {
     dpdk_is_built_in()
+}
+
+/// Network interfaces of this process' namespace, which /sys need not show.
+fn interfaces() -> Vec<String> {
+    let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
+    list.lines().filter_map(name).collect()
+}
+
+/// A function of a card, as the engine knows it.
+pub(crate) fn net_function(of: &InstanceDevice) -> NetFunction {
+    match &of.function {
+        CardFunction::Pci(address) => NetFunction::Pci {
+            address: address.clone(),
+            vfio: of.vfio.clone(),
+        },
+        CardFunction::Sf(number) => NetFunction::Sf(*number),
+        CardFunction::Interface(name) => NetFunction::Interface(name.clone()),
+    }
 }
 
 /// Whether that file can be written, or made.

@@ -39,7 +39,7 @@ mod prover;
 mod rules;
 mod steering;
 
-pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, StartError, UplinkDevice};
+pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
 pub use fake::{Delivered, FakeNic, Faults};
 pub use flows::{FlowId, FlowRow, RuleState};
 pub use rules::{Family, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};

@@ -9,7 +9,9 @@ use model::{
 
 use super::{Controller, scaler_name};
 use crate::instance::{Container, Instance, Op, Port, Rung};
-use crate::settings::{CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, OLDEST_COUNTERS, SAME_EVENT_AGAIN};
+use crate::settings::{
+    CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+};
 
 /// An overload that is not seen for this long is over: what comes after it is another one.
 const OVERLOAD_GAP: Nanos = Nanos::from_millis(20);
@@ -360,12 +362,18 @@ impl Controller {
             return false;
         }
         let id = service.id;
-        let Some(slot) = self.take_slot() else {
+        let Some(slot) = self.take_slot(id) else {
             if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
-                let reason = format!(
-                    "all {} places for instances are taken; it waits for one",
-                    Slot::LIMIT
-                );
+                let reason = match &self.services[index].settings.places {
+                    Some(places) => format!(
+                        "all {} ports that were made for its instances are taken, those that drain included; it waits for one",
+                        places.len()
+                    ),
+                    None => format!(
+                        "all {} places for instances are taken; it waits for one",
+                        Slot::LIMIT
+                    ),
+                };
                 self.event(
                     Some(id),
                     None,
@@ -400,11 +408,19 @@ impl Controller {
             .insert(LABEL_SERVICE.to_owned(), settings.name.clone());
         spec.labels
             .insert(LABEL_INSTANCE.to_owned(), instance_id.0.to_string());
-        spec.mounts.push(Mount {
-            source: instance.socket_dir.clone(),
-            target: settings.socket_dir_in_container.clone(),
-            read_only: false,
-        });
+        spec.labels.insert(LABEL_SLOT.to_owned(), slot.0.to_string());
+        let mut places = settings.places.iter().flatten();
+        if let Some(place) = places.find(|place| place.slot == slot) {
+            spec.mounts.extend(place.mounts.iter().cloned());
+            spec.env.extend(place.env.iter().cloned());
+            spec.functions.clone_from(&place.functions);
+        }
+        spec.mounts
+            .extend(settings.socket_dir_in_container.iter().map(|target| Mount {
+                source: instance.socket_dir.clone(),
+                target: target.clone(),
+                read_only: false,
+            }));
         spec.env
             .push(("INCO_INSTANCE_ID".to_owned(), instance_id.0.to_string()));
         instance.cpus = spec.cpu.map(|quota| quota.cpus());

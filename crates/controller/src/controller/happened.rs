@@ -329,6 +329,7 @@ impl Controller {
             .get_mut(id.index())
             .ok_or(CommandError::UnknownService { service: id })?;
         let before = std::mem::replace(&mut service.settings, settings.clone());
+        service.settings.places = before.places;
         if autoscaler {
             collector.set_stable_window(id, settings.autoscaler.stable_window());
         } else {

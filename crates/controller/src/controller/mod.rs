@@ -20,7 +20,7 @@ use crate::backoff::BackOff;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
-use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, ServiceSettings, Settings, StandbyMode};
+use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings, StandbyMode};
 
 /// One service as the controller runs it.
 #[derive(Debug)]
@@ -232,7 +232,10 @@ impl Controller {
                 .then_some((service.id, id)),
                 _ => None,
             };
-            let slot = usable.and_then(|_| self.take_slot());
+            let slot = usable.and_then(|(service, _)| {
+                let slot = label(LABEL_SLOT).and_then(|slot| slot.parse().ok()).map(Slot);
+                self.take_slot_again(service, slot)
+            });
             let (Some((service, id)), Some(slot)) = (usable, slot) else {
                 self.add_orphan(&container.name);
                 continue;
@@ -410,6 +413,15 @@ impl Controller {
             && (self.orphans.is_empty() || self.shutdown == Some(true))
     }
 
+    /// The instances that the switch has made ports for beforehand, and how many of them there are; [`None`] where it makes none.
+    pub fn places(&self) -> Option<(usize, usize)> {
+        let has_places = |of: &&Service| of.settings.places.is_some();
+        let services: Vec<&Service> = self.services.iter().filter(has_places).collect();
+        let made = services.iter().flat_map(|of| &of.settings.places).map(Vec::len);
+        let is_there = |i: &&Instance| services.iter().any(|of| of.id == i.service);
+        (!services.is_empty()).then(|| (made.sum(), self.instances.iter().filter(is_there).count()))
+    }
+
     /// The directory that holds the instances' directories.
     pub fn instances_dir(&self) -> PathBuf {
         self.settings.run_dir.join("instances")
@@ -511,10 +523,25 @@ impl Controller {
         }
     }
 
-    fn take_slot(&mut self) -> Option<Slot> {
-        let index = self.slot_used.iter().position(|used| !used)?;
-        self.slot_used[index] = true;
-        u16::try_from(index).ok().map(Slot)
+    /// A slot for a new instance: any, or the first of the service's own places.
+    fn take_slot(&mut self, service: ServiceId) -> Option<Slot> {
+        let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
+        let slot = match &self.services.get(service.index())?.settings.places {
+            Some(places) => places.iter().map(|place| place.slot).find(is_free),
+            None => (0..self.slot_used.len() as u16).map(Slot).find(is_free),
+        }?;
+        self.slot_used[slot.index()] = true;
+        Some(slot)
+    }
+
+    /// A slot for an instance that had `before`: that one where it has to do with its port.
+    fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>) -> Option<Slot> {
+        let Some(places) = &self.services.get(service.index())?.settings.places else {
+            return self.take_slot(service);
+        };
+        let slot = before.filter(|slot| places.iter().any(|place| place.slot == *slot))?;
+        let used = self.slot_used.get_mut(slot.index())?;
+        (!std::mem::replace(used, true)).then_some(slot)
     }
 
     fn has_container(&self, service: ServiceId) -> bool {

@@ -6,7 +6,7 @@ mod host;
 use std::fmt::Write as _;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, check_facts};
+use configuration::{Configuration, EngineDriver, PortKind, SwitchDriver, check_facts};
 use serde::Serialize;
 
 use crate::check;
@@ -148,7 +148,9 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
     let problems = check_facts(configuration, &Machine);
     if problems.is_empty() {
         let found = format!("this machine has what {} names", configuration.file);
-        return vec![Finding::ok("configuration", found)];
+        let mut findings = vec![Finding::ok("configuration", found)];
+        findings.extend(ports(configuration));
+        return findings;
     }
     let finding = |problem: &configuration::Problem| {
         let found = format!(
@@ -158,6 +160,27 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
         Finding::fail("configuration", found, &problem.write)
     };
     problems.iter().map(finding).collect()
+}
+
+/// The ports that the switch makes for instances when it starts.
+fn ports(configuration: &Configuration) -> Option<Finding> {
+    if configuration.switch.driver != SwitchDriver::OpenFlow {
+        return None;
+    }
+    let spare = configuration.switch.openflow.spare_ports;
+    let told = configuration.services.iter().map(|service| {
+        let kind = match service.port {
+            PortKind::Device => "on functions of a card",
+            PortKind::Memif | PortKind::Null => "on memif",
+        };
+        let most = service.instance_limit();
+        format!(
+            "{}: {} places {kind}, for {most} instances and those that drain",
+            service.name,
+            service.places(spare)
+        )
+    });
+    Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))
 }
 
 /// A line for each finding, and one below it that says what to change.
@@ -225,5 +248,18 @@ mod tests {
         );
         assert!(findings.iter().all(|finding| finding.health == Health::Fail));
         assert_eq!(Purpose::of(&configuration).workers, [8000]);
+        assert_eq!(ports(&configuration), None);
+    }
+
+    #[test]
+    fn the_ports_for_instances_are_told() {
+        let text = "[switch]\ndriver = \"openflow\"\nopenflow = { spare_ports = 3 }\n[[uplink]]\nname = \"wan\"\n\
+                    device = \"memif:wan.sock\"\n[service.all]\nimage = \"a\"\nsymmetric = false\ninstances = 4\n";
+        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let found = ports(&configuration).unwrap().found;
+        assert_eq!(
+            found,
+            "all: 7 places on memif, for 4 instances and those that drain"
+        );
     }
 }

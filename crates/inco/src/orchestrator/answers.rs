@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
-    PolicyChoice, PolicyRow, ReactionStatus, ReactionTimes, ServicePolicies, ServiceRow, Snapshot, Status,
-    UplinkRow, WorkerRow, drops_by_reason,
+    PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, ServicePolicies, ServiceRow, Snapshot,
+    Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use collector::{FunctionCounters, SAMPLE_PERIOD, SlotCounters};
@@ -103,6 +103,10 @@ impl ControlLoop {
             },
             workers,
             uplinks,
+            ports: controller.places().map(|(made, taken)| PortPool {
+                made: made as u32,
+                taken: taken as u32,
+            }),
             drops: drops_by_reason(&reading.counters.drops),
             accounting: Accounting {
                 offered: reading.offered(),

@@ -10,7 +10,7 @@ use api::types::{Action, FlowExplanation, FlowPage, FlowRow, Outcome, PolicyChoi
 use api::{Answer, Caller, EventLog, Inbox, Question};
 use autoscaling::Autoscaler;
 use collector::{Collector, SAMPLE_PERIOD};
-use configuration::Configuration;
+use configuration::{Configuration, SwitchDriver};
 use controller::{
     Command, CommandError, CommandId, Controller, HoldBack, InstanceRow, Settings, Shell, SwitchReply,
     SwitchRequest,
@@ -205,7 +205,7 @@ impl ControlLoop {
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
         let secret = secret()?;
-        let switch = wiring::switch(&configuration, secret)?;
+        let wiring::Started { switch, places } = wiring::switch(&configuration, secret)?;
         let alarm = switch.alarm();
         let engine = wiring::engine(&configuration, &place.run_dir, launcher)?;
         let engine_driver = engine.driver();
@@ -220,11 +220,14 @@ impl ControlLoop {
             unix_ms_at_zero: unix_ms().saturating_sub(now.as_millis()),
             ..Settings::default()
         };
-        let services = configuration
+        let mut services = configuration
             .services
             .iter()
-            .map(wiring::service_settings)
-            .collect::<Result<_>>()?;
+            .map(|service| wiring::service_settings(service, &configuration.engine))
+            .collect::<Result<Vec<_>>>()?;
+        for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
+            settings.places = Some(places);
+        }
         let shell = Shell::new(Controller::new(settings, services), engine, now)
             .context("the engine does not say what runs already")?;
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
@@ -608,16 +611,25 @@ impl ControlLoop {
                     add(self.retired.entry(owner).or_default(), &counted);
                 }
                 let spec = match self.configuration.services.get(service.index()) {
-                    Some(of) if of.port == configuration::PortKind::Memif => {
-                        self.pages.add(slot, &socket_dir.join(wiring::PAGE_SOCKET), now);
-                        AttachSpec::Memif {
-                            service,
-                            socket: socket_dir.join(wiring::PORT_SOCKET),
-                            ports,
-                            queues: u16::from(of.queues),
-                            log2_slots: of.ring.slots.max(1).ilog2() as u8,
-                            buffer_bytes: of.ring.buffer_bytes,
-                            deadline: ATTACH_DEADLINE,
+                    Some(of) if of.has_containers() => {
+                        if self.shell.engine().is_local() {
+                            self.pages.add(slot, &socket_dir.join(wiring::PAGE_SOCKET), now);
+                        }
+                        if self.configuration.switch.driver == SwitchDriver::OpenFlow {
+                            AttachSpec::Made {
+                                service,
+                                deadline: ATTACH_DEADLINE,
+                            }
+                        } else {
+                            AttachSpec::Memif {
+                                service,
+                                socket: socket_dir.join(wiring::PORT_SOCKET),
+                                ports,
+                                queues: u16::from(of.queues),
+                                log2_slots: of.ring.slots.max(1).ilog2() as u8,
+                                buffer_bytes: of.ring.buffer_bytes,
+                                deadline: ATTACH_DEADLINE,
+                            }
                         }
                     }
                     _ => AttachSpec::Null,

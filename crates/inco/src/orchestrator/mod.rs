@@ -12,6 +12,7 @@ mod devices;
 mod event_files;
 mod figures;
 mod functions;
+mod pool;
 mod reload;
 mod wiring;
 

@@ -6,7 +6,9 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use anyhow::Result;
 use api::types::{Outcome, Refusal};
 use autoscaling::Autoscaler;
-use configuration::{Configuration, Facts, Service, SwitchDriver, Unusable, Uplink, check_facts};
+use configuration::{
+    Configuration, Facts, InstanceDevice, Service, SwitchDriver, Unusable, Uplink, check_facts,
+};
 use controller::{Command, ServiceSettings};
 use model::ServiceId;
 use scheduling::Scheduler;
@@ -31,6 +33,14 @@ impl Facts for InUse {
     }
 
     fn device(&self, _uplink: &Uplink) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn interface(&self, _name: &str) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn function(&self, _: &configuration::Engine, _: &InstanceDevice) -> Result<(), Unusable> {
         Ok(())
     }
 
@@ -129,6 +139,7 @@ impl Changes {
             must_stay(&key("match"), !rules_stay || before.matches == service.matches);
             must_stay(&key("fit"), !rules_stay || before.fit == service.fit);
             must_stay(&key("port"), before.port == service.port);
+            must_stay(&key("devices"), before.devices == service.devices);
             must_stay(&key("symmetric"), before.symmetric == service.symmetric);
             // Where the table counts what comes back for one service, it does for all.
             let counted = counts_returns || before.counts_flows() == service.counts_flows();
@@ -157,8 +168,9 @@ impl Changes {
         };
         // Stable: new services stay in the file's order.
         new.services.sort_by_key(place);
+        let new_engine = new.engine.clone();
         let settings = |service: &Service| {
-            wiring::service_settings(service)
+            wiring::service_settings(service, &new_engine)
                 .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
         };
         let mut changed = Vec::new();

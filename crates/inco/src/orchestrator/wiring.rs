@@ -7,7 +7,7 @@ use configuration::{
     Affinity, Capacity, Configuration, Device, EngineDriver, FlowSetup, PortKind, Service, SwitchDriver,
     Uplink,
 };
-use controller::{Ready, ServiceSettings, StandbyMode};
+use controller::{PortPlace, Ready, ServiceSettings, StandbyMode};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, Mount, NoEngine, OciConfig, OciEngine};
@@ -17,7 +17,7 @@ use eswitch::{
 };
 use flow_table::{TableConfig, TimeoutPolicy};
 use model::{Nanos, ServiceId};
-use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, Setup, UplinkDevice as RuleUplink};
+use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
 use openvswitch::{Endpoint, Keys};
 
 use crate::machine::docker_config;
@@ -85,19 +85,28 @@ pub(super) fn fallback(of: configuration::Fallback) -> Fallback {
     }
 }
 
+/// A switch that forwards, and, where it has made the ports for instances already, the places of each service's.
+pub(super) struct Started {
+    pub(super) switch: Box<dyn Switch>,
+    pub(super) places: Option<Vec<Vec<PortPlace>>>,
+}
+
 /// Starts the switch.
 ///
 /// # Errors
 /// Where an uplink cannot be opened or memory is not to be had.
-pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
+pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Started> {
     match configuration.switch.driver {
-        SwitchDriver::Soft => soft_switch(configuration, secret),
+        SwitchDriver::Soft => Ok(Started {
+            switch: soft_switch(configuration, secret)?,
+            places: None,
+        }),
         SwitchDriver::OpenFlow => openflow_switch(configuration),
     }
 }
 
 /// The bridge of Open vSwitch that forwards.
-fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
+fn openflow_switch(configuration: &Configuration) -> Result<Started> {
     let of = &configuration.switch.openflow;
     let mut uplinks = Vec::new();
     for uplink in &configuration.uplinks {
@@ -105,12 +114,21 @@ fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
             Device::Memif(socket) => {
                 let socket = in_run_dir(socket);
                 make_parent(uplink, &socket)?;
-                RuleUplink::Memif(socket)
+                PortDevice::Memif(socket)
             }
-            Device::Veth(interface) => RuleUplink::Interface(interface.clone()),
-            Device::Dpdk(device) => RuleUplink::Dpdk(device.clone()),
+            Device::Veth(interface) => PortDevice::Interface(interface.clone()),
+            Device::Dpdk(device) => PortDevice::Dpdk(device.clone()),
             Device::Pcap(_) => anyhow::bail!("uplink {:?}: Open vSwitch reads no captures", uplink.name),
         });
+    }
+    let pool = super::pool::ports(configuration);
+    for device in pool.iter().flat_map(|of| &of.devices) {
+        if let PortDevice::Memif(socket) = device
+            && let Some(directory) = socket.parent()
+        {
+            std::fs::create_dir_all(directory)
+                .with_context(|| format!("cannot make {}", directory.display()))?;
+        }
     }
     let t = &configuration.switch.timeouts;
     let keys = of.tls.as_ref().map(|directory| Keys {
@@ -128,6 +146,7 @@ fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
         control: control.with_keys(keys.as_ref()),
         monitor_socket: in_run_dir(Path::new("monitor.sock")),
         uplinks,
+        pool,
         services: service_plans(configuration),
         bucket_bits: of.buckets.ilog2() as u8,
         steering: openflow_switch::Settings {
@@ -148,7 +167,12 @@ fn openflow_switch(configuration: &Configuration) -> Result<Box<dyn Switch>> {
             ..openflow_switch::Settings::default()
         },
     };
-    Ok(Box::new(OpenFlowSwitch::start(&config)?))
+    let switch = OpenFlowSwitch::start(&config)?;
+    let places = super::pool::places(configuration, switch.queue_pairs());
+    Ok(Started {
+        switch: Box::new(switch),
+        places: Some(places),
+    })
 }
 
 /// The directory of an uplink's socket.
@@ -256,13 +280,13 @@ pub(super) fn engine(
 ///
 /// # Errors
 /// Where arguments are given for a program that is not known.
-pub(super) fn service_settings(service: &Service) -> Result<ServiceSettings> {
+pub(super) fn service_settings(service: &Service, engine: &configuration::Engine) -> Result<ServiceSettings> {
     let container = match service.port {
-        PortKind::Memif => Some(container(service)?),
+        PortKind::Memif | PortKind::Device => Some(container(service, engine.is_local())?),
         PortKind::Null => None,
     };
     Ok(ServiceSettings {
-        socket_dir_in_container: PathBuf::from(SOCKET_DIR),
+        socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
         ports: service.uplinks.len() as u8,
         min: service.instances.min,
         max: service.instances.max,
@@ -298,7 +322,8 @@ fn stall_after(service: &Service) -> Nanos {
     controller::STALL_AFTER.max(periods)
 }
 
-fn container(service: &Service) -> Result<ContainerSpec> {
+/// `is_here`: it runs on this machine.
+fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
     let image = service.image.clone().unwrap_or_default();
     let mut spec = ContainerSpec::new(String::new(), image.as_str());
     spec.command = service.command.clone();
@@ -315,11 +340,15 @@ fn container(service: &Service) -> Result<ContainerSpec> {
         spec.command = known.entrypoint;
     }
     spec.command.extend(service.args.iter().cloned());
-    spec.env = vec![
-        ("INCO_SOCKET".to_owned(), format!("{SOCKET_DIR}/{PORT_SOCKET}")),
-        ("INCO_PAGE".to_owned(), format!("{SOCKET_DIR}/{PAGE_SOCKET}")),
-        ("INCO_PORTS".to_owned(), service.uplinks.len().to_string()),
-    ];
+    spec.env = vec![("INCO_PORTS".to_owned(), service.uplinks.len().to_string())];
+    if service.port == PortKind::Memif {
+        let socket = format!("{SOCKET_DIR}/{PORT_SOCKET}");
+        spec.env.push(("INCO_SOCKET".to_owned(), socket));
+    }
+    if is_here {
+        let page = format!("{SOCKET_DIR}/{PAGE_SOCKET}");
+        spec.env.push(("INCO_PAGE".to_owned(), page));
+    }
     spec.env.extend(service.env.iter().cloned());
     spec.mounts = service
         .mounts

@@ -81,6 +81,7 @@ fn instances_come_and_go_and_no_packet_notices() {
     let Some(ovs) = Ovs::start() else { return };
     let inco = place.run(&configuration(&ovs, "{ min = 3, max = 8, standby = 1 }", ""));
     inco.settled(3, 1);
+    let ports = ovs.watch_ports();
     let mut traffic = place.traffic(RAMP);
     let (mut peak, mut installed) = (0, 0);
     while traffic.is_running() {
@@ -120,6 +121,7 @@ fn instances_come_and_go_and_no_packet_notices() {
         }
     }
     assert!(drained >= 5, "{}", inco.told());
+    ports.assert_as_before();
     inco.stop(&place);
     assert_eq!(ovs.bridges(), "", "the bridge is removed");
     assert_eq!(ovs.complaints(), "");

@@ -13,6 +13,8 @@ use openflow::PortStats;
 pub(super) struct Growing {
     before: u64,
     last: u64,
+    /// What of it is not counted any more.
+    forgotten: u64,
 }
 
 impl Growing {
@@ -30,7 +32,11 @@ impl Growing {
     }
 
     pub(super) const fn total(self) -> u64 {
-        self.before + self.last
+        self.before + self.last - self.forgotten
+    }
+
+    const fn forget(&mut self) {
+        self.forgotten = self.before + self.last;
     }
 }
 
@@ -73,6 +79,15 @@ impl PortCounters {
         let was = |counter: &Growing, now: u64| known(now) == 0 && counter.total() > 0;
         self.is_hidden =
             was(&self.received_packets, of.received_packets) || was(&self.sent_packets, of.sent_packets);
+    }
+
+    /// Counts from 0 again: another instance has the port.
+    pub(super) const fn forget(&mut self) {
+        self.received_packets.forget();
+        self.received_bytes.forget();
+        self.sent_packets.forget();
+        self.sent_bytes.forget();
+        self.dropped.forget();
     }
 
     /// Packets received, and sent, where `carried` is what the other ports have had of it at least.
@@ -184,6 +199,22 @@ mod tests {
         assert!(port.was_made_anew(&of_age(5_000_000)) && !port.was_made_anew(&of_age(1_010_000_000)));
         read(&mut port, 5, 7, 7);
         assert_eq!(totals(&port), (10, 10));
+    }
+
+    #[test]
+    fn the_next_instance_of_a_port_counts_what_comes_after_the_last_ones() {
+        let mut port = PortCounters::default();
+        read(&mut port, 10, 100, 90);
+        // Its instance has gone.
+        read(&mut port, 20, 0, 0);
+        port.forget();
+        assert_eq!(totals(&port), (0, 0));
+        read(&mut port, 30, 0, 0);
+        read(&mut port, 40, 103, 95);
+        assert_eq!(totals(&port), (3, 5));
+        // A switch that was started again counts from 0.
+        read(&mut port, 5, 2, 1);
+        assert_eq!(totals(&port), (5, 6));
     }
 
     #[test]

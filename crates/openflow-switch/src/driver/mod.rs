@@ -1,14 +1,15 @@
 //! The driver: [`OpenFlowSwitch`] steers by the rules of a bridge of Open vSwitch, behind the contract of every switch.
 //!
-//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one makes and
-//! removes ports in the database. Both end with the switch.
+//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one asks which
+//! flows the hardware has. Both end with the switch.
 //!
-//! The ports of the bridge, each made here: the uplinks; the monitor port, a memif link whose other end is ours; and the
-//! data ports of instances, memif links to the sockets on which the instances listen.
+//! All ports of the bridge are made here before there is traffic, because the pollers of Open vSwitch stand still while it
+//! makes one: the monitor port, a memif link whose other end is ours; the uplinks; and those of instances that may come. A
+//! slot's ports are the ones of each instance that has the slot; what they have counted before is not counted for it.
 
 mod counters;
 mod matches;
-mod ports;
+mod offloaded;
 mod troubles;
 mod worker;
 
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use eswitch::{AttachSpec, FlowFilter, Plan, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading};
 use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
@@ -25,7 +27,7 @@ use scheduling::Scheduler;
 use thiserror::Error;
 
 use crate::steering::{Settings, Steering};
-use ports::{DATABASE_LIMIT, Ports};
+use offloaded::OffloadedFlows;
 use worker::{Ask, Worker};
 
 /// The mark on a bridge that inco has made, and may remove.
@@ -38,18 +40,29 @@ const MONITOR: u32 = 15;
 const FIRST_INSTANCE: u32 = 16;
 /// Data ports that an instance has at most.
 const DATA_PORTS: u32 = 2;
+/// How long the database may take for one change: the first port of DPDK takes seconds.
+const DATABASE_LIMIT: Duration = Duration::from_secs(30);
 /// Slots of the monitor port's rings, as a power of two.
 const MONITOR_LOG2_SLOTS: u8 = 12;
 
-/// What is behind an uplink.
+/// What is behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UplinkDevice {
-    /// A memif socket on which Open vSwitch listens; whoever connects is the network.
+pub enum PortDevice {
+    /// A memif socket on which Open vSwitch listens; whoever connects is at the other end.
     Memif(PathBuf),
     /// A network interface of the machine: a representor, or one end of a veth pair.
     Interface(String),
     /// A device of DPDK, as Open vSwitch's `dpdk-devargs`.
     Dpdk(String),
+}
+
+/// A slot for instances, and the ports that they have there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PooledPorts {
+    /// The slot.
+    pub slot: Slot,
+    /// One for each data port: several memif ports with one socket are its interfaces 0, 1 and so on.
+    pub devices: Vec<PortDevice>,
 }
 
 /// What a switch is made of.
@@ -66,7 +79,9 @@ pub struct OpenFlowSwitchConfig {
     /// Where we listen for the monitor port.
     pub monitor_socket: PathBuf,
     /// The uplinks, in the order of their ids.
-    pub uplinks: Vec<UplinkDevice>,
+    pub uplinks: Vec<PortDevice>,
+    /// The ports for instances.
+    pub pool: Vec<PooledPorts>,
     /// The services, in the order in which their matches are tried. They stay for as long as the switch runs.
     pub services: Vec<ServicePlan>,
     /// Buckets of each service, as a power of two.
@@ -76,12 +91,16 @@ pub struct OpenFlowSwitchConfig {
 }
 
 impl OpenFlowSwitchConfig {
-    /// Sockets on which Open vSwitch listens for the network.
+    /// Sockets on which Open vSwitch listens.
     fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
-        self.uplinks.iter().filter_map(|uplink| match uplink {
-            UplinkDevice::Memif(socket) => Some(socket),
-            UplinkDevice::Interface(_) | UplinkDevice::Dpdk(_) => None,
-        })
+        let pooled = self.pool.iter().flat_map(|of| &of.devices);
+        self.uplinks
+            .iter()
+            .chain(pooled)
+            .filter_map(|device| match device {
+                PortDevice::Memif(socket) => Some(socket),
+                PortDevice::Interface(_) | PortDevice::Dpdk(_) => None,
+            })
     }
 }
 
@@ -112,6 +131,14 @@ pub enum StartError {
     BucketRules {
         /// How many.
         rules: usize,
+    },
+    /// A slot that there cannot be, or with too many ports.
+    #[error("{slot} has {ports} ports: there are {limit} slots with one or two each", limit = Slot::LIMIT)]
+    Pool {
+        /// Which.
+        slot: Slot,
+        /// How many.
+        ports: usize,
     },
     /// We cannot listen for the monitor port.
     #[error("the monitor port's socket {}: {source}", socket.display())]
@@ -144,6 +171,7 @@ pub struct OpenFlowSwitch {
     shared: Arc<Mutex<Shared>>,
     generation: Generation,
     worker: Option<JoinHandle<()>>,
+    queue_pairs: u16,
     database: Endpoint,
     bridge: String,
     sockets: Vec<PathBuf>,
@@ -171,6 +199,14 @@ impl OpenFlowSwitch {
             .sum();
         if rules > BUCKET_RULE_LIMIT {
             return Err(StartError::BucketRules { rules });
+        }
+        for of in &config.pool {
+            if of.slot.index() >= Slot::LIMIT || !(1..=DATA_PORTS as usize).contains(&of.devices.len()) {
+                return Err(StartError::Pool {
+                    slot: of.slot,
+                    ports: of.devices.len(),
+                });
+            }
         }
         let mut database = Ovsdb::connect(&config.database, DATABASE_LIMIT)?;
         if database
@@ -211,7 +247,8 @@ impl OpenFlowSwitch {
             let what = what.to_owned();
             move |source| StartError::System { what, source }
         };
-        let ports = Ports::start(database, config).map_err(system("starting the thread that makes ports"))?;
+        let offloaded = OffloadedFlows::start(database, config)
+            .map_err(system("starting the thread that asks for offloaded flows"))?;
         let reading = SwitchReading::new(config.services.len(), config.uplinks.len(), 1);
         let shared = Arc::new(Mutex::new(Shared {
             reading,
@@ -223,8 +260,7 @@ impl OpenFlowSwitch {
             config,
             Steering::new(config.steering.clone(), services, MONITOR),
             listener,
-            ports,
-            queue_pairs,
+            offloaded,
             (asked, tell, Arc::clone(&shared)),
         );
         let worker = std::thread::Builder::new()
@@ -237,10 +273,16 @@ impl OpenFlowSwitch {
             shared,
             generation: Generation(0),
             worker: Some(worker),
+            queue_pairs,
             database: config.database.clone(),
             bridge: config.bridge.clone(),
             sockets,
         })
+    }
+
+    /// Queue pairs of each memif port: whoever connects has to take all of them, since Open vSwitch sends by any.
+    pub fn queue_pairs(&self) -> u16 {
+        self.queue_pairs
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -289,7 +331,41 @@ fn memif_port(bridge: &str, number: u32, name: String, arguments: &str, queue_pa
     }
 }
 
-/// Makes the bridge, the monitor port and the uplinks.
+/// A port to that device; of several memif ports with one socket, interface `id`.
+fn device_port(
+    bridge: &str,
+    number: u32,
+    name: String,
+    device: &PortDevice,
+    id: usize,
+    queue_pairs: u16,
+) -> PortSpec {
+    match device {
+        PortDevice::Memif(socket) => {
+            let arguments = format!("role=server,id={id},socket={}", socket.display());
+            memif_port(bridge, number, name, &arguments, queue_pairs)
+        }
+        PortDevice::Interface(interface) => PortSpec {
+            name: interface.clone(),
+            kind: String::new(),
+            options: BTreeMap::new(),
+            number: u16::try_from(number).ok(),
+        },
+        PortDevice::Dpdk(devargs) => PortSpec {
+            name,
+            kind: "dpdk".to_owned(),
+            options: BTreeMap::from([("dpdk-devargs".to_owned(), devargs.clone())]),
+            number: u16::try_from(number).ok(),
+        },
+    }
+}
+
+/// The number of an instance's data port.
+fn instance_port(slot: Slot, data_port: usize) -> u32 {
+    FIRST_INSTANCE + DATA_PORTS * u32::from(slot.0) + data_port as u32
+}
+
+/// Makes the bridge, the monitor port, the uplinks and the ports for instances.
 fn first_ports(
     database: &mut Ovsdb,
     config: &OpenFlowSwitchConfig,
@@ -317,24 +393,14 @@ fn first_ports(
     for (index, uplink) in (0_u32..).zip(&config.uplinks) {
         let number = FIRST_UPLINK + index;
         let name = format!("{bridge}.up{index}");
-        ports.push(match uplink {
-            UplinkDevice::Memif(socket) => {
-                let arguments = format!("role=server,id=0,socket={}", socket.display());
-                memif_port(bridge, number, name, &arguments, queue_pairs)
-            }
-            UplinkDevice::Interface(interface) => PortSpec {
-                name: interface.clone(),
-                kind: String::new(),
-                options: BTreeMap::new(),
-                number: u16::try_from(number).ok(),
-            },
-            UplinkDevice::Dpdk(devargs) => PortSpec {
-                name,
-                kind: "dpdk".to_owned(),
-                options: BTreeMap::from([("dpdk-devargs".to_owned(), devargs.clone())]),
-                number: u16::try_from(number).ok(),
-            },
-        });
+        ports.push(device_port(bridge, number, name, uplink, 0, queue_pairs));
+    }
+    for of in &config.pool {
+        for (id, device) in of.devices.iter().enumerate() {
+            let number = instance_port(of.slot, id);
+            let name = format!("{bridge}.i{}.{id}", of.slot.0);
+            ports.push(device_port(bridge, number, name, device, id, queue_pairs));
+        }
     }
     let numbers = database.ensure_ports(bridge, &ports)?;
     // The rules rest on the numbers that were asked for.
@@ -364,14 +430,13 @@ impl Switch for OpenFlowSwitch {
             return Err(limit("slots", slot.index() + 1, Slot::LIMIT));
         }
         match &spec {
-            AttachSpec::Memif { ports, .. } if u32::from(*ports) > DATA_PORTS => Err(limit(
-                "data ports of an instance",
-                usize::from(*ports),
-                DATA_PORTS as usize,
-            )),
-            AttachSpec::Memif { .. } => self.ask(Ask::Attach(slot, spec)),
-            AttachSpec::Null => Err(SwitchError::Unsupported {
-                what: "have an instance without a port",
+            AttachSpec::Made { service, deadline } => self.ask(Ask::Attach {
+                slot,
+                service: *service,
+                deadline: *deadline,
+            }),
+            AttachSpec::Memif { .. } | AttachSpec::Null => Err(SwitchError::Unsupported {
+                what: "make a port for an instance: all are made when it starts",
             }),
         }
     }

@@ -5,23 +5,23 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use collector::SlotCounters;
-use eswitch::{AttachSpec, FlowFilter, HeavyFlow, Plan, SwitchError, SwitchEvent};
+use eswitch::{FlowFilter, HeavyFlow, Plan, SwitchError, SwitchEvent};
 use flow_table::{FlowRow, TcpState};
 use memif::{ControlEvent, Link, Listener};
 use model::{Direction, DropReason, FlowKey, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use openflow::{Event, Limits, Message, MultipartReply, MultipartRequest, PortStats, port};
-use openvswitch::{Offload, PortSpec, Reconnecting, Turned};
+use openvswitch::{Offload, Reconnecting, Turned};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use scheduling::Scheduler;
 
 use super::counters::{Carried, Growing, PortCounters};
-use super::ports::{NewPorts, PortDone, PortTask, Ports};
+use super::offloaded::OffloadedFlows;
 use super::troubles::{Counts, Kind, Troubles};
-use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, lock, memif_port};
+use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, instance_port, lock};
 use crate::steering::{Fallback, InstanceTerms, Settings, Setup, Steering};
 use crate::{Family, RuleState};
 
@@ -77,7 +77,11 @@ fn is_dead(socket: &Path) -> bool {
 /// What the control plane asks for.
 pub(super) enum Ask {
     Publish(Box<Plan>),
-    Attach(Slot, AttachSpec),
+    Attach {
+        slot: Slot,
+        service: ServiceId,
+        deadline: Nanos,
+    },
     Fail(Slot),
     Remove(Slot),
     Probe(Slot),
@@ -98,14 +102,14 @@ pub(super) enum Ask {
 
 /// An instance, and where it is on its way in or out.
 struct Attachment {
-    serial: u64,
     service: ServiceId,
-    names: Vec<String>,
     ports: Vec<DataPort>,
     phase: Phase,
     failed: bool,
-    /// What the ports and probes had counted when it was attached.
-    base: Base,
+    /// Probes that those before it in its slot had given back.
+    probes_back_before: u64,
+    /// What the ports and probes had counted when it was attached; [`None`] before.
+    base: Option<Base>,
     /// What its slot had counted for those that had it before.
     before: SlotCounters,
     /// By how many packets more came back than went out, at the last reading.
@@ -115,6 +119,7 @@ struct Attachment {
 /// A port of an instance.
 #[derive(Clone, Copy, Debug, Default)]
 struct DataPort {
+    /// Since the instance has it.
     counters: PortCounters,
     /// Probes sent to it.
     probes: u64,
@@ -153,7 +158,7 @@ impl DataPort {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Base {
     sent_packets: u64,
     sent_bytes: u64,
@@ -175,19 +180,22 @@ struct Unseen {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Its ports are being made.
-    Making,
-    /// Its rules are on their way, then probes. `taken_since`: since when all of its ports have taken some.
+    /// Its rules are on their way, then probes. `taken`: since when all of its ports have taken some, and what the last
+    /// reading found.
     Probing {
         until: Nanos,
-        taken_since: Option<Nanos>,
+        taken: Option<(Nanos, Base)>,
     },
     /// Attached.
     Up,
-    /// Its rules are being removed.
-    Leaving { proof: u64, since: Nanos },
-    /// Its ports are being removed; whether it is told.
-    Removing { is_told: bool },
+    /// Its rules are being removed; whether it is told that it could not be attached, or else that it is removed.
+    Leaving {
+        proof: u64,
+        since: Nanos,
+        never_attached: bool,
+    },
+    /// Nothing is sent to it any more. Its counters are read once again.
+    Left { never_attached: bool },
 }
 
 /// Everything that the thread has.
@@ -201,15 +209,15 @@ pub(super) struct Worker {
     turned: Vec<Turned>,
     listener: Listener,
     monitor: Option<Link>,
-    ports: Ports,
-    queue_pairs: u16,
+    offloaded: OffloadedFlows,
     bridge: String,
     uplinks: Vec<PortCounters>,
+    /// The ports for instances, by slot: they were made at the start, and each instance of a slot has them.
+    pool: BTreeMap<Slot, Vec<PortCounters>>,
     /// What instances have had of each uplink.
     carried: Vec<Carried>,
-    uplink_sockets: Vec<PathBuf>,
+    sockets: Vec<PathBuf>,
     attachments: BTreeMap<Slot, Attachment>,
-    serial: u64,
     plan: Plan,
     loads: BTreeMap<Slot, f32>,
     /// The question for the ports' counters, and when it was asked.
@@ -236,8 +244,7 @@ impl Worker {
         config: &OpenFlowSwitchConfig,
         steering: Steering,
         listener: Listener,
-        ports: Ports,
-        queue_pairs: u16,
+        offloaded: OffloadedFlows,
         (asked, tell, shared): (Receiver<Ask>, Sender<SwitchEvent>, Arc<Mutex<Shared>>),
     ) -> Worker {
         for uplink in 0..config.uplinks.len() as u8 {
@@ -257,14 +264,15 @@ impl Worker {
             turned: Vec::new(),
             listener,
             monitor: None,
-            ports,
-            queue_pairs,
+            offloaded,
             bridge: config.bridge.clone(),
             uplinks: vec![PortCounters::default(); config.uplinks.len()],
+            pool: (config.pool.iter())
+                .map(|of| (of.slot, vec![PortCounters::default(); of.devices.len()]))
+                .collect(),
             carried: vec![Carried::default(); config.uplinks.len()],
-            uplink_sockets: config.sockets().cloned().collect(),
+            sockets: config.sockets().cloned().collect(),
             attachments: BTreeMap::new(),
-            serial: 0,
             plan: Plan::default(),
             loads: BTreeMap::new(),
             ports_asked: None,
@@ -295,7 +303,7 @@ impl Worker {
 
     fn turn(&mut self, now: Nanos) {
         self.take_asks(now);
-        self.take_ports(now);
+        self.take_offloaded();
         self.take_messages(now);
         self.take_frames(now);
         self.set_terms();
@@ -361,7 +369,11 @@ impl Worker {
     fn take_ask(&mut self, ask: Ask, now: Nanos) {
         match ask {
             Ask::Publish(plan) => self.publish(*plan, now),
-            Ask::Attach(slot, spec) => self.attach(slot, spec),
+            Ask::Attach {
+                slot,
+                service,
+                deadline,
+            } => self.attach(slot, service, now + deadline),
             Ask::Fail(slot) => {
                 if let Some(attachment) = self.attachments.get_mut(&slot) {
                     attachment.failed = true;
@@ -446,19 +458,7 @@ impl Worker {
 
     // ---- instances -----------------------------------------------------------------------------------------------
 
-    fn attach(&mut self, slot: Slot, spec: AttachSpec) {
-        let AttachSpec::Memif {
-            service,
-            socket,
-            ports,
-            log2_slots,
-            buffer_bytes,
-            deadline,
-            ..
-        } = spec
-        else {
-            return;
-        };
+    fn attach(&mut self, slot: Slot, service: ServiceId, until: Nanos) {
         if self.attachments.contains_key(&slot) {
             self.tell(SwitchEvent::AttachFailed {
                 slot,
@@ -466,10 +466,18 @@ impl Worker {
             });
             return;
         }
-        self.serial += 1;
-        let specs: Vec<PortSpec> = (0..ports)
-            .map(|port| self.instance_port(slot, port, &socket, log2_slots, buffer_bytes))
-            .collect();
+        let Some(pooled) = self.pool.get_mut(&slot) else {
+            self.attach_failed(slot, format!("no ports were made for {slot}"));
+            return;
+        };
+        pooled.iter_mut().for_each(PortCounters::forget);
+        let counters = pooled.iter().copied();
+        let ports = counters.map(|counters| DataPort {
+            counters,
+            ..DataPort::default()
+        });
+        let ports: Vec<DataPort> = ports.collect();
+        let numbers = (0..ports.len()).map(|port| instance_port(slot, port)).collect();
         let before = {
             let shared = lock(&self.shared);
             shared.reading.counters.slots.get(slot.index()).copied()
@@ -477,89 +485,23 @@ impl Worker {
         self.attachments.insert(
             slot,
             Attachment {
-                serial: self.serial,
                 service,
-                names: specs.iter().map(|spec| spec.name.clone()).collect(),
-                ports: vec![DataPort::default(); specs.len()],
-                phase: Phase::Making,
+                ports,
+                phase: Phase::Probing { until, taken: None },
                 failed: false,
-                base: Base::default(),
+                probes_back_before: self.steering.slot_figures(slot).probes_back,
+                base: None,
                 before: before.unwrap_or_default(),
                 excess: 0,
             },
         );
-        self.ports.ask(PortTask::Add(NewPorts {
-            slot,
-            serial: self.serial,
-            socket,
-            ports: specs,
-            until: Instant::now() + Duration::from_nanos(deadline.0),
-        }));
+        self.steering.attach(slot, service, numbers);
     }
 
-    fn instance_port(
-        &self,
-        slot: Slot,
-        port: u8,
-        socket: &Path,
-        log2_slots: u8,
-        buffer_bytes: u32,
-    ) -> PortSpec {
-        let number = FIRST_INSTANCE + DATA_PORTS * u32::from(slot.0) + u32::from(port);
-        let arguments = format!(
-            "role=client,id={port},socket={},rsize={log2_slots},bsize={buffer_bytes}",
-            socket.display()
-        );
-        let name = format!("{}.i{}.{port}", self.bridge, slot.0);
-        memif_port(&self.bridge, number, name, &arguments, self.queue_pairs)
-    }
-
-    fn take_ports(&mut self, now: Nanos) {
-        while let Some(done) = self.ports.done() {
-            match done {
-                PortDone::Added {
-                    slot,
-                    serial,
-                    numbers,
-                } => {
-                    let Some(attachment) = self.attachments.get_mut(&slot) else {
-                        continue;
-                    };
-                    if attachment.serial != serial || attachment.phase != Phase::Making {
-                        continue;
-                    }
-                    match numbers {
-                        Ok(numbers) => {
-                            attachment.phase = Phase::Probing {
-                                until: now + super::ports::ATTACH_LIMIT,
-                                taken_since: None,
-                            };
-                            self.steering.attach(slot, attachment.service, numbers);
-                        }
-                        Err(error) => {
-                            self.attachments.remove(&slot);
-                            self.attach_failed(slot, error);
-                        }
-                    }
-                }
-                PortDone::Offloaded(found) => {
-                    self.offloaded_asked = false;
-                    self.steering.set_offloaded(found.as_deref());
-                }
-                PortDone::Removed { slot, serial } => {
-                    let is_it = |of: &Attachment| of.serial == serial;
-                    if self.attachments.get(&slot).is_some_and(is_it)
-                        && let Some(attachment) = self.attachments.remove(&slot)
-                        && attachment.phase == (Phase::Removing { is_told: true })
-                    {
-                        if attachment.failed {
-                            self.miss(DropReason::InstanceLost, now);
-                        }
-                        let outstanding = self.close(slot, &attachment);
-                        self.tell(SwitchEvent::Removed { slot, outstanding });
-                    }
-                }
-            }
+    fn take_offloaded(&mut self) {
+        while let Some(found) = self.offloaded.found() {
+            self.offloaded_asked = false;
+            self.steering.set_offloaded(found.as_deref());
         }
     }
 
@@ -597,17 +539,17 @@ impl Worker {
         self.loads.remove(&slot);
         let proof = self.steering.want_proof();
         match self.attachments.get_mut(&slot) {
-            Some(attachment) if matches!(attachment.phase, Phase::Making) => {
-                attachment.phase = Phase::Removing { is_told: true };
-                self.ports.ask(PortTask::Remove {
-                    slot,
-                    serial: attachment.serial,
-                    names: attachment.names.clone(),
-                });
-            }
-            Some(attachment) => match attachment.phase {
-                Phase::Removing { .. } => attachment.phase = Phase::Removing { is_told: true },
-                _ => attachment.phase = Phase::Leaving { proof, since: now },
+            Some(attachment) => match &mut attachment.phase {
+                Phase::Leaving { never_attached, .. } | Phase::Left { never_attached } => {
+                    *never_attached = false;
+                }
+                Phase::Probing { .. } | Phase::Up => {
+                    attachment.phase = Phase::Leaving {
+                        proof,
+                        since: now,
+                        never_attached: false,
+                    };
+                }
             },
             None => self.tell(SwitchEvent::Removed { slot, outstanding: 0 }),
         }
@@ -629,30 +571,57 @@ impl Worker {
         for (slot, attachment) in &mut self.attachments {
             match attachment.phase {
                 Phase::Probing { until, .. } if now > until => failed.push(*slot),
-                Phase::Leaving { proof, since }
-                    if self.steering.is_proven(proof) || now.since(since) > REMOVE_PATIENCE =>
-                {
-                    attachment.phase = Phase::Removing { is_told: true };
-                    self.ports.ask(PortTask::Remove {
-                        slot: *slot,
-                        serial: attachment.serial,
-                        names: attachment.names.clone(),
-                    });
+                Phase::Leaving {
+                    proof,
+                    since,
+                    never_attached,
+                } if self.steering.is_proven(proof) || now.since(since) > REMOVE_PATIENCE => {
+                    attachment.phase = Phase::Left { never_attached };
+                    if self.connection.connection().is_some() {
+                        // What was asked for before this is no reading of its end.
+                        self.ports_asked = None;
+                        self.ports_at = now;
+                    }
                 }
                 _ => {}
             }
         }
+        if self.connection.connection().is_none() {
+            self.let_go(now);
+        }
         for slot in failed {
             self.steering.remove(slot, now);
+            let proof = self.steering.want_proof();
             if let Some(attachment) = self.attachments.get_mut(&slot) {
-                attachment.phase = Phase::Removing { is_told: false };
-                self.ports.ask(PortTask::Remove {
-                    slot,
-                    serial: attachment.serial,
-                    names: attachment.names.clone(),
-                });
+                attachment.phase = Phase::Leaving {
+                    proof,
+                    since: now,
+                    never_attached: true,
+                };
             }
-            self.attach_failed(slot, "it takes no packets from its memif link".to_owned());
+        }
+    }
+
+    /// Gives the ports of those that have left back. Without a switch there is no last reading.
+    fn let_go(&mut self, now: Nanos) {
+        let left = |(slot, attachment): (&Slot, &Attachment)| match attachment.phase {
+            Phase::Left { never_attached } => Some((*slot, never_attached)),
+            _ => None,
+        };
+        let left: Vec<(Slot, bool)> = self.attachments.iter().filter_map(left).collect();
+        for (slot, never_attached) in left {
+            let Some(attachment) = self.attachments.remove(&slot) else {
+                continue;
+            };
+            if never_attached {
+                self.attach_failed(slot, "it takes no packets from its port".to_owned());
+            } else {
+                if attachment.failed {
+                    self.miss(DropReason::InstanceLost, now);
+                }
+                let outstanding = self.close(slot, &attachment);
+                self.tell(SwitchEvent::Removed { slot, outstanding });
+            }
         }
     }
 
@@ -726,7 +695,7 @@ impl Worker {
 
     /// A switch that was killed has left its sockets, and could not listen there again.
     fn remove_dead_sockets(&self) {
-        for socket in &self.uplink_sockets {
+        for socket in &self.sockets {
             if is_dead(socket) {
                 let _none = std::fs::remove_file(socket);
             }
@@ -802,7 +771,7 @@ impl Worker {
         if !self.offloaded_asked && now >= self.offloaded_at {
             self.offloaded_asked = true;
             self.offloaded_at = now + OFFLOADED_EVERY;
-            self.ports.ask(PortTask::Offloaded);
+            self.offloaded.ask();
         }
     }
 
@@ -830,15 +799,20 @@ impl Worker {
             } else if let Some(place) = stats.port.checked_sub(FIRST_INSTANCE) {
                 let slot = Slot((place / DATA_PORTS) as u16);
                 let number = (place % DATA_PORTS) as usize;
+                let Some(counters) = self.pool.get_mut(&slot).and_then(|of| of.get_mut(number)) else {
+                    continue;
+                };
+                counters.read(&stats);
                 if let Some(attachment) = self.attachments.get_mut(&slot)
                     && let Some(port) = attachment.ports.get_mut(number)
                 {
-                    port.counters.read(&stats);
+                    port.counters = *counters;
                 }
             }
         }
         self.count_instances(now);
         self.count_switch(now);
+        self.let_go(now);
         self.settle_unseen(now);
     }
 
@@ -915,9 +889,9 @@ impl Worker {
                 received_bytes: sum(|port| port.received_bytes),
                 dropped: sum(|port| port.dropped),
                 probes: attachment.ports.iter().map(|port| port.probes).sum(),
-                probes_back: figures.probes_back,
+                probes_back: figures.probes_back - attachment.probes_back_before,
             };
-            if let Phase::Probing { until, taken_since } = attachment.phase {
+            if let Phase::Probing { until, taken } = attachment.phase {
                 if !self.steering.is_in_force(*slot) {
                     continue;
                 }
@@ -931,33 +905,32 @@ impl Worker {
                     }
                     continue;
                 }
-                let since = taken_since.unwrap_or(now);
+                let (since, last) = taken.unwrap_or((now, Base::default()));
                 attachment.phase = Phase::Probing {
                     until,
-                    taken_since: Some(since),
+                    taken: Some((since, totals)),
                 };
-                // None is under way any more that would be taken for a packet.
-                let are_sent = totals.sent_packets + totals.dropped >= totals.probes;
+                // None is under way any more that would be taken for a packet. What the port's last instance had after its
+                // counters could be read for the last time is in them, too: so they have to stand still.
+                let are_sent = totals == last && totals.sent_packets + totals.dropped >= totals.probes;
                 let are_back = totals.received_packets >= totals.sent_packets
                     && totals.probes_back >= totals.received_packets;
                 let waited = now.since(since);
                 if !are_sent && waited < PROBE_LIMIT || !are_back && waited < PROBE_PATIENCE {
                     continue;
                 }
-                attachment.base = Base {
+                attachment.base = Some(Base {
                     // One may have come back after the ports were read.
                     probes_back: totals.probes_back.min(totals.received_packets),
                     ..totals
-                };
+                });
                 attachment.ports.iter_mut().for_each(DataPort::note_base);
                 attachment.phase = Phase::Up;
                 attached.push(*slot);
             }
-            if matches!(attachment.phase, Phase::Making) {
-                continue;
-            }
+            let Some(base) = attachment.base else { continue };
             let service = self.plan.services.iter().find(|of| of.id == attachment.service);
-            let back_later = totals.probes_back.saturating_sub(attachment.base.probes_back);
+            let back_later = totals.probes_back.saturating_sub(base.probes_back);
             for (port, uplink) in (attachment.ports.iter_mut()).zip(service.map_or(&[][..], |of| &of.uplinks))
             {
                 if let Some(carried) = self.carried.get_mut(usize::from(uplink.0)) {
@@ -967,7 +940,7 @@ impl Worker {
             let Some(place) = counters.slots.get_mut(slot.index()) else {
                 continue;
             };
-            let (base, before) = (attachment.base, attachment.before);
+            let before = attachment.before;
             let since = |now: u64, base: u64| now.saturating_sub(base);
             let probes_later = since(totals.probes, base.probes);
             let to = since(since(totals.sent_packets, base.sent_packets), probes_later);

@@ -20,6 +20,8 @@ pub(crate) struct Ovs {
     folder: tempfile::TempDir,
     database: Child,
     switch: Option<Child>,
+    /// Whether it is in this machine's network, and not in one of its own.
+    is_in_ours: bool,
 }
 
 impl Ovs {
@@ -31,6 +33,16 @@ impl Ovs {
 
     /// [`None`] where it is not installed.
     pub(crate) fn start() -> Option<Ovs> {
+        Ovs::start_in(false)
+    }
+
+    /// The same in this machine's network: it has this machine's interfaces and listens at its addresses. No other Open vSwitch
+    /// may run in it.
+    pub(crate) fn start_here() -> Option<Ovs> {
+        Ovs::start_in(true)
+    }
+
+    fn start_in(is_in_ours: bool) -> Option<Ovs> {
         if !Ovs::is_here() {
             return None;
         }
@@ -47,6 +59,13 @@ impl Ovs {
                 .arg(format!("--remote=punix:{}", of("db.sock").display()))
                 .arg(format!("--unixctl={}", of("db.ctl").display()))
                 .arg("--log-file=/dev/null")
+                // As Open vSwitch's own scripts start it: where else it listens, and its keys, are in the database.
+                .args([
+                    "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
+                    "--private-key=db:Open_vSwitch,SSL,private_key",
+                    "--certificate=db:Open_vSwitch,SSL,certificate",
+                    "--ca-cert=db:Open_vSwitch,SSL,ca_cert",
+                ])
                 .arg(of("conf.db")),
         );
         eventually("the database listens", PATIENCE, || {
@@ -56,6 +75,7 @@ impl Ovs {
             folder,
             database,
             switch: None,
+            is_in_ours,
         };
         // One CPU may have to do for all: the poller sleeps when nothing comes.
         let cpus = std::thread::available_parallelism().unwrap().get();
@@ -86,10 +106,14 @@ impl Ovs {
     /// Starts the switch, or starts it again: as a service manager does.
     pub(crate) fn start_switch(&mut self) {
         // In a network of its own: its datapath has an interface of a fixed name, which another one of the machine may have.
+        let mut command = Command::new(if self.is_in_ours { "nice" } else { "unshare" });
+        if !self.is_in_ours {
+            command.args(["--net", "nice"]);
+        }
         self.switch = Some(spawn(
             self.folder.path(),
-            Command::new("unshare")
-                .args(["--net", "nice", "-n", "-20"])
+            command
+                .args(["-n", "-20"])
                 .arg(self.of(PROGRAM))
                 .arg(format!("unix:{}", self.of("db.sock").display()))
                 .arg("--pidfile")
@@ -127,6 +151,28 @@ impl Ovs {
         )
     }
 
+    /// Has the database listen at that port of this machine over TLS, with the keys of that directory.
+    pub(crate) fn listen_over_tls(&self, port: u16, keys: &Path) {
+        let of = |name: &str| keys.join(name).display().to_string();
+        run(self
+            .vsctl()
+            .args([
+                "--timeout=10",
+                "set-ssl",
+                &of("key.pem"),
+                &of("cert.pem"),
+                &of("ca.pem"),
+            ])
+            .args(["--", "set-manager", &format!("pssl:{port}:127.0.0.1")]));
+    }
+
+    /// Where its bridges are made to listen for OpenFlow, one a line.
+    pub(crate) fn controllers(&self) -> String {
+        let mut command = self.vsctl();
+        command.args(["--timeout=10", "--bare", "--columns=target", "list", "Controller"]);
+        super::text(&command.output().unwrap().stdout)
+    }
+
     /// Sets a key of its `other_config`.
     pub(crate) fn set(&self, setting: &str) {
         run(self
@@ -162,6 +208,33 @@ impl Ovs {
     pub(crate) fn complaints(&self) -> String {
         let log = std::fs::read_to_string(self.of("vs.log")).unwrap_or_default();
         complaints_of(&log)
+    }
+
+    /// Begins to watch its ports.
+    pub(crate) fn watch_ports(&self) -> WatchedPorts {
+        let changes = self.of("ports");
+        let mut monitor = Command::new("ovsdb-client");
+        monitor
+            .args(["monitor", "--format=csv"])
+            .arg(format!("unix:{}", self.of("db.sock").display()))
+            .args(["Open_vSwitch", "Interface", "name,ofport"])
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(&changes).unwrap())
+            .stderr(Stdio::null());
+        let monitor = monitor.spawn().unwrap();
+        let first = eventually("the database tells of its ports", PATIENCE, || {
+            let told = std::fs::read_to_string(&changes).unwrap();
+            told.lines().any(|line| line.contains(".mon")).then_some(told)
+        });
+        let log = self.of("vs.log");
+        let assignments = assignments(&log);
+        WatchedPorts {
+            monitor,
+            changes,
+            first,
+            log,
+            assignments,
+        }
     }
 
     /// Its bridges, one a line.
@@ -222,6 +295,41 @@ fn a_port_that_cannot_start_is_excused_by_its_cause_alone() {
     assert_eq!(complaints_of(&log(&[cause, start, set, news])), "");
     assert_eq!(complaints_of(&log(&[start, set])), log(&[start, set]));
     assert_eq!(complaints_of(&log(&[cause, start, set, set])), set);
+}
+
+/// How often it has given its ports to its pollers, which stand still meanwhile.
+fn assignments(log: &Path) -> usize {
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    log.lines()
+        .filter(|line| line.contains("rx queue assignment"))
+        .count()
+}
+
+/// The ports of a switch since a moment.
+pub(crate) struct WatchedPorts {
+    monitor: Child,
+    changes: PathBuf,
+    /// What the database told of them at first.
+    first: String,
+    log: PathBuf,
+    assignments: usize,
+}
+
+impl WatchedPorts {
+    /// No port has come, gone or changed its number since, also not for a while, and no poller has stood still for one.
+    pub(crate) fn assert_as_before(&self) {
+        let told = std::fs::read_to_string(&self.changes).unwrap();
+        assert_eq!(told, self.first);
+        assert!(self.assignments > 0, "the log does not tell of assignments");
+        assert_eq!(assignments(&self.log), self.assignments);
+    }
+}
+
+impl Drop for WatchedPorts {
+    fn drop(&mut self) {
+        let _ended = self.monitor.kill();
+        let _ended = self.monitor.wait();
+    }
 }
 
 fn run(command: &mut Command) {

@@ -1,0 +1,42 @@
+//! Certificates of a test's own.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+/// Whose certificates count.
+pub(crate) struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Authority {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Authority { issuer }
+    }
+
+    /// `ca.pem`, `cert.pem` and `key.pem` of somebody on this machine, in that directory, by whose name it is known.
+    pub(crate) fn keys(&self, directory: PathBuf) -> PathBuf {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        // Whose name is its authority's would count as signed by itself.
+        let whose = directory.file_name().unwrap().to_string_lossy().into_owned();
+        params.distinguished_name.push(DnType::CommonName, whose);
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("ca.pem"), self.issuer.pem()).unwrap();
+        std::fs::write(directory.join("cert.pem"), signed.pem()).unwrap();
+        std::fs::write(directory.join("key.pem"), key.serialize_pem()).unwrap();
+        directory
+    }
+}
+
+/// Nobody listens at that port of this machine, for now.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
