@@ -43,6 +43,9 @@ pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
 pub const HELD_WINDOW: Nanos = Nanos::from_millis(250);
 /// The time between two samples.
 pub const SAMPLE_PERIOD: Nanos = Nanos::from_millis(1);
+/// How much of the time between two samples counts as [`SlotRates::waiting`] at most: where more passed, whoever takes them
+/// had no CPU either, and may not know yet what the instance took.
+pub const WAITING_STEP: Nanos = Nanos::from_millis(10);
 /// The share of a ring that counts as hot when it is occupied in two samples in a row.
 pub const HOT_OCCUPANCY: f64 = 0.25;
 /// Packets per second that a new flow is expected to bring at least: a service whose flows are all silent has flows
@@ -92,7 +95,8 @@ pub struct SlotRates {
     pub new_flows: u64,
     /// Whether both of its rings were empty.
     pub rings_empty: bool,
-    /// For how long it has left packets in its ring without taking any, time in which it was throttled not counted.
+    /// For how long it has left packets in its ring without taking any, time in which it was throttled not counted, nor
+    /// more than [`WAITING_STEP`] from one sample to the next.
     pub waiting: Nanos,
     /// Descriptors that it has taken since it was assigned.
     pub consumed: u64,
@@ -312,7 +316,7 @@ impl SlotState {
             Nanos::ZERO
         } else {
             // The throttled time of several samples may be told at once.
-            (rates.waiting + Nanos(step.dt_ns)) - Nanos(throttled)
+            (rates.waiting + Nanos(step.dt_ns).min(WAITING_STEP)) - Nanos(throttled)
         };
         rates.busy = raw.function.map(|function| {
             self.busy_ns.read(function.busy_ns, step);

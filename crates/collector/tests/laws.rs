@@ -328,9 +328,14 @@ fn waiting_counts_time_in_which_nothing_was_taken_and_it_was_not_throttled() {
     }
     raw.slots[3].throttled_ns += 1_000_000;
     assert_eq!(sample(&mut collector, &mut raw), 20);
+    // A machine that stood still for half a second says little of one instance.
+    raw.at = raw.at + Nanos::from_millis(500);
+    assert_eq!(sample(&mut collector, &mut raw), 30);
+    raw.slots[3].throttled_ns += 10_000_000;
+    assert_eq!(sample(&mut collector, &mut raw), 21);
     // Told once for the last fifteen samples.
     raw.slots[3].throttled_ns += 15_000_000;
-    assert_eq!(sample(&mut collector, &mut raw), 6);
+    assert_eq!(sample(&mut collector, &mut raw), 7);
     raw.slots[3].consumed += 1;
     assert_eq!(sample(&mut collector, &mut raw), 0);
     raw.slots[3].ring_used = 0;
