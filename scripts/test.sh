@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # `cargo test` with these arguments. Tests on real containers, rings and clocks may meet a moment in which the machine had
-# no CPU for them: up to three that failed are run once more, by themselves. One that passes then is named `unsteady`,
-# which is a fault to be mended; one that fails again, or more than three, fail the whole.
+# no CPU for them: up to six that failed are run once more, by themselves. One that passes then is named `unsteady`,
+# which is a fault to be mended; one that fails again, or more than six, fail the whole.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-most=3
+most=6
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
