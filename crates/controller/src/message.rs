@@ -52,7 +52,8 @@ pub enum SwitchRequest {
     },
     /// Put one probe packet into the instance's ring. Answered by [`SwitchReply::Consumed`] when it was taken.
     Probe(Slot),
-    /// The instance failed: all its flows move on their next packet, counted as expected moves.
+    /// The instance failed: nothing that it gives from now on is sent on. With the next table, which follows and does not
+    /// have it, all its flows move on their next packet, counted as expected moves.
     FailSlot(Slot),
     /// Remove the pins of all its flows; the instance stays.
     PurgeSlot(Slot),

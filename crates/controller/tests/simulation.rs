@@ -101,6 +101,8 @@ struct FakeSwitch {
     worker_table: [(Generation, Vec<InstanceRow>); WORKERS],
     acknowledged: Generation,
     published: Generation,
+    /// Failed since the last table: the next one moves their flows.
+    failing: Vec<Slot>,
     flows: Vec<Flow>,
     replies: Vec<SwitchReply>,
     flows_on_active: u64,
@@ -353,6 +355,11 @@ impl Simulation {
             SwitchRequest::Publish { generation, rows } => {
                 assert_eq!(generation.0, switch.published.0 + 1);
                 switch.published = generation;
+                for slot in std::mem::take(&mut switch.failing) {
+                    assert!(rows.iter().all(|row| row.slot != slot), "{slot} has failed");
+                    switch.ports.get_mut(&slot).expect("it is attached").moved = true;
+                    switch.flows.retain(|flow| flow.slot != slot);
+                }
                 for row in &rows {
                     let port = switch
                         .ports
@@ -380,7 +387,11 @@ impl Simulation {
                 assert!(switch.ports.contains_key(&slot));
                 switch.probes.push((self.now + Nanos::from_millis(1), slot));
             }
-            SwitchRequest::FailSlot(slot) | SwitchRequest::PurgeSlot(slot) => {
+            SwitchRequest::FailSlot(slot) => {
+                assert!(switch.ports.contains_key(&slot), "it is attached");
+                switch.failing.push(slot);
+            }
+            SwitchRequest::PurgeSlot(slot) => {
                 let port = switch.ports.get_mut(&slot).expect("it is attached");
                 port.moved = true;
                 switch.flows.retain(|flow| flow.slot != slot);

@@ -597,10 +597,10 @@ fn limits_hold(subject: &mut dyn Subject, dir: PathBuf) {
     }
 
     let mut spec = labelled(subject, "fork", &["fork"]);
-    spec.pids_limit = 5;
+    spec.pids_limit = 16;
     subject.told().create(&spec);
     let (_, output, _) = subject.told().exit_of(&spec.name);
-    assert_eq!(output, "5 processes");
+    assert_eq!(output, "16 processes");
     subject.told().remove(&spec.name).unwrap();
     assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
 }

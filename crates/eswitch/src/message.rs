@@ -26,6 +26,11 @@ pub enum Command<M: FrameMemory> {
         /// Whether the instance failed: what it held then counts as lost, else as kept by it.
         failed: bool,
     },
+    /// The instance failed: what it gave back so far goes out, and nothing that it gives from now on.
+    FailInstance {
+        /// The instance's place.
+        slot: Slot,
+    },
     /// Puts a probe into the instance's ring.
     Probe {
         /// The instance's place.
@@ -83,6 +88,11 @@ pub enum Command<M: FrameMemory> {
 pub enum WorkerEvent<M: FrameMemory> {
     /// A [`Command::AttachInstance`] is done here.
     InstanceAttached {
+        /// The instance's place.
+        slot: Slot,
+    },
+    /// A [`Command::FailInstance`] is done here.
+    InstanceFailed {
         /// The instance's place.
         slot: Slot,
     },

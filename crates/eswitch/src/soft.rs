@@ -113,6 +113,12 @@ pub struct SoftSwitch<M: FrameMemory> {
     /// Published plans that a worker may still hold, oldest first. They are freed here, not there.
     kept_plans: VecDeque<Arc<Plan>>,
     generation: Generation,
+    /// Instances that failed since the last plan: the next one moves their flows.
+    failing: Vec<Slot>,
+    /// Answers to come from workers that were told of a failed instance.
+    failures: usize,
+    /// The plan that waits for these answers. Commands wait behind it.
+    held_plan: Option<Plan>,
     /// The highest slot that any plan has had, and one.
     slots_used: usize,
     loads: Arc<LoadBoard>,
@@ -384,6 +390,9 @@ impl<M: FrameMemory> SoftSwitch<M> {
             plan,
             kept_plans: VecDeque::new(),
             generation: Generation(0),
+            failing: Vec::new(),
+            failures: 0,
+            held_plan: None,
             slots_used: 0,
             loads,
             alarm,
@@ -484,18 +493,25 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
     /// Sends a command to a worker, in the order of the calls, whether its ring has room now or later.
     fn command(&mut self, worker: usize, command: Command<M>) {
+        let is_free = self.held_plan.is_none();
         if let Some(handle) = self.workers.get_mut(worker) {
             handle.backlog.push_back(command);
-            handle.send_backlog();
+            if is_free {
+                handle.send_backlog();
+            }
         }
     }
 
-    /// Whether every worker takes a command now.
+    /// Whether every worker takes a command now, or as soon as a plan is out that is held.
     fn have_room(&self) -> Result<(), SwitchError> {
+        let may_wait = match self.held_plan {
+            Some(_) => COMMAND_SLOTS,
+            None => 0,
+        };
         match self
             .workers
             .iter()
-            .position(|w| w.commands.slots() == 0 || !w.backlog.is_empty())
+            .position(|w| w.commands.slots() == 0 || w.backlog.len() > may_wait)
         {
             Some(worker) => Err(SwitchError::WorkerStuck {
                 worker,
@@ -700,6 +716,17 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     events.push(SwitchEvent::UplinkDown { uplink, reason });
                 }
             }
+            WorkerEvent::InstanceFailed { slot: _ } => {
+                self.failures = self.failures.saturating_sub(1);
+                if self.failures == 0
+                    && let Some(plan) = self.held_plan.take()
+                {
+                    self.put_in_force(plan);
+                    for worker in &mut self.workers {
+                        worker.send_backlog();
+                    }
+                }
+            }
             WorkerEvent::InstanceRemoved { slot, outstanding } => {
                 let Some(place) = self.instances.get_mut(slot.index()) else {
                     return;
@@ -871,6 +898,15 @@ impl<M: FrameMemory> SoftSwitch<M> {
         }
     }
 
+    /// Makes a plan the one that workers steer by.
+    fn put_in_force(&mut self, plan: Plan) {
+        let old = self.plan.swap(Arc::new(plan));
+        self.kept_plans.push_back(old);
+        for worker in &self.workers {
+            worker.waker.wake();
+        }
+    }
+
     fn acknowledged(&self) -> Generation {
         Generation(
             self.workers
@@ -1016,10 +1052,16 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             }
         }
         self.slots_used = self.slots_used.max(plan.slots.len()).min(Slot::LIMIT);
-        let old = self.plan.swap(Arc::new(plan));
-        self.kept_plans.push_back(old);
-        for worker in &self.workers {
-            worker.waker.wake();
+        // Not before all workers have sent on what failed instances gave back: what moves by this plan comes after it.
+        if self.failures > 0 {
+            self.held_plan = Some(plan);
+        } else {
+            self.put_in_force(plan);
+        }
+        for slot in std::mem::take(&mut self.failing) {
+            for worker in 0..self.workers.len() {
+                self.command(worker, Command::PurgeSlot { slot, failed: true });
+            }
         }
         self.generation
     }
@@ -1086,12 +1128,17 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if let Some(Some(attachment)) = self.instances.get_mut(slot.index()) {
             attachment.failed = true;
         }
-        self.broadcast(|| Command::PurgeSlot { slot, failed: true })
+        self.broadcast(|| Command::FailInstance { slot })?;
+        self.failing.push(slot);
+        self.failures += self.workers.len();
+        Ok(())
     }
 
     fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
         let waiting_for = self.workers.len();
         self.have_room()?;
+        // Its pins go with it.
+        self.failing.retain(|failing| *failing != slot);
         let Some(place) = self.instances.get_mut(slot.index()) else {
             return Ok(());
         };
@@ -1254,7 +1301,9 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             while let Ok(event) = self.workers[worker].events.pop() {
                 self.take_worker_event(event, events);
             }
-            self.workers[worker].send_backlog();
+            if self.held_plan.is_none() {
+                self.workers[worker].send_backlog();
+            }
         }
         if now >= self.sockets_at {
             self.sockets_at = now + SOCKET_PERIOD;

@@ -263,8 +263,10 @@ pub trait Switch: Send {
     /// slot's last instance is [`SwitchEvent::Removed`].
     fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError>;
 
-    /// The instance in that slot failed: its flows are given to others on their next packet, counted as expected moves,
-    /// and what it holds counts as lost once it is removed. Publish a plan without it first.
+    /// The instance in that slot failed. Publish a plan without it next: its flows are then given to others on their
+    /// next packet, counted as expected moves. What it gave back so far goes out before any of them; nothing does that it
+    /// gives later, should it come back to life, or it would meet packets that went another way after it. That, and what
+    /// it holds, counts as lost once it is removed.
     ///
     /// # Errors
     /// [`SwitchError::WorkerStuck`].

@@ -484,6 +484,13 @@ impl<M: FrameMemory> Worker<M> {
                     }
                 }
                 Command::RemoveInstance { slot, failed } => self.remove_instance(slot, failed),
+                Command::FailInstance { slot } => {
+                    self.take_back(slot);
+                    self.givers.retain(|giver| *giver != slot);
+                    // Out of this worker, before anyone moves one of its flows.
+                    self.flush();
+                    self.tell(WorkerEvent::InstanceFailed { slot });
+                }
                 Command::Probe { slot } => {
                     self.flush_instance(slot);
                     if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
@@ -593,19 +600,29 @@ impl<M: FrameMemory> Worker<M> {
         self.flush();
     }
 
-    fn remove_instance(&mut self, slot: Slot, failed: bool) {
-        if matches!(self.instances.get(slot.index()), Some(Some(_))) {
-            self.flush_instance(slot);
-            // What came back before it ended is not lost.
-            for _ in 0..DRAIN_BURSTS {
-                if (0..PORT_LIMIT)
-                    .map(|port| self.poll_instance_port(slot, port))
-                    .sum::<usize>()
-                    == 0
-                {
-                    break;
-                }
+    /// Sends on what an instance that is about to go has given back: it is not lost.
+    fn take_back(&mut self, slot: Slot) {
+        if !matches!(self.instances.get(slot.index()), Some(Some(_))) {
+            return;
+        }
+        self.flush_instance(slot);
+        for _ in 0..DRAIN_BURSTS {
+            if (0..PORT_LIMIT)
+                .map(|port| self.poll_instance_port(slot, port))
+                .sum::<usize>()
+                == 0
+            {
+                break;
             }
+        }
+    }
+
+    fn remove_instance(&mut self, slot: Slot, failed: bool) {
+        if failed {
+            // What it gave back since it failed stays out.
+            self.flush_instance(slot);
+        } else {
+            self.take_back(slot);
         }
         let mut ports = self.instances.get_mut(slot.index()).and_then(Option::take);
         let mut outstanding = 0;

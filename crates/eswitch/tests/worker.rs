@@ -516,6 +516,34 @@ fn numbers(link: &mut memif::Link) -> Vec<u16> {
 }
 
 #[test]
+fn what_an_instance_gave_back_before_it_failed_goes_out_and_nothing_later() {
+    let mut moving = moving(|service| service.relaxed = false);
+    let (first, other) = moving.first_three();
+    let back = |moving: &mut Moving, number: u16| {
+        let tx = &mut moving.instances[first].queues[0].tx;
+        tx.push(&numbered(number)).unwrap();
+        tx.flush();
+    };
+    back(&mut moving, 0);
+    let slot = Slot(first as u16);
+    moving.asks(Command::FailInstance { slot });
+    assert_eq!(numbers(&mut moving.alone.network), [0]);
+    back(&mut moving, 1);
+    moving.unpin(first, true);
+    moving.send(3..4);
+    assert_eq!(moving.taken(other), [3]);
+    moving.gives_back(other, 3..4);
+    for _ in 0..100 {
+        moving.alone.turn();
+    }
+    assert_eq!(numbers(&mut moving.alone.network), [3]);
+    moving.asks(Command::RemoveInstance { slot, failed: true });
+    assert!(numbers(&mut moving.alone.network).is_empty());
+    let counters = &moving.alone.counters.slots[first];
+    assert_eq!((counters.back_packets.get(), counters.lost.get()), (1, 2));
+}
+
+#[test]
 fn a_flow_that_moves_waits_for_what_it_sent_before() {
     let mut moving = moving(|_| {});
     let (old, new) = moving.first_three();

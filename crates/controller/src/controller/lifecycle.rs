@@ -346,8 +346,11 @@ impl Controller {
         }
     }
 
-    /// Publishes the table where it has changed, and then lets the flows of failed instances move.
+    /// Tells of failed instances, and publishes the table where it has changed: without them, so that their flows move.
     pub(super) fn publish(&mut self) {
+        for slot in self.fail_slots.drain(..) {
+            self.out.switch.push(SwitchRequest::FailSlot(slot));
+        }
         if self.table_changed {
             self.table_changed = false;
             self.generation = Generation(self.generation.0 + 1);
@@ -380,9 +383,6 @@ impl Controller {
             }
             rows.sort_unstable_by_key(|row| row.slot);
             self.out.switch.push(SwitchRequest::Publish { generation, rows });
-        }
-        for slot in self.fail_slots.drain(..) {
-            self.out.switch.push(SwitchRequest::FailSlot(slot));
         }
     }
 

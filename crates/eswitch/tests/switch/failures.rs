@@ -18,7 +18,6 @@ fn is_down(event: &SwitchEvent, slot: u16) -> bool {
 
 /// What the control plane does with an instance that failed.
 fn fail(bed: &mut Bed, slot: u16) -> u64 {
-    bed.unplan(slot);
     bed.switch.fail(Slot(slot)).unwrap();
     bed.remove(slot)
 }
@@ -111,6 +110,46 @@ fn a_function_that_takes_nothing_fills_its_ring_and_harms_no_other() {
     bed.assert_accounts_close();
     assert_eq!(bed.reading.dropped(), 476);
     bed.finish();
+}
+
+#[test]
+fn nothing_comes_out_of_a_failed_function_that_comes_back_to_life() {
+    for workers in [1, 2] {
+        let mut bed = Bed::new(workers, 1, vec![service(0, &[0], Match::default())]);
+        bed.add(0, 0, 1, echo);
+        bed.add(1, 0, 1, echo);
+        let frames = udp_flows(20);
+        let send = |bed: &mut Bed| {
+            bed.send(0, frames.iter().map(Vec::as_slice));
+        };
+        send(&mut bed);
+        let its = bed.take_all(0, 20).iter().filter(|f| stamp(f) == 0).count();
+        assert!(its > 0, "it has flows");
+        bed.functions[0].hangs.store(true, Ordering::Relaxed);
+        send(&mut bed);
+        // Those of the other one. What the one that hangs was given stays in its ring.
+        assert!(bed.take_all(0, 20 - its).iter().all(|f| stamp(f) == 1));
+        let seen = bed.functions[0].seen.load(Ordering::Relaxed);
+        bed.switch.fail(Slot(0)).unwrap();
+        bed.unplan(0);
+        send(&mut bed);
+        assert!(bed.take_all(0, 20).iter().all(|f| stamp(f) == 1));
+        bed.functions[0].hangs.store(false, Ordering::Relaxed);
+        bed.until("it gives back what it had", |bed| {
+            bed.functions[0].seen.load(Ordering::Relaxed) == seen + its as u64
+        });
+        send(&mut bed);
+        assert!(bed.take_all(0, 20).iter().all(|f| stamp(f) == 1));
+        let its = its as u64;
+        assert_eq!(bed.remove(0), its);
+        assert_eq!(
+            (bed.slot(0).lost, bed.drops(DropReason::InstanceLost)),
+            (its, its)
+        );
+        assert_eq!(bed.slot(1).expected_moves, its);
+        bed.assert_accounts_close();
+        bed.finish();
+    }
 }
 
 #[test]

@@ -170,6 +170,8 @@ pub struct OpenFlowSwitch {
     events: Receiver<SwitchEvent>,
     shared: Arc<Mutex<Shared>>,
     generation: Generation,
+    /// Instances that failed since the last plan.
+    failing: Vec<Slot>,
     worker: Option<JoinHandle<()>>,
     queue_pairs: u16,
     database: Endpoint,
@@ -272,6 +274,7 @@ impl OpenFlowSwitch {
             events,
             shared,
             generation: Generation(0),
+            failing: Vec::new(),
             worker: Some(worker),
             queue_pairs,
             database: config.database.clone(),
@@ -421,6 +424,9 @@ impl Switch for OpenFlowSwitch {
         plan.generation = self.generation;
         // Where the thread has ended nothing is acknowledged any more.
         let _ended = self.ask(Ask::Publish(Box::new(plan)));
+        for slot in std::mem::take(&mut self.failing) {
+            let _ended = self.ask(Ask::Fail(slot));
+        }
         self.generation
     }
 
@@ -442,7 +448,9 @@ impl Switch for OpenFlowSwitch {
     }
 
     fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.ask(Ask::Fail(slot))
+        // Its pins move by the plan that follows.
+        self.failing.push(slot);
+        Ok(())
     }
 
     fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
