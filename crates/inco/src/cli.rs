@@ -886,6 +886,9 @@ pub(crate) struct OpenflowArgs {
     /// Rules that are written in `rules`
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rules: u32,
+    /// How many of them are written together (a bundle); 1: each by itself
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) bundle: u32,
     /// Where all figures go
     #[arg(long, value_name = "FILE", default_value = "bench-openflow.csv")]
     pub(crate) csv: PathBuf,

@@ -480,7 +480,7 @@ impl Bench<'_> {
             let mut rate = 0.0;
             let report = with_traffic(&mut session, established(self.span() * 10), |session| {
                 have_rules(session, ESTABLISHED)?;
-                rate = rules::write(&bridge, self.args.rules, limit)?;
+                rate = rules::write(&bridge, self.args.rules, self.args.bundle, limit)?;
                 Ok(())
             })?;
             let row = Row {

@@ -1,12 +1,16 @@
 //! Exact rules like those of inco, written by a second controller as fast as the switch takes them.
 
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use model::protocol;
-use openflow::{Action, Event, Field, FieldKind, FlowCommand, FlowMod, Instruction, Limits, Match, Message};
+use openflow::{
+    Action, BundleControl, BundleStep, Event, Field, FieldKind, FlowCommand, FlowMod, Instruction, Limits,
+    Match, Message,
+};
 use openvswitch::{Endpoint, Reconnecting, Turned};
 
 /// Marks them as not inco's.
@@ -21,12 +25,12 @@ const WAITING: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(120);
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Writes so many rules, at most so many a second, and waits until the switch says that it has them all; then removes them.
-/// Gives how many it took in a second.
+/// Writes so many rules, `together` in a bundle and at most so many a second, and waits until the switch says that it has them
+/// all; then removes them. Gives how many it took in a second.
 ///
 /// # Errors
 /// Where nobody listens, the connection ends, or a rule is refused.
-pub(super) fn write(bridge: &Path, count: u32, per_second: f64) -> Result<f64> {
+pub(super) fn write(bridge: &Path, count: u32, together: u32, per_second: f64) -> Result<f64> {
     let mut writer = Writer {
         connection: Reconnecting::new(Endpoint::Unix(bridge.to_owned()), Limits::default()),
         turned: Vec::new(),
@@ -43,8 +47,9 @@ pub(super) fn write(bridge: &Path, count: u32, per_second: f64) -> Result<f64> {
     while written < count {
         let due = (since.elapsed().as_secs_f64() * per_second).min(f64::from(count)) as u32;
         while written < due && writer.has_room() {
-            writer.send(&rule(written))?;
-            written += 1;
+            let end = written.saturating_add(together).min(count);
+            writer.write(written..end)?;
+            written = end;
         }
         writer.turn()?;
         // The switch needs the CPU more than we do.
@@ -114,6 +119,26 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Writes these rules, all at once where there are several: Open vSwitch waits for its pollers whenever rules have changed.
+    fn write(&mut self, mut rules: Range<u32>) -> Result<()> {
+        if rules.len() == 1 {
+            return rules.try_for_each(|number| self.send(&rule(number)));
+        }
+        // One after the other is open: each can have the same number.
+        let (bundle, flags) = (1, BundleControl::ATOMIC);
+        let step = |step| Message::BundleControl(BundleControl { bundle, step, flags });
+        self.send(&step(BundleStep::Open))?;
+        for number in rules {
+            self.send(&Message::BundleAdd {
+                bundle,
+                flags,
+                xid: 0,
+                message: Box::new(rule(number)),
+            })?;
+        }
+        self.send(&step(BundleStep::Commit))
     }
 
     fn has_room(&mut self) -> bool {
