@@ -31,8 +31,9 @@ const CHORES_NS: u64 = 5_000_000;
 const HEARTBEAT: Duration = Duration::from_millis(100);
 /// Between two attempts to connect to a switch that does not listen, and the longest sleep meanwhile.
 const CONNECT_AGAIN: Duration = Duration::from_millis(10);
-/// How long a switch that listens may take to answer.
-const HANDSHAKE: Duration = Duration::from_secs(2);
+/// How long a switch that listens may take to answer. DPDK 22.11 ends when its peer has gone before it was greeted: rather too
+/// long than too short for a machine that has much to do.
+const HANDSHAKE: Duration = Duration::from_secs(30);
 /// Longest sleep otherwise.
 const SLEEP_LIMIT: Duration = Duration::from_secs(5);
 /// Rest where paced and not said otherwise, in us.

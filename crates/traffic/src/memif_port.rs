@@ -11,8 +11,11 @@ use memif::{Client, ClientConfig, ControlEvent, Link, Listener, RingConfig, Serv
 use crate::Error;
 use crate::port::Port;
 
-/// How long one attempt to connect again may take. Attempts go on as long as the port lives.
-const CONNECT_ATTEMPT: Duration = Duration::from_millis(500);
+/// How long a server that listens may take to answer. DPDK 22.11 ends when its peer has gone before it was greeted: rather too
+/// long than too short for a machine that has much to do.
+const HANDSHAKE: Duration = Duration::from_secs(30);
+/// How long one attempt to be connected to may take. Attempts go on as long as the port lives.
+const LISTEN_ATTEMPT: Duration = Duration::from_millis(500);
 /// Pause between two attempts.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// Rings of the generator: as a power of two, and large enough for 4 ms at 1 Mpps.
@@ -120,10 +123,10 @@ impl MemifPort {
             .name("traffic-connect".into())
             .spawn(move || {
                 let attempt = || match &origin {
-                    Origin::Connect(config) => Client::connect(config, CONNECT_ATTEMPT).ok(),
+                    Origin::Connect(config) => Client::connect(config, HANDSHAKE).ok(),
                     Origin::Listen(path) => {
                         let mut listener = Listener::bind(path, ServerConfig::new("inco traffic")).ok()?;
-                        listener.accept(CONNECT_ATTEMPT).ok()?
+                        listener.accept(LISTEN_ATTEMPT).ok()?
                     }
                 };
                 // A port that is dropped meanwhile is noticed by sending; until then at most one attempt is under way.
