@@ -19,6 +19,7 @@ fuzz_target!(|inputs: Vec<(bool, u32, Vec<u8>)>| {
         }],
         spread: Spread { parts: vec![(Part::SourceAddress, 2)] },
         uplinks: vec![1],
+        fit: 1.0,
     };
     let settings = Settings { rule_limit: 64, flow_limit: 128, ..Settings::default() };
     let mut steering = Steering::new(settings, vec![(service, Scheduler::default())], 9);

@@ -331,7 +331,7 @@ pub struct FlowRow {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_pps: Option<f64>,
     /// How the rule of the flow is, where a switch forwards by rules: `queued`, `installed`, `refused` and why, `evicted`, or
-    /// `on_bucket`: it has none, and the rule of its bucket forwards it. `through inco`: its packets pass through inco.
+    /// `on_bucket`: it has none, and the rule of its bucket forwards it.
     /// `offloaded`, `partly offloaded`, `not offloaded`: what a card has of it, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,

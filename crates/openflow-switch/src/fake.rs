@@ -1,8 +1,8 @@
 //! A switch for tests and simulations: OpenFlow on one side, a datapath that lags its rules on the other.
 //!
-//! Modelled after Open vSwitch: what is decided for the first packet of a flow is kept in a cache, and when rules change the
-//! cache is gone over in rounds, each entry at some moment of the round. Decisions that are under way when rules change
-//! enter the cache late. Everything that goes wrong with real ones can be made to: see [`Faults`].
+//! Modelled after Open vSwitch: what is decided for a packet is kept in a cache, for all packets that agree in every bit that
+//! was looked at, and when rules change the cache is gone over in rounds, each entry at some moment of the round. Decisions
+//! that are under way when rules change enter the cache late. Everything that goes wrong with real ones can be made to: see [`Faults`].
 //!
 //! It reads no clock, and has no socket: [`FakeNic::receive`] and [`FakeNic::output`] are its end of a connection.
 
@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use model::{FlowKey, Nanos};
 use openflow::{
-    Action, ErrorMessage, Event, Features, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, FlowRemoved,
-    FlowRemovedReason, FlowStats, Instruction, Limits, Match, Message, MultipartReply, MultipartRequest,
-    PacketIn, PacketInReason, PacketOut, Session, SessionError, Side, port,
+    Action, ConnectionTracking, ErrorMessage, Event, Features, Field, FieldKind, FlowCommand, FlowFlags,
+    FlowMod, FlowRemoved, FlowRemovedReason, FlowStats, Instruction, Limits, Match, Message, MultipartReply,
+    MultipartRequest, PacketIn, PacketInReason, PacketOut, Session, SessionError, Side, port,
 };
 use packet::{Parsed, parse};
 
@@ -62,7 +62,17 @@ pub struct Delivered {
     pub frame: Vec<u8>,
 }
 
+/// What is looked up, in which table: every field of a packet, or the bits of it that a decision rests on.
+type Key = (u8, Match);
 type Shape = Vec<(FieldKind, Option<Vec<u8>>)>;
+/// Bits of fields.
+type Mask = BTreeMap<FieldKind, Vec<u8>>;
+
+/// Rules of every table are to be deleted (`OFPTT_ALL`).
+const ALL_TABLES: u8 = 0xff;
+
+/// Rules by table, by priority, and by which fields they match.
+type Place = (u8, Reverse<u16>, Shape);
 
 #[derive(Debug)]
 struct Rule {
@@ -75,8 +85,18 @@ struct Rule {
 
 #[derive(Clone, Debug)]
 struct Cached {
+    /// The packet that it was decided for, and what was looked at.
+    packet: Key,
+    mask: Mask,
     actions: Vec<Action>,
-    rule: Option<(u16, Match)>,
+    rule: Option<(Place, Match)>,
+}
+
+impl Cached {
+    /// What packets have in common for which the same was decided.
+    fn key(&self) -> Key {
+        masked(&self.packet, &self.mask)
+    }
 }
 
 /// The switch.
@@ -86,14 +106,16 @@ pub struct FakeNic {
     chance: u64,
     session: Session,
     control: VecDeque<(Nanos, u32, Message)>,
-    /// Rules by priority and by which fields they match.
-    rules: BTreeMap<(Reverse<u16>, Shape), HashMap<Match, Rule>>,
+    rules: BTreeMap<Place, HashMap<Match, Rule>>,
     rule_count: usize,
     version: u64,
-    cache: BTreeMap<Match, Cached>,
-    entering: VecDeque<(Nanos, u64, Match, Cached)>,
+    /// What was decided, by which bits were looked at.
+    cache: BTreeMap<Mask, BTreeMap<Key, Cached>>,
+    entering: VecDeque<(Nanos, u64, Cached)>,
+    /// Connections by their zone, and the marks that were set on them.
+    marks: HashMap<(u16, FlowKey), Field>,
     /// Entries that the round under way has yet to visit, the last one first.
-    round: Vec<(Nanos, Match)>,
+    round: Vec<(Nanos, Mask, Key)>,
     round_ends: Nanos,
     is_stale: bool,
     lines: BTreeMap<u32, VecDeque<(Nanos, Vec<u8>)>>,
@@ -114,6 +136,7 @@ impl FakeNic {
             version: 0,
             cache: BTreeMap::new(),
             entering: VecDeque::new(),
+            marks: HashMap::new(),
             round: Vec::new(),
             round_ends: Nanos::ZERO,
             is_stale: false,
@@ -143,12 +166,12 @@ impl FakeNic {
     pub fn evict(&mut self, cookie: u64) -> bool {
         let found = (self.rules.values().flat_map(HashMap::values))
             .find(|rule| rule.flow.cookie == cookie)
-            .map(|rule| (rule.flow.priority, rule.flow.matches.clone()));
-        let Some((priority, matches)) = found else {
+            .map(|rule| (place(&rule.flow), rule.flow.matches.clone()));
+        let Some((place, matches)) = found else {
             return false;
         };
         // Eviction (OFPRR_EVICTION, section 7.4.4 of the specification).
-        self.delete(priority, &matches, FlowRemovedReason::Other(5));
+        self.delete(&place, &matches, FlowRemovedReason::Other(5));
         true
     }
 
@@ -216,25 +239,28 @@ impl FakeNic {
             }
         }
         while self.entering.front().is_some_and(|(at, ..)| *at <= now) {
-            if let Some((_, version, key, cached)) = self.entering.pop_front() {
+            if let Some((_, version, cached)) = self.entering.pop_front() {
                 self.is_stale |= version != self.version;
-                self.cache.entry(key).or_insert(cached);
+                let of_mask = self.cache.entry(cached.mask.clone()).or_default();
+                of_mask.entry(cached.key()).or_insert(cached);
             }
         }
         if self.round.is_empty() && self.is_stale && now >= self.round_ends {
             self.is_stale = false;
-            let keys: Vec<Match> = self.cache.keys().cloned().collect();
+            let of_mask = |(mask, of): (&Mask, &BTreeMap<Key, Cached>)| {
+                of.keys().map(|key| (mask.clone(), key.clone())).collect()
+            };
+            let keys: Vec<Vec<(Mask, Key)>> = self.cache.iter().map(of_mask).collect();
             self.round_ends = Nanos(now.0 + self.faults.round.0);
-            for key in keys {
+            for (mask, key) in keys.into_iter().flatten() {
                 let at = Nanos(now.0 + self.below(self.faults.round.0));
-                self.round.push((at, key));
+                self.round.push((at, mask, key));
             }
             self.round.sort_by(|a, b| b.cmp(a));
         }
-        while self.round.last().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, key)) = self.round.pop() {
-                let decided = self.decide(&key);
-                self.cache.insert(key, decided);
+        while self.round.last().is_some_and(|(at, ..)| *at <= now) {
+            if let Some((_, mask, key)) = self.round.pop() {
+                self.revalidate(&mask, &key);
             }
         }
         if now.0 >= self.counters_at.0 + self.faults.counter_lag.0 {
@@ -243,6 +269,29 @@ impl FakeNic {
                 rule.shown = (rule.packets, rule.bytes);
             }
         }
+    }
+
+    /// Decides anew for the packet of an entry. One that rests on more than it did cannot stay: others may have to be told apart.
+    fn revalidate(&mut self, mask: &Mask, key: &Key) {
+        let packet = self.cache.get(mask).and_then(|of| of.get(key));
+        let Some(packet) = packet.map(|cached| cached.packet.clone()) else {
+            return;
+        };
+        let decided = self.decide(&packet);
+        let Some(of) = self.cache.get_mut(mask) else {
+            return;
+        };
+        if is_within(&decided.mask, mask) {
+            let mask = mask.clone();
+            of.insert(key.clone(), Cached { mask, ..decided });
+        } else {
+            of.remove(key);
+        }
+    }
+
+    fn cached(&self, key: &Key) -> Option<Cached> {
+        let found = |(mask, of): (&Mask, &BTreeMap<Key, Cached>)| of.get(&masked(key, mask)).cloned();
+        self.cache.iter().find_map(found)
     }
 
     fn say(&mut self, message: &Message) {
@@ -281,6 +330,12 @@ impl FakeNic {
                     data: Vec::new(),
                 }),
             },
+            // What Open vSwitch is asked for in a message of its own: to forget the connections of the zone at its end.
+            Message::Other { body, .. } => {
+                let forgotten = body.last_chunk::<2>().map(|zone| u16::from_be_bytes(*zone));
+                self.marks.retain(|(zone, _), _| Some(*zone) != forgotten);
+                return;
+            }
             Message::PacketOut(out) => {
                 self.packet_out(&out, now);
                 return;
@@ -315,7 +370,7 @@ impl FakeNic {
         const FULL: (u16, u16) = (ErrorMessage::FLOW_MOD_FAILED, ErrorMessage::TABLE_FULL);
         match flow.command {
             FlowCommand::Add => {
-                let place = (Reverse(flow.priority), shape(&flow.matches));
+                let place = place(&flow);
                 let is_new = !(self.rules.get(&place)).is_some_and(|of| of.contains_key(&flow.matches));
                 if self.happens(self.faults.refuse_one_in) && is_new {
                     return Err((ErrorMessage::FLOW_MOD_FAILED, 0));
@@ -335,10 +390,16 @@ impl FakeNic {
             }
             FlowCommand::DeleteStrict => {
                 let has_cookie = |rule: &Rule| (rule.flow.cookie ^ flow.cookie) & flow.cookie_mask == 0;
-                let place = (Reverse(flow.priority), shape(&flow.matches));
-                let rule = self.rules.get(&place).and_then(|of| of.get(&flow.matches));
-                if rule.is_some_and(has_cookie) {
-                    self.delete(flow.priority, &flow.matches, FlowRemovedReason::Deleted);
+                let (of, priority, shape) = place(&flow);
+                let is_meant = |place: &&Place| {
+                    (of == ALL_TABLES || place.0 == of) && (place.1, &place.2) == (priority, &shape)
+                };
+                let places: Vec<Place> = self.rules.keys().filter(is_meant).cloned().collect();
+                for place in places {
+                    let rule = self.rules.get(&place).and_then(|of| of.get(&flow.matches));
+                    if rule.is_some_and(has_cookie) {
+                        self.delete(&place, &flow.matches, FlowRemovedReason::Deleted);
+                    }
                 }
             }
             FlowCommand::Modify | FlowCommand::ModifyStrict | FlowCommand::Delete => {
@@ -353,20 +414,19 @@ impl FakeNic {
         self.is_stale = true;
     }
 
-    fn delete(&mut self, priority: u16, matches: &Match, reason: FlowRemovedReason) {
-        let place = (Reverse(priority), shape(matches));
-        let Some(rule) = self.rules.get_mut(&place).and_then(|of| of.remove(matches)) else {
+    fn delete(&mut self, place: &Place, matches: &Match, reason: FlowRemovedReason) {
+        let Some(rule) = self.rules.get_mut(place).and_then(|of| of.remove(matches)) else {
             return;
         };
-        if self.rules.get(&place).is_some_and(HashMap::is_empty) {
-            self.rules.remove(&place);
+        if self.rules.get(place).is_some_and(HashMap::is_empty) {
+            self.rules.remove(place);
         }
         self.rule_count -= 1;
         self.changed();
         if rule.flow.flags.0 & FlowFlags::SEND_REMOVED.0 != 0 {
             self.say(&Message::FlowRemoved(FlowRemoved {
                 cookie: rule.flow.cookie,
-                priority,
+                priority: rule.flow.priority,
                 reason,
                 table: rule.flow.table,
                 duration_ns: 0,
@@ -380,8 +440,21 @@ impl FakeNic {
     }
 
     /// What the rules say now about packets with these fields.
-    fn decide(&self, key: &Match) -> Cached {
-        for ((Reverse(priority), shape), rules) in &self.rules {
+    fn decide(&self, packet: &Key) -> Cached {
+        let (table, key) = packet;
+        // What other fields rest on is always looked at.
+        let basic = [
+            FieldKind::IN_PORT,
+            FieldKind::ETH_TYPE,
+            FieldKind::IP_PROTO,
+            FieldKind::VLAN_VID,
+        ];
+        let mut mask = Mask::new();
+        for field in key.fields().iter().filter(|field| basic.contains(&field.kind())) {
+            mask.insert(field.kind(), vec![0xff; field.value().len()]);
+        }
+        for (place, rules) in self.rules.iter().filter(|(place, _)| place.0 == *table) {
+            let (.., shape) = place;
             let part = shape.iter().map(|(kind, mask)| {
                 let field = key.get(*kind)?;
                 let exact = Field::new(*kind, field.value());
@@ -393,15 +466,29 @@ impl FakeNic {
             let Some(part) = part.collect::<Option<Vec<Field>>>() else {
                 continue;
             };
+            for field in &part {
+                let bits = mask
+                    .entry(field.kind())
+                    .or_insert_with(|| vec![0; field.value().len()]);
+                for (index, bits) in bits.iter_mut().enumerate() {
+                    *bits |= field
+                        .mask()
+                        .map_or(0xff, |mask| mask.get(index).copied().unwrap_or_default());
+                }
+            }
             let part = Match::new(part);
             if let Some(rule) = rules.get(&part) {
                 return Cached {
+                    packet: packet.clone(),
+                    mask,
                     actions: actions(&rule.flow.instructions),
-                    rule: Some((*priority, part)),
+                    rule: Some((place.clone(), part)),
                 };
             }
         }
         Cached {
+            packet: packet.clone(),
+            mask,
             actions: Vec::new(),
             rule: None,
         }
@@ -411,25 +498,28 @@ impl FakeNic {
 
     /// A frame comes in by a port.
     pub fn packet(&mut self, in_port: u32, frame: &[u8], now: Nanos) {
-        let key = fields(in_port, frame);
-        let decided = match self.cache.get(&key) {
-            Some(cached) => cached.clone(),
+        self.look_up((0, fields(in_port, frame)), frame, in_port, now);
+    }
+
+    fn look_up(&mut self, key: Key, frame: &[u8], in_port: u32, now: Nanos) {
+        let decided = match self.cached(&key) {
+            Some(cached) => cached,
             None => {
                 let decided = self.decide(&key);
-                if !self.entering.iter().any(|(.., of, _)| *of == key) {
+                let common = decided.key();
+                if !self.entering.iter().any(|(.., of)| of.key() == common) {
                     let last = self.entering.back().map_or(0, |(at, ..)| at.0);
                     let at = Nanos((now.0 + self.below(self.faults.round.0 / 2 + 1)).max(last));
-                    self.entering.push_back((at, self.version, key, decided.clone()));
+                    self.entering.push_back((at, self.version, decided.clone()));
                 }
                 decided
             }
         };
-        if let Some((priority, matches)) = &decided.rule {
-            let place = (Reverse(*priority), shape(matches));
-            if let Some(rule) = self.rules.get_mut(&place).and_then(|of| of.get_mut(matches)) {
-                rule.packets += 1;
-                rule.bytes += frame.len() as u64;
-            }
+        if let Some((place, matches)) = &decided.rule
+            && let Some(rule) = self.rules.get_mut(place).and_then(|of| of.get_mut(matches))
+        {
+            rule.packets += 1;
+            rule.bytes += frame.len() as u64;
         }
         if decided.actions.is_empty() {
             self.dropped += 1;
@@ -480,8 +570,28 @@ impl FakeNic {
                         }
                     }
                 }
+                Action::ConnectionTracking(of) => self.track(of, &frame, in_port, now),
                 _ => {}
             }
+        }
+    }
+
+    /// Both directions of a connection are one.
+    fn track(&mut self, of: &ConnectionTracking, frame: &[u8], in_port: u32, now: Nanos) {
+        let Parsed::Flow(info) = parse(frame) else { return };
+        if of.commit {
+            let marks = of.actions.iter().filter_map(|action| match action {
+                Action::SetField(mark) => Some(*mark),
+                _ => None,
+            });
+            self.marks.extend(marks.map(|mark| ((of.zone, info.key), mark)));
+        }
+        if let Some(table) = of.table {
+            let none = Field::u32(FieldKind::CT_MARK, 0);
+            let mark = self.marks.get(&(of.zone, info.key)).copied().unwrap_or(none);
+            let known = fields(in_port, frame);
+            let key = Match::new(known.fields().iter().copied().chain([mark]));
+            self.look_up((table, key), frame, in_port, now);
         }
     }
 
@@ -512,11 +622,26 @@ impl FakeNic {
     }
 }
 
-fn shape(matches: &Match) -> Shape {
-    let fields = matches.fields().iter();
-    fields
-        .map(|field| (field.kind(), field.mask().map(<[u8]>::to_vec)))
-        .collect()
+/// The bits of a packet that a mask names.
+fn masked((table, packet): &Key, mask: &Mask) -> Key {
+    let fields = packet.fields().iter();
+    let named = fields
+        .filter_map(|field| Some(Field::new(field.kind(), field.value()).masked(mask.get(&field.kind())?)));
+    (*table, Match::new(named))
+}
+
+/// Whether a mask names no bit that the other one does not.
+fn is_within(mask: &Mask, other: &Mask) -> bool {
+    mask.iter().all(|(kind, bits)| {
+        let theirs = other.get(kind);
+        theirs.is_some_and(|theirs| bits.iter().zip(theirs).all(|(bits, theirs)| bits & !theirs == 0))
+    })
+}
+
+fn place(flow: &FlowMod) -> Place {
+    let fields = flow.matches.fields().iter();
+    let shape = fields.map(|field| (field.kind(), field.mask().map(<[u8]>::to_vec)));
+    (flow.table, Reverse(flow.priority), shape.collect())
 }
 
 fn actions(instructions: &[Instruction]) -> Vec<Action> {

@@ -5,8 +5,6 @@ use std::borrow::Cow;
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple};
 use openvswitch::Offload;
 
-use crate::rules::Way;
-
 /// A flow: its key, and the direction in which packets travel that open it. Where a service is not symmetric, the two
 /// directions of a key are two flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,8 +112,6 @@ pub struct FlowRow {
     pub pinned_at: Nanos,
     /// How its rules are.
     pub state: RuleState,
-    /// Whether its packets pass through us: it was caught by a hold.
-    pub is_looped: bool,
     /// How much of it the hardware does; [`None`] where that is not known.
     pub offload: Option<Offload>,
     /// Packets, both directions: counted here and by the switch.
@@ -145,7 +141,6 @@ pub(crate) struct Flow {
     pub(crate) bucket: usize,
     pub(crate) slot: Slot,
     pub(crate) pinned_at: Nanos,
-    pub(crate) way: Way,
     pub(crate) state: RuleState,
     pub(crate) rules: Vec<FlowRule>,
     /// What was counted here and by rules that are gone.
@@ -163,19 +158,13 @@ pub(crate) struct Flow {
 impl Flow {
     /// The row that shows it.
     pub(crate) fn row(&self, id: FlowId, service: ServiceId) -> FlowRow {
-        // What passes through us is counted here, and by the rule that sends it to us a second time.
-        let is_looped = self.way == Way::Loop;
-        let of = |pick: fn(&FlowRule) -> u64| match is_looped {
-            true => 0,
-            false => self.rules.iter().map(pick).sum::<u64>(),
-        };
+        let of = |pick: fn(&FlowRule) -> u64| self.rules.iter().map(pick).sum::<u64>();
         FlowRow {
             id,
             service,
             slot: self.slot,
             pinned_at: self.pinned_at,
             state: self.state,
-            is_looped,
             offload: self.offload,
             packets: self.packets + of(|rule| rule.packets),
             bytes: self.bytes + of(|rule| rule.bytes),

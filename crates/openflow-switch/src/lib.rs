@@ -20,16 +20,14 @@
 //! cached decision on its own. So each step waits for a proof (a marker frame that follows four changes of its own
 //! rule) that everything written before is in force.
 //!
-//! 1. **Freeze**: new flows of the bucket get no exact rules, and those on their way come into force.
-//! 2. **Hold**: the bucket's rule sends to the monitor port alone. Whatever comes that way is sent on by us, at once, to the
-//!    old instance: nothing waits. Flows that have no rule of their own get one that sends them the same way, through us.
-//! 3. **Turn**: nothing leaves by the old rule any more. Flows that are new from here on are the new instance's.
-//! 4. **Release**: when the flows caught have their own rules, the bucket's rule becomes that of the new instance.
+//! 1. **Mark**: the bucket's rule sends to its instance as before, and has the switch remember the instance of each connection
+//!    that meets it. When that is in force, the flows known by then get their exact rules, and those come into force.
+//! 2. **Ask**: the bucket's rule looks a connection up: one with a mark stays with the marked instance, any other one is the new
+//!    instance's. Each flow is in one of the two from its first packet on, whatever the datapath has in its cache.
+//! 3. **Release**: when all flows of the old instance have exact rules in force, the bucket's rule becomes that of the new
+//!    instance.
 //!
-//! A flow caught by a hold stays on the way through us until it ends: to move it to the short way while it sends would let
-//! its next packet overtake one that is still with us. The only flows that change from the long way to the short one are
-//! those that begin between the last look and the moment at which the release is in force; they may lose their order once,
-//! and never their instance.
+//! All packets go straight to their instance all the time: none waits, and none takes a longer way than the one before it.
 #![forbid(unsafe_code)]
 
 mod driver;
@@ -42,5 +40,5 @@ mod steering;
 pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
 pub use fake::{Delivered, FakeNic, Faults};
 pub use flows::{FlowId, FlowRow, RuleState};
-pub use rules::{Family, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
+pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
 pub use steering::{Fallback, Figures, IdleTimes, InstanceTerms, Settings, Setup, SlotFigures, Steering};

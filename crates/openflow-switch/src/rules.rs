@@ -5,11 +5,24 @@ use std::net::IpAddr;
 
 use model::{ServiceId, Slot, Tuple, protocol};
 use openflow::{
-    Action, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, Instruction, Match, Message, port,
+    Action, ConnectionTracking, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, Instruction, Match,
+    Message, port,
 };
 
-/// The one table that has rules: each further one costs a card a look-up, and its rules are exact or prefixes.
+/// The table that packets meet: each further one costs a card a look-up, and its rules are exact or prefixes.
 pub const TABLE: u8 = 0;
+/// The table in which packets go on whose connection was looked up. Only those of buckets that change their instance do.
+pub const HANDOVER_TABLE: u8 = 1;
+/// Connections of ours among those that the switch tracks have zones from this one on. Each move of a bucket has its own: where
+/// a service is not symmetric, a connection is two flows, whose buckets move each for itself.
+const FIRST_ZONE: u16 = 0x1000;
+/// Zones of moves, more than there are moves at a time.
+pub(crate) const ZONES: u16 = 4096;
+/// The header's kind of messages that one maker understands, and what asks Open vSwitch to forget the connections of a zone
+/// (`NXT_CT_FLUSH_ZONE`).
+const EXPERIMENTER: u8 = 4;
+const NICIRA: u32 = 0x0000_2320;
+const FLUSH_ZONE: u32 = 29;
 /// Packets that come from the monitor port: ours, with the tag that says where to.
 pub(crate) const INJECT_PRIORITY: u16 = 400;
 /// One flow, exactly.
@@ -437,6 +450,7 @@ pub enum Family {
 /// A rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
+    pub(crate) table: u8,
     pub(crate) priority: u16,
     pub(crate) cookie: u64,
     pub(crate) matches: Match,
@@ -447,7 +461,7 @@ impl Rule {
     /// The message that writes it.
     pub(crate) fn add(&self) -> Message {
         Message::FlowMod(FlowMod {
-            table: TABLE,
+            table: self.table,
             priority: self.priority,
             cookie: self.cookie,
             // That a flow has lost its rule must be known at once; others are looked at when a connection is made.
@@ -465,7 +479,7 @@ impl Rule {
     pub(crate) fn delete(&self) -> Message {
         Message::FlowMod(FlowMod {
             command: FlowCommand::DeleteStrict,
-            table: TABLE,
+            table: self.table,
             priority: self.priority,
             cookie: self.cookie,
             cookie_mask: u64::MAX,
@@ -475,13 +489,15 @@ impl Rule {
     }
 }
 
-/// Where a bucket's or a flow's packets go.
+/// What a bucket's rule does beside what its instance's rules say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// To the instance.
-    Direct,
-    /// To us, who send them on.
-    Loop,
+pub(crate) enum BucketWay {
+    /// Sends to the instance.
+    Plain,
+    /// Likewise, and the switch remembers the instance of each connection: its mark, in that of [`ZONES`].
+    Marking(u32, u16),
+    /// What the switch remembers of a connection in that zone decides, else the bucket's rule in [`HANDOVER_TABLE`].
+    Asking(u16),
 }
 
 /// The port of an instance's data port.
@@ -497,34 +513,94 @@ fn bucket_priority(place: usize, side: &Side) -> u16 {
     BUCKET_PRIORITY - 2 * place.min(SERVICE_LIMIT - 1) as u16 - u16::from(side.is_answering)
 }
 
-/// The rule of a bucket on a side: new flows go to the instance, if there is one, and a copy to us. `place`: the service's
-/// among all.
-pub(crate) fn bucket_rule(
-    service: &ServiceRules,
-    place: usize,
-    side: usize,
-    bucket: usize,
-    to: Option<(Slot, &[u32])>,
-    monitor: u32,
-) -> Option<Rule> {
-    let of = service.sides.get(side)?;
-    let mut fields = service.spread.fields(of, bucket);
-    fields.push(Field::in_port(of.port));
-    let actions = match to {
+/// What is done to new flows: they go to the instance, if there is one, and a copy to us.
+fn to_instance(of: &Side, to: Option<(Slot, &[u32])>, monitor: u32) -> Vec<Action> {
+    match to {
         Some((slot, ports)) => {
             let mut actions = vec![Action::output(data_port(ports, of.data_port))];
             actions.extend(Tag::Instance(slot, of.uplink).to_monitor(monitor));
             actions
         }
         None => Tag::Held(of.uplink).to_monitor(monitor),
-    };
+    }
+}
+
+/// The rules of a bucket on a side: the one that packets meet, and the one in [`HANDOVER_TABLE`]. `place`: the service's
+/// among all.
+pub(crate) fn bucket_rules(
+    service: &ServiceRules,
+    place: usize,
+    side: usize,
+    bucket: usize,
+    to: Option<(Slot, &[u32])>,
+    way: BucketWay,
+    monitor: u32,
+) -> Option<[Rule; 2]> {
+    let of = service.sides.get(side)?;
+    let mut fields = service.spread.fields(of, bucket);
+    fields.push(Field::in_port(of.port));
     let number = (service.id.index() as u64) << 24 | (side as u64) << 16 | bucket as u64;
-    Some(Rule {
+    let track = |commit, zone, table, actions| {
+        Action::ConnectionTracking(ConnectionTracking {
+            commit,
+            zone: FIRST_ZONE + zone,
+            table,
+            actions,
+        })
+    };
+    let handover = Rule {
+        table: HANDOVER_TABLE,
         priority: bucket_priority(place, of),
-        cookie: cookie(RuleKind::Bucket, number),
+        cookie: cookie(RuleKind::Bucket, 1 << 32 | number),
         matches: Match::new(fields),
-        actions,
-    })
+        actions: to_instance(of, to, monitor),
+    };
+    let first = Rule {
+        table: TABLE,
+        cookie: cookie(RuleKind::Bucket, number),
+        actions: match way {
+            BucketWay::Plain => handover.actions.clone(),
+            BucketWay::Marking(mark, zone) => {
+                let mark = Action::SetField(Field::u32(FieldKind::CT_MARK, mark));
+                let mut actions = vec![track(true, zone, None, vec![mark])];
+                actions.extend(handover.actions.iter().cloned());
+                actions
+            }
+            BucketWay::Asking(zone) => vec![track(false, zone, Some(HANDOVER_TABLE), Vec::new())],
+        },
+        ..handover.clone()
+    };
+    Some([first, handover])
+}
+
+/// The rules by which connections with an instance's mark stay with it.
+pub(crate) fn marked_rules(slot: Slot, mark: u32, ports: &[u32], sides: &[Side], monitor: u32) -> Vec<Rule> {
+    // Sides of one port differ in what they match.
+    let by_port: BTreeMap<u32, &Side> = sides.iter().map(|side| (side.port, side)).collect();
+    let rule = |of: &Side| Rule {
+        table: HANDOVER_TABLE,
+        priority: PIN_PRIORITY,
+        cookie: cookie(
+            RuleKind::Fixed,
+            4 << 32 | u64::from(slot.0) << 8 | u64::from(of.uplink),
+        ),
+        matches: Match::new([Field::in_port(of.port), Field::u32(FieldKind::CT_MARK, mark)]),
+        actions: to_instance(of, Some((slot, ports)), monitor),
+    };
+    by_port.into_values().map(rule).collect()
+}
+
+/// Asks Open vSwitch to forget which instances connections in that zone had.
+pub(crate) fn forget_marks(zone: u16) -> Message {
+    let mut body = Vec::with_capacity(16);
+    body.extend(NICIRA.to_be_bytes());
+    body.extend(FLUSH_ZONE.to_be_bytes());
+    body.extend([0; 6]);
+    body.extend((FIRST_ZONE + zone).to_be_bytes());
+    Message::Other {
+        kind: EXPERIMENTER,
+        body,
+    }
 }
 
 /// The rule by which all packets of a side that have no pin come to the controller.
@@ -532,6 +608,7 @@ pub(crate) fn packet_in_rule(service: &ServiceRules, place: usize, side: usize) 
     let of = service.sides.get(side)?;
     let fields = of.fields.iter().copied().chain([Field::in_port(of.port)]);
     Some(Rule {
+        table: TABLE,
         priority: bucket_priority(place, of),
         cookie: cookie(
             RuleKind::Bucket,
@@ -543,14 +620,7 @@ pub(crate) fn packet_in_rule(service: &ServiceRules, place: usize, side: usize) 
 }
 
 /// The exact rule of a flow on a side. `tuple`: as its packets travel there.
-pub(crate) fn pin_rule(
-    side: &Side,
-    tuple: &Tuple,
-    number: u64,
-    way: Way,
-    ports: &[u32],
-    monitor: u32,
-) -> Rule {
+pub(crate) fn pin_rule(side: &Side, tuple: &Tuple, number: u64, ports: &[u32]) -> Rule {
     let mut fields = vec![
         Field::in_port(side.port),
         Field::eth_type(if tuple.dst.is_ipv6() { 0x86dd } else { 0x0800 }),
@@ -567,13 +637,11 @@ pub(crate) fn pin_rule(
         fields.push(Field::u16(destination, tuple.dst_port));
     }
     Rule {
+        table: TABLE,
         priority: PIN_PRIORITY,
         cookie: cookie(RuleKind::Pin, number),
         matches: Match::new(fields),
-        actions: match way {
-            Way::Direct => vec![Action::output(data_port(ports, side.data_port))],
-            Way::Loop => Tag::Held(side.uplink).to_monitor(monitor),
-        },
+        actions: vec![Action::output(data_port(ports, side.data_port))],
     }
 }
 
@@ -584,6 +652,7 @@ pub(crate) fn instance_rules(slot: Slot, ports: &[u32], uplinks: &[u32], monitor
         let to = data_port(ports, number);
         let fields = Tag::Instance(slot, number).fields().into_iter();
         rules.push(Rule {
+            table: TABLE,
             priority: INJECT_PRIORITY,
             cookie: cookie(RuleKind::Fixed, u64::from(slot.0) << 8 | u64::from(number)),
             matches: Match::new(fields.chain([Field::in_port(monitor)])),
@@ -596,12 +665,14 @@ pub(crate) fn instance_rules(slot: Slot, ports: &[u32], uplinks: &[u32], monitor
         };
         // Where it came in by the same port, the switch would not send it out again.
         rules.push(Rule {
+            table: TABLE,
             priority: RETURN_PRIORITY,
             cookie: cookie(RuleKind::Fixed, 1 << 32 | u64::from(slot.0) << 8 | number as u64),
             matches: Match::new([Field::in_port(*own)]),
             actions: vec![Action::output(*uplink)],
         });
         rules.push(Rule {
+            table: TABLE,
             priority: PROBE_PRIORITY,
             cookie: cookie(RuleKind::Fixed, 3 << 32 | u64::from(slot.0) << 8 | number as u64),
             matches: Match::new([Field::in_port(*own), Field::eth_type(LOCAL_TYPE)]),
@@ -622,6 +693,7 @@ pub(crate) fn fallback_rule(number: usize, from: u32, family: Family, to: Option
     // To the port by which it came in only if told so.
     let out = |to: u32| Action::output(if to == from { port::IN_PORT } else { to });
     Rule {
+        table: TABLE,
         priority,
         cookie: cookie(RuleKind::Fallback, number as u64),
         matches,
@@ -633,6 +705,7 @@ pub(crate) fn fallback_rule(number: usize, from: u32, family: Family, to: Option
 pub(crate) fn marker_rule(monitor: u32, round: u8) -> Rule {
     let fields = Tag::Marker.fields().into_iter();
     Rule {
+        table: TABLE,
         priority: INJECT_PRIORITY,
         cookie: cookie(RuleKind::Fixed, 2 << 32),
         matches: Match::new(fields.chain([Field::in_port(monitor)])),
@@ -692,12 +765,12 @@ mod tests {
             prop_assert_eq!(own, service.spread.bucket(&opening, false), "both directions have one bucket");
             prop_assert!(service.sides[place].takes(&tuple));
             for bucket in 0..service.spread.buckets() {
-                let rule = bucket_rule(&service, 0, place, bucket, None, 9).unwrap();
+                let [rule, _] = bucket_rules(&service, 0, place, bucket, None, BucketWay::Plain, 9).unwrap();
                 let header = Header::of(&tuple);
                 let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
                 prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
             }
-            let pin = pin_rule(&service.sides[place], &tuple, 7, Way::Direct, &[5], 9);
+            let pin = pin_rule(&service.sides[place], &tuple, 7, &[5]);
             prop_assert_eq!(pin_number(pin.cookie), Some(7));
         }
 
@@ -716,11 +789,11 @@ mod tests {
             let own = service.spread.bucket(&tuple, false);
             let header = Header::of(&tuple);
             for bucket in 0..service.spread.buckets() {
-                let rule = bucket_rule(&service, 0, 0, bucket, None, 9).unwrap();
+                let [rule, _] = bucket_rules(&service, 0, 0, bucket, None, BucketWay::Plain, 9).unwrap();
                 let mut others = rule.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
                 prop_assert_eq!(others.all(|field| header.has(field)), bucket == own);
             }
-            let pin = pin_rule(&service.sides[0], &tuple, 1, Way::Direct, &[5], 9);
+            let pin = pin_rule(&service.sides[0], &tuple, 1, &[5]);
             let mut fields = pin.matches.fields().iter().filter(|f| f.kind() != FieldKind::IN_PORT);
             prop_assert!(fields.all(|field| header.has(field)));
             let tagged = Tuple { vlan: 7, ..tuple };
@@ -734,6 +807,51 @@ mod tests {
                 prop_assert_eq!(Tag::take(&tag.put(&frame)), Some((tag, frame.to_vec())));
             }
         }
+    }
+
+    #[test]
+    fn on_its_way_a_bucket_sends_where_it_did_or_by_marks() {
+        let service = ServiceRules {
+            id: ServiceId(0),
+            sides: vec![side(false), side(true)],
+            spread: Spread {
+                parts: vec![(Part::SourcePort, 2)],
+            },
+            uplinks: vec![1, 2],
+            fit: 1.0,
+        };
+        let to = (Slot(3), [22].as_slice());
+        let rules = |way| bucket_rules(&service, 0, 0, 1, Some(to), way, 9).unwrap();
+        let [plain, handover] = rules(BucketWay::Plain);
+        assert_eq!((plain.table, handover.table), (TABLE, HANDOVER_TABLE));
+        assert_eq!(
+            (&plain.matches, &plain.actions),
+            (&handover.matches, &handover.actions)
+        );
+        let [marking, _] = rules(BucketWay::Marking(7, 5));
+        let (track, rest) = marking.actions.split_first().unwrap();
+        assert_eq!(rest, plain.actions, "packets go where they went");
+        let marks = Action::SetField(Field::u32(FieldKind::CT_MARK, 7));
+        let tracking = |commit, table, actions| {
+            Action::ConnectionTracking(ConnectionTracking {
+                commit,
+                zone: FIRST_ZONE + 5,
+                table,
+                actions,
+            })
+        };
+        assert_eq!(*track, tracking(true, None, vec![marks]));
+        let [asking, _] = rules(BucketWay::Asking(5));
+        assert_eq!(
+            asking.actions,
+            [tracking(false, Some(HANDOVER_TABLE), Vec::new())]
+        );
+        assert_eq!(asking.matches, plain.matches, "each takes the other's place");
+        // What has a mark comes to its instance on each side, before the bucket's own rule.
+        let marked = marked_rules(Slot(3), 7, &[22], &service.sides, 9);
+        assert_eq!(marked.len(), 2);
+        assert!(marked.iter().all(|rule| rule.priority > handover.priority));
+        assert_eq!(marked.first().map(|rule| &rule.actions), Some(&plain.actions));
     }
 
     #[test]

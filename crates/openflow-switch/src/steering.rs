@@ -18,9 +18,9 @@ use scheduling::{Candidates, Scheduler};
 use crate::flows::{Flow, FlowId, FlowRow, FlowRule, RuleState};
 use crate::prover::{Prover, Step};
 use crate::rules::{
-    Family, OWNER, OWNER_MASK, Rule, ServiceRules, Tag, Way, bucket_rule, data_port, fallback_number,
-    fallback_rule, has_ports, instance_rules, is_probe, marker_frame, marker_rule, packet_in_rule,
-    pin_number, pin_rule, probe_frame,
+    BucketWay, Family, HANDOVER_TABLE, OWNER, OWNER_MASK, Rule, ServiceRules, TABLE, Tag, bucket_rules,
+    data_port, fallback_number, fallback_rule, has_ports, instance_rules, is_probe, marked_rules,
+    marker_frame, marker_rule, packet_in_rule, pin_number, pin_rule, probe_frame,
 };
 use moves::{BucketPhase, Move};
 
@@ -52,11 +52,8 @@ pub struct Settings {
     pub inject_limit: usize,
     /// Buckets that change their instance at a time.
     pub moves_at_once: usize,
-    /// A held bucket is released when for so long no packet came by it that a rule in force does not keep on its way. More
-    /// than a packet takes by the long way.
-    pub quiet: Nanos,
-    /// After so long it is released anyhow: flows that send just then may lose their order once.
-    pub hold_limit: Nanos,
+    /// A bucket whose flows do not get rules for so long stays where it is, for now.
+    pub move_limit: Nanos,
     /// How often the switch's counters are read.
     pub statistics_every: Nanos,
     /// How often it is looked at whether a bucket should have another instance.
@@ -114,8 +111,7 @@ impl Default for Settings {
             queue_limit: 4096,
             inject_limit: 1024,
             moves_at_once: 4,
-            quiet: Nanos::from_millis(1),
-            hold_limit: Nanos::from_secs(1),
+            move_limit: Nanos::from_secs(1),
             statistics_every: Nanos::from_millis(500),
             rebalance_every: Nanos::from_millis(10),
             marker_every: Nanos::from_micros(500),
@@ -124,8 +120,8 @@ impl Default for Settings {
     }
 }
 
-/// Exact rules kept for flows that a hold catches, as a share of all: one in 16.
-const HOLD_SHARE: usize = 16;
+/// Exact rules kept for flows whose bucket is to move, as a share of all: one in 16.
+const MOVE_SHARE: usize = 16;
 /// Flows looked at in one tick, for their end and for a rule.
 const TICK_FLOWS: usize = 256;
 /// After a rule was refused no exact rules are written for so long.
@@ -168,8 +164,8 @@ pub struct SlotFigures {
 pub struct Figures {
     /// Copies that came from another instance than the flow's own.
     pub mis_steered: u64,
-    /// Packets that came to us alone and were sent on.
-    pub looped_packets: u64,
+    /// Packets of buckets without an instance that were sent on when there was one.
+    pub held_packets: u64,
     /// Packets for which no instance takes flows.
     pub unserved: u64,
     /// Packets dropped because too many waited for the monitor port, or for the connection.
@@ -188,8 +184,8 @@ pub struct Figures {
     pub unknown_frames: u64,
     /// Buckets that were given to another instance.
     pub moved_buckets: u64,
-    /// Of those, buckets that were released although they had not been quiet: [`Settings::hold_limit`].
-    pub restless_releases: u64,
+    /// Buckets that stayed where they were because their flows got no rules: [`Settings::move_limit`].
+    pub given_up_moves: u64,
     /// Flows that ended because nothing was noticed of them.
     pub ended_flows: u64,
     /// Flows whose instance failed.
@@ -207,15 +203,17 @@ pub struct Figures {
 #[derive(Debug)]
 struct Bucket {
     slot: Option<Slot>,
+    /// The instance that it is to have.
+    next: Option<Slot>,
+    /// The zone in which its connections are marked.
+    zone: u16,
     phase: BucketPhase,
     /// Flows that have no rules of their own.
     on_bucket: BTreeSet<FlowId>,
     /// Until then it may have flows that are not known.
     unknown_until: Nanos,
-    /// Flows that its hold has caught.
+    /// Flows that need rules of their own before it goes on in its move.
     caught: BTreeSet<FlowId>,
-    /// When a packet came to us that no rule in force keeps on that way.
-    restless_at: Nanos,
 }
 
 struct Service {
@@ -228,6 +226,8 @@ struct Service {
 struct Instance {
     service: usize,
     ports: Vec<u32>,
+    /// What the switch remembers of connections that are its: no other instance has or had it.
+    mark: u32,
     terms: InstanceTerms,
     /// When its own rules are in force.
     epoch: u64,
@@ -242,6 +242,7 @@ enum Outgoing {
         service: usize,
         side: usize,
         bucket: usize,
+        table: u8,
     },
     Rule(Rule),
     Delete(Rule),
@@ -272,6 +273,8 @@ pub struct Steering {
     /// Rules that are being deleted, and what was counted of them.
     ending: BTreeMap<u64, (Slot, u64, u64)>,
     next_number: u64,
+    next_mark: u32,
+    next_zone: u16,
     /// Flows without rules by their packets.
     waiting: BTreeSet<(u64, FlowId)>,
     outbox: VecDeque<Outgoing>,
@@ -323,11 +326,12 @@ impl Steering {
             })
                 .map(|_| Bucket {
                     slot: None,
+                    next: None,
+                    zone: 0,
                     phase: BucketPhase::Steady,
                     on_bucket: BTreeSet::new(),
                     unknown_until: Nanos::ZERO,
                     caught: BTreeSet::new(),
-                    restless_at: Nanos::ZERO,
                 })
                 .collect(),
             rules,
@@ -342,6 +346,8 @@ impl Steering {
             numbers: BTreeMap::new(),
             ending: BTreeMap::new(),
             next_number: 1,
+            next_mark: 1,
+            next_zone: 0,
             waiting: BTreeSet::new(),
             outbox: VecDeque::new(),
             injections: VecDeque::new(),
@@ -418,11 +424,16 @@ impl Steering {
         let instance = Instance {
             service,
             ports,
+            mark: self.next_mark,
             terms: InstanceTerms::default(),
             epoch,
         };
+        // 0 is the mark of connections without one.
+        self.next_mark = self.next_mark.checked_add(1).unwrap_or(1);
         self.instances.insert(slot, instance);
-        self.queue_instance(slot);
+        for rule in self.rules_of(slot) {
+            self.queue(Outgoing::Rule(rule));
+        }
     }
 
     /// What of an instance counts from now on.
@@ -491,7 +502,8 @@ impl Steering {
             .collect();
         self.figures.failed_flows += lost.len() as u64;
         lost.into_iter().for_each(|id| self.end(id));
-        self.leave_moves(slot);
+        self.leave_moves(slot, now);
+        let rules = self.rules_of(slot);
         let Some(instance) = self.instances.remove(&slot) else {
             return;
         };
@@ -503,15 +515,13 @@ impl Steering {
                     changed.push(index);
                 }
             }
-            let uplinks = &service.rules.uplinks;
-            let rules = instance_rules(slot, &instance.ports, uplinks, self.monitor);
-            rules
-                .into_iter()
-                .for_each(|rule| self.queue(Outgoing::Delete(rule)));
         }
         changed
             .into_iter()
             .for_each(|bucket| self.queue_bucket(instance.service, bucket));
+        rules
+            .into_iter()
+            .for_each(|rule| self.queue(Outgoing::Delete(rule)));
         self.rebalance_at = now;
     }
 
@@ -612,12 +622,10 @@ impl Steering {
         flow.seen = now;
         flow.rules[rule].packets = of.packets;
         flow.rules[rule].bytes = of.bytes;
-        if flow.way == Way::Direct {
-            let slot = flow.slot;
-            let sum = self.slots.entry(slot).or_default();
-            sum.packets += packets;
-            sum.bytes += bytes;
-        }
+        let slot = flow.slot;
+        let sum = self.slots.entry(slot).or_default();
+        sum.packets += packets;
+        sum.bytes += bytes;
     }
 
     /// The flow of that rule, and the rule's place in it.
@@ -673,16 +681,17 @@ impl Steering {
         };
         if let Some(place) = flow.rules.iter().position(|rule| rule.number == number) {
             let rule = flow.rules.swap_remove(place);
-            if flow.way == Way::Direct {
-                flow.packets += rule.packets;
-                flow.bytes += rule.bytes;
-            }
+            flow.packets += rule.packets;
+            flow.bytes += rule.bytes;
         }
         flow.state = state;
         self.waiting.insert((flow.packets, id));
         let place = (flow.service, flow.bucket);
         if let Some(bucket) = self.bucket_mut(place) {
             bucket.on_bucket.insert(id);
+            if bucket.phase == BucketPhase::Marking {
+                bucket.caught.insert(id);
+            }
         }
     }
 
@@ -792,14 +801,9 @@ impl Steering {
                 None => return,
             },
         };
-        if !self.has_proven_rules(&id)
-            && let Some(bucket) = self.bucket_mut((service, bucket))
-        {
-            bucket.restless_at = now;
-        }
         let number = self.services.get(service).and_then(|of| of.rules.sides.get(side));
         let number = number.map_or(0, |side| side.data_port);
-        self.figures.looped_packets += 1;
+        self.figures.held_packets += 1;
         self.inject(Tag::Instance(slot, number).put(packet));
     }
 
@@ -839,19 +843,11 @@ impl Steering {
             return;
         };
         bucket.on_bucket.insert(id);
-        let way = match bucket.phase {
-            BucketPhase::Held => {
-                bucket.caught.insert(id);
-                Way::Loop
-            }
-            BucketPhase::Steady | BucketPhase::Frozen => Way::Direct,
-        };
         let flow = Flow {
             service: place.0,
             bucket: place.1,
             slot,
             pinned_at: now,
-            way,
             state: RuleState::OnBucket,
             rules: Vec::new(),
             packets: 0,
@@ -873,7 +869,7 @@ impl Steering {
     /// Asks for the exact rules of a flow that has none, where it may have some now.
     fn pin(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(&id) else { return };
-        let (place, way, packets) = ((flow.service, flow.bucket), flow.way, flow.packets);
+        let (place, packets) = ((flow.service, flow.bucket), flow.packets);
         if flow.state.has_rules() {
             return;
         }
@@ -885,20 +881,15 @@ impl Steering {
             .filter(|(index, side)| side.takes(&id.tuple(side.is_answering)) && !has(*index))
             .map(|(index, _)| index)
             .collect();
-        let reserve = match way {
-            Way::Direct => self.settings.rule_limit / HOLD_SHARE,
-            Way::Loop => 0,
-        };
-        let is_open = match service.buckets.get(place.1).map(|bucket| bucket.phase) {
-            Some(BucketPhase::Frozen) => false,
-            Some(BucketPhase::Steady) => true,
-            Some(BucketPhase::Held) => way == Way::Loop,
-            None => false,
+        let is_caught = (service.buckets.get(place.1)).is_some_and(|bucket| bucket.caught.contains(&id));
+        let reserve = match is_caught {
+            true => 0,
+            false => self.settings.rule_limit / MOVE_SHARE,
         };
         let has_room = matches!(self.link, Link::Up)
             && self.outbox.len() < self.settings.queue_limit
             && self.numbers.len() + missing.len() + reserve <= self.settings.rule_limit;
-        if !is_open || !has_room {
+        if !has_room {
             self.figures.rule_waits += 1;
             return;
         }
@@ -931,18 +922,45 @@ impl Steering {
         let side = self.services.get(flow.service)?.rules.sides.get(place)?;
         let ports = &self.instances.get(&flow.slot)?.ports;
         let tuple = id.tuple(side.is_answering);
-        Some(pin_rule(side, &tuple, number, flow.way, ports, self.monitor))
+        Some(pin_rule(side, &tuple, number, ports))
     }
 
-    fn bucket_of(&self, service: usize, side: usize, bucket: usize) -> Option<Rule> {
+    /// A bucket's rule in a table as it should be.
+    fn bucket_of(&self, service: usize, side: usize, bucket: usize, table: u8) -> Option<Rule> {
         let of = self.services.get(service)?;
         if self.settings.setup == Setup::Reactive {
-            return packet_in_rule(&of.rules, service, side);
+            return packet_in_rule(&of.rules, service, side).filter(|rule| rule.table == table);
         }
         let state = of.buckets.get(bucket)?;
-        let slot = state.slot.filter(|_| state.phase != BucketPhase::Held);
-        let to = slot.and_then(|slot| Some((slot, self.instances.get(&slot)?.ports.as_slice())));
-        bucket_rule(&of.rules, service, side, bucket, to, self.monitor)
+        let slot = match table {
+            HANDOVER_TABLE => state.next.or(state.slot),
+            _ => state.slot,
+        };
+        let instance = slot.and_then(|slot| Some((slot, self.instances.get(&slot)?)));
+        let to = instance.map(|(slot, instance)| (slot, instance.ports.as_slice()));
+        let way = match (state.phase, instance) {
+            (BucketPhase::Marking, Some((_, instance))) => BucketWay::Marking(instance.mark, state.zone),
+            (BucketPhase::Asking, _) => BucketWay::Asking(state.zone),
+            (BucketPhase::Steady | BucketPhase::Marking, _) => BucketWay::Plain,
+        };
+        let rules = bucket_rules(&of.rules, service, side, bucket, to, way, self.monitor)?;
+        rules.into_iter().find(|rule| rule.table == table)
+    }
+
+    /// The rules of an instance that do not change while it is there.
+    fn rules_of(&self, slot: Slot) -> Vec<Rule> {
+        let Some(instance) = self.instances.get(&slot) else {
+            return Vec::new();
+        };
+        let Some(service) = self.services.get(instance.service) else {
+            return Vec::new();
+        };
+        let (of, ports) = (&service.rules, &instance.ports);
+        let mut rules = instance_rules(slot, ports, &of.uplinks, self.monitor);
+        if self.settings.setup == Setup::Proactive {
+            rules.extend(marked_rules(slot, instance.mark, ports, &of.sides, self.monitor));
+        }
+        rules
     }
 
     /// The flow has ended, or has to begin anew: its rules go.
@@ -965,7 +983,7 @@ impl Steering {
         };
         for rule in &flow.rules {
             self.numbers.remove(&rule.number);
-            if flow.way == Way::Direct && self.ending.len() < OPEN_LIMIT {
+            if self.ending.len() < OPEN_LIMIT {
                 self.ending
                     .insert(rule.number, (flow.slot, rule.packets, rule.bytes));
             }
@@ -973,6 +991,7 @@ impl Steering {
         self.waiting.remove(&(flow.packets, id));
         if let Some(bucket) = self.bucket_mut((flow.service, flow.bucket)) {
             bucket.on_bucket.remove(&id);
+            bucket.caught.remove(&id);
         }
         let sum = self.slots.entry(flow.slot).or_default();
         sum.live_flows = sum.live_flows.saturating_sub(1);
@@ -1108,12 +1127,16 @@ impl Steering {
         }
         while let Some(next) = self.outbox.front() {
             let message = match next {
-                Outgoing::Pin(number) => self.pin_now(*number).map(|rule| rule.add()),
+                Outgoing::Pin(number) => self.pin_of(*number).map(|rule| rule.add()),
                 Outgoing::Bucket {
                     service,
                     side,
                     bucket,
-                } => self.bucket_of(*service, *side, *bucket).map(|rule| rule.add()),
+                    table,
+                } => {
+                    let rule = self.bucket_of(*service, *side, *bucket, *table);
+                    rule.map(|rule| rule.add())
+                }
                 Outgoing::Rule(rule) => Some(rule.add()),
                 Outgoing::Delete(rule) => Some(rule.delete()),
                 Outgoing::Message(message) => Some(message.clone()),
@@ -1134,14 +1157,6 @@ impl Steering {
         }
     }
 
-    /// The rule of that number, if it may be written: not onto the short way while its bucket is frozen or held.
-    fn pin_now(&self, number: u64) -> Option<Rule> {
-        let flow = self.flows.get(self.numbers.get(&number)?)?;
-        let phase = self.bucket((flow.service, flow.bucket))?.phase;
-        let is_written = flow.state == RuleState::Installed;
-        (is_written || flow.way == Way::Loop || phase == BucketPhase::Steady).then(|| self.pin_of(number))?
-    }
-
     fn pin_sent(&mut self, number: u64, xid: u32) {
         let epoch = self.prover.epoch();
         if let Some((flow, _)) = self.rule_mut(number) {
@@ -1159,19 +1174,6 @@ impl Steering {
         self.injections.pop_front()
     }
 
-    fn queue_instance(&mut self, slot: Slot) {
-        let Some(instance) = self.instances.get(&slot) else {
-            return;
-        };
-        let Some(service) = self.services.get(instance.service) else {
-            return;
-        };
-        let rules = instance_rules(slot, &instance.ports, &service.rules.uplinks, self.monitor);
-        rules
-            .into_iter()
-            .for_each(|rule| self.queue(Outgoing::Rule(rule)));
-    }
-
     /// What is queued while there is no connection would be out of date: all is compared when there is one.
     fn queue(&mut self, next: Outgoing) {
         if matches!(self.link, Link::Up) {
@@ -1181,11 +1183,13 @@ impl Steering {
 
     fn queue_bucket(&mut self, service: usize, bucket: usize) {
         let sides = self.services.get(service).map_or(0, |of| of.rules.sides.len());
-        for side in 0..sides {
+        // What packets meet comes last: it may send them on to the other.
+        for (side, table) in (0..sides).flat_map(|side| [(side, HANDOVER_TABLE), (side, TABLE)]) {
             self.queue(Outgoing::Bucket {
                 service,
                 side,
                 bucket,
+                table,
             });
         }
     }

@@ -258,20 +258,20 @@ fn lagging(round_us: u64, control_us: u64, port_us: u64) -> Faults {
     }
 }
 
-fn assert_none_astray(world: &mut World) -> Outcome {
+fn assert_none_astray(world: &mut World) {
     let outcome = world.outcome();
     let figures = world.steering.figures();
     assert_eq!(
         (
             outcome.lost,
             outcome.duplicated,
+            outcome.reordered,
             outcome.mis_steered,
             figures.mis_steered
         ),
-        (0, 0, 0, 0),
+        (0, 0, 0, 0, 0),
         "{outcome:?} {figures:?}"
     );
-    outcome
 }
 
 proptest! {
@@ -293,11 +293,7 @@ proptest! {
         world.ready(INSTANCES);
         traffic_while_scaling(&mut world, seed, symmetric, &scales, Nanos::from_millis(120));
         world.until("buckets have stopped moving", |world| !world.steering.is_moving());
-        let outcome = assert_none_astray(&mut world);
-        // Only flows that begin while a release is on its way to the switch can lose their order.
-        let figures = world.steering.figures();
-        let flows = world.packets.flows.len() as u64;
-        prop_assert!(outcome.reordered <= 4 + flows / 50 + 8 * figures.restless_releases, "{outcome:?} {figures:?}");
+        assert_none_astray(&mut world);
     }
 
     #[test]
@@ -427,19 +423,14 @@ fn bursts_keep_their_order_too() {
     let span = Nanos::from_millis(if full_length() { 20_000 } else { 400 });
     bursts_while_scaling(&mut world, 7, &[3, 8, 3], span);
     world.until("buckets have stopped moving", |world| !world.steering.is_moving());
-    let outcome = assert_none_astray(&mut world);
+    assert_none_astray(&mut world);
     let figures = world.steering.figures();
     assert!(
         figures.moved_buckets > 20 && world.packets.flows.len() > 1_000,
         "{figures:?}"
     );
-    // Few flows begin while a release is on its way to the switch.
-    assert!(
-        outcome.reordered <= 1 + figures.moved_buckets / 20,
-        "{outcome:?} {figures:?}"
-    );
     println!(
-        "proactive: {} flows, {outcome:?}, {} buckets moved",
+        "proactive: {} flows, nothing astray, {} buckets moved",
         world.packets.flows.len(),
         figures.moved_buckets
     );

@@ -8,6 +8,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -160,4 +161,73 @@ fn rules_are_there_after_cuts_floods_and_nonsense() {
         std::thread::sleep(Duration::from_micros(200));
     }
     assert!(steering.figures().queued < 1000);
+}
+
+/// What `ovs-ofctl` says of the fake switch; [`None`] where it is not installed.
+fn ofctl(version: &str, command: &str, path: &Path, more: &[&str]) -> Option<String> {
+    let limit = LIMIT.as_secs();
+    let mut ofctl = Command::new("ovs-ofctl");
+    ofctl.args([
+        &format!("--timeout={limit}"),
+        "-O",
+        version,
+        "--no-names",
+        command,
+    ]);
+    ofctl.arg(format!("unix:{}", path.display())).args(more);
+    let Ok(output) = ofctl.stdin(Stdio::null()).output() else {
+        let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
+        assert!(
+            !required.split(',').any(|word| word == "ovs"),
+            "ovs is required, but there is no ovs-ofctl"
+        );
+        eprintln!("skipped: there is no ovs-ofctl");
+        return None;
+    };
+    let said = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (out, wrong) = (said(&output.stdout), said(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{ofctl:?}: {} {out} {wrong}",
+        output.status
+    );
+    Some(out)
+}
+
+#[test]
+fn open_vswitchs_own_tool_writes_and_reads_its_rules() {
+    for version in ["OpenFlow13", "OpenFlow15"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("switch");
+        let _switch = Listening::start(&path, Faults::default(), Vec::new());
+        // More than fit one message of the answer.
+        let rules: Vec<String> = (1..=120)
+            .map(|port| format!("priority=300,cookie={port},udp,in_port=1,nw_src=10.0.0.7,tp_src={port},actions=push_vlan:0x8100,output:{port}"))
+            .collect();
+        let file = directory.path().join("rules");
+        std::fs::write(&file, rules.join("\n")).unwrap();
+        let file = file.display().to_string();
+        if ofctl(version, "add-flows", &path, &[&file]).is_none() {
+            return;
+        }
+        let said = ofctl(version, "dump-flows", &path, &[]).unwrap();
+        let has = |said: &str, port: u32| {
+            said.lines().any(|line| {
+                let parts = [
+                    format!("cookie={port:#x},"),
+                    format!("tp_src={port} "),
+                    format!("output:{port}"),
+                ];
+                parts.iter().all(|part| line.contains(part))
+                    && line.contains("priority=300,udp,in_port=1,nw_src=10.0.0.7")
+            })
+        };
+        for port in 1..=120 {
+            assert!(has(&said, port), "{version}, {port}: {said}");
+        }
+        let gone = "priority=300,udp,in_port=1,nw_src=10.0.0.7,tp_src=7";
+        ofctl(version, "del-flows", &path, &["--strict", gone]).unwrap();
+        let said = ofctl(version, "dump-flows", &path, &[]).unwrap();
+        assert!(!has(&said, 7) && has(&said, 8), "{version}: {said}");
+    }
 }

@@ -34,8 +34,6 @@ pub(super) const PAGE_SOCKET: &str = "page.sock";
 pub(super) const FRAMES_PER_WORKER: usize = 8192;
 /// How often the counters of rules are read: some thousands take the switch some ten milliseconds.
 const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
-/// More than a packet takes by way of us while the machine is busy.
-const RULE_QUIET: Nanos = Nanos::from_millis(5);
 /// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
 const FRAME_SPARE: usize = 64;
 
@@ -163,7 +161,6 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
                 other: t.other,
             },
             statistics_every: RULE_STATISTICS_EVERY,
-            quiet: RULE_QUIET,
             ..openflow_switch::Settings::default()
         },
     };

@@ -42,8 +42,10 @@ const FIRST_INSTANCE: u32 = 16;
 const DATA_PORTS: u32 = 2;
 /// How long the database may take for one change: the first port of DPDK takes seconds.
 const DATABASE_LIMIT: Duration = Duration::from_secs(30);
+/// How long Open vSwitch may take to remove the bridge at the end. One that does not run does it when it runs again.
+const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 /// Slots of the monitor port's rings, as a power of two.
-const MONITOR_LOG2_SLOTS: u8 = 12;
+const MONITOR_LOG2_SLOTS: u8 = 14;
 
 /// What is behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -542,7 +544,7 @@ impl Switch for OpenFlowSwitch {
         let _ended = self.ask(Ask::Stop);
         let _result = worker.join();
         // What is still in the bridge goes with it.
-        let removed = Ovsdb::connect(&self.database, DATABASE_LIMIT)
+        let removed = Ovsdb::connect(&self.database, REMOVE_LIMIT)
             .and_then(|mut database| database.delete_bridge(&self.bridge));
         if let Err(error) = removed {
             tracing::error!(%error, bridge = self.bridge, "the bridge was not removed");

@@ -330,7 +330,6 @@ impl Worker {
             worker.flow_limit = self.settings.flow_limit as u64;
             worker.table_full = figures.flow_limit;
             worker.held_moves = figures.moved_buckets;
-            worker.early_moves = figures.restless_releases;
         }
     }
 
@@ -1105,7 +1104,6 @@ impl Worker {
             let told = of.state.told();
             rules.push(match (of.state, of.offload) {
                 (RuleState::Refused { .. }, _) => told.into_owned(),
-                _ if of.is_looped => format!("{told}, through inco"),
                 (RuleState::Installed, Some(Offload::Full)) => format!("{told}, offloaded"),
                 (RuleState::Installed, Some(Offload::Partial)) => format!("{told}, partly offloaded"),
                 (RuleState::Installed, Some(Offload::None)) => format!("{told}, not offloaded"),

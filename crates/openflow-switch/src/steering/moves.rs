@@ -2,22 +2,22 @@
 
 use model::{Nanos, Slot};
 
-use super::Steering;
+use super::{Outgoing, Steering};
 use crate::flows::{FlowId, RuleState};
-use crate::rules::Way;
+use crate::rules::{ZONES, forget_marks};
 
-/// Moves that may wait for quiet, or for flows to end, while another one begins.
-const HELD_MOVES: usize = 8;
+/// Moves that may wait for flows to get rules, or to end, while another one begins.
+const WAITING_MOVES: usize = 8;
 
 /// Where a bucket is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BucketPhase {
     /// Its rule sends to its instance.
     Steady,
-    /// Likewise, and its flows get no rules.
-    Frozen,
-    /// Its rule sends to us.
-    Held,
+    /// Likewise, and the switch remembers which connections are that instance's.
+    Marking,
+    /// Its rule sends those connections to their instance, and others to its own.
+    Asking,
 }
 
 /// Buckets on their way to other instances, together.
@@ -25,6 +25,7 @@ pub(super) enum BucketPhase {
 pub(super) struct Move {
     buckets: Vec<Target>,
     phase: Phase,
+    since: Nanos,
     /// What the phase waits for.
     epoch: u64,
 }
@@ -52,32 +53,53 @@ impl Target {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Freeze,
-    Hold,
-    Turn { since: Nanos },
+    /// Until connections are marked.
+    Mark,
+    /// Until the flows known before have their rules.
+    Cover,
+    /// Until the new instance's flows come to it.
+    Ask,
+    /// Until the old instance's flows have their rules.
+    Leave,
+    /// Until the bucket's rule is the new instance's.
     Release,
 }
 
 impl Steering {
     /// Begins to give these buckets to other instances.
-    pub(super) fn begin_move(&mut self, buckets: Vec<Target>) {
+    pub(super) fn begin_move(&mut self, buckets: Vec<Target>, now: Nanos) {
         for target in &buckets {
+            let zone = self.next_zone;
+            self.next_zone = (zone + 1) % ZONES;
             if let Some(bucket) = self.bucket_mut(target.place()) {
-                bucket.phase = BucketPhase::Frozen;
+                // Nobody is sent there yet: when somebody is, it has long been in force.
+                bucket.next = Some(target.to);
+                bucket.zone = zone;
             }
+            // An earlier inco, or an earlier move, may have left marks there.
+            self.queue(Outgoing::Message(forget_marks(zone)));
+            self.set_phase(target, BucketPhase::Marking);
+        }
+        self.push_move(buckets, Phase::Mark, now);
+    }
+
+    fn push_move(&mut self, buckets: Vec<Target>, phase: Phase, now: Nanos) {
+        if buckets.is_empty() {
+            return;
         }
         let epoch = self.prover.want();
         self.moves.push(Move {
             buckets,
-            phase: Phase::Freeze,
+            phase,
+            since: now,
             epoch,
         });
     }
 
-    /// Whether another move can begin: none is under way, but for those that wait for flows to end.
+    /// Whether another move can begin: none is under way, but for those that wait for flows.
     pub(super) fn may_move(&self) -> bool {
-        let waits = |of: &Move| matches!(of.phase, Phase::Turn { .. });
-        self.moves.len() <= HELD_MOVES && self.moves.iter().all(waits)
+        let waits = |of: &Move| matches!(of.phase, Phase::Cover | Phase::Leave);
+        self.moves.len() <= WAITING_MOVES && self.moves.iter().all(waits)
     }
 
     pub(super) fn moves_to(&self, slot: Slot) -> bool {
@@ -88,153 +110,165 @@ impl Steering {
     }
 
     pub(super) fn step_moves(&mut self, now: Nanos) {
-        let mut moves = std::mem::take(&mut self.moves);
-        moves.retain_mut(|of| self.step_move(of, now));
-        moves.append(&mut self.moves);
-        self.moves = moves;
+        for of in std::mem::take(&mut self.moves) {
+            self.step_move(of, now);
+        }
     }
 
-    /// Whether the move goes on.
-    fn step_move(&mut self, of: &mut Move, now: Nanos) -> bool {
-        let is_proven = self.prover.is_proven(of.epoch);
+    fn step_move(&mut self, of: Move, now: Nanos) {
+        if !self.prover.is_proven(of.epoch) {
+            self.moves.push(of);
+            return;
+        }
         match of.phase {
-            Phase::Freeze if is_proven => {
+            Phase::Mark => {
                 for target in &of.buckets {
-                    self.set_phase(target, BucketPhase::Held);
                     self.catch(target);
                 }
-                of.phase = Phase::Hold;
-                of.epoch = self.prover.want();
+                self.push_move(of.buckets, Phase::Cover, now);
             }
-            Phase::Hold if is_proven => {
-                for target in &of.buckets {
-                    if let Some(bucket) = self.bucket_mut(target.place()) {
-                        bucket.slot = Some(target.to);
-                    }
-                }
-                of.phase = Phase::Turn { since: now };
-                of.epoch = self.prover.want();
-            }
-            Phase::Turn { since } => {
-                let is_late = now.0.saturating_sub(since.0) > self.settings.hold_limit.0;
-                let is_ready =
-                    |target: &Target| self.is_protected(target) && (is_late || self.is_quiet(target, now));
+            Phase::Cover => {
                 let (ready, rest): (Vec<Target>, Vec<Target>) =
-                    of.buckets.iter().copied().partition(is_ready);
-                of.buckets = rest;
-                if !ready.is_empty() {
-                    for target in &ready {
-                        self.figures.restless_releases += u64::from(!self.is_quiet(target, now));
+                    (of.buckets.iter().copied()).partition(|target| self.are_caught_covered(target));
+                for target in &ready {
+                    self.settle(target, target.to);
+                    self.set_phase(target, BucketPhase::Asking);
+                }
+                self.push_move(ready, Phase::Ask, now);
+                if now.since(of.since) > self.settings.move_limit {
+                    for target in &rest {
+                        self.figures.given_up_moves += 1;
+                        self.settle(target, target.from);
                         self.set_phase(target, BucketPhase::Steady);
                     }
-                    let epoch = self.prover.want();
-                    self.moves.push(Move {
-                        buckets: ready,
-                        phase: Phase::Release,
-                        epoch,
-                    });
+                } else {
+                    self.wait_on(of, rest);
                 }
-                if is_proven {
-                    // For what has been caught meanwhile.
-                    of.epoch = self.prover.want();
-                }
-                return !of.buckets.is_empty();
             }
-            Phase::Release if is_proven => {
-                self.figures.moved_buckets += of.buckets.len() as u64;
+            Phase::Ask => {
+                for target in &of.buckets {
+                    self.catch(target);
+                }
+                self.push_move(of.buckets, Phase::Leave, now);
+            }
+            Phase::Leave => {
+                let (ready, rest): (Vec<Target>, Vec<Target>) =
+                    (of.buckets.iter().copied()).partition(|target| self.are_old_flows_covered(target));
+                for target in &ready {
+                    self.set_phase(target, BucketPhase::Steady);
+                }
+                self.push_move(ready, Phase::Release, now);
+                self.wait_on(of, rest);
+            }
+            Phase::Release => {
+                let is_there =
+                    |target: &&Target| self.bucket(target.place()).and_then(|of| of.slot) == Some(target.to);
+                self.figures.moved_buckets += of.buckets.iter().filter(is_there).count() as u64;
+                for target in &of.buckets {
+                    if let Some(zone) = self.bucket(target.place()).map(|bucket| bucket.zone) {
+                        self.queue(Outgoing::Message(forget_marks(zone)));
+                    }
+                }
                 self.rebalance_at = now;
-                return false;
             }
-            Phase::Freeze | Phase::Hold | Phase::Release => {}
         }
-        true
+    }
+
+    /// Goes on waiting for the flows of these buckets: for a proof of the rules that were written meanwhile, if there are some.
+    fn wait_on(&mut self, of: Move, rest: Vec<Target>) {
+        if rest.is_empty() {
+            return;
+        }
+        let is_written = |id: &FlowId| {
+            let flow = self.flows.get(id);
+            flow.is_some_and(|flow| flow.state == RuleState::Installed && !self.prover.is_proven(flow.epoch))
+        };
+        let waits = |target: &Target| {
+            let bucket = self.bucket(target.place());
+            bucket.is_some_and(|bucket| bucket.caught.iter().any(is_written))
+        };
+        let epoch = match rest.iter().any(waits) {
+            true => self.prover.want(),
+            false => of.epoch,
+        };
+        self.moves.push(Move {
+            buckets: rest,
+            epoch,
+            ..of
+        });
+    }
+
+    /// The bucket is that instance's from now on.
+    fn settle(&mut self, target: &Target, slot: Slot) {
+        if let Some(bucket) = self.bucket_mut(target.place()) {
+            bucket.slot = Some(slot);
+            bucket.next = None;
+        }
     }
 
     fn set_phase(&mut self, target: &Target, phase: BucketPhase) {
         if let Some(bucket) = self.bucket_mut(target.place()) {
             bucket.phase = phase;
-            if phase == BucketPhase::Steady {
-                bucket.caught.clear();
-            }
+            bucket.caught.clear();
         }
         self.queue_bucket(target.service, target.bucket);
     }
 
-    /// Gives rules through us to the bucket's flows that have none.
+    /// Notes the bucket's flows that have no rules of their own, and asks for some.
     fn catch(&mut self, target: &Target) {
         let Some(bucket) = self.bucket_mut(target.place()) else {
             return;
         };
         bucket.caught = bucket.on_bucket.clone();
-        for id in bucket.on_bucket.clone() {
-            if let Some(flow) = self.flows.get_mut(&id)
-                && flow.rules.is_empty()
-            {
-                flow.way = Way::Loop;
-            }
+        for id in bucket.caught.clone() {
             self.pin(id);
         }
     }
 
     /// Whether rules of its own that are in force forward the flow.
-    pub(super) fn has_proven_rules(&self, id: &FlowId) -> bool {
+    fn has_proven_rules(&self, id: &FlowId) -> bool {
         self.flows
             .get(id)
             .is_some_and(|flow| flow.state == RuleState::Installed && self.prover.is_proven(flow.epoch))
     }
 
+    /// Whether every flow that may not have a mark has rules of its own that are in force.
+    fn are_caught_covered(&self, target: &Target) -> bool {
+        self.bucket(target.place())
+            .is_none_or(|bucket| bucket.caught.iter().all(|id| self.has_proven_rules(id)))
+    }
+
     /// Whether every flow of the old instance has rules of its own that are in force.
-    fn is_protected(&self, target: &Target) -> bool {
+    fn are_old_flows_covered(&self, target: &Target) -> bool {
+        let is_new = |id: &FlowId| self.flows.get(id).is_none_or(|flow| flow.slot == target.to);
         self.bucket(target.place()).is_none_or(|bucket| {
-            bucket.caught.iter().all(|id| {
-                let stays = self.flows.get(id).is_none_or(|flow| flow.slot == target.to);
-                stays || self.has_proven_rules(id)
-            })
+            let mut flows = bucket.caught.iter().chain(&bucket.on_bucket);
+            flows.all(|id| is_new(id) || self.has_proven_rules(id))
         })
     }
 
-    /// Whether no flow that the bucket's rule forwards has sent lately: none would lose its order by a shorter way.
-    fn is_quiet(&self, target: &Target, now: Nanos) -> bool {
-        self.bucket(target.place())
-            .is_none_or(|bucket| now.0.saturating_sub(bucket.restless_at.0) > self.settings.quiet.0)
-    }
-
     /// The instance is gone: buckets on their way to or from it stay with the other one.
-    pub(super) fn leave_moves(&mut self, slot: Slot) {
+    pub(super) fn leave_moves(&mut self, slot: Slot, now: Nanos) {
         let moves = std::mem::take(&mut self.moves);
-        let meets = |of: &Move| {
-            of.buckets
-                .iter()
-                .any(|target| target.from == slot || target.to == slot)
-        };
-        let (over, rest): (Vec<Move>, Vec<Move>) = moves.into_iter().partition(meets);
-        self.moves = rest;
-        for of in over {
-            // Those that do not meet it go on by themselves, from the beginning or the end of a hold.
-            let others: Vec<Target> = (of.buckets.iter().copied())
-                .filter(|target| target.from != slot && target.to != slot)
-                .collect();
-            for target in of
-                .buckets
-                .iter()
-                .filter(|target| target.from == slot || target.to == slot)
-            {
-                let left = if target.from == slot {
+        let mut left = Vec::new();
+        for mut of in moves {
+            let (over, others): (Vec<Target>, Vec<Target>) =
+                (of.buckets.into_iter()).partition(|target| target.from == slot || target.to == slot);
+            for target in &over {
+                let stays = if target.from == slot {
                     target.to
                 } else {
                     target.from
                 };
-                if let Some(bucket) = self.bucket_mut(target.place()) {
-                    bucket.slot = Some(left);
-                }
+                self.settle(target, stays);
                 self.set_phase(target, BucketPhase::Steady);
             }
+            left.extend(over);
             if !others.is_empty() {
-                self.moves.push(Move {
-                    buckets: others,
-                    ..of
-                });
+                of.buckets = others;
+                self.moves.push(of);
             }
         }
+        self.push_move(left, Phase::Release, now);
     }
 }

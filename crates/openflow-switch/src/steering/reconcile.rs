@@ -7,17 +7,17 @@ use model::Nanos;
 use openflow::{Action, FlowStats, Instruction, Match, Message};
 
 use super::{Outgoing, Steering};
-use crate::rules::{Rule, TABLE, instance_rules, is_ours};
+use crate::rules::{HANDOVER_TABLE, Rule, TABLE, is_ours};
 
 impl Steering {
     pub(super) fn reconcile(&mut self, found: &[FlowStats], now: Nanos) {
         self.figures.reconciled += 1;
-        let mut there: BTreeMap<(u16, Match), &FlowStats> = (found.iter())
-            .filter(|flow| is_ours(flow.cookie) && flow.table == TABLE)
-            .map(|flow| ((flow.priority, flow.matches.clone()), flow))
+        let mut there: BTreeMap<(u8, u16, Match), &FlowStats> = (found.iter())
+            .filter(|flow| is_ours(flow.cookie))
+            .map(|flow| ((flow.table, flow.priority, flow.matches.clone()), flow))
             .collect();
         let mut agreed = 0;
-        let mut lacks = |rule: &Rule| match there.remove(&(rule.priority, rule.matches.clone())) {
+        let mut lacks = |rule: &Rule| match there.remove(&(rule.table, rule.priority, rule.matches.clone())) {
             Some(flow) if flow.cookie == rule.cookie && actions(flow) == Some(rule.actions.as_slice()) => {
                 agreed += 1;
                 false
@@ -26,12 +26,9 @@ impl Steering {
         };
         let mut first = Vec::new();
         let mut last = Vec::new();
-        for (slot, instance) in &self.instances {
-            let Some(service) = self.services.get(instance.service) else {
-                continue;
-            };
-            let rules = instance_rules(*slot, &instance.ports, &service.rules.uplinks, self.monitor);
-            first.extend(rules.into_iter().filter(&mut lacks).map(Outgoing::Rule));
+        for slot in self.instances.keys() {
+            let rules = self.rules_of(*slot).into_iter();
+            first.extend(rules.filter(&mut lacks).map(Outgoing::Rule));
         }
         first.extend(self.fallback_rules().filter(&mut lacks).map(Outgoing::Rule));
         for number in self.numbers.keys() {
@@ -42,15 +39,19 @@ impl Steering {
         for (index, service) in self.services.iter().enumerate() {
             for side in 0..service.rules.sides.len() {
                 for bucket in 0..service.buckets.len() {
-                    if self
-                        .bucket_of(index, side, bucket)
-                        .is_some_and(|rule| lacks(&rule))
-                    {
-                        last.push(Outgoing::Bucket {
-                            service: index,
-                            side,
-                            bucket,
-                        });
+                    // In the order in which they must come into force: what packets meet is last.
+                    for table in [HANDOVER_TABLE, TABLE] {
+                        if self
+                            .bucket_of(index, side, bucket, table)
+                            .is_some_and(|rule| lacks(&rule))
+                        {
+                            last.push(Outgoing::Bucket {
+                                service: index,
+                                side,
+                                bucket,
+                                table,
+                            });
+                        }
                     }
                 }
             }
@@ -58,6 +59,7 @@ impl Steering {
         // The marker's rule changes all the time, and is written before each use.
         let extra = there.into_values().map(|flow| {
             Outgoing::Delete(Rule {
+                table: flow.table,
                 priority: flow.priority,
                 cookie: flow.cookie,
                 matches: flow.matches.clone(),

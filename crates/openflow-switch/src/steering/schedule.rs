@@ -101,7 +101,7 @@ impl Steering {
             if self.may_move() {
                 let targets = self.targets(service, now);
                 if !targets.is_empty() {
-                    self.begin_move(targets);
+                    self.begin_move(targets, now);
                 }
             }
         }
@@ -183,7 +183,7 @@ impl Steering {
         targets
     }
 
-    /// Rules that flows caught by a hold can have.
+    /// Rules that flows of buckets on their way can have.
     fn free_rules(&self) -> usize {
         self.settings.rule_limit.saturating_sub(self.numbers.len()) / 2
     }

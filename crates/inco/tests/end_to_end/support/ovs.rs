@@ -190,11 +190,12 @@ impl Ovs {
             .args(["--", "set", "Bridge", bridge, "flow_tables:0=@table"]));
     }
 
-    /// How many rules a bridge has.
+    /// How many rules a bridge's first table has.
     pub(crate) fn rules(&self, bridge: &str) -> usize {
         let output = Command::new("ovs-ofctl")
             .args(["-O", "OpenFlow15", "--no-stats", "dump-flows"])
             .arg(format!("unix:{}", self.of(&format!("{bridge}.mgmt")).display()))
+            .arg("table=0")
             .output()
             .unwrap();
         super::text(&output.stdout)
