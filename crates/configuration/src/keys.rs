@@ -419,7 +419,8 @@ pub const KEYS: &[Key] = &[
         "number, 1 to 64",
         "2",
         Value("1"),
-        "Queues in each direction: each is served by a worker of its own.",
+        "Queues in each direction: each is served by a worker of its own. A card with as many queues as there are workers deals packets \
+         to the worker that owns their flow, where it can; from any other source some cross between workers.",
     ),
     key(
         UPLINK,

@@ -8,6 +8,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Bytes of the key of a Toeplitz hash: the longest that a card has, and what one has that does not tell. */
+#define RSS_KEY_MAX 64
+#define RSS_KEY_USUAL 40
+
 int inco_errno(void)
 {
 	return rte_errno;
@@ -97,6 +101,46 @@ int inco_port_configure(uint16_t port, const struct inco_port_config *config)
 	}
 	ret = config->promiscuous ? rte_eth_promiscuous_enable(port) : rte_eth_promiscuous_disable(port);
 	return ret == -ENOTSUP ? 0 : ret;
+}
+
+int inco_port_deal(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE])
+{
+	struct rte_eth_dev_info dev;
+	struct rte_eth_rss_reta_entry64 table[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
+	uint8_t wanted[RSS_KEY_MAX], has[RSS_KEY_MAX];
+	struct rte_eth_rss_conf rss;
+	int ret = rte_eth_dev_info_get(port, &dev);
+
+	if (ret != 0)
+		return ret;
+	memset(&rss, 0, sizeof(rss));
+	rss.rss_hf = RTE_ETH_RSS_IP & dev.flow_type_rss_offloads;
+	rss.rss_key_len = dev.hash_key_size != 0 ? dev.hash_key_size : RSS_KEY_USUAL;
+	if (rss.rss_hf == 0 || rss.rss_key_len > RSS_KEY_MAX || dev.reta_size == 0 ||
+			dev.reta_size > RTE_ETH_RSS_RETA_SIZE_512 || (dev.reta_size & (dev.reta_size - 1)) != 0 ||
+			dev.reta_size < RTE_ETH_RETA_GROUP_SIZE)
+		return -ENOTSUP;
+	for (size_t i = 0; i < sizeof(wanted); i++)
+		wanted[i] = key[i % 2];
+	rss.rss_key = wanted;
+	ret = rte_eth_dev_rss_hash_update(port, &rss);
+	if (ret != 0)
+		return ret;
+	memset(table, 0, sizeof(table));
+	for (size_t group = 0; group < dev.reta_size / RTE_ETH_RETA_GROUP_SIZE; group++) {
+		table[group].mask = UINT64_MAX;
+		memcpy(table[group].reta, shares, sizeof(table[group].reta));
+	}
+	ret = rte_eth_dev_rss_reta_update(port, table, dev.reta_size);
+	if (ret != 0)
+		return ret;
+	/* A driver may take a key and keep its own. */
+	memset(has, 0, sizeof(has));
+	rss.rss_key = has;
+	ret = rte_eth_dev_rss_hash_conf_get(port, &rss);
+	if (ret != 0)
+		return ret;
+	return memcmp(wanted, has, rss.rss_key_len < RSS_KEY_USUAL ? RSS_KEY_USUAL : rss.rss_key_len) == 0 ? 0 : -ENOTSUP;
 }
 
 int inco_port_stats(uint16_t port, struct inco_port_stats *stats)

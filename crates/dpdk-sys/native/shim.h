@@ -85,6 +85,9 @@ int inco_errno(void);
 int inco_port_info(uint16_t port, struct inco_port_info *info);
 /* Configures a stopped port and its queues. */
 int inco_port_configure(uint16_t port, const struct inco_port_config *config);
+/* Deals packets to receive queues by the Toeplitz hash of their addresses with a key that repeats `key`: those whose hash
+ * ends in the 6 bits i go to queue shares[i]. For a started port. */
+int inco_port_deal(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE]);
 int inco_port_stats(uint16_t port, struct inco_port_stats *stats);
 int inco_port_link(uint16_t port, struct inco_link *link);
 /* The MTU of a kernel interface in this process' network namespace, or a negative errno. */

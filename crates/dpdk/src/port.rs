@@ -387,6 +387,18 @@ impl Port {
         })
     }
 
+    /// Has the device deal packets to the receive queues of the started port by the Toeplitz hash of their addresses, with a
+    /// key that repeats `key`: those whose hash ends in the 6 bits `i` go to queue `shares[i]`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where it cannot: what it then goes by is its own matter.
+    pub fn deal(&mut self, key: [u8; 2], shares: &[u16; 64]) -> Result<(), Error> {
+        let _alone = self.attached.control();
+        // SAFETY: an attached port; both arrays are as long as it reads.
+        let ret = unsafe { sys::inco_port_deal(self.attached.id, key.as_ptr(), shares.as_ptr()) };
+        self.check("cannot deal packets by their addresses", ret)
+    }
+
     /// Stops the port. One that is not started stays so.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ fn main() {
     let _registered = eal.register_thread().unwrap();
     let memory = || MbufMemory::shares(1, pool).remove(0);
     let open = |device: &DeviceArgs| {
-        let opened = DpdkQueue::open(&eal, device, pool, 1, MAX_FRAME).unwrap();
+        let opened = DpdkQueue::open(&eal, device, pool, 1, 0, MAX_FRAME).unwrap();
         opened.queues.into_iter().next().unwrap()
     };
     let folder = tempfile::tempdir().unwrap();

@@ -5,6 +5,8 @@ use dpdk::{
     TxQueue,
 };
 
+use flow_table::{CARD_KEY, CARD_SHARES, taker};
+
 use crate::frame::{Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, Unsendable};
 use crate::soft::OpenDevice;
 
@@ -151,7 +153,8 @@ impl DeviceWatch for DpdkWatch {
 
 impl DpdkQueue {
     /// Attaches a device and starts it with `queues` queue pairs for frames of at most `max_frame` bytes. It is closed
-    /// when the last of its queues and its watch are dropped.
+    /// when the last of its queues and its watch are dropped. Of several queues, the one that gets a flow's packets is that of
+    /// the worker that owns the flow, where the device can do that and the first queue is worker `first`'s.
     ///
     /// # Errors
     /// DPDK's own: the device is not there, has no such driver, too few queues, or does not take the configuration.
@@ -160,6 +163,7 @@ impl DpdkQueue {
         device: &DeviceArgs,
         pool: Mempool,
         queues: u16,
+        first: usize,
         max_frame: usize,
     ) -> Result<OpenDevice<DpdkQueue>, dpdk::Error> {
         let mut port = Port::attach(eal, device)?;
@@ -172,7 +176,14 @@ impl DpdkQueue {
         };
         let started = port.start(&config)?;
         let pairs = started.rx.into_iter().zip(started.tx);
+        let parts = usize::from(queues);
+        let mut shares = [0; CARD_SHARES];
+        for (share, queue) in shares.iter_mut().enumerate() {
+            let worker = taker(share, parts);
+            *queue = ((worker + parts - first % parts) % parts) as u16;
+        }
         Ok(OpenDevice {
+            deals: queues > 1 && port.deal(CARD_KEY, &shares).is_ok(),
             queues: pairs.map(|(rx, tx)| DpdkQueue { rx, tx }).collect(),
             watch: Some(Box::new(DpdkWatch(port))),
         })

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowRow, FlowTable, TableConfig, TimeoutPolicy};
+use flow_table::{FlowHasher, FlowRow, FlowTable, Ownership, TableConfig, TimeoutPolicy};
 use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -68,6 +68,9 @@ pub struct SoftSwitchConfig {
     pub uplinks: Vec<UplinkConfig>,
     /// Secret of the flow hash: the same for all workers, another for each run.
     pub hash_key: [u64; 4],
+    /// Which worker owns a flow. As cards deal, where one that deals brings most packets: they then need not cross
+    /// between workers.
+    pub ownership: Ownership,
 }
 
 /// An uplink.
@@ -103,6 +106,8 @@ pub enum UplinkDevice {
 pub struct OpenDevice<D> {
     /// Its queues, each for a worker of its own.
     pub queues: Vec<D>,
+    /// Whether it deals packets to its queues as [`Ownership::Card`] says.
+    pub deals: bool,
     /// What the control plane sees of it; `None` for one that is always up and drops nothing.
     pub watch: Option<Box<dyn DeviceWatch>>,
 }
@@ -328,7 +333,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 listeners.push((UplinkId(index as u8), listener));
             }
         }
-        let hasher = FlowHasher::new(config.hash_key);
+        let hasher = FlowHasher::new(config.hash_key).owning(config.ownership);
         let plan = Arc::new(ArcSwap::from_pointee(Plan::default()));
         let loads = Arc::new(LoadBoard::default());
         let leaving = Arc::new(AtomicUsize::new(0));

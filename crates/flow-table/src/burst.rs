@@ -146,7 +146,7 @@ impl Burst {
     /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that is not plain.
     #[inline]
     pub fn owner(&self, at: usize, hasher: &FlowHasher, workers: usize) -> usize {
-        hasher.owner(&self.key(at).key(), workers)
+        hasher.owner_of_words(self.key(at), workers)
     }
 
     /// Makes a packet odd after all.

@@ -30,6 +30,11 @@ impl KeyWords<1> {
         }
     }
 
+    #[inline(always)]
+    pub(crate) fn vlan(self) -> u16 {
+        (self.ports >> 32) as u16
+    }
+
     pub(crate) fn key(self) -> FlowKey {
         let [addresses] = self.addresses;
         FlowKey::V4(FlowKeyV4 {

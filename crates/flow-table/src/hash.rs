@@ -14,6 +14,68 @@ use crate::entry::KeyWords;
 pub struct FlowHasher {
     key: [u64; 4],
     owner_key: [u64; 4],
+    ownership: Ownership,
+}
+
+/// Which worker owns a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ownership {
+    /// By a keyed hash of the two addresses and the VLAN: nobody can aim flows at one worker.
+    #[default]
+    Keyed,
+    /// As a network card deals packets to its receive queues that was told to do it by [`CARD_KEY`]: then every packet comes
+    /// to the worker that owns its flow. Whoever chooses addresses can aim.
+    Card,
+}
+
+/// The key of the Toeplitz hash by which cards deal, over and over for as many bytes as a card's has. With one that repeats
+/// every 16 bits both directions of a flow have one hash (Woo and Park, "Scalable TCP session monitoring with symmetric
+/// receive-side scaling", 2012, where this one comes from), and it is a function of the exclusive or of the 16-bit words of
+/// the addresses.
+pub const CARD_KEY: [u8; 2] = [0x6d, 0x5a];
+
+/// Shares in which cards deal: the last bits of the hash are one's number. The smallest table that a card has is of 64
+/// (Intel's virtual functions).
+pub const CARD_SHARES: usize = 64;
+
+/// Which of `parts` workers, or queues, takes a share.
+#[inline(always)]
+pub const fn taker(share: usize, parts: usize) -> usize {
+    share % CARD_SHARES * parts / CARD_SHARES
+}
+
+/// The last bits of the Toeplitz hash with [`CARD_KEY`] for each value of the upper and of the lower byte of the
+/// exclusive or of all 16-bit words; those of a word are the exclusive or of its bytes'.
+const SHARES: [[u8; 256]; 2] = {
+    let key = u16::from_be_bytes(CARD_KEY);
+    let mut shares = [[0; 256]; 2];
+    let mut byte = 0;
+    while byte < 2 {
+        let mut value = 0;
+        while value < 256 {
+            let mut bit = 0;
+            while bit < 8 {
+                if value & 0x80 >> bit != 0 {
+                    // Of the 32 bits of the key from this one on, the last.
+                    let last = key.rotate_left((byte as u32 * 8 + bit as u32 + 32) % 16);
+                    shares[byte][value] ^= last as u8 & (CARD_SHARES as u8 - 1);
+                }
+                bit += 1;
+            }
+            value += 1;
+        }
+        byte += 1;
+    }
+    shares
+};
+
+/// The share of a pair of addresses, given the exclusive or of their words of four times 16 bits.
+#[inline(always)]
+fn card_share(words: u64) -> usize {
+    let words = words ^ words >> 32;
+    let [upper, lower, ..] = (words ^ words >> 16).to_le_bytes();
+    let [uppers, lowers] = &SHARES;
+    usize::from(uppers[usize::from(upper)] ^ lowers[usize::from(lower)])
 }
 
 /// Arbitrary odd words with as many ones as zeroes; they keep a weak key (all zeroes in a test) from cancelling out.
@@ -46,7 +108,16 @@ impl FlowHasher {
             fold(mixed[2], SALT[3]) ^ mixed[0],
             fold(mixed[3], SALT[0]) ^ mixed[1],
         ];
-        FlowHasher { key, owner_key }
+        FlowHasher {
+            key,
+            owner_key,
+            ownership: Ownership::Keyed,
+        }
+    }
+
+    /// The same with that kind of ownership.
+    pub const fn owning(self, ownership: Ownership) -> FlowHasher {
+        FlowHasher { ownership, ..self }
     }
 
     /// The key that it was made with.
@@ -80,17 +151,47 @@ impl FlowHasher {
         fold(state ^ k2 ^ SALT[2], k3 ^ SALT[3])
     }
 
-    /// The worker of 0 to `workers` - 1 that owns this flow: a function of the two addresses and the VLAN, so that
+    /// The worker of 0 to `workers` - 1 that owns this flow: a function of the two addresses and, keyed, the VLAN, so that
     /// fragments and quoted headers, which may lack the ports, go the same way. 0 where there are no workers.
     #[inline]
     pub fn owner(&self, key: &FlowKey, workers: usize) -> usize {
-        let pair = match key {
-            FlowKey::V4(key) => self.pair_v4(u32::from_le_bytes(key.a), u32::from_le_bytes(key.b), key.vlan),
-            FlowKey::V6(key) => {
-                self.pair_v6(u128::from_le_bytes(key.a), u128::from_le_bytes(key.b), key.vlan)
+        match key {
+            FlowKey::V4(key) => {
+                let (a, b) = (u32::from_le_bytes(key.a), u32::from_le_bytes(key.b));
+                self.owner_v4(a, b, key.vlan, workers)
             }
-        };
-        share(pair, workers)
+            FlowKey::V6(key) => {
+                let (a, b) = (u128::from_le_bytes(key.a), u128::from_le_bytes(key.b));
+                self.owner_v6(a, b, key.vlan, workers)
+            }
+        }
+    }
+
+    /// The same, given the words of an IPv4 flow.
+    #[inline(always)]
+    pub(crate) fn owner_of_words(&self, words: KeyWords<1>, workers: usize) -> usize {
+        let [addresses] = words.addresses;
+        let (a, b) = (addresses as u32, (addresses >> 32) as u32);
+        self.owner_v4(a, b, words.vlan(), workers)
+    }
+
+    #[inline(always)]
+    fn owner_v4(&self, a: u32, b: u32, vlan: u16, workers: usize) -> usize {
+        match self.ownership {
+            Ownership::Keyed => share(self.pair_v4(a, b, vlan), workers),
+            Ownership::Card => taker(card_share(u64::from(a ^ b)), workers),
+        }
+    }
+
+    #[inline(always)]
+    fn owner_v6(&self, a: u128, b: u128, vlan: u16, workers: usize) -> usize {
+        match self.ownership {
+            Ownership::Keyed => share(self.pair_v6(a, b, vlan), workers),
+            Ownership::Card => {
+                let both = a ^ b;
+                taker(card_share((both ^ both >> 64) as u64), workers)
+            }
+        }
     }
 
     /// The same for the addresses of any packet, in either order: the flow's [`owner`](FlowHasher::owner), whatever its
@@ -101,19 +202,20 @@ impl FlowHasher {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
             IpAddr::V6(address) => address.octets(),
         };
-        let pair = match (src, dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => self.pair_v4(
+        match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => self.owner_v4(
                 u32::from_le_bytes(src.octets()),
                 u32::from_le_bytes(dst.octets()),
                 vlan,
+                workers,
             ),
-            (src, dst) => self.pair_v6(
+            (src, dst) => self.owner_v6(
                 u128::from_le_bytes(octets(src)),
                 u128::from_le_bytes(octets(dst)),
                 vlan,
+                workers,
             ),
-        };
-        share(pair, workers)
+        }
     }
 
     #[inline(always)]
@@ -150,6 +252,18 @@ mod tests {
     use super::*;
 
     const HASHER: FlowHasher = FlowHasher::new([1, 2, 3, 4]);
+    const AS_CARDS: FlowHasher = HASHER.owning(Ownership::Card);
+
+    /// The Toeplitz hash, as its definition says: for each bit of the input that is set, the 32 bits of the key from there.
+    fn toeplitz(input: &[u8]) -> u32 {
+        let key: Vec<u8> = CARD_KEY.repeat(input.len() / 2 + 2);
+        let bit = |of: &[u8], at: usize| of[at / 8] >> (7 - at % 8) & 1;
+        let window =
+            |at: usize| (at..at + 32).fold(0_u32, |bits, place| bits << 1 | u32::from(bit(&key, place)));
+        (0..input.len() * 8)
+            .filter(|&at| bit(input, at) == 1)
+            .fold(0, |hash, at| hash ^ window(at))
+    }
 
     fn addresses() -> impl Strategy<Value = (IpAddr, IpAddr)> {
         prop_oneof![
@@ -170,19 +284,38 @@ mod tests {
             let (key, _) = FlowKey::new(&tuple);
             let (back, _) = FlowKey::new(&back);
             prop_assert_eq!(HASHER.hash(&key), HASHER.hash(&back));
-            let owner = HASHER.owner(&key, workers);
-            prop_assert!(owner < workers);
-            prop_assert_eq!(owner, HASHER.owner(&back, workers));
-            prop_assert_eq!(owner, HASHER.owner_of(src, dst, vlan, workers));
-            prop_assert_eq!(owner, HASHER.owner_of(dst, src, vlan, workers));
+            for hasher in [HASHER, AS_CARDS] {
+                let owner = hasher.owner(&key, workers);
+                prop_assert!(owner < workers);
+                prop_assert_eq!(owner, hasher.owner(&back, workers));
+                prop_assert_eq!(owner, hasher.owner_of(src, dst, vlan, workers));
+                prop_assert_eq!(owner, hasher.owner_of(dst, src, vlan, workers));
+            }
+        }
+
+        #[test]
+        fn a_card_gives_the_packets_of_a_flow_to_its_owner((src, dst) in addresses(), workers in 1_usize..33) {
+            let input: Option<Vec<u8>> = match (src, dst) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => Some([src.octets(), dst.octets()].concat()),
+                (IpAddr::V6(src), IpAddr::V6(dst)) => Some([src.octets(), dst.octets()].concat()),
+                _ => None,
+            };
+            if let Some(input) = input {
+                // What a card does: the last bits of the hash are a place in its table, of at least 64.
+                let table: Vec<usize> = (0..128).map(|place| taker(place % CARD_SHARES, workers)).collect();
+                let queue = table[toeplitz(&input) as usize % table.len()];
+                prop_assert_eq!(AS_CARDS.owner_of(src, dst, 7, workers), queue);
+            }
         }
 
         #[test]
         fn ports_and_protocol_do_not_move_a_flow_between_workers((src, dst) in addresses(), ports: (u16, u16), protocol: u8) {
             let fragment = Tuple { src, dst, src_port: 0, dst_port: 0, protocol, vlan: 5 };
             let whole = Tuple { src_port: ports.0, dst_port: ports.1, ..fragment };
-            let owners = [fragment, whole].map(|tuple| HASHER.owner(&FlowKey::new(&tuple).0, 4));
-            prop_assert_eq!(owners[0], owners[1]);
+            for hasher in [HASHER, AS_CARDS] {
+                let owners = [fragment, whole].map(|tuple| hasher.owner(&FlowKey::new(&tuple).0, 4));
+                prop_assert_eq!(owners[0], owners[1]);
+            }
         }
 
         #[test]
@@ -249,15 +382,17 @@ mod tests {
             let chi_square: f64 = counts.iter().map(|&n| (n as f64 - mean).powi(2) / mean).sum();
             assert!(chi_square < 360.0, "{chi_square}");
         }
-        let mut owners = [0_usize; 4];
-        for host in 0..4096_u32 {
-            owners[HASHER.owner_of(
-                Ipv4Addr::from(host).into(),
-                Ipv4Addr::from(0x0a80_0000).into(),
-                0,
-                4,
-            )] += 1;
+        for hasher in [HASHER, AS_CARDS] {
+            let mut owners = [0_usize; 4];
+            for host in 0..4096_u32 {
+                owners[hasher.owner_of(
+                    Ipv4Addr::from(host).into(),
+                    Ipv4Addr::from(0x0a80_0000).into(),
+                    0,
+                    4,
+                )] += 1;
+            }
+            assert!(owners.iter().all(|&n| (900..1150).contains(&n)), "{owners:?}");
         }
-        assert!(owners.iter().all(|&n| (900..1150).contains(&n)), "{owners:?}");
     }
 }

@@ -36,7 +36,7 @@ mod table;
 mod timeout;
 
 pub use burst::{Burst, Found, Lanes, Whose};
-pub use hash::FlowHasher;
+pub use hash::{CARD_KEY, CARD_SHARES, FlowHasher, Ownership, taker};
 pub use header::LAYOUT_VERSION;
 pub use line::Line;
 pub use report::{

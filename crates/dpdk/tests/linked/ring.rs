@@ -254,3 +254,27 @@ fn errors_name_the_device() {
     assert!(Port::attach(&eal(), &device("net_null0\0")).is_err());
     assert!(Port::attach(&eal(), &device("")).is_err());
 }
+
+#[test]
+fn a_device_with_a_table_deals_by_addresses_and_one_without_says_no() {
+    let _alone = alone();
+    let pool = pool(4095, 2048);
+    let two = PortConfig {
+        rx_queues: 2,
+        tx_queues: 2,
+        ..PortConfig::new(pool)
+    };
+    let shares = std::array::from_fn(|share| share as u16 % 2);
+    let mut with = Port::attach(&eal(), &device("net_null4,no-rx=1")).unwrap();
+    let queues = with.start(&two).unwrap();
+    with.deal([0x6d, 0x5a], &shares).unwrap();
+    drop((queues, with));
+    let mut without = Port::attach(&eal(), &device("net_ring_dealing")).unwrap();
+    let queues = without.start(&PortConfig::new(pool)).unwrap();
+    let error = without.deal([0x6d, 0x5a], &shares).unwrap_err().to_string();
+    assert!(
+        error.contains("cannot deal packets by their addresses"),
+        "{error}"
+    );
+    drop((queues, without));
+}

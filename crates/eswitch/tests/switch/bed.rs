@@ -14,7 +14,7 @@ use eswitch::{
     AttachSpec, FlowFilter, HeapMemory, Match, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
     SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
 };
-use flow_table::{FlowRow, TableConfig, TimeoutPolicy};
+use flow_table::{FlowRow, Ownership, TableConfig, TimeoutPolicy};
 use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use packet::build::Frame;
 use scheduling::Scheduler;
@@ -238,6 +238,7 @@ impl Bed {
                 })
                 .collect(),
             hash_key: [1, 2, 3, 4],
+            ownership: Ownership::Keyed,
         };
         change(&mut config);
         let count = services.len();

@@ -1,8 +1,9 @@
 //! Several workers: who owns a flow, what crosses between them, and in which order.
 
-use eswitch::{Match, ServicePlan};
+use eswitch::{Match, ServicePlan, SwitchEvent};
+use flow_table::{FlowHasher, Ownership};
 
-use crate::bed::{Bed, cross, echo, service};
+use crate::bed::{Bed, PATIENCE, cross, echo, ends, service, udp_packet};
 use crate::load::{Load, Shape};
 
 fn one_arm_on_two_uplinks() -> Vec<ServicePlan> {
@@ -14,7 +15,15 @@ fn one_arm_on_two_uplinks() -> Vec<ServicePlan> {
 
 #[test]
 fn two_workers_two_uplinks_and_instances_of_one_queue_keep_the_order() {
-    let mut bed = Bed::new(2, 2, one_arm_on_two_uplinks());
+    for ownership in [Ownership::Keyed, Ownership::Card] {
+        keep_the_order(ownership);
+    }
+}
+
+fn keep_the_order(ownership: Ownership) {
+    let mut bed = Bed::with(2, 2, one_arm_on_two_uplinks(), |config| {
+        config.ownership = ownership
+    });
     for slot in 0..4 {
         bed.add(slot, slot % 2, 1, echo);
     }
@@ -37,6 +46,57 @@ fn two_workers_two_uplinks_and_instances_of_one_queue_keep_the_order() {
         .iter()
         .fold((0, 0), |(a, b), w| (a + w.handed_off, b + w.taken_over));
     assert_eq!(off, over, "what one hands over the other takes");
+    bed.finish();
+}
+
+#[test]
+fn nothing_crosses_between_workers_where_a_card_deals() {
+    let services = vec![service(0, &[0], Match::default())];
+    let mut bed = Bed::with(2, 1, services, |config| config.ownership = Ownership::Card);
+    // A peer that deals: it takes the place of the one with a single queue.
+    let mut card = memif::ClientConfig::new(bed.directory.path().join("uplink-0.sock"), 0);
+    card.ring.queues = 2;
+    bed.events.clear();
+    bed.uplinks.clear();
+    bed.until("it is down", |bed| {
+        bed.saw(|e| matches!(e, SwitchEvent::UplinkDown { .. }))
+    });
+    let card = memif::Client::connect(&card, PATIENCE).unwrap();
+    bed.uplinks.push(card);
+    bed.until("it is up", |bed| {
+        bed.saw(|e| matches!(e, SwitchEvent::UplinkUp { .. }))
+    });
+    bed.add_function(0, 0, 0, 1, 2, echo);
+    let hasher = FlowHasher::new([0; 4]).owning(Ownership::Card);
+    let mut dealt = [0, 0];
+    for flow in 0..200 {
+        let (src, dst) = ends(flow);
+        let queue = hasher.owner_of(src.ip(), dst.ip(), 0, 2);
+        let tx = &mut bed.uplinks[0].queues[queue].tx;
+        tx.push(&udp_packet(flow, b"dealt")).unwrap();
+        tx.flush();
+        dealt[queue] += 1;
+    }
+    assert!(dealt.iter().all(|n| *n > 50), "{dealt:?}");
+    let (mut back, mut buffer) = ([0, 0], [0; 2048]);
+    bed.until("all are back", |bed| {
+        for (queue, count) in bed.uplinks[0].queues.iter_mut().zip(&mut back) {
+            while let Some(Ok(_)) = queue.rx.pop(&mut buffer) {
+                *count += 1;
+            }
+            queue.rx.release();
+        }
+        back == dealt
+    });
+    bed.assert_accounts_close();
+    assert!(bed.reading.workers.iter().all(|worker| worker.handed_off == 0));
+    let flows: Vec<u64> = bed
+        .reading
+        .workers
+        .iter()
+        .map(|worker| worker.live_flows)
+        .collect();
+    assert_eq!(flows, dealt);
     bed.finish();
 }
 
@@ -77,7 +137,7 @@ fn an_instance_that_takes_fewer_queues_than_offered_is_reached_by_all_workers() 
         link = link
             .take()
             .or(listener.accept(std::time::Duration::ZERO).unwrap());
-        bed.saw(|e| matches!(e, eswitch::SwitchEvent::Attached { .. }))
+        bed.saw(|e| matches!(e, SwitchEvent::Attached { .. }))
     });
     let mut link = link.unwrap();
     assert_eq!(link.queues.len(), 1);

@@ -333,6 +333,7 @@ fn start_inco(folder: &Path, args: &ChainArgs, return_counters: bool) -> Result<
         control_cpu: control,
         table_flows: args.flows as usize + SPARE_FLOWS,
         return_counters,
+        is_dealt: false,
     })?;
     Ok(Chain {
         name: if return_counters { "inco-counting" } else { "inco" },

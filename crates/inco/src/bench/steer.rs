@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use flow_table::{FlowHasher, Ownership};
 use serde::Serialize;
 
 use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
@@ -14,7 +15,7 @@ use super::ovs::{self, Ovs};
 use super::raw::Raw;
 use super::steering::{SinkPort, Spec, Steering, Way, captures};
 use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
-use super::traffic::{Ip, write_capture};
+use super::traffic::{Ip, ends, write_capture};
 use super::undo::Undo;
 use crate::cli::SteerArgs;
 use crate::output;
@@ -41,6 +42,9 @@ struct Row {
     ip: &'static str,
     instances: u16,
     workers: usize,
+    /// Whether flows come to either of two workers, whichever owns them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    crossing: bool,
     port: &'static str,
     mpps: f64,
     io_limit_mpps: f64,
@@ -59,8 +63,23 @@ struct Case {
     /// How many of them stand by.
     idle: u16,
     workers: usize,
+    ownership: Ownership,
     port: SinkPort,
     with_ovs: bool,
+}
+
+impl Case {
+    /// The flows that come to that worker: as a card deals them that was told to, or any.
+    fn flows_of(self, worker: usize) -> impl Iterator<Item = u32> + Clone {
+        let hasher = FlowHasher::new([0; 4]).owning(self.ownership);
+        (0..self.flows).filter(move |&flow| match self.ownership {
+            Ownership::Card => {
+                let (src, dst) = ends(self.ip, flow);
+                hasher.owner_of(src.ip(), dst.ip(), 0, self.workers) == worker
+            }
+            Ownership::Keyed => flow as usize % self.workers == worker,
+        })
+    }
 }
 
 /// Runs the bench.
@@ -71,12 +90,17 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
     let with_ovs = !args.no_ovs && ovs::is_there();
     for case in cases(args, with_ovs) {
         output::complain(&format!(
-            "{} flows, {} B, {}, {} instances on {} ...",
+            "{} flows, {} B, {}, {} instances on {}{} ...",
             grouped(case.flows.into()),
             case.size,
             case.ip.name(),
             case.instances,
-            case.port.name()
+            case.port.name(),
+            match (case.workers, case.ownership) {
+                (1, _) => "",
+                (_, Ownership::Card) => ", two workers",
+                (_, Ownership::Keyed) => ", two workers, half of the packets cross",
+            }
         ));
         let (row, hash) = compare(args, case, &mut raw)?;
         rows.push(row);
@@ -112,7 +136,11 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
             row.size.to_string(),
             row.ip.to_owned(),
             row.instances.to_string(),
-            row.workers.to_string(),
+            format!(
+                "{}{}",
+                row.workers,
+                if row.crossing { " (half cross)" } else { "" }
+            ),
             row.port.to_owned(),
             format!("{:.1}", row.mpps),
             format!("{:.1}", row.io_limit_mpps),
@@ -137,6 +165,7 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         instances: TAKING,
         idle: 0,
         workers: 1,
+        ownership: Ownership::Card,
         port: args.port,
         with_ovs,
     };
@@ -148,7 +177,11 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         };
         cases.extend([512, 1500].map(|size| Case { size, ..more }));
         cases.push(Case { ip: Ip::V6, ..more });
-        cases.push(Case { workers: 2, ..more });
+        cases.extend([Ownership::Card, Ownership::Keyed].map(|ownership| Case {
+            workers: 2,
+            ownership,
+            ..more
+        }));
         cases.extend([4, 16, 64, 256].map(|instances| Case {
             instances,
             port: SinkPort::Null,
@@ -196,8 +229,10 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     let worker_cpus = worker_cpus(case.workers)?;
     let with_ovs = case.with_ovs && case.flows as usize <= ovs::FRAMES_LIMIT;
     let captures = captures(&folder.path, case.workers);
+    let mut frames = 0;
     for (worker, capture) in captures.iter().enumerate() {
-        let flows = (worker as u32..case.flows).step_by(case.workers);
+        let flows = case.flows_of(worker);
+        frames = flows.clone().count().max(frames);
         write_capture(capture, case.ip, flows, case.size)?;
     }
     let memory = Memory::reserve(2, case.flows as usize, with_ovs);
@@ -242,7 +277,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
     let mut steering = Steering::start(&Spec {
         way: Way::Sinks {
             captures: captures.clone(),
-            frames: (case.flows as usize).div_ceil(case.workers),
+            frames,
             port: case.port,
             huge: memory.is_huge(),
         },
@@ -256,6 +291,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         control_cpu: control,
         table_flows: case.flows as usize + SPARE_FLOWS,
         return_counters: false,
+        is_dealt: case.ownership == Ownership::Card,
     })?;
     suspend(&steering)?;
     let mut ovs = None;
@@ -323,6 +359,7 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         ip: case.ip.name(),
         instances: case.instances,
         workers: case.workers,
+        crossing: case.workers > 1 && case.ownership == Ownership::Keyed,
         port: case.port.name(),
         mpps: median(rounds.iter().map(|r| r.0)),
         io_limit_mpps: median(rounds.iter().map(|r| r.1)),

@@ -12,7 +12,7 @@ use eswitch::{
     AttachSpec, DpdkQueue, HeapMemory, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
     SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
 };
-use flow_table::{TableConfig, TimeoutPolicy};
+use flow_table::{Ownership, TableConfig, TimeoutPolicy};
 use model::{InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
@@ -71,6 +71,8 @@ pub(super) struct Spec {
     pub(super) table_flows: usize,
     /// Whether what comes back is counted for each flow.
     pub(super) return_counters: bool,
+    /// Whether each worker's capture has the flows that a card would deal to it.
+    pub(super) is_dealt: bool,
 }
 
 /// Where packets come from and go to.
@@ -259,7 +261,14 @@ fn start_sinks(
     for capture in captures {
         source.push_str(&format!(",rx_pcap={}", capture.display()));
     }
-    let source = DpdkQueue::open(&eal, &DeviceArgs::named(source), pool, workers as u16, MAX_FRAME)?;
+    let source = DpdkQueue::open(
+        &eal,
+        &DeviceArgs::named(source),
+        pool,
+        workers as u16,
+        0,
+        MAX_FRAME,
+    )?;
     let config = spec.switch(UplinkDevice::Device, Polling::Busy)?;
     // The source is attached last: until instances are there, packets would be dropped.
     let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
@@ -270,7 +279,7 @@ fn start_sinks(
             SinkPort::Memif => switch.attach(slot, spec.memif(instance)?)?,
             SinkPort::NetNull => {
                 let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
-                let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, MAX_FRAME)?;
+                let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, 0, MAX_FRAME)?;
                 switch.attach_devices(slot, vec![opened.queues])?;
             }
         }
@@ -317,6 +326,11 @@ impl Spec {
                 waits: false,
             }],
             hash_key: crate::orchestrator::secret()?,
+            ownership: if self.is_dealt {
+                Ownership::Card
+            } else {
+                Ownership::Keyed
+            },
         })
     }
 

@@ -10,7 +10,7 @@ use eswitch::{
     Arrived, AttachSpec, Device, Frame, FrameMemory, OpenDevice, Plan, Polling, SoftSwitch, SoftSwitchConfig,
     Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
 };
-use flow_table::{TableConfig, TimeoutPolicy};
+use flow_table::{Ownership, TableConfig, TimeoutPolicy};
 use model::{DropReason, Slot, UplinkId};
 
 use super::contestant::on_cpu_ns;
@@ -266,6 +266,7 @@ impl Synthetic {
             timeouts: TimeoutPolicy::default(),
             uplinks: uplinks.collect(),
             hash_key: crate::orchestrator::secret()?,
+            ownership: Ownership::Keyed,
         };
         let mut started = Synthetic {
             switch: SoftSwitch::start(&config, vec![Frames], Vec::new())?,
@@ -278,6 +279,7 @@ impl Synthetic {
         started.publish(plan)?;
         for (number, source) in sources.into_iter().enumerate() {
             let opened = OpenDevice {
+                deals: false,
                 queues: vec![source],
                 watch: None,
             };

@@ -11,7 +11,7 @@ use eswitch::{SoftSwitchConfig, Switch};
 #[cfg(feature = "dpdk")]
 pub(super) fn switch(
     configuration: &Configuration,
-    config: &SoftSwitchConfig,
+    mut config: SoftSwitchConfig,
     frame_bytes: usize,
 ) -> Result<Box<dyn Switch>> {
     use anyhow::Context as _;
@@ -19,6 +19,7 @@ pub(super) fn switch(
     use dpdk::device::from_shorthand;
     use dpdk::{Eal, EalConfig, Mempool, MempoolConfig};
     use eswitch::{DpdkQueue, MbufMemory, SoftSwitch};
+    use flow_table::Ownership;
     use model::UplinkId;
 
     use super::wiring::FRAMES_PER_WORKER;
@@ -74,12 +75,21 @@ pub(super) fn switch(
     let mut ports = Vec::new();
     for (id, device, uplink) in devices {
         let (queues, max_frame) = (u16::from(uplink.queues), usize::from(uplink.max_frame));
-        let opened = DpdkQueue::open(&eal, &device, pool, queues, max_frame)
+        let opened = DpdkQueue::open(&eal, &device, pool, queues, id.index(), max_frame)
             .with_context(|| format!("uplink {:?}", uplink.name))?;
+        if queues > 1 && !opened.deals {
+            tracing::info!(
+                uplink = uplink.name,
+                "its device does not deal flows to their workers: packets cross between these"
+            );
+        }
+        if opened.deals && usize::from(queues) == workers {
+            config.ownership = Ownership::Card;
+        }
         ports.push((id, opened));
     }
     Ok(Box::new(SoftSwitch::start(
-        config,
+        &config,
         MbufMemory::shares(workers, pool),
         ports,
     )?))
@@ -112,7 +122,7 @@ fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Resul
 #[cfg(not(feature = "dpdk"))]
 pub(super) fn switch(
     configuration: &Configuration,
-    _config: &SoftSwitchConfig,
+    _config: SoftSwitchConfig,
     _frame_bytes: usize,
 ) -> Result<Box<dyn Switch>> {
     let names: Vec<_> = configuration

@@ -15,7 +15,7 @@ use eswitch::{
     Fallback, HeapMemory, Match, Polling, Prefix, ServicePlan, SoftSwitch, SoftSwitchConfig, Switch,
     TableFull, UplinkConfig, UplinkDevice,
 };
-use flow_table::{TableConfig, TimeoutPolicy};
+use flow_table::{Ownership, TableConfig, TimeoutPolicy};
 use model::{Nanos, ServiceId};
 use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
 use openvswitch::{Endpoint, Keys};
@@ -237,6 +237,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
         },
         uplinks,
         hash_key: secret,
+        ownership: Ownership::Keyed,
         workers,
     };
     let count = config.workers.len();
@@ -246,7 +247,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
         .iter()
         .any(|uplink| matches!(uplink.device, UplinkDevice::Device))
     {
-        return super::devices::switch(configuration, &config, frame_bytes);
+        return super::devices::switch(configuration, config, frame_bytes);
     }
     let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
     let switch = SoftSwitch::start(&config, memories, Vec::new())?;
