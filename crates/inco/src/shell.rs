@@ -21,6 +21,7 @@ pub(crate) fn man_pages(args: &ManArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "dpdk")]
     use std::fmt::Write as _;
 
     use clap_complete::Shell;
@@ -28,6 +29,7 @@ mod tests {
     use super::*;
 
     /// A section for each command, in the order of the help.
+    #[cfg(feature = "dpdk")]
     fn reference() -> String {
         let mut text = "# The command line\n\nWritten from the program's own description; `INCO_WRITE_REFERENCE=1 cargo test \
                         --features dpdk -p inco reference` writes it\nanew. `inco COMMAND --help` says the same.\n"
@@ -36,6 +38,7 @@ mod tests {
         text
     }
 
+    #[cfg(feature = "dpdk")]
     fn section(text: &mut String, command: &mut clap::Command, name: &str) {
         let depth = name.split_whitespace().count().min(3) + 1;
         let help = command.clone().bin_name(name).render_long_help().to_string();
