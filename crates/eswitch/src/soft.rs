@@ -1133,9 +1133,15 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         if let Some(Some(attachment)) = self.instances.get_mut(slot.index()) {
             attachment.failed = true;
         }
-        self.broadcast(|| Command::FailInstance { slot })?;
+        self.have_room()?;
+        for handle in &mut self.workers {
+            // Not behind a plan that is held until such commands are answered. There is room.
+            if handle.commands.push(Command::FailInstance { slot }).is_ok() {
+                self.failures += 1;
+            }
+            handle.waker.wake();
+        }
         self.failing.push(slot);
-        self.failures += self.workers.len();
         Ok(())
     }
 

@@ -113,6 +113,31 @@ fn a_function_that_takes_nothing_fills_its_ring_and_harms_no_other() {
 }
 
 #[test]
+fn instances_may_fail_faster_than_workers_answer() {
+    let mut bed = Bed::new(2, 1, vec![service(0, &[0], Match::default())]);
+    for slot in 0..4 {
+        bed.add(slot, 0, 1, echo);
+    }
+    let frames = udp_flows(40);
+    bed.send(0, frames.iter().map(Vec::as_slice));
+    bed.take_all(0, 40);
+    for slot in 0..3 {
+        // No answer is looked at before the last of them.
+        bed.switch.fail(Slot(slot)).unwrap();
+        bed.plan.slots[usize::from(slot)] = None;
+        bed.switch.publish(bed.plan.clone());
+    }
+    bed.publish();
+    bed.send(0, frames.iter().map(Vec::as_slice));
+    assert!(bed.take_all(0, 40).iter().all(|f| stamp(f) == 3));
+    for slot in 0..3 {
+        assert_eq!(bed.remove(slot), 0);
+    }
+    bed.assert_accounts_close();
+    bed.finish();
+}
+
+#[test]
 fn nothing_comes_out_of_a_failed_function_that_comes_back_to_life() {
     for workers in [1, 2] {
         let mut bed = Bed::new(workers, 1, vec![service(0, &[0], Match::default())]);

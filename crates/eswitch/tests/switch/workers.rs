@@ -90,13 +90,10 @@ fn nothing_crosses_between_workers_where_a_card_deals() {
     });
     bed.assert_accounts_close();
     assert!(bed.reading.workers.iter().all(|worker| worker.handed_off == 0));
-    let flows: Vec<u64> = bed
-        .reading
-        .workers
-        .iter()
-        .map(|worker| worker.live_flows)
-        .collect();
-    assert_eq!(flows, dealt);
+    bed.until("each tells of its flows", |bed| {
+        let workers = bed.reading.workers.iter();
+        workers.map(|worker| worker.live_flows).eq(dealt)
+    });
     bed.finish();
 }
 
