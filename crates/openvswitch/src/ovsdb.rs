@@ -125,6 +125,10 @@ impl Ovsdb {
                 "row": {"name": bridge.name, "type": "internal"}}),
             json!({"op": "insert", "table": "Port", "uuid-name": "port",
                 "row": {"name": bridge.name, "interfaces": ["named-uuid", "interface"]}}),
+            // Where it looks up prefixes of addresses, every rule that comes or goes may change what decisions in its cache rest on. It
+            // drops those, and the packet that is decided for anew goes out before those of its burst that were not.
+            json!({"op": "insert", "table": "Flow_Table", "uuid-name": "table",
+                "row": {"prefixes": ["set", ["none"]]}}),
             json!({"op": "insert", "table": "Bridge", "uuid-name": "bridge", "row": {
                 "name": bridge.name,
                 "datapath_type": bridge.datapath,
@@ -132,6 +136,7 @@ impl Ovsdb {
                 "fail_mode": "secure",
                 "protocols": ["set", ["OpenFlow13", "OpenFlow15"]],
                 "external_ids": map(&bridge.external_ids),
+                "flow_tables": ["map", [[0, ["named-uuid", "table"]]]],
                 "ports": ["named-uuid", "port"]}}),
             json!({"op": "mutate", "table": "Open_vSwitch", "where": [],
                 "mutations": [["bridges", "insert", ["set", [["named-uuid", "bridge"]]]]]}),
