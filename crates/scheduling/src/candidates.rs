@@ -9,6 +9,8 @@ use crate::bits::Bits;
 pub const PRIORITIES: usize = 8;
 /// Steps in which an instance is brought up to its full share. Policies with a table make it anew at each.
 pub const RAMP_STEPS: u8 = 16;
+/// An odd number without a pattern: 2^64 divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Utilisation up to which an instance without a flow counts as idle: a rate that decays reaches 0 only slowly.
 const IDLE_UTILISATION: f32 = 0.001;
 
@@ -113,6 +115,8 @@ pub struct Candidates {
     /// The rows of the last fill.
     before: Vec<Candidate>,
     before_at: usize,
+    /// Whether a load above the lowest priority was ever in one of them.
+    has_priorities: bool,
     revision: u64,
     shape: u64,
     pins: u64,
@@ -140,6 +144,7 @@ impl Candidates {
             places: vec![0; Slot::LIMIT].into_boxed_slice(),
             before: Vec::with_capacity(Slot::LIMIT),
             before_at: 0,
+            has_priorities: false,
             revision: 0,
             shape: 0,
             pins: 0,
@@ -170,22 +175,24 @@ impl Candidates {
     }
 
     /// Adds the next one. One whose slot is not higher than the last one's, or does not exist, is left out.
-    #[inline]
+    // Always: callers that do not know priorities say so with zeros, which then need not be added up.
+    #[inline(always)]
     pub fn push(&mut self, mut candidate: Candidate) {
         let is_next = self.rows.last().is_none_or(|last| last.slot < candidate.slot);
         if is_next && candidate.slot.index() < Slot::LIMIT {
-            self.carry_queues(&mut candidate);
+            if total(&candidate.queues) > 0.0 {
+                self.has_priorities = true;
+            } else {
+                candidate.queues = self.carried_queues(candidate.slot, candidate.load);
+            }
+            self.derive(self.rows.len(), &candidate);
             self.rows.push(candidate);
-            self.derive(self.rows.len() - 1);
         }
     }
 
-    /// What follows from a row, after those of the rows before it.
+    /// What follows from the row at `index`, after those of the rows before it.
     #[inline]
-    fn derive(&mut self, index: usize) {
-        let Some(row) = self.rows.get(index) else {
-            return;
-        };
+    fn derive(&mut self, index: usize, row: &Candidate) {
         if let Some(place) = self.places.get_mut(row.slot.index()) {
             *place = index as u16;
         }
@@ -199,38 +206,43 @@ impl Candidates {
             self.grown_capacity += row.capacity;
         }
         let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
-        self.shape = mix(self.shape ^ identity).wrapping_add(1);
-        self.note(index);
+        // Each step is undone by nothing but itself, so lists that differ in one place never look alike.
+        self.shape = (self.shape ^ identity)
+            .wrapping_mul(SPREAD)
+            .rotate_left(29)
+            .wrapping_add(1);
+        self.note(index, row);
     }
 
     /// A load whose priorities are not known has those of the flows pinned so far.
     #[inline]
-    fn carry_queues(&mut self, candidate: &mut Candidate) {
-        let total = |queues: &[f32; PRIORITIES]| queues.iter().sum::<f32>();
-        if total(&candidate.queues) > 0.0 {
-            return;
-        }
-        while self
-            .before
-            .get(self.before_at)
-            .is_some_and(|row| row.slot < candidate.slot)
+    fn carried_queues(&mut self, slot: Slot, load: f32) -> [f32; PRIORITIES] {
+        let load = if load > 0.0 { load } else { 0.0 };
+        while let Some(row) = self.before.get(self.before_at)
+            && row.slot < slot
         {
             self.before_at += 1;
         }
-        let load = if candidate.load > 0.0 { candidate.load } else { 0.0 };
-        match self.before.get(self.before_at) {
-            Some(row) if row.slot == candidate.slot => {
-                let before = total(&row.queues);
-                if before > 0.0 {
-                    // What is left when all flows have ended is no memory of them.
-                    let scale = load / before;
-                    candidate.queues = row.queues.map(|queue| queue * scale);
-                    return;
-                }
+        if let Some(row) = self.before.get(self.before_at)
+            && row.slot == slot
+        {
+            let [lowest, ..] = row.queues;
+            let before = if self.has_priorities {
+                total(&row.queues)
+            } else {
+                lowest
+            };
+            if before > 0.0 {
+                // What is left when all flows have ended is no memory of them.
+                let scale = load / before;
+                return if self.has_priorities {
+                    row.queues.map(|queue| queue * scale)
+                } else {
+                    of_lowest(lowest * scale)
+                };
             }
-            _ => {}
         }
-        candidate.queues = [load, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        of_lowest(load)
     }
 
     /// Takes one out, where it is in: it takes no new flows from now on.
@@ -238,7 +250,11 @@ impl Candidates {
         if self.index_of(slot).is_some() {
             self.rows.retain(|row| row.slot != slot);
             self.empty();
-            (0..self.rows.len()).for_each(|index| self.derive(index));
+            let rows = std::mem::take(&mut self.rows);
+            for (index, row) in rows.iter().enumerate() {
+                self.derive(index, row);
+            }
+            self.rows = rows;
         }
     }
 
@@ -257,22 +273,23 @@ impl Candidates {
         let load = flow.expected * flows;
         row.load += load;
         row.live_flows = row.live_flows.saturating_add(nearest(flows).max(1));
-        if let Some(queue) = row.queues.get_mut(flow.priority()) {
+        let priority = flow.priority();
+        self.has_priorities |= priority > 0;
+        if let Some(queue) = row.queues.get_mut(priority) {
             *queue += load;
         }
+        let row = *row;
         self.pins += 1;
         self.pinned = index;
-        self.note(index);
+        self.note(index, &row);
     }
 
     /// Keeps what is known of a row in step with it.
     #[inline]
-    fn note(&mut self, index: usize) {
-        if let Some(row) = self.rows.get(index) {
-            self.fitting.put(index, row.fits(self.terms.fit));
-            let is_idle = row.live_flows == 0 && row.utilisation() <= IDLE_UTILISATION;
-            self.idle.put(index, is_idle);
-        }
+    fn note(&mut self, index: usize, row: &Candidate) {
+        self.fitting.put(index, row.fits(self.terms.fit));
+        let is_idle = row.live_flows == 0 && row.utilisation() <= IDLE_UTILISATION;
+        self.idle.put(index, is_idle);
     }
 
     /// How many there are.
@@ -401,6 +418,20 @@ impl Candidates {
     }
 }
 
+/// A load by priority, all of it of the lowest.
+#[inline]
+fn of_lowest(load: f32) -> [f32; PRIORITIES] {
+    let mut queues = [0.0; PRIORITIES];
+    queues[0] = load;
+    queues
+}
+
+/// The load of all priorities.
+#[inline]
+fn total(queues: &[f32; PRIORITIES]) -> f32 {
+    queues.iter().sum()
+}
+
 /// The nearest whole number; halves go up, and what is below 0 or not a number is 0.
 #[inline]
 fn nearest(count: f32) -> u32 {
@@ -422,7 +453,7 @@ fn ramp_step(active_for: Nanos, slow_start: Nanos) -> u8 {
 /// Spreads the bits of a number over all of it (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 #[inline]
 pub(crate) const fn mix(mut n: u64) -> u64 {
-    n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    n = n.wrapping_add(SPREAD);
     n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     n ^ (n >> 31)

@@ -59,44 +59,35 @@ impl Default for Jbsq {
 impl Jbsq {
     /// The rank of a candidate for a flow of that priority: equation 2.2 as a share of its capacity.
     pub fn rank(&self, candidates: &Candidates, index: usize, priority: usize) -> f32 {
-        let ranks = self.ranks_of(candidates, index);
+        let ranks = ranks_of(self.lambda, candidates, index);
         ranks.get(priority).copied().unwrap_or(f32::INFINITY)
     }
+}
 
-    #[inline]
-    fn ranks_of(&self, candidates: &Candidates, index: usize) -> Ranks {
-        let Some(row) = candidates.get(index) else {
-            return [0.0; PRIORITIES];
-        };
-        let size = row.size() * candidates.ramp(index);
-        // What is of this priority and above: sums of two, of four and of all, so that they need not wait for each other.
-        let mut at_least = row.queues;
-        for step in [1, 2, 4] {
-            for priority in 0..PRIORITIES - step {
-                at_least[priority] += at_least[priority + step];
-            }
-        }
-        let total = at_least[0];
-        let mut ranks = at_least;
-        for rank in &mut ranks {
-            *rank = (*rank + self.lambda * (total - *rank).max(0.0)) / size;
-        }
-        ranks
-    }
+/// Equation 2.2 for a candidate, by priority, as a share of its capacity.
+#[inline]
+fn ranks_of(lambda: f32, candidates: &Candidates, index: usize) -> Ranks {
+    let Some(row) = candidates.get(index) else {
+        return [0.0; PRIORITIES];
+    };
+    let size = row.size() * candidates.ramp(index);
+    // What is of this priority and above: sums of two, of four and of all, so that they need not wait for each other.
+    let at_least = with_next::<4>(with_next::<2>(with_next::<1>(row.queues)));
+    let total = at_least[0];
+    at_least.map(|queue| (queue + lambda * (total - queue).max(0.0)) / size)
+}
 
-    /// The ranks that candidates are compared by: those of full queues are higher by [`FULL`].
-    #[inline]
-    fn compared(&self, candidates: &Candidates, index: usize) -> Ranks {
-        let flows = candidates.get(index).map_or(0, |row| row.live_flows);
-        let is_open = candidates.fits(index) && (self.bound == 0 || flows < self.bound);
-        let more = if is_open { 0.0 } else { FULL };
-        let mut ranks = self.ranks_of(candidates, index);
-        for rank in &mut ranks {
-            // Not a number is the highest rank of all.
-            *rank = if *rank < FULL { *rank + more } else { f32::MAX };
-        }
-        ranks
-    }
+/// The ranks that candidates are compared by, none below 0: those of full queues are higher by [`FULL`].
+#[inline]
+fn compared(lambda: f32, bound: u32, candidates: &Candidates, index: usize) -> Ranks {
+    let flows = candidates.get(index).map_or(0, |row| row.live_flows);
+    let is_open = candidates.fits(index) && (bound == 0 || flows < bound);
+    let more = if is_open { 0.0 } else { FULL };
+    ranks_of(lambda, candidates, index).map(|rank| {
+        let above = if rank > 0.0 { rank } else { 0.0 };
+        // Not a number is the highest rank of all.
+        if rank < FULL { above + more } else { f32::MAX }
+    })
 }
 
 impl Policy for Jbsq {
@@ -117,14 +108,15 @@ impl Policy for Jbsq {
     ];
 
     fn refill(&mut self, candidates: &Candidates) {
-        let mut lowest = std::mem::take(&mut self.lowest);
-        lowest.refill(candidates.len(), |index| self.compared(candidates, index));
-        self.lowest = lowest;
+        let (lambda, bound) = (self.lambda, self.bound);
+        self.lowest.refill(candidates.len(), |index| {
+            compared(lambda, bound, candidates, index)
+        });
     }
 
     #[inline]
     fn pinned(&mut self, candidates: &Candidates, index: usize) {
-        let ranks = self.compared(candidates, index);
+        let ranks = compared(self.lambda, self.bound, candidates, index);
         self.lowest.update(index, ranks);
     }
 
@@ -134,36 +126,53 @@ impl Policy for Jbsq {
     }
 }
 
+/// Each figure and the one that many places on.
+#[inline]
+fn with_next<const STEP: usize>(queues: [f32; PRIORITIES]) -> [f32; PRIORITIES] {
+    std::array::from_fn(|priority| queues[priority] + queues.get(priority + STEP).copied().unwrap_or(0.0))
+}
+
 /// One candidate's ranks, by priority.
 type Ranks = [f32; PRIORITIES];
 
-/// Children of a node.
-const FAN: usize = 8;
-/// Where the levels of the tree begin: candidates, then the minima of eight each, of those, and so on.
-const LEVELS: [usize; 4] = {
-    let first = Slot::LIMIT;
-    let second = first + first / FAN;
-    [0, first, second, second + first / (FAN * FAN)]
-};
-const NODES: usize = LEVELS[3] + FAN;
-/// The node that is not there.
-const NONE: Ranks = [f32::INFINITY; PRIORITIES];
+/// Bits of a [`Keys`] entry that name the candidate.
+const INDEX_BITS: u32 = Slot::LIMIT.trailing_zeros();
+/// What makes a key of bits a number between 1 and 2.
+const ONE: u64 = 1.0f64.to_bits();
 
-/// The candidate of the lowest rank for each priority, the first of equals: a tree whose nodes hold the minima of eight
-/// below for all priorities at once, so that a flow pinned, which changes all ranks of a candidate, costs eight
-/// vector minima per level, and finding it a look at eight nodes per level.
+/// One candidate's ranks with its index below them, by priority: the smaller number is the lower rank, and of equal ranks
+/// that of the first. They are floating-point numbers because vector instructions find the smaller of those, not of
+/// whole ones.
+type Keys = [f64; PRIORITIES];
+
+/// More than every key.
+const NONE: Keys = [f64::MAX; PRIORITIES];
+
+/// Nodes of a tree for as many candidates as there can be.
+const NODES: usize = 2 * Slot::LIMIT;
+
+/// The keys of a candidate; ranks are not below 0, and none is not a number.
+#[inline]
+fn keys(ranks: Ranks, index: usize) -> Keys {
+    // Bits of floats that are not negative rise as the floats do.
+    ranks.map(|rank| f64::from_bits(ONE | u64::from(rank.to_bits()) << INDEX_BITS | index as u64))
+}
+
+/// The candidate of the lowest rank for each priority, the first of equals: a tournament tree whose nodes hold the minima
+/// for all priorities at once. Finding it is one look, a flow pinned, which changes all ranks of a candidate, costs a few
+/// vector minima per level.
 #[derive(Clone, Debug)]
 struct Lowest {
-    nodes: Box<[Ranks]>,
-    /// The level of at most [`FAN`] nodes.
-    top: usize,
+    /// The root is at 1, the leaves begin at `leaves`; each inner node holds the smaller of its two children.
+    nodes: Box<[Keys; NODES]>,
+    leaves: usize,
 }
 
 impl Default for Lowest {
     fn default() -> Self {
         Lowest {
-            nodes: vec![NONE; NODES].into_boxed_slice(),
-            top: 0,
+            nodes: Box::new([NONE; NODES]),
+            leaves: 1,
         }
     }
 }
@@ -171,102 +180,53 @@ impl Default for Lowest {
 impl Lowest {
     /// Takes over a new list.
     fn refill(&mut self, candidates: usize, ranks: impl Fn(usize) -> Ranks) {
-        let mut count = candidates.min(Slot::LIMIT);
-        for (index, node) in self
-            .nodes
-            .iter_mut()
-            .take(count.next_multiple_of(FAN))
-            .enumerate()
-        {
-            *node = if index < count { ranks(index) } else { NONE };
+        let count = candidates.min(Slot::LIMIT);
+        self.leaves = count.next_power_of_two();
+        let leaves = self.nodes.iter_mut().skip(self.leaves).take(self.leaves);
+        for (index, leaf) in leaves.enumerate() {
+            *leaf = if index < count {
+                keys(ranks(index), index)
+            } else {
+                NONE
+            };
         }
-        self.top = 0;
-        while count > FAN {
-            let above = count.div_ceil(FAN);
-            for block in 0..above.next_multiple_of(FAN) {
-                let least = if block < above {
-                    self.least(self.top, block)
-                } else {
-                    NONE
-                };
-                self.put(self.top + 1, block, least);
-            }
-            self.top += 1;
-            count = above;
+        for node in (1..self.leaves).rev() {
+            self.nodes[node % NODES] =
+                lower(&self.nodes[2 * node % NODES], &self.nodes[(2 * node + 1) % NODES]);
         }
     }
 
     /// The ranks of one candidate are others now.
     #[inline]
     fn update(&mut self, index: usize, ranks: Ranks) {
-        self.put(0, index, ranks);
-        let mut index = index;
-        for level in 0..self.top {
-            index /= FAN;
-            let least = self.least(level, index);
-            self.put(level + 1, index, least);
+        let mut node = self.leaves + index;
+        let mut lowest = keys(ranks, index);
+        self.nodes[node % NODES] = lowest;
+        while node > 1 {
+            // With the other child of the same node.
+            lowest = lower(&lowest, &self.nodes[(node ^ 1) % NODES]);
+            node /= 2;
+            self.nodes[node % NODES] = lowest;
         }
     }
 
     /// The index of the candidate with the lowest rank for that priority.
     #[inline]
     fn index(&self, priority: usize) -> usize {
-        let mut index = 0;
-        for level in (0..=self.top).rev() {
-            let first = self
-                .block(level, index)
-                .map_or(0, |block| first_lowest(block, priority));
-            index = index * FAN + first;
-        }
-        index
-    }
-
-    #[inline]
-    fn block(&self, level: usize, block: usize) -> Option<&[Ranks; FAN]> {
-        let begin = LEVELS.get(level)? + block * FAN;
-        self.nodes.get(begin..)?.first_chunk()
-    }
-
-    #[inline]
-    fn put(&mut self, level: usize, index: usize, ranks: Ranks) {
-        let place = LEVELS.get(level).map(|begin| begin + index);
-        if let Some(node) = place.and_then(|place| self.nodes.get_mut(place)) {
-            *node = ranks;
-        }
-    }
-
-    /// The minima of a block, by priority.
-    #[inline]
-    fn least(&self, level: usize, block: usize) -> Ranks {
-        let Some([a, b, c, d, e, f, g, h]) = self.block(level, block) else {
-            return NONE;
-        };
-        let (left, right) = (
-            lower(&lower(a, b), &lower(c, d)),
-            lower(&lower(e, f), &lower(g, h)),
-        );
-        lower(&left, &right)
+        let root = self.nodes.get(1).and_then(|root| root.get(priority));
+        root.map_or(0, |key| (key.to_bits() & ((1 << INDEX_BITS) - 1)) as usize)
     }
 }
 
-/// The lower of two ranks for each priority.
+/// The lower of two keys for each priority.
 #[inline]
-fn lower(a: &Ranks, b: &Ranks) -> Ranks {
+fn lower(a: &Keys, b: &Keys) -> Keys {
     let mut lower = *a;
     for (lower, b) in lower.iter_mut().zip(b) {
-        // None is not a number, so that this is one instruction for all; `min` would look.
+        // None is not a number, so that this is one instruction for two; `min` would look.
         *lower = if *b < *lower { *b } else { *lower };
     }
     lower
-}
-
-/// Which of eight has the lowest rank for that priority, the first of equals. Without a branch: nobody could guess it.
-#[inline]
-fn first_lowest(block: &[Ranks; FAN], priority: usize) -> usize {
-    let of = |index: usize| block[index].get(priority).copied().unwrap_or(f32::INFINITY);
-    let pair = |a: (f32, usize), b: (f32, usize)| if b.0 < a.0 { b } else { a };
-    let two = |index: usize| pair((of(index), index), (of(index + 1), index + 1));
-    pair(pair(two(0), two(2)), pair(two(4), two(6))).1
 }
 
 #[cfg(test)]

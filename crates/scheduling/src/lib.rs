@@ -325,9 +325,28 @@ fn by_flow<P: Policy>(_policy: &P) -> bool {
 pub struct Scheduler {
     policy: AnyPolicy,
     settings: Settings,
-    /// What of the candidates the policy has taken over: the list, and how many flows were pinned since.
+    seen: Seen,
+}
+
+/// What of the candidates a policy has taken over: the list, and how many flows were pinned since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
     revision: u64,
     pins: u64,
+}
+
+impl Seen {
+    #[inline]
+    fn follow<P: Policy>(&mut self, policy: &mut P, candidates: &Candidates) {
+        let (pins, pinned) = candidates.pins();
+        if candidates.revision() != self.revision || pins > self.pins + 1 {
+            self.revision = candidates.revision();
+            policy.refill(candidates);
+        } else if pins == self.pins + 1 {
+            policy.pinned(candidates, pinned);
+        }
+        self.pins = pins;
+    }
 }
 
 impl Scheduler {
@@ -335,8 +354,7 @@ impl Scheduler {
         Scheduler {
             policy,
             settings,
-            revision: 0,
-            pins: 0,
+            seen: Seen::default(),
         }
     }
 
@@ -361,37 +379,32 @@ impl Scheduler {
         if candidates.is_empty() {
             return Pick::None;
         }
-        self.follow(candidates);
-        let index = on_policy!(&mut self.policy, policy => policy.choose(flow, candidates));
-        if candidates.fits(index) {
-            return Pick::Fits(index);
-        }
-        if self.settings.spill
-            && let Some(next) = candidates.next_fitting(index)
-        {
-            let slot = candidates.get(next).map_or(Slot::NONE, |row| row.slot);
-            on_policy!(&mut self.policy, policy => policy.spilled(slot));
-            return Pick::Fits(next);
-        }
-        Pick::Overcommitted(index)
+        let Scheduler {
+            policy,
+            settings,
+            seen,
+        } = self;
+        on_policy!(policy, policy => {
+            seen.follow(policy, candidates);
+            let index = policy.choose(flow, candidates);
+            if candidates.fits(index) {
+                return Pick::Fits(index);
+            }
+            if settings.spill
+                && let Some(next) = candidates.next_fitting(index)
+            {
+                policy.spilled(candidates.get(next).map_or(Slot::NONE, |row| row.slot));
+                return Pick::Fits(next);
+            }
+            Pick::Overcommitted(index)
+        })
     }
 
     /// Takes over what has changed of the candidates since the last time. A worker need not call it:
     /// [`Scheduler::pick`] does.
     #[inline]
     pub fn follow(&mut self, candidates: &Candidates) {
-        let (pins, pinned) = candidates.pins();
-        if candidates.revision() != self.revision || pins > self.pins + 1 {
-            self.refill(candidates);
-        } else if pins == self.pins + 1 {
-            on_policy!(&mut self.policy, policy => policy.pinned(candidates, pinned));
-        }
-        self.pins = pins;
-    }
-
-    fn refill(&mut self, candidates: &Candidates) {
-        self.revision = candidates.revision();
-        on_policy!(&mut self.policy, policy => policy.refill(candidates));
+        on_policy!(&mut self.policy, policy => self.seen.follow(policy, candidates));
     }
 
     /// Takes over the candidates as they are, whole: what a worker spreads over many calls of [`Scheduler::pick`] (the
