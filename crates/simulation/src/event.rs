@@ -111,7 +111,7 @@ pub(crate) fn run(
         if control.turn() {
             events.take_over(&mut control);
         }
-        let interval = events.interval();
+        let interval = events.interval(recorder);
         recorder.note(&control, &interval, to.since(zero));
         recorder.record(to.since(zero), &mut control, |slot| {
             events.place(slot).map_or(0.0, |place| place.live as f64)
@@ -619,16 +619,15 @@ impl<'a> Events<'a> {
         service.overcommitted += std::mem::take(&mut self.steering.overcommitted) as u64;
     }
 
-    fn interval(&mut self) -> Interval {
-        let mut interval = std::mem::take(&mut self.interval);
-        for (index, place) in self.places.iter_mut().enumerate() {
+    fn interval(&mut self, recorder: &mut Recorder) -> Interval {
+        let noted = recorder.instances(self.places.len());
+        for (place, noted) in self.places.iter_mut().zip(noted) {
             if let Some(place) = place {
-                let arrivals = std::mem::take(&mut place.arrivals) as f64;
-                let served = std::mem::take(&mut place.served) as f64;
-                interval.instances.push((Slot(index as u16), arrivals, served));
+                noted.0 += std::mem::take(&mut place.arrivals) as f64;
+                noted.1 += std::mem::take(&mut place.served) as f64;
             }
         }
-        interval
+        std::mem::take(&mut self.interval)
     }
 
     fn tell(&self, recorder: &mut Recorder) {

@@ -38,9 +38,6 @@ struct Place {
     single_flows: f64,
     /// How many entries of [`Fluid::flows`] it has.
     singles: usize,
-    /// Packets and bytes per second that arrive.
-    arrivals_pps: f64,
-    arrivals_bytes: f64,
     /// CPUs by quota and the quota's period in seconds, where it has one.
     quota: Option<(f64, f64)>,
     to: f64,
@@ -63,6 +60,42 @@ struct Live {
     sums: Vec<f64>,
     /// By slot: the weight of the flows of the aggregate at hand.
     weights: Vec<f64>,
+}
+
+/// The new flows of one aggregate in a step.
+#[derive(Clone, Debug, Default)]
+struct Fresh {
+    /// What one pick stands for, by class.
+    each: Vec<f64>,
+    /// By slot: 1 where it was picked, else 0.
+    picked: Vec<f64>,
+    /// The slots of all picks but their first, in order.
+    again: Vec<Slot>,
+}
+
+impl Fresh {
+    fn clear(&mut self, slots: usize) {
+        self.each.clear();
+        self.again.clear();
+        self.picked.clear();
+        self.picked.resize(slots, 0.0);
+    }
+
+    fn pick(&mut self, slot: Slot) {
+        match self.picked.get_mut(slot.index()) {
+            Some(picked) if *picked == 0.0 => *picked = 1.0,
+            _ => self.again.push(slot),
+        }
+    }
+
+    /// Adds the flows of a class that begin with the picks but the first.
+    fn add_again(&self, live: &mut [f64], each: f64) {
+        for slot in &self.again {
+            if let Some(live) = live.get_mut(slot.index()) {
+                *live += each;
+            }
+        }
+    }
 }
 
 impl Live {
@@ -99,43 +132,92 @@ impl Live {
         self.sums.get(slot.index()).copied().unwrap_or(0.0)
     }
 
-    fn weight(&self, slot: Slot) -> f64 {
-        self.weights.get(slot.index()).copied().unwrap_or(0.0)
-    }
-
-    /// Weighs the flows of an aggregate.
-    fn weigh(&mut self, classes: &[Class], from: usize) {
-        let mut weights = std::mem::take(&mut self.weights);
-        weights.fill(0.0);
-        for (class, live) in classes.iter().zip(self.classes(from..from + classes.len())) {
-            for (weight, live) in weights.iter_mut().zip(live) {
-                *weight += class.weight * live;
-            }
-        }
-        self.weights = weights;
-    }
-
-    /// Adds the flows that begin with each pick, by class, to the slots that were picked.
-    fn begin(&mut self, from: usize, each: &[f64], picked: &[Slot]) {
-        let classes = self.flows.chunks_exact_mut(self.slots.max(1)).skip(from);
-        for (class, each) in classes.zip(each) {
-            for slot in picked {
-                if let Some(live) = class.get_mut(slot.index()) {
-                    *live += each;
+    /// A step of one aggregate's flows, whose classes begin at `from`: adds the fresh ones, weighs all that are there
+    /// during the step, leaves what is left of each class at its end, and adds that to the sums.
+    fn step(&mut self, classes: &[Class], from: usize, fresh: &Fresh, left: &[f64]) {
+        self.weights.fill(0.0);
+        let mut rows = self.flows.chunks_exact_mut(self.slots.max(1)).skip(from);
+        let mut index = 0;
+        while let (Some(class), Some(live)) = (classes.get(index), rows.next()) {
+            let of_class = |index: usize, class: &Class| Change {
+                each: fresh.each.get(index).copied().unwrap_or(0.0),
+                weight: class.weight,
+                left: left.get(index).copied().unwrap_or(0.0),
+            };
+            let first = of_class(index, class);
+            fresh.add_again(live, first.each);
+            let columns = (&mut *self.weights, &mut *self.sums);
+            match (classes.get(index + 1), rows.next()) {
+                (Some(class), Some(next)) => {
+                    let second = of_class(index + 1, class);
+                    fresh.add_again(next, second.each);
+                    step_two((live, next), (first, second), &fresh.picked, columns);
                 }
+                _ => step_one(live, first, &fresh.picked, columns),
             }
+            index += 2;
         }
     }
+}
 
-    /// What is left of each class, and the sums of that.
-    fn decay(&mut self, left: &[f64]) {
-        self.sums.fill(0.0);
-        for (class, left) in self.flows.chunks_exact_mut(self.slots.max(1)).zip(left) {
-            for (live, sum) in class.iter_mut().zip(&mut self.sums) {
-                *live *= left;
-                *sum += *live;
-            }
-        }
+/// What becomes of one class of flows in a step.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    /// Flows that begin where one was picked.
+    each: f64,
+    weight: f64,
+    /// The share of them that is left at the end.
+    left: f64,
+}
+
+impl Change {
+    /// The flows during the step and after it.
+    #[inline]
+    fn of(&self, live: f64, picked: f64) -> (f64, f64) {
+        let there = live + picked * self.each;
+        (there, there * self.left)
+    }
+}
+
+/// [`Live::step`] of one class, with the weights and the sums by slot. A function of its own, so that the compiler knows that
+/// the slices have nothing in common and takes several slots at once.
+#[inline(never)]
+fn step_one(live: &mut [f64], change: Change, picked: &[f64], columns: (&mut [f64], &mut [f64])) {
+    let columns = columns.0.iter_mut().zip(columns.1);
+    for ((live, picked), (weights, sum)) in live.iter_mut().zip(picked).zip(columns) {
+        let (there, then) = change.of(*live, *picked);
+        *weights += change.weight * there;
+        *sum += then;
+        *live = then;
+    }
+}
+
+/// The same for two classes at once, which spares half of the reads and writes of what is summed.
+#[inline(never)]
+fn step_two(
+    live: (&mut [f64], &mut [f64]),
+    change: (Change, Change),
+    picked: &[f64],
+    columns: (&mut [f64], &mut [f64]),
+) {
+    let columns = columns.0.iter_mut().zip(columns.1);
+    let live = live.0.iter_mut().zip(live.1);
+    for (((first, second), picked), (weights, sum)) in live.zip(picked).zip(columns) {
+        let (there, then) = change.0.of(*first, *picked);
+        let (there_too, then_too) = change.1.of(*second, *picked);
+        *weights = *weights + change.0.weight * there + change.1.weight * there_too;
+        *sum = *sum + then + then_too;
+        (*first, *second) = (then, then_too);
+    }
+}
+
+/// Adds what arrives by weight.
+#[inline(never)]
+fn share(weights: &[f64], pps: &mut [f64], bytes: &mut [f64], of: impl Fn(f64) -> (f64, f64)) {
+    for ((weight, pps), bytes) in weights.iter().zip(pps).zip(bytes) {
+        let (more_pps, more_bytes) = of(*weight);
+        *pps += more_pps;
+        *bytes += more_bytes;
     }
 }
 
@@ -172,16 +254,21 @@ pub(crate) struct Fluid<'a> {
     homeless: Vec<f64>,
     /// Parts of new flows that were not whole yet, by aggregate.
     part: Vec<f64>,
-    /// What one pick stands for, by class of the aggregate at hand, and the slots that were picked.
-    each: Vec<f64>,
-    picked: Vec<Slot>,
+    /// By aggregate.
+    fresh: Vec<Fresh>,
     next_single: usize,
     flows: Vec<Flow>,
     free: Vec<usize>,
     ends: BinaryHeap<Reverse<(Nanos, usize)>>,
     waiting: Vec<usize>,
     places: Vec<Place>,
+    /// By slot: packets and bytes per second that arrive.
+    arrivals_pps: Vec<f64>,
+    arrivals_bytes: Vec<f64>,
+    /// The slots of the table, in ascending order.
     used: Vec<Slot>,
+    /// By slot: whether it is one of them.
+    is_used: Vec<bool>,
     steering: Steering,
     random: Random,
     numbers: u64,
@@ -234,7 +321,7 @@ pub(crate) fn run(
         {
             to = to.min(whole_ms(bound).max(from + fluid.min_step));
         }
-        fluid.advance(&mut control, from.since(zero), to.since(from));
+        fluid.advance(&mut control, recorder, from.since(zero), to.since(from));
         control.now = to;
         let disturbed = control.turn();
         recorder.note(&control, &fluid.interval, to.since(zero));
@@ -270,15 +357,17 @@ impl<'a> Fluid<'a> {
             live: Live::default(),
             homeless: vec![0.0; classes],
             part: vec![0.0; compiled.aggregates.len()],
-            each: Vec::with_capacity(classes),
-            picked: Vec::new(),
+            fresh: vec![Fresh::default(); compiled.aggregates.len()],
             next_single: 0,
             flows: Vec::new(),
             free: Vec::new(),
             ends: BinaryHeap::new(),
             waiting: Vec::new(),
             places: Vec::new(),
+            arrivals_pps: Vec::new(),
+            arrivals_bytes: Vec::new(),
             used: Vec::new(),
+            is_used: Vec::new(),
             steering: Steering::new(scenario)?,
             random: Random::new(seed ^ 0xf1_01d5),
             numbers: seed << 32,
@@ -316,6 +405,8 @@ impl<'a> Fluid<'a> {
                         self.places.resize_with(slot.index() + 1, Place::default);
                     }
                     self.live.grow(self.classes, self.places.len());
+                    self.arrivals_pps.resize(self.places.len(), 0.0);
+                    self.arrivals_bytes.resize(self.places.len(), 0.0);
                     self.live.of_slot(slot).for_each(|live| *live = 0.0);
                     let factors = self.factors.len();
                     if let Some(place) = self.place(slot) {
@@ -345,6 +436,13 @@ impl<'a> Fluid<'a> {
         }
         self.used.clear();
         self.used.extend(control.rows.iter().map(|row| row.slot));
+        self.is_used.clear();
+        self.is_used.resize(self.places.len(), false);
+        for slot in &self.used {
+            if let Some(is_used) = self.is_used.get_mut(slot.index()) {
+                *is_used = true;
+            }
+        }
         for slot in self.used.clone() {
             let quota = control
                 .quota(slot)
@@ -494,6 +592,7 @@ impl<'a> Fluid<'a> {
     /// New flows of the aggregates during a step: in a limited number of picks.
     fn pin_new_flows(&mut self, now: Nanos, dt_s: f64) {
         for index in 0..self.compiled.aggregates.len() {
+            self.fresh[index].clear(self.places.len());
             let aggregate = &mut self.compiled.aggregates[index];
             let rate = aggregate.new_flows.value(now);
             let wants = aggregate.pps.value(now) > 0.0;
@@ -529,27 +628,31 @@ impl<'a> Fluid<'a> {
             }
             let picks = total.ceil().min((dt_s * 1e3).clamp(PICKS.0, PICKS.1)).max(1.0);
             let each = total / picks;
+            let fresh = &mut self.fresh[index];
             let classes = self.compiled.aggregates[index].classes.iter();
             let of_class = classes.zip(&self.homeless[from..to]);
-            self.each.clear();
-            self.each
+            fresh
+                .each
                 .extend(of_class.map(|(class, again)| (whole * class.share + again) / picks));
             self.homeless[from..to].fill(0.0);
-            self.picked.clear();
             for _ in 0..picks as u64 {
-                let number = self.random.bits();
+                // A number is a key of its own, where somebody looks at keys.
+                let number = if self.steering.is_by_flow {
+                    self.random.bits()
+                } else {
+                    0
+                };
                 let slot = self.steering.pick(number, each, 0);
                 if let Some(place) = self.places.get_mut(slot.index()) {
                     place.new_flows += each;
-                    self.picked.push(slot);
+                    fresh.pick(slot);
                 }
             }
-            self.live.begin(from, &self.each, &self.picked);
         }
     }
 
     /// Moves rates, queues and counters on by one step.
-    fn advance(&mut self, control: &mut Control, now: Nanos, dt: Nanos) {
+    fn advance(&mut self, control: &mut Control, recorder: &mut Recorder, now: Nanos, dt: Nanos) {
         let dt_s = dt.as_secs_f64();
         if self.compiled.aggregates.iter().any(|a| !a.classes.is_empty()) {
             self.pin_new_flows(now, dt_s);
@@ -557,18 +660,16 @@ impl<'a> Fluid<'a> {
         for (value, factor) in self.factors.iter_mut().zip(&mut self.compiled.factors) {
             *value = factor.value(now);
         }
-        let mut instances = std::mem::take(&mut self.interval.instances);
-        instances.clear();
         self.interval = Interval {
-            instances,
             overcommitted: std::mem::take(&mut self.steering.overcommitted),
             moved: std::mem::take(&mut self.moved),
             lost_failed: std::mem::take(&mut self.lost_failed),
             ..Interval::default()
         };
+        self.follow_decay(dt_s);
         self.arrivals(now, dt_s);
-        self.die_out(control, dt_s);
-        self.serve(control, dt_s);
+        self.die_out(control);
+        self.serve(control, recorder, dt_s);
         self.overcommitted += self.interval.overcommitted;
         let service = &mut control.raw.services[SERVICE.index()];
         service.offered_packets = whole(self.offered);
@@ -577,13 +678,19 @@ impl<'a> Fluid<'a> {
         service.overcommitted = whole(self.overcommitted);
     }
 
+    /// What arrives where during a step, with the flows of aggregates moved on to its end.
     fn arrivals(&mut self, now: Nanos, dt_s: f64) {
-        for slot in &self.used {
-            if let Some(place) = self.places.get_mut(slot.index()) {
-                if place.singles == 0 {
-                    (place.arrivals_pps, place.arrivals_bytes) = (0.0, 0.0);
-                    continue;
-                }
+        self.arrivals_pps.fill(0.0);
+        self.arrivals_bytes.fill(0.0);
+        let with_singles = if self.flows.is_empty() {
+            &[][..]
+        } else {
+            &self.used
+        };
+        for slot in with_singles {
+            if let Some(place) = self.places.get(slot.index())
+                && place.singles > 0
+            {
                 let of = |milli: &[u64]| -> f64 {
                     let singles = milli.iter().zip(&self.factors);
                     singles
@@ -591,8 +698,8 @@ impl<'a> Fluid<'a> {
                         .map(|(milli, factor)| *milli as f64 / MILLI * factor)
                         .sum()
                 };
-                place.arrivals_pps = of(&place.singles_milli);
-                place.arrivals_bytes = of(&place.singles_milli_bytes);
+                self.arrivals_pps[slot.index()] = of(&place.singles_milli);
+                self.arrivals_bytes[slot.index()] = of(&place.singles_milli_bytes);
             }
         }
         let (mut unserved, mut unserved_bytes) = (0.0, 0.0);
@@ -602,36 +709,44 @@ impl<'a> Fluid<'a> {
             unserved += pps;
             unserved_bytes += pps * self.compiled.bytes[single.source];
         }
+        self.live.sums.fill(0.0);
         for (index, aggregate) in self.compiled.aggregates.iter_mut().enumerate() {
             let pps = aggregate.pps.value(now);
             let at = self.class_at[index];
             let homeless = aggregate.classes.iter().zip(&self.homeless[at..]);
             let homeless: f64 = homeless.map(|(class, live)| class.weight * live).sum();
-            self.live.weigh(&aggregate.classes, at);
-            let total = self
-                .used
-                .iter()
-                .fold(homeless, |total, slot| total + self.live.weight(*slot));
+            self.live
+                .step(&aggregate.classes, at, &self.fresh[index], &self.decay[at..]);
+            let weights = &mut self.live.weights;
+            if self.used.len() < self.places.len() {
+                for (weight, is_used) in weights.iter_mut().zip(&self.is_used) {
+                    if !is_used {
+                        *weight = 0.0;
+                    }
+                }
+            }
+            let total = weights.iter().fold(homeless, |total, weight| total + weight);
             let bytes = self.compiled.bytes[aggregate.source];
             if total <= 0.0 {
                 unserved += pps;
                 unserved_bytes += pps * bytes;
                 continue;
             }
-            for slot in &self.used {
-                if let Some(place) = self.places.get_mut(slot.index()) {
-                    let pps = pps * self.live.weight(*slot) / total;
-                    place.arrivals_pps += pps;
-                    place.arrivals_bytes += pps * bytes;
-                }
-            }
+            share(
+                weights,
+                &mut self.arrivals_pps,
+                &mut self.arrivals_bytes,
+                |weight| {
+                    let pps = pps * weight / total;
+                    (pps, pps * bytes)
+                },
+            );
             unserved += pps * homeless / total;
             unserved_bytes += pps * homeless / total * bytes;
         }
-        let places = self.used.iter().filter_map(|slot| self.places.get(slot.index()));
-        let (served, served_bytes) = places.fold((0.0, 0.0), |(pps, bytes), place| {
-            (pps + place.arrivals_pps, bytes + place.arrivals_bytes)
-        });
+        // Nothing arrives at slots that are not used.
+        let served: f64 = self.arrivals_pps.iter().sum();
+        let served_bytes: f64 = self.arrivals_bytes.iter().sum();
         self.interval.offered = (served + unserved) * dt_s;
         self.interval.lost_unserved = unserved * dt_s;
         self.offered += self.interval.offered;
@@ -640,54 +755,59 @@ impl<'a> Fluid<'a> {
     }
 
     /// What each instance can process now, what becomes of its queue, and the counters that the collector reads.
-    fn serve(&mut self, control: &mut Control, dt_s: f64) {
+    fn serve(&mut self, control: &mut Control, recorder: &mut Recorder, dt_s: f64) {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
         let alone = instances.capacity_pps.of(1);
-        let places = || self.used.iter().filter_map(|slot| self.places.get(slot.index()));
+        let arrivals_pps = &self.arrivals_pps;
+        let places = || {
+            let places = self.places.iter().zip(arrivals_pps).zip(&self.is_used);
+            places.filter_map(|((place, arrivals), is_used)| is_used.then_some((place, *arrivals)))
+        };
         let busy = places()
-            .filter(|place| place.arrivals_pps > BUSY_SHARE * alone || place.queue > 0.0)
+            .filter(|(place, arrivals)| *arrivals > BUSY_SHARE * alone || place.queue > 0.0)
             .count();
         let each = instances.capacity_pps.of(busy);
-        let capacity_of = |place: &Place| {
+        let capacity_of = |place: &Place, arrivals: f64| {
             let cpus = place
                 .quota
                 .map_or(instances.threads, |(cpus, _)| cpus.min(instances.threads));
             let capacity = each * cpus;
-            if instances.receive_share > 0.0 && place.arrivals_pps > capacity {
-                let spent = instances.receive_share * place.arrivals_pps;
+            if instances.receive_share > 0.0 && arrivals > capacity {
+                let spent = instances.receive_share * arrivals;
                 ((capacity - spent) / (1.0 - instances.receive_share)).max(0.0)
             } else {
                 capacity
             }
         };
-        let wants = |place: &Place| {
-            let capacity = capacity_of(place);
+        let wants = |place: &Place, arrivals: f64| {
+            let capacity = capacity_of(place, arrivals);
             if place.queue > 0.0 {
                 capacity
             } else {
-                capacity.min(place.arrivals_pps)
+                capacity.min(arrivals)
             }
         };
         // What all together are short of.
         let short = instances.total_pps.and_then(|total| {
-            let demand: f64 = places().map(wants).sum();
+            let demand: f64 = places().map(|(place, arrivals)| wants(place, arrivals)).sum();
             (demand > total).then_some((total, demand))
         });
         self.moving = false;
         self.crossing_s = None;
         let interval = &mut self.interval;
-        for slot in &self.used {
-            let (Some(place), Some(raw)) = (
-                self.places.get_mut(slot.index()),
-                control.raw.slots.get_mut(slot.index()),
-            ) else {
+        let noted = recorder.instances(self.places.len());
+        let arriving = self.arrivals_pps.iter().zip(&self.arrivals_bytes);
+        let columns = self.places.iter_mut().zip(&mut control.raw.slots).zip(noted);
+        let columns = columns.zip(arriving).zip(&self.live.sums).zip(&self.is_used);
+        for (((((place, raw), noted), (arrivals, bytes)), live), is_used) in columns {
+            if !is_used {
                 continue;
-            };
-            let arrivals = place.arrivals_pps;
+            }
+            let (arrivals, bytes) = (*arrivals, *bytes);
             let capacity = short.map_or_else(
-                || capacity_of(place),
-                |(total, demand)| wants(place) * total / demand,
+                || capacity_of(place, arrivals),
+                |(total, demand)| wants(place, arrivals) * total / demand,
             );
             let mut stalled = 0.0;
             if let Some((cpus, period_s)) = place.quota {
@@ -700,6 +820,7 @@ impl<'a> Fluid<'a> {
                     // Beyond the capacity the loss is the ring's anyway.
                     stalled = (over / period_s).min((arrivals - (arrivals - capacity).max(0.0)).max(0.0));
                     place.throttled_ns += still_s / period_s * dt_s * 1e9;
+                    raw.throttled_ns = whole(place.throttled_ns);
                 }
             }
             let arriving = (arrivals - stalled) * dt_s;
@@ -714,9 +835,13 @@ impl<'a> Fluid<'a> {
             place.back += taken;
             if arrivals > 0.0 {
                 // What the ring takes is as large as what arrives.
-                place.to_bytes += (arriving - dropped) * place.arrivals_bytes / arrivals;
+                place.to_bytes += (arriving - dropped) * bytes / arrivals;
             }
-            place.drops += dropped + lost_stalled;
+            let lost = dropped + lost_stalled;
+            if lost > 0.0 {
+                place.drops += lost;
+                raw.ring_drops = whole(place.drops);
+            }
             place.busy_ns += if could > 0.0 {
                 (taken / could).min(1.0) * dt_s * 1e9
             } else {
@@ -726,7 +851,8 @@ impl<'a> Fluid<'a> {
             interval.lost_ring += dropped;
             interval.lost_stalled += lost_stalled;
             self.moving |= (place.queue - before).abs() > 1e-6;
-            interval.instances.push((*slot, arriving + lost_stalled, taken));
+            noted.0 += arriving + lost_stalled;
+            noted.1 += taken;
 
             let net = arrivals - capacity;
             if net > 0.0 {
@@ -741,12 +867,10 @@ impl<'a> Fluid<'a> {
             raw.to_bytes = whole(place.to_bytes);
             raw.back_packets = whole(place.back);
             raw.consumed = raw.back_packets;
-            raw.ring_drops = whole(place.drops);
             raw.new_flows = whole(place.new_flows);
-            raw.live_flows = nearest(place.single_flows + self.live.sum(*slot));
+            raw.live_flows = nearest(place.single_flows + live);
             raw.ring_used = whole(place.queue);
             raw.ring_slots = u64::from(instances.ring_slots);
-            raw.throttled_ns = whole(place.throttled_ns);
             raw.function = Some(FunctionCounters {
                 packets: raw.back_packets,
                 busy_ns: whole(place.busy_ns),
@@ -755,11 +879,8 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Flows of the aggregates end.
-    fn die_out(&mut self, control: &Control, dt_s: f64) {
-        if self.classes == 0 {
-            return;
-        }
+    /// Keeps what is left of each class in step with the step's length.
+    fn follow_decay(&mut self, dt_s: f64) {
         if dt_s.to_bits() != self.decay_s.to_bits() {
             self.decay_s = dt_s;
             let lives = self.compiled.aggregates.iter().flat_map(|a| a.classes.iter());
@@ -767,7 +888,13 @@ impl<'a> Fluid<'a> {
                 *decay = (-dt_s / class.life_s).exp();
             }
         }
-        self.live.decay(&self.decay);
+    }
+
+    /// Less than half a flow of the aggregates on an instance that takes no new ones ends, and so do flows without one.
+    fn die_out(&mut self, control: &Control) {
+        if self.classes == 0 {
+            return;
+        }
         for row in &control.rows {
             if !row.state.takes_new_flows()
                 && let Some(sum) = self.live.sums.get_mut(row.slot.index())

@@ -27,8 +27,6 @@ pub(crate) struct Interval {
     pub(crate) lost_failed: f64,
     pub(crate) overcommitted: f64,
     pub(crate) moved: f64,
-    /// By slot: packets for it, and packets served.
-    pub(crate) instances: Vec<(Slot, f64, f64)>,
 }
 
 /// A point of the series. Rates are packets per second, means since the point before.
@@ -183,6 +181,14 @@ impl Recorder {
         }
     }
 
+    /// By slot, for so many slots: packets for it and packets that it served since the last point, for each step to be added to.
+    pub(crate) fn instances(&mut self, slots: usize) -> &mut [(f64, f64)] {
+        if self.by_slot.len() < slots {
+            self.by_slot.resize(slots, (0.0, 0.0));
+        }
+        &mut self.by_slot
+    }
+
     /// One step that ended at `now`.
     pub(crate) fn note(&mut self, control: &Control, interval: &Interval, now: Nanos) {
         let counted = now > self.warm_up;
@@ -190,14 +196,6 @@ impl Recorder {
         self.last = now;
         let dt_s = dt.as_secs_f64();
         add(&mut self.sum, interval);
-        for (slot, arrivals, served) in &interval.instances {
-            if self.by_slot.len() <= slot.index() {
-                self.by_slot.resize(slot.index() + 1, (0.0, 0.0));
-            }
-            let sums = &mut self.by_slot[slot.index()];
-            sums.0 += arrivals;
-            sums.1 += served;
-        }
         let (active, running) = (control.active, control.running);
         if counted {
             add(&mut self.total, interval);

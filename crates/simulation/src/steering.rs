@@ -15,8 +15,10 @@ pub(crate) struct Steering {
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
-    /// Key and hash of a flow, for schedulers that do not look at them.
-    any_flow: (FlowKey, u64),
+    /// Whether the scheduler looks at which flow it is.
+    pub(crate) is_by_flow: bool,
+    /// Key and hash of the flow at hand, or of any where nobody looks at them.
+    flow: (FlowKey, u64),
     /// What a new flow is expected to bring, in the unit of the scheduler's metric.
     expected: f32,
     /// New flows that fitted nowhere, since it was last asked.
@@ -27,11 +29,12 @@ impl Steering {
     pub(crate) fn new(scenario: &Scenario) -> Result<Steering, Error> {
         let (scheduler, limit) = scheduler_of(scenario)?;
         Ok(Steering {
+            is_by_flow: scheduler.is_by_flow(),
             scheduler,
             limit,
             fit: scenario.service.fit,
             candidates: Candidates::new(),
-            any_flow: key_of(0),
+            flow: key_of(0),
             expected: 0.0,
             overcommitted: 0.0,
         })
@@ -82,13 +85,12 @@ impl Steering {
     /// Where a new flow goes, or so many of them that go the same way; [`Slot::NONE`] where no instance takes any.
     /// The flow's key follows from `number`.
     pub(crate) fn pick(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
-        let (key, hash) = if self.scheduler.is_by_flow() {
-            key_of(number)
-        } else {
-            self.any_flow
-        };
+        if self.is_by_flow {
+            self.flow = key_of(number);
+        }
+        let (key, hash) = (&self.flow.0, self.flow.1);
         let flow = NewFlow {
-            key: &key,
+            key,
             // The lower address is the client's.
             direction: Direction::Forward,
             hash,

@@ -49,29 +49,45 @@ impl Controller {
             }
             let observation = &mut service.observation;
             observation.wanted = service.wanted;
-            observation.instances.clear();
+            let mut count = 0;
             for instance in self.instances.iter().filter(|i| i.service == service.id) {
-                observation.instances.push(InstanceObservation {
-                    id: instance.id,
-                    slot: if instance.port == Port::Up {
-                        instance.slot
-                    } else {
-                        Slot::NONE
-                    },
-                    state: instance.state,
-                    capacity_pps: service.settings.capacity_of(service.capacity_pps, instance.cpus),
-                    arrivals_fast_pps: 0.0,
-                    arrivals_stable_pps: 0.0,
-                    returns_fast_pps: 0.0,
-                    ring_drops_fast_pps: 0.0,
-                    ring_occupancy: 0.0,
-                    ring_packets: 0,
-                    live_flows: 0,
-                    new_flows_fast_per_s: 0.0,
-                    busy: None,
-                    cpu_quota: instance.cpus,
-                });
+                let slot = if instance.port == Port::Up {
+                    instance.slot
+                } else {
+                    Slot::NONE
+                };
+                let capacity_pps = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+                // Mostly they are those of the time before; what is counted of them is filled in below.
+                match observation.instances.get_mut(count) {
+                    Some(seen) if seen.id == instance.id => {
+                        seen.slot = slot;
+                        seen.state = instance.state;
+                        seen.capacity_pps = capacity_pps;
+                        seen.cpu_quota = instance.cpus;
+                    }
+                    _ => {
+                        observation.instances.truncate(count);
+                        observation.instances.push(InstanceObservation {
+                            id: instance.id,
+                            slot,
+                            state: instance.state,
+                            capacity_pps,
+                            arrivals_fast_pps: 0.0,
+                            arrivals_stable_pps: 0.0,
+                            returns_fast_pps: 0.0,
+                            ring_drops_fast_pps: 0.0,
+                            ring_occupancy: 0.0,
+                            ring_packets: 0,
+                            live_flows: 0,
+                            new_flows_fast_per_s: 0.0,
+                            busy: None,
+                            cpu_quota: instance.cpus,
+                        });
+                    }
+                }
+                count += 1;
             }
+            observation.instances.truncate(count);
             collector.observe(observation);
             self.decide(index);
             self.tell_overload(index, rates.overcommitted, collector);
