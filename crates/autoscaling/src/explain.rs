@@ -12,6 +12,7 @@
 //!
 //! The [`case`](crate::Decision::case) of a decision is such an input, and so is the event that holds one.
 
+use model::written::{self, Written};
 use model::{Nanos, Observation};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -114,7 +115,7 @@ struct KpaCase {
 /// # Errors
 /// [`Wrong`]: which field of the input, and why.
 pub fn explain(text: &str) -> Result<Answer, Wrong> {
-    let input: Value = serde_json::from_str(text).map_err(|error| Wrong::new("input", error))?;
+    let input = written::parse(text).map_err(|error| Wrong::new("input", error))?;
     let Value::Object(mut input) = input else {
         return Err(Wrong::new(
             "input",
@@ -214,7 +215,7 @@ pub(crate) fn tagged(name: &str, case: &impl Serialize) -> Value {
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Result<T, Wrong> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
+    serde_path_to_error::deserialize(Written(&value)).map_err(|error| {
         let field = error.path().to_string();
         Wrong::new(field, error.into_inner())
     })

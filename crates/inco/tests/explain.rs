@@ -190,6 +190,33 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
             r#"{"policy":"smartinco","steps":[{"now_ns":1}]}"#.to_owned(),
             &["steps[0]", "observation"],
         ),
+        // A list is not an object without a field, nor its fields in some order.
+        (with("/spec", json!([])), &["spec: ", "an object"]),
+        (with("/history", json!([])), &["history: ", "an object"]),
+        (
+            with("/instances/0", json!(["ready", 300, 1000])),
+            &["instances[0]: ", "an object"],
+        ),
+        (
+            r#"{"policy":"kpa","spec":[],"steps":[]}"#.to_owned(),
+            &["spec: ", "an object"],
+        ),
+        (
+            r#"{"policy":"ladder","spec":[],"steps":[]}"#.to_owned(),
+            &["spec: ", "an object"],
+        ),
+        (
+            r#"{"policy":"ladder","steps":[[0,{}]]}"#.to_owned(),
+            &["steps[0]: ", "an object"],
+        ),
+        (
+            r#"{"policy":"hpa","replicas":3,"replicas":4}"#.to_owned(),
+            &["`replicas` is given twice"],
+        ),
+        (
+            r#"{"policy":"kpa","steps":[{"at_s":0},{"at_s":0,"at_s":1}]}"#.to_owned(),
+            &["`steps[1].at_s` is given twice"],
+        ),
     ] {
         let output = explain(&["--input", "-", "--json"], &input);
         assert_eq!(output.status.code(), Some(2), "{input}");
@@ -249,6 +276,11 @@ fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
         (
             with("/flows/1", json!("x")),
             &["flows[1].flow", "tcp 10.0.0.1:1000"],
+        ),
+        (with("/instances/1", json!([])), &["instances[1]: ", "an object"]),
+        (
+            r#"{"policy":"rss","instances":[{}],"flows":[],"policy":"jbsq"}"#.to_owned(),
+            &["`policy` is given twice"],
         ),
     ] {
         let output = run("scheduler", &["--input", "-", "--json"], &input);

@@ -15,6 +15,7 @@ mod instance;
 mod observation;
 pub mod span;
 mod time;
+pub mod written;
 
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind};

@@ -7,23 +7,12 @@ use crate::output::{self, WrongUsage};
 
 pub(super) fn run(args: &ExplainInput) -> anyhow::Result<()> {
     let (name, text) = super::read(&args.input)?;
-    let answer = explain(&case_of(text))
+    let answer = explain(&text)
         .map_err(|wrong| WrongUsage(format!("{name}: {}", super::in_words(&wrong.to_string()))))?;
     if args.json {
         output::json(&answer, output::is_terminal())
     } else {
         output::text(&answer_text(&answer))
-    }
-}
-
-/// The case: the input itself, or that of an event as a line of the event log has it.
-fn case_of(text: String) -> String {
-    match serde_json::from_str::<serde_json::Value>(&text) {
-        Ok(event) if event.get("event").is_some() => match event.get("case") {
-            Some(case) => case.to_string(),
-            None => text,
-        },
-        _ => text,
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 
 use eswitch::{PickRecord, RecordedFlow};
 use flow_table::FlowHasher;
+use model::written::{self, Written};
 use model::{FlowKey, InstanceId, InstanceState, Nanos, Slot};
 use scheduling::{
     Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Settings, State, Terms,
@@ -448,14 +449,14 @@ fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
 
 /// Reads a case: alone, or in an event of the log.
 fn read(text: &str) -> Result<Case, Wrong> {
-    let value: Value = serde_json::from_str(text).map_err(|error| Wrong::new("", error))?;
+    let value = written::parse(text).map_err(|error| Wrong::new("", error))?;
     let value = match value {
         Value::Object(mut event) if event.contains_key("event") && event.contains_key("case") => {
             event.remove("case").unwrap_or_default()
         }
         other => other,
     };
-    serde_path_to_error::deserialize(value)
+    serde_path_to_error::deserialize(Written(&value))
         .map_err(|error| Wrong::new(error.path().to_string(), error.inner()))
 }
 
