@@ -108,6 +108,8 @@ struct Attachment {
     failed: bool,
     /// Probes that those before it in its slot had given back.
     probes_back_before: u64,
+    /// When the last probe was sent to it.
+    probed: Nanos,
     /// What the ports and probes had counted when it was attached; [`None`] before.
     base: Option<Base>,
     /// What its slot had counted for those that had it before.
@@ -380,7 +382,7 @@ impl Worker {
                 self.steering.remove(slot, now);
             }
             Ask::Remove(slot) => self.remove(slot, now),
-            Ask::Probe(slot) => self.probe(slot),
+            Ask::Probe(slot) => self.probe(slot, now),
             Ask::PurgeSlot(slot) => self.steering.purge(|_, of| of == slot),
             Ask::PurgeFlow(key) => self.steering.purge(|id, _| id.key == key),
             Ask::Scheduler(service, scheduler) => self.steering.set_scheduler(service, *scheduler),
@@ -489,6 +491,7 @@ impl Worker {
                 phase: Phase::Probing { until, taken: None },
                 failed: false,
                 probes_back_before: self.steering.slot_figures(slot).probes_back,
+                probed: Nanos::ZERO,
                 base: None,
                 before: before.unwrap_or_default(),
                 excess: 0,
@@ -554,12 +557,13 @@ impl Worker {
         }
     }
 
-    fn probe(&mut self, slot: Slot) {
+    fn probe(&mut self, slot: Slot, now: Nanos) {
         let Some(attachment) = self.attachments.get_mut(&slot) else {
             return;
         };
         if let Some(port) = attachment.ports.first_mut() {
             port.probes += 1;
+            attachment.probed = now;
             self.steering.probe(slot, 0);
         }
     }
@@ -899,6 +903,7 @@ impl Worker {
                     for (number, port) in attachment.ports.iter_mut().enumerate() {
                         if !is_taken(port) {
                             port.probes += 1;
+                            attachment.probed = now;
                             probes.push((*slot, number as u8));
                         }
                     }
@@ -929,7 +934,11 @@ impl Worker {
             }
             let Some(base) = attachment.base else { continue };
             let service = self.plan.services.iter().find(|of| of.id == attachment.service);
-            let back_later = totals.probes_back.saturating_sub(base.probes_back);
+            // A probe may be in the port's counter of what came back before it is here.
+            let under_way = totals.probes.saturating_sub(totals.probes_back);
+            let is_fresh = now.since(attachment.probed) < PROBE_LIMIT;
+            let probes_back = totals.probes_back + if is_fresh { under_way } else { 0 };
+            let back_later = probes_back.saturating_sub(base.probes_back);
             for (port, uplink) in (attachment.ports.iter_mut()).zip(service.map_or(&[][..], |of| &of.uplinks))
             {
                 if let Some(carried) = self.carried.get_mut(usize::from(uplink.0)) {
@@ -962,7 +971,7 @@ impl Worker {
                 .ring_drops
                 .max(before.ring_drops + since(totals.dropped, base.dropped));
             place.originated = place.originated.max(before.originated + originated);
-            place.consumed = before.consumed + back_later;
+            place.consumed = before.consumed + totals.probes_back.saturating_sub(base.probes_back);
             let offered = (place.to_packets + place.ring_drops).saturating_sub(offered_before);
             if let Some(service) = counters.services.get_mut(attachment.service.index()) {
                 service.offered_packets += offered;
