@@ -132,6 +132,10 @@ fn wrong_usage_is_status_2_and_says_what_is_meant() {
         (&["image", "build", "forwad"], "did you mean forward?"),
         (&["image", "import", "ids"], "name a tar archive or a directory"),
         (
+            &["sim", "run", "/nonexistent/x.toml"],
+            "/nonexistent/x.toml: it cannot be read (No such file or directory (os error 2)); give the file of a scenario",
+        ),
+        (
             &["image", "import", "ids", "/tmp"],
             "which program it runs is not said",
         ),

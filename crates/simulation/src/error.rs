@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: it cannot be read ({source})", path.display())]
     Read {
         /// Which.
         path: PathBuf,

@@ -138,7 +138,13 @@ fn put(text: &str) {
 
 /// The scenario with what the command line changes.
 fn load(path: &Path, play: &Play) -> anyhow::Result<ScenarioFile> {
-    let mut file = ScenarioFile::load(path).map_err(usage)?;
+    let mut file = ScenarioFile::load(path).map_err(|error| match error {
+        simulation::Error::Read { .. } => WrongUsage(format!(
+            "{error}; give the file of a scenario, as `inco sim run --help` shows"
+        ))
+        .into(),
+        other => usage(other),
+    })?;
     if !play.variant.is_empty() {
         file.keep(&play.variant).map_err(usage)?;
     }
@@ -167,7 +173,7 @@ fn data(play: &Play) -> PathBuf {
     folder.unwrap_or_else(|| PathBuf::from(DATA))
 }
 
-/// A scenario that cannot be played is wrong usage; a file that cannot be read is not.
+/// A scenario that cannot be played is wrong usage; a file of data that cannot be read is not.
 fn usage(error: simulation::Error) -> anyhow::Error {
     match error {
         simulation::Error::Scenario { .. } | simulation::Error::Value { .. } => {
