@@ -188,7 +188,7 @@ impl Decider {
 }
 
 /// Notes a count and gives the highest one of the delay.
-fn highest_delayed(window: &mut VecDeque<(i64, i32)>, delay_s: f64, at_s: f64, count: i32) -> i32 {
+pub(super) fn highest_delayed(window: &mut VecDeque<(i64, i32)>, delay_s: f64, at_s: f64, count: i32) -> i32 {
     let ticks = (delay_s / TICK_S).ceil() as i64;
     let tick = (at_s / TICK_S).floor() as i64;
     while window.front().is_some_and(|(at, _)| *at <= tick - ticks) {

@@ -1,5 +1,8 @@
 //! What Knative's own tests state (`autoscaler_test.go`): the same figures in, the same figures out.
 
+use std::collections::VecDeque;
+
+use super::decider::{TICK_S, highest_delayed};
 use super::*;
 
 const UTILIZATION: f64 = 0.75;
@@ -78,6 +81,72 @@ fn scale_down_delay() {
         (900.0, 0.0, 0),
     ] {
         expect(&mut simple, reading(at_s, 0, value, value), replicas, 0);
+    }
+}
+
+/// `window_test.go` and `timewindow_test.go`: the highest of five places, each a tick.
+#[test]
+fn the_highest_of_the_delay() {
+    fn at(index: usize) -> f64 {
+        index as f64
+    }
+    let held = |index: usize| if index < 3 { at(index) } else { at(index + 3) };
+    let same = |_: usize| 1.0;
+    /// Name, the tick of each value, the values, what holds after each.
+    type Row = (&'static str, fn(usize) -> f64, &'static [i32], &'static [i32]);
+    let rows: [Row; 19] = [
+        ("one", at, &[1], &[1]),
+        ("up", at, &[1, 2], &[1, 2]),
+        ("down", at, &[2, 1], &[2, 2]),
+        ("up, down, up", at, &[1, 2, 1], &[1, 2, 2]),
+        ("out", at, &[5, 6, 5, 5, 5, 5, 5], &[5, 6, 6, 6, 6, 6, 5]),
+        ("out with a gap", held, &[6, 5, 2, 1], &[6, 6, 6, 2]),
+        ("out 2", at, &[5, 6, 5, 7, 5, 5, 1], &[5, 6, 6, 7, 7, 7, 7]),
+        ("out 3", at, &[5, 8, 5, 7, 5, 5], &[5, 8, 8, 8, 8, 8]),
+        ("out 4", at, &[5, 8, 5, 7, 5, 5, 1], &[5, 8, 8, 8, 8, 8, 7]),
+        (
+            "out 5",
+            at,
+            &[5, 8, 5, 7, 5, 5, 1, 4, 4, 4],
+            &[5, 8, 8, 8, 8, 8, 7, 7, 5, 5],
+        ),
+        (
+            "out 6",
+            at,
+            &[5, 8, 5, 7, 5, 5, 1, 4, 4, 4, 4],
+            &[5, 8, 8, 8, 8, 8, 7, 7, 5, 5, 4],
+        ),
+        (
+            "out 7",
+            at,
+            &[5, 8, 5, 7, 5, 5, 1, 4, 4, 4, 4, 9],
+            &[5, 8, 8, 8, 8, 8, 7, 7, 5, 5, 4, 9],
+        ),
+        (
+            "out 8",
+            at,
+            &[5, 8, 5, 7, 5, 5, 1, 4, 4, 4, 4, 9, 3, 4, 2, 1, 0],
+            &[5, 8, 8, 8, 8, 8, 7, 7, 5, 5, 4, 9, 9, 9, 9, 9, 4],
+        ),
+        (
+            "one place, up",
+            same,
+            &[1, 2, 3, 4, 5, 6, 7],
+            &[1, 2, 3, 4, 5, 6, 7],
+        ),
+        ("one place, down", same, &[7, 6, 5, 4, 3, 2, 1], &[7; 7]),
+        ("times: one", at, &[5], &[5]),
+        ("times: within a tick", |index| at(index) / 2.0, &[6, 5], &[6, 6]),
+        ("times: two", at, &[5, 8], &[5, 8]),
+        ("times: a gap", |index| at(6 * index), &[5, 4], &[5, 4]),
+    ];
+    for (name, tick, values, expected) in rows {
+        let mut window = VecDeque::new();
+        let record = |(index, value): (usize, &i32)| {
+            highest_delayed(&mut window, 5.0 * TICK_S, tick(index) * TICK_S, *value)
+        };
+        let held: Vec<i32> = values.iter().enumerate().map(record).collect();
+        assert_eq!(held, expected, "{name}");
     }
 }
 

@@ -8,6 +8,8 @@ use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, shar
 
 /// One place of the windows: Knative's scrape interval.
 const BUCKET: Nanos = Nanos::from_secs(1);
+/// Means are rounded down to parts of this size of a packet per second, so that nothing is left of a rate that has ended.
+const ROUNDING: f64 = 1e6;
 /// A gap between two observations that is longer is a time without data.
 const GAP: Nanos = Nanos::from_secs(1);
 
@@ -80,19 +82,10 @@ impl Default for Kpa {
 }
 
 impl Kpa {
-    /// The mean of the whole seconds of that window that there are, [`None`] where there is none.
+    /// The mean of the last whole seconds, of as many as the window has.
     fn mean_pps(&self, window_s: f64, now: Nanos) -> Option<f64> {
-        let second = now.0 / BUCKET.0;
-        let first = second.saturating_sub(window_s.round().max(1.0) as u64);
-        let whole = self
-            .state
-            .buckets
-            .iter()
-            .filter(|(at, _)| (first..second).contains(at));
-        let (sum, count) = whole.fold((0.0, 0u32), |(sum, count), (_, packets)| {
-            (sum + packets, count + 1)
-        });
-        (count > 0).then(|| sum / f64::from(count))
+        let last = (now.0 / BUCKET.0).checked_sub(1)?;
+        window_mean(&self.state.buckets, window_s.ceil().max(1.0) as u64, last)
     }
 
     fn spec(&self, observation: &Observation) -> Spec {
@@ -115,11 +108,14 @@ impl Kpa {
 
     fn reading(&self, observation: &Observation, now: Nanos) -> Reading {
         let stable_s = self.stable_window.as_secs_f64();
+        let stable = self.mean_pps(stable_s, now);
+        let panic = self.mean_pps(stable_s * self.panic_window_percentage / 100.0, now);
         Reading {
             at_s: now.as_secs_f64(),
             ready: u32::try_from(observation.count(InstanceState::Active)).ok(),
-            stable: self.mean_pps(stable_s, now),
-            panic: self.mean_pps(stable_s * self.panic_window_percentage / 100.0, now),
+            stable,
+            // Nothing within the shorter window alone is a zero.
+            panic: panic.or(stable.map(|_| 0.0)),
         }
     }
 
@@ -214,7 +210,7 @@ impl Policy for Kpa {
         if let Some(capacity_pps) = mean_capacity_pps(observation) {
             self.state.capacity_pps = capacity_pps;
         }
-        let longest = self.stable_window.0 / BUCKET.0 + 1;
+        let longest = self.stable_window.0.div_ceil(BUCKET.0) + 1;
         let state = &mut self.state;
         if state.decider.is_none() {
             let ready = u32::try_from(observation.count(InstanceState::Active)).unwrap_or(u32::MAX);
@@ -289,6 +285,30 @@ impl Policy for Kpa {
     }
 }
 
+/// The mean of the `window` seconds that end with second `last`, as Knative's buckets give it. Seconds before the first of
+/// which anything is known do not count, nor do those after the last; one in between of which nothing is known is a zero.
+/// What was before a whole window of nothing is forgotten. [`None`] where the window and one second more are empty.
+fn window_mean(buckets: &VecDeque<(u64, f64)>, window: u64, last: u64) -> Option<f64> {
+    let mut known = buckets.iter().rev().skip_while(|(at, _)| *at > last);
+    let (newest, mut sum) = *known.next()?;
+    let missing = last - newest;
+    if missing >= window {
+        return (missing == window).then_some(0.0);
+    }
+    let mut first = newest;
+    for (at, packets) in known {
+        if first - at >= window {
+            break;
+        }
+        first = *at;
+        if last - at < window {
+            sum += packets;
+        }
+    }
+    let count = (newest - first + 1).min(window - missing);
+    Some((sum / count as f64 * ROUNDING).floor() / ROUNDING)
+}
+
 fn within<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
     is_right: impl Fn(f64) -> bool,
@@ -326,5 +346,75 @@ fn stable_window<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Na
         Ok(span)
     } else {
         Err(serde::de::Error::custom("the stable window must be 6 s to 1 h"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(buckets: &mut VecDeque<(u64, f64)>, at: u64, value: f64) {
+        buckets.push_back((at, value));
+    }
+
+    /// What Knative's `bucketing_test.go` states of a window of five seconds. Values of times that have passed cannot come
+    /// here, and neither can a time that is before the last value.
+    #[test]
+    fn windows_are_knatives() {
+        let mut buckets = VecDeque::new();
+        record(&mut buckets, 100, 1.0);
+        assert_eq!(
+            window_mean(&buckets, 5, 100),
+            Some(1.0),
+            "from the first value on"
+        );
+        for at in 1..5 {
+            record(&mut buckets, 100 + at, (at + 1) as f64);
+        }
+        assert_eq!(window_mean(&buckets, 5, 104), Some(3.0));
+        assert_eq!(
+            window_mean(&buckets, 5, 106),
+            Some(4.0),
+            "two seconds without a value"
+        );
+        assert_eq!(window_mean(&buckets, 5, 109), Some(0.0));
+        assert_eq!(
+            window_mean(&buckets, 5, 110),
+            None,
+            "nothing for longer than the window"
+        );
+        record(&mut buckets, 106, 91.0);
+        assert_eq!(
+            window_mean(&buckets, 5, 106),
+            Some((15.0 - 1.0 - 2.0 + 91.0) / 5.0),
+            "a hole is a zero"
+        );
+        record(&mut buckets, 160, 1984.0);
+        assert_eq!(window_mean(&buckets, 5, 160), Some(1984.0), "a fresh beginning");
+        record(&mut buckets, 163, 4.0);
+        assert_eq!(window_mean(&buckets, 5, 163), Some((1984.0 + 4.0) / 4.0));
+        record(&mut buckets, 164, 5.0);
+        assert_eq!(window_mean(&buckets, 5, 164), Some((1984.0 + 4.0 + 5.0) / 5.0));
+
+        let mut holes: VecDeque<_> = (0..5).map(|at| (at, (at + 1) as f64)).collect();
+        assert_eq!(window_mean(&holes, 5, 4), Some(3.0));
+        record(&mut holes, 8, 2.0);
+        assert_eq!(window_mean(&holes, 5, 8), Some(7.0 / 5.0), "5, three zeros, 2");
+
+        // A window of another length at once, over the same values.
+        let six: VecDeque<_> = (0..6).map(|at| (at, (at + 1) as f64)).collect();
+        assert_eq!(window_mean(&six, 5, 5), Some(20.0 / 5.0));
+        let seven: VecDeque<_> = (1..7).map(|at| (at, (at + 1) as f64)).collect();
+        assert_eq!(
+            window_mean(&seven, 10, 6),
+            Some(27.0 / 6.0),
+            "as many as there are"
+        );
+        assert_eq!(window_mean(&seven, 4, 6), Some(22.0 / 4.0));
+
+        for (value, rounded) in [(3.6e-17, 0.0), (12_345.0, 12_345.0), (1.234_567_8, 1.234_567)] {
+            assert_eq!(window_mean(&VecDeque::from([(7, value)]), 5, 7), Some(rounded));
+        }
+        assert_eq!(window_mean(&VecDeque::new(), 5, 7), None);
     }
 }
