@@ -35,7 +35,7 @@ pub use cost::Cost;
 pub use counters::{
     FunctionCounters, RawCounters, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters,
 };
-use window::{Clock, Count, History, counted};
+use window::{Clock, Count, History, follow, number};
 
 /// The time constant of the fast window.
 pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
@@ -231,8 +231,6 @@ impl Counted {
 
 #[derive(Debug)]
 struct SlotState {
-    /// Whether the slot is somebody's: the place is kept for the next one.
-    in_use: bool,
     rates: SlotRates,
     /// Whether there was a sample before, and what was counted then.
     is_counting: bool,
@@ -252,7 +250,6 @@ struct SlotState {
 impl SlotState {
     fn new(id: InstanceId, service: ServiceId) -> SlotState {
         SlotState {
-            in_use: true,
             rates: SlotRates {
                 id,
                 service,
@@ -273,35 +270,36 @@ impl SlotState {
     /// had work waiting at this sample and the one before: that is what it can take.
     #[inline]
     fn sample(&mut self, raw: &SlotCounters, step: &Step, clock: &Clock) -> Option<u64> {
-        let now = Counted::of(raw);
         if !self.is_counting {
             // The first reading is where counting begins.
             self.is_counting = true;
-            self.last = now;
+            self.last = Counted::of(raw);
         }
-        let last = std::mem::replace(&mut self.last, now);
-        let arrivals = counted(now.arrivals, last.arrivals);
-        let to_bytes = counted(now.to_bytes, last.to_bytes);
-        let returns = counted(now.returns, last.returns);
-        let dropped = counted(now.ring_drops, last.ring_drops);
-        let new_flows = counted(now.new_flows, last.new_flows);
-        let taken = counted(now.consumed, last.consumed);
-        let hot_events = counted(now.hot, last.hot);
-        let throttled = counted(now.throttled_ns, last.throttled_ns);
+        let last = &mut self.last;
+        let arrivals = follow(&mut last.arrivals, raw.to_packets.wrapping_add(raw.ring_drops));
+        let to_bytes = follow(&mut last.to_bytes, raw.to_bytes);
+        let returns = follow(&mut last.returns, raw.back_packets);
+        let new_flows = follow(&mut last.new_flows, raw.new_flows);
+        let taken = follow(&mut last.consumed, raw.consumed);
+        let dropped = follow(&mut last.ring_drops, raw.ring_drops);
+        let hot_events = follow(&mut last.hot, raw.hot);
+        let throttled = follow(&mut last.throttled_ns, raw.throttled_ns);
         self.new_flows = new_flows;
         self.arrivals = self.arrivals.wrapping_add(arrivals);
 
         let rates = &mut self.rates;
         rates.at = step.now;
         let (arrivals, to_bytes) = (step.rate(arrivals), step.rate(to_bytes));
-        let (returns, drops) = (step.rate(returns), step.rate(dropped));
+        let returns = step.rate(returns);
         // In the order of the fields, so that two of them are one instruction.
         [rates.arrivals_fast_pps, rates.arrivals_held_pps] =
             step.fast_and_held([rates.arrivals_fast_pps, rates.arrivals_held_pps], arrivals);
         [rates.to_fast_bytes_per_s, rates.to_held_bytes_per_s] =
             step.fast_and_held([rates.to_fast_bytes_per_s, rates.to_held_bytes_per_s], to_bytes);
         step.fast(&mut rates.returns_fast_pps, returns);
-        step.fast(&mut rates.ring_drops_fast_pps, drops);
+        if dropped > 0 || rates.ring_drops_fast_pps > 0.0 {
+            step.fast(&mut rates.ring_drops_fast_pps, step.rate(dropped));
+        }
         step.fast(&mut rates.new_flows_fast_per_s, step.rate(new_flows));
         self.arrivals_history.push(clock, self.arrivals);
         rates.arrivals_stable_pps = self.arrivals_history.rate(clock, self.arrivals);
@@ -386,9 +384,7 @@ impl Step {
     /// Per second, where so much was counted in this step.
     #[inline]
     fn rate(&self, counted: u64) -> f64 {
-        // By way of the signed type, which is fewer instructions: no counter gets that far in a step.
-        let counted = i64::try_from(counted).unwrap_or(i64::MAX);
-        counted as f64 * self.per_s
+        number(counted) * self.per_s
     }
 
     /// Takes the rate of this step into a fast one.
@@ -410,8 +406,11 @@ impl Step {
 pub struct Collector {
     sampled_at: Option<Nanos>,
     age: Nanos,
-    slots: Box<[Option<Box<SlotState>>]>,
+    /// The slots in use, in ascending order, and what is known of each.
     assigned: Vec<Slot>,
+    states: Vec<SlotState>,
+    /// By slot: where it is in these two, if `assigned` says so too.
+    places: Box<[u16]>,
     services: Vec<ServiceState>,
     uplinks: Vec<UplinkState>,
     workers: Vec<WorkerState>,
@@ -430,8 +429,9 @@ impl Collector {
         Collector {
             sampled_at: None,
             age: Nanos::ZERO,
-            slots: (0..Slot::LIMIT).map(|_| None).collect(),
             assigned: Vec::with_capacity(Slot::LIMIT),
+            states: Vec::with_capacity(Slot::LIMIT),
+            places: vec![0; Slot::LIMIT].into_boxed_slice(),
             services: Vec::new(),
             uplinks: Vec::new(),
             workers: Vec::new(),
@@ -467,7 +467,7 @@ impl Collector {
         };
         state.clock = Clock::new(stable_window);
         state.offered_history = History::default();
-        for slot in self.slots.iter_mut().flatten() {
+        for slot in &mut self.states {
             if slot.rates.service == service {
                 slot.arrivals_history = History::default();
             }
@@ -477,29 +477,35 @@ impl Collector {
     /// From now on `slot` belongs to that instance. Its windows begin anew; what the slot's counters say at the next
     /// sample is where its counting begins, whether or not the switch has set them back to 0 for it.
     pub fn assign(&mut self, slot: Slot, service: ServiceId, id: InstanceId) {
-        let Some(place) = self.slots.get_mut(slot.index()) else {
-            return;
-        };
-        if service.index() >= self.services.len() {
+        if slot.index() >= Slot::LIMIT || service.index() >= self.services.len() {
             return;
         }
         let fresh = SlotState::new(id, service);
-        match place {
-            Some(state) => **state = fresh,
-            None => *place = Some(Box::new(fresh)),
-        }
-        if let Err(index) = self.assigned.binary_search(&slot) {
-            self.assigned.insert(index, slot);
+        match self.assigned.binary_search(&slot) {
+            Ok(at) => self.states[at] = fresh,
+            Err(at) => {
+                self.assigned.insert(at, slot);
+                self.states.insert(at, fresh);
+                self.note_places(at);
+            }
         }
     }
 
     /// The slot belongs to nobody from now on.
     pub fn release(&mut self, slot: Slot) {
-        if let Ok(index) = self.assigned.binary_search(&slot) {
-            self.assigned.remove(index);
+        if let Ok(at) = self.assigned.binary_search(&slot) {
+            self.assigned.remove(at);
+            self.states.remove(at);
+            self.note_places(at);
         }
-        if let Some(Some(state)) = self.slots.get_mut(slot.index()) {
-            state.in_use = false;
+    }
+
+    /// Notes where the slots are from that place on.
+    fn note_places(&mut self, from: usize) {
+        for (at, slot) in self.assigned.iter().enumerate().skip(from) {
+            if let Some(place) = self.places.get_mut(slot.index()) {
+                *place = at as u16;
+            }
         }
     }
 
@@ -544,13 +550,9 @@ impl Collector {
             state.rates.offered_stable_pps = state.offered_history.rate(&state.clock, state.offered.total);
             state.rates.live_flows = 0;
         }
-        for slot in &self.assigned {
-            let (Some(Some(state)), Some(counters)) =
-                (self.slots.get_mut(slot.index()), raw.slots.get(slot.index()))
-            else {
-                continue;
-            };
-            let Some(service) = self.services.get_mut(state.rates.service.index()) else {
+        for (slot, state) in self.assigned.iter().zip(&mut self.states) {
+            let service = self.services.get_mut(state.rates.service.index());
+            let (Some(service), Some(counters)) = (service, raw.slots.get(slot.index())) else {
                 continue;
             };
             let taken = state.sample(counters, &step, &service.clock);
@@ -575,15 +577,11 @@ impl Collector {
             rates.learned_capacity_pps = (state.learned_weight >= LEARNED_ENOUGH && state.learned > 0.0)
                 .then(|| state.learned / state.learned_weight);
         }
-        for slot in &self.assigned {
-            if let Some(Some(state)) = self.slots.get_mut(slot.index()) {
-                let expected = self
-                    .services
-                    .get(state.rates.service.index())
-                    .map_or(0.0, |s| s.rates.expected_pps);
-                state.rates.pending_pps =
-                    state.rates.pending_pps * (1.0 - step.weight) + state.new_flows as f64 * expected;
-            }
+        for state in &mut self.states {
+            let service = self.services.get(state.rates.service.index());
+            let expected = service.map_or(0.0, |s| s.rates.expected_pps);
+            state.rates.pending_pps =
+                state.rates.pending_pps * (1.0 - step.weight) + number(state.new_flows) * expected;
         }
 
         while self.uplinks.len() < raw.uplinks.len() {
@@ -608,8 +606,9 @@ impl Collector {
 
     /// What is known of a slot's instance; [`None`] where the slot is nobody's.
     pub fn slot(&self, slot: Slot) -> Option<&SlotRates> {
-        let state = self.slots.get(slot.index())?.as_ref()?;
-        state.in_use.then_some(&state.rates)
+        let at = usize::from(*self.places.get(slot.index())?);
+        let state = self.states.get(at)?;
+        (self.assigned.get(at) == Some(&slot)).then_some(&state.rates)
     }
 
     /// What is known of a service; zeros where there is no such service.

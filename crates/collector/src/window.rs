@@ -16,6 +16,19 @@ pub(crate) fn counted(value: u64, last: u64) -> u64 {
     if value < last { value } else { value - last }
 }
 
+/// What was counted since the reading before, in whose place this one is noted.
+#[inline]
+pub(crate) fn follow(last: &mut u64, value: u64) -> u64 {
+    counted(value, std::mem::replace(last, value))
+}
+
+/// A count as a number. By way of the signed type, which is fewer instructions; no counter of ours uses its sign, and what a
+/// function writes there does no harm.
+#[inline]
+pub(crate) fn number(count: u64) -> f64 {
+    (count & i64::MAX as u64) as i64 as f64
+}
+
 /// A counter as it is followed from sample to sample.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
@@ -141,7 +154,8 @@ impl History {
         let next = clock.next.map_or(total, |next| self.0[next]);
         // A history younger than its clock holds zeros: nothing was counted before it began.
         let counted = next.saturating_sub(first);
-        let at_begin = first as f64 + counted as f64 * clock.share;
-        (total as f64 - at_begin).max(0.0) / clock.span_s
+        let at_begin = number(first) + number(counted) * clock.share;
+        let since = number(total) - at_begin;
+        if since > 0.0 { since / clock.span_s } else { 0.0 }
     }
 }

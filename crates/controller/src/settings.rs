@@ -111,9 +111,12 @@ impl ServiceSettings {
     /// Packets per second that an instance can process that has `cpus`, where `usual_pps` is what one with the
     /// service's own quota can.
     pub(crate) fn capacity_of(&self, usual_pps: f64, cpus: Option<f64>) -> f64 {
-        let usual = self.container.as_ref().and_then(|spec| spec.cpu);
-        match (usual, cpus) {
-            (Some(usual), Some(cpus)) if usual.cpus() > 0.0 => usual_pps * cpus / usual.cpus(),
+        // Most have no quota.
+        let Some(cpus) = cpus else {
+            return usual_pps;
+        };
+        match self.container.as_ref().and_then(|spec| spec.cpu) {
+            Some(usual) if usual.cpus() > 0.0 => usual_pps * cpus / usual.cpus(),
             _ => usual_pps,
         }
     }

@@ -100,9 +100,12 @@ impl Default for Terms {
 #[derive(Clone, Debug)]
 pub struct Candidates {
     terms: Terms,
+    /// The first `count` are the list. While it is filled, those behind them are of the list before and are yet to come in
+    /// it, or have left.
     rows: Vec<Candidate>,
+    count: usize,
     /// The ramp of each, in steps of [`RAMP_STEPS`].
-    steps: Vec<u8>,
+    steps: Box<[u8]>,
     highest_step: u8,
     /// Load and capacity of those at the highest step, as the list was filled in.
     grown_load: f32,
@@ -112,9 +115,6 @@ pub struct Candidates {
     idle: Bits,
     /// Where in `rows` a slot is, if `rows` says so too.
     places: Box<[u16]>,
-    /// The rows of the last fill.
-    before: Vec<Candidate>,
-    before_at: usize,
     /// Whether a load above the lowest priority was ever in one of them.
     has_priorities: bool,
     revision: u64,
@@ -135,15 +135,14 @@ impl Candidates {
         Candidates {
             terms: Terms::default(),
             rows: Vec::with_capacity(Slot::LIMIT),
-            steps: Vec::with_capacity(Slot::LIMIT),
+            count: 0,
+            steps: vec![0; Slot::LIMIT].into_boxed_slice(),
             highest_step: 0,
             grown_load: 0.0,
             grown_capacity: 0.0,
             fitting: Bits::new(),
             idle: Bits::new(),
             places: vec![0; Slot::LIMIT].into_boxed_slice(),
-            before: Vec::with_capacity(Slot::LIMIT),
-            before_at: 0,
             has_priorities: false,
             revision: 0,
             shape: 0,
@@ -155,15 +154,13 @@ impl Candidates {
     /// Begins a new list.
     pub fn begin(&mut self, terms: Terms) {
         self.terms = terms;
-        std::mem::swap(&mut self.before, &mut self.rows);
-        self.before_at = 0;
-        self.rows.clear();
+        self.rows.truncate(self.count);
+        self.count = 0;
         self.empty();
     }
 
     /// Forgets what is derived from the rows.
     fn empty(&mut self) {
-        self.steps.clear();
         self.highest_step = 0;
         self.grown_load = 0.0;
         self.grown_capacity = 0.0;
@@ -178,26 +175,50 @@ impl Candidates {
     // Always: callers that do not know priorities say so with zeros, which then need not be added up.
     #[inline(always)]
     pub fn push(&mut self, mut candidate: Candidate) {
-        let is_next = self.rows.last().is_none_or(|last| last.slot < candidate.slot);
-        if is_next && candidate.slot.index() < Slot::LIMIT {
-            if total(&candidate.queues) > 0.0 {
-                self.has_priorities = true;
-            } else {
-                candidate.queues = self.carried_queues(candidate.slot, candidate.load);
-            }
-            self.derive(self.rows.len(), &candidate);
-            self.rows.push(candidate);
+        let at = self.count;
+        let last = self.rows().last();
+        if last.is_some_and(|last| last.slot >= candidate.slot) || candidate.slot.index() >= Slot::LIMIT {
+            return;
         }
+        // Mostly it is there that it was in the list before.
+        let mut before = self.rows.get(at);
+        if before.is_some_and(|row| row.slot < candidate.slot) {
+            let left = self
+                .rows
+                .iter()
+                .skip(at)
+                .take_while(|row| row.slot < candidate.slot);
+            let left = left.count();
+            self.rows.drain(at..at + left);
+            before = self.rows.get(at);
+        }
+        let before = before.filter(|row| row.slot == candidate.slot);
+        if total(&candidate.queues) > 0.0 {
+            self.has_priorities = true;
+        } else {
+            let before = before.map(|row| &row.queues);
+            candidate.queues = carried_queues(before, candidate.load, self.has_priorities);
+        }
+        if before.is_none() {
+            self.rows.insert(at, candidate);
+        } else if let Some(row) = self.rows.get_mut(at) {
+            *row = candidate;
+        }
+        self.count += 1;
+        self.derive(at, &candidate);
     }
 
     /// What follows from the row at `index`, after those of the rows before it.
-    #[inline]
+    // Always: what a caller has in registers need not be put together first.
+    #[inline(always)]
     fn derive(&mut self, index: usize, row: &Candidate) {
         if let Some(place) = self.places.get_mut(row.slot.index()) {
             *place = index as u16;
         }
         let step = ramp_step(row.active_for, self.terms.slow_start);
-        self.steps.push(step);
+        if let Some(place) = self.steps.get_mut(index) {
+            *place = step;
+        }
         if step > self.highest_step {
             (self.highest_step, self.grown_load, self.grown_capacity) = (step, 0.0, 0.0);
         }
@@ -214,41 +235,12 @@ impl Candidates {
         self.note(index, row);
     }
 
-    /// A load whose priorities are not known has those of the flows pinned so far.
-    #[inline]
-    fn carried_queues(&mut self, slot: Slot, load: f32) -> [f32; PRIORITIES] {
-        let load = if load > 0.0 { load } else { 0.0 };
-        while let Some(row) = self.before.get(self.before_at)
-            && row.slot < slot
-        {
-            self.before_at += 1;
-        }
-        if let Some(row) = self.before.get(self.before_at)
-            && row.slot == slot
-        {
-            let [lowest, ..] = row.queues;
-            let before = if self.has_priorities {
-                total(&row.queues)
-            } else {
-                lowest
-            };
-            if before > 0.0 {
-                // What is left when all flows have ended is no memory of them.
-                let scale = load / before;
-                return if self.has_priorities {
-                    row.queues.map(|queue| queue * scale)
-                } else {
-                    of_lowest(lowest * scale)
-                };
-            }
-        }
-        of_lowest(load)
-    }
-
     /// Takes one out, where it is in: it takes no new flows from now on.
     pub fn remove(&mut self, slot: Slot) {
-        if self.index_of(slot).is_some() {
-            self.rows.retain(|row| row.slot != slot);
+        if let Some(at) = self.index_of(slot) {
+            self.rows.truncate(self.count);
+            self.rows.remove(at);
+            self.count -= 1;
             self.empty();
             let rows = std::mem::take(&mut self.rows);
             for (index, row) in rows.iter().enumerate() {
@@ -267,21 +259,28 @@ impl Candidates {
     /// The same for as many flows like this one, for whoever counts flows by the thousand; at least one.
     #[inline]
     pub fn pin_many(&mut self, index: usize, flow: &NewFlow<'_>, flows: f32) {
-        let Some(row) = self.rows.get_mut(index) else {
+        let Some(row) = self
+            .rows
+            .get_mut(..self.count)
+            .and_then(|rows| rows.get_mut(index))
+        else {
             return;
         };
         let load = flow.expected * flows;
         row.load += load;
         row.live_flows = row.live_flows.saturating_add(nearest(flows).max(1));
-        let priority = flow.priority();
+        let priority = flow.priority() as u32;
         self.has_priorities |= priority > 0;
-        if let Some(queue) = row.queues.get_mut(priority) {
-            *queue += load;
-        }
-        let row = *row;
+        // All of them are written, not the one that grows alone: who reads them next reads them together, and would have to
+        // wait until a narrower write has left the processor's store buffer.
+        row.queues =
+            std::array::from_fn(|at| row.queues[at] + if at as u32 == priority { load } else { 0.0 });
+        let fits = row.fits(self.terms.fit);
         self.pins += 1;
         self.pinned = index;
-        self.note(index, &row);
+        self.fitting.put(index, fits);
+        // It has a flow.
+        self.idle.put(index, false);
     }
 
     /// Keeps what is known of a row in step with it.
@@ -295,33 +294,32 @@ impl Candidates {
     /// How many there are.
     #[inline]
     pub fn len(&self) -> usize {
-        self.rows.len()
+        self.count
     }
 
     /// Whether there is none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.count == 0
     }
 
     /// All of them, in ascending order of slot.
     #[inline]
     pub fn rows(&self) -> &[Candidate] {
-        &self.rows
+        self.rows.get(..self.count).unwrap_or_default()
     }
 
     /// The one at `index`.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&Candidate> {
-        self.rows.get(index)
+        self.rows().get(index)
     }
 
     /// Where the one in that slot is.
     #[inline]
     pub fn index_of(&self, slot: Slot) -> Option<usize> {
         let index = usize::from(*self.places.get(slot.index())?);
-        self.rows
-            .get(index)
+        self.get(index)
             .is_some_and(|row| row.slot == slot)
             .then_some(index)
     }
@@ -341,13 +339,13 @@ impl Candidates {
     /// The first that a flow fits, looked for from `start` on and around.
     #[inline]
     pub fn next_fitting(&self, start: usize) -> Option<usize> {
-        self.fitting.next(start, self.rows.len())
+        self.fitting.next(start, self.count)
     }
 
     /// The first that has no flow and nothing to do, looked for from `start` on and around.
     #[inline]
     pub fn next_idle(&self, start: usize) -> Option<usize> {
-        self.idle.next(start, self.rows.len())
+        self.idle.next(start, self.count)
     }
 
     /// The share of its full part that the one at `index` should get now, above 0 and at most 1: 1/16 when it becomes
@@ -385,7 +383,7 @@ impl Candidates {
     /// [ramp](Candidates::ramp).
     #[inline]
     pub(crate) fn ramped_utilisation(&self, index: usize) -> f32 {
-        let Some(row) = self.rows.get(index) else {
+        let Some(row) = self.get(index) else {
             return f32::INFINITY;
         };
         let ramp = self.ramp(index);
@@ -405,7 +403,8 @@ impl Candidates {
     /// Another number whenever the slots, their weights or their ramps are others.
     #[inline]
     pub(crate) fn shape(&self) -> u64 {
-        if self.steps.iter().all(|step| *step == self.highest_step) {
+        let mut steps = self.steps.iter().take(self.count);
+        if steps.all(|step| *step == self.highest_step) {
             return self.shape;
         }
         mix(self.shape ^ u64::from(self.need()))
@@ -416,6 +415,26 @@ impl Candidates {
     pub(crate) fn pins(&self) -> (u64, usize) {
         (self.pins, self.pinned)
     }
+}
+
+/// A load whose priorities are not known has those of the flows pinned so far, of which the list before knows.
+#[inline]
+fn carried_queues(before: Option<&[f32; PRIORITIES]>, load: f32, has_priorities: bool) -> [f32; PRIORITIES] {
+    let load = if load > 0.0 { load } else { 0.0 };
+    if let Some(queues) = before {
+        let [lowest, ..] = *queues;
+        let before = if has_priorities { total(queues) } else { lowest };
+        if before > 0.0 {
+            // What is left when all flows have ended is no memory of them.
+            let scale = load / before;
+            return if has_priorities {
+                queues.map(|queue| queue * scale)
+            } else {
+                of_lowest(lowest * scale)
+            };
+        }
+    }
+    of_lowest(load)
 }
 
 /// A load by priority, all of it of the lowest.

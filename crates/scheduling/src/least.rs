@@ -12,7 +12,8 @@ const TIE_BITS: u32 = 63 - 31 - INDEX_BITS;
 #[inline]
 pub(crate) fn key(fits: bool, cost: f32, tie: u32, index: usize) -> u64 {
     // Bits of floats that are not negative rise as the floats do.
-    let cost = u64::from(cost.max(0.0).to_bits());
+    let cost = if cost > 0.0 { cost } else { 0.0 };
+    let cost = u64::from(cost.to_bits());
     let tie = u64::from(tie.min((1 << TIE_BITS) - 1));
     u64::from(!fits) << 63 | cost << (TIE_BITS + INDEX_BITS) | tie << INDEX_BITS | index as u64
 }

@@ -10,18 +10,21 @@ use crate::message::{InstanceRow, SwitchRequest};
 use crate::settings::{CHECK_LIMIT, Ready, StandbyMode, YOUNG};
 
 impl Controller {
-    /// Whether an instance takes flows and nothing is to be done about it: what most do, seen at one look.
+    /// Whether an instance takes flows or stands by, and nothing is to be done about it: what most do, seen at one look.
     #[inline]
     pub(super) fn rests(&self, instance: &Instance) -> bool {
-        instance.state == InstanceState::Active
-            && instance.wanted_cpus == instance.cpus
-            && self
-                .services
-                .get(instance.service.index())
-                .is_some_and(|service| {
-                    !service.back_off.has_failed()
-                        && self.now.since(instance.since) < service.settings.stall_after
-                })
+        let Some(service) = self.services.get(instance.service.index()) else {
+            return false;
+        };
+        let rests = match instance.state {
+            InstanceState::Active => {
+                instance.wanted_cpus == instance.cpus
+                    && self.now.since(instance.since) < service.settings.stall_after
+            }
+            InstanceState::Standby => !instance.for_active && instance.container == Container::Paused,
+            _ => false,
+        };
+        rests && !service.back_off.has_failed()
     }
 
     /// Moves one instance on as far as it goes now. False where it is gone from the list.
