@@ -6,8 +6,11 @@
 //!
 //! It reads no clock, and has no socket: [`FakeNic::receive`] and [`FakeNic::output`] are its end of a connection.
 
+mod steered;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use model::{FlowKey, Nanos};
 use openflow::{
@@ -16,6 +19,7 @@ use openflow::{
     MultipartRequest, PacketIn, PacketInReason, PacketOut, Session, SessionError, Side, port,
 };
 use packet::{Parsed, parse};
+pub use steered::SteeredNic;
 
 /// What goes wrong, and how late everything is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +34,10 @@ pub struct Faults {
     pub packet_in_flood: u64,
     /// The longest time that a message waits before it is carried out.
     pub control_delay: Nanos,
+    /// How long it writes one rule, while the next ones wait.
+    pub rule_time: Nanos,
+    /// Whether messages between two barriers are carried out in any order, as OpenFlow allows.
+    pub reorders: bool,
     /// How long a round over the cache takes. No decision takes more than half of it.
     pub round: Nanos,
     /// The shortest and the longest time from a port to its other end. Order is kept within a port, not between ports.
@@ -46,6 +54,8 @@ impl Default for Faults {
             garbage_one_in: 0,
             packet_in_flood: 0,
             control_delay: Nanos::from_micros(200),
+            rule_time: Nanos::ZERO,
+            reorders: false,
             round: Nanos::from_millis(3),
             port_delay: (Nanos::from_micros(5), Nanos::from_micros(30)),
             counter_lag: Nanos::from_millis(100),
@@ -64,15 +74,19 @@ pub struct Delivered {
 
 /// What is looked up, in which table: every field of a packet, or the bits of it that a decision rests on.
 type Key = (u8, Match);
-type Shape = Vec<(FieldKind, Option<Vec<u8>>)>;
+type Shape = Arc<[(FieldKind, Option<Vec<u8>>)]>;
 /// Bits of fields.
 type Mask = BTreeMap<FieldKind, Vec<u8>>;
 
+/// What is decided for packets is forgotten when none came for so long, as Open vSwitch does (`max-idle`).
+const CACHE_IDLE: Nanos = Nanos::from_secs(10);
 /// Rules of every table are to be deleted (`OFPTT_ALL`).
 const ALL_TABLES: u8 = 0xff;
 
 /// Rules by table, by priority, and by which fields they match.
 type Place = (u8, Reverse<u16>, Shape);
+/// A rule, by its place and what it matches.
+type AtPlace = (Place, Match);
 
 #[derive(Debug)]
 struct Rule {
@@ -88,8 +102,9 @@ struct Cached {
     /// The packet that it was decided for, and what was looked at.
     packet: Key,
     mask: Mask,
-    actions: Vec<Action>,
-    rule: Option<(Place, Match)>,
+    actions: Arc<[Action]>,
+    rule: Option<AtPlace>,
+    used: Nanos,
 }
 
 impl Cached {
@@ -105,7 +120,12 @@ pub struct FakeNic {
     faults: Faults,
     chance: u64,
     session: Session,
+    /// Messages by when they are carried out.
     control: VecDeque<(Nanos, u32, Message)>,
+    /// None is carried out before the last barrier that was received.
+    barrier_at: Nanos,
+    /// Until then it writes rules that it has received.
+    busy_until: Nanos,
     rules: BTreeMap<Place, HashMap<Match, Rule>>,
     rule_count: usize,
     version: u64,
@@ -131,6 +151,8 @@ impl FakeNic {
             chance: seed,
             session: Session::new(Side::Switch, Limits::default(), now.0),
             control: VecDeque::new(),
+            barrier_at: Nanos::ZERO,
+            busy_until: Nanos::ZERO,
             rules: BTreeMap::new(),
             rule_count: 0,
             version: 0,
@@ -155,6 +177,7 @@ impl FakeNic {
     pub fn disconnect(&mut self, now: Nanos) {
         self.session = Session::new(Side::Switch, Limits::default(), now.0);
         self.control.clear();
+        self.busy_until = now;
     }
 
     /// Everything is lost, as when the process ends and begins anew.
@@ -212,13 +235,30 @@ impl FakeNic {
         self.session.receive(bytes, now.0);
         while let Some(event) = self.session.next_event()? {
             if let Event::Message { xid, message } = event {
-                let delay = self.below(self.faults.control_delay.0 + 1);
-                let last = self.control.back().map_or(0, |(at, ..)| at.0);
-                let at = Nanos((now.0 + delay).max(last));
-                self.control.push_back((at, xid, message));
+                self.take(xid, message, now);
             }
         }
         Ok(())
+    }
+
+    /// Puts a message in its place among those that wait.
+    fn take(&mut self, xid: u32, message: Message, now: Nanos) {
+        let delay = Nanos(self.below(self.faults.control_delay.0 + 1));
+        if matches!(message, Message::FlowMod(_)) {
+            self.busy_until = self.busy_until.max(now) + self.faults.rule_time;
+        }
+        let is_barrier = matches!(message, Message::BarrierRequest);
+        let last = self.control.back().map_or(now, |(at, ..)| *at);
+        let earliest = match self.faults.reorders && !is_barrier {
+            true => self.barrier_at,
+            false => last.max(self.barrier_at),
+        };
+        let at = (now + delay).max(earliest).max(self.busy_until);
+        if is_barrier {
+            self.barrier_at = at;
+        }
+        let place = self.control.partition_point(|(before, ..)| *before <= at);
+        self.control.insert(place, (at, xid, message));
     }
 
     /// What waits to be written to the connection.
@@ -229,6 +269,12 @@ impl FakeNic {
     /// That many bytes of it were written.
     pub fn written(&mut self, bytes: usize) {
         self.session.written(bytes);
+    }
+
+    /// When the next frame arrives at the other end of a port, if none comes in before.
+    pub fn next_delivery(&self) -> Option<Nanos> {
+        let lines = self.lines.values();
+        lines.filter_map(|line| Some(line.front()?.0)).min()
     }
 
     /// Time passes: messages are carried out, the cache is gone over.
@@ -260,7 +306,7 @@ impl FakeNic {
         }
         while self.round.last().is_some_and(|(at, ..)| *at <= now) {
             if let Some((_, mask, key)) = self.round.pop() {
-                self.revalidate(&mask, &key);
+                self.revalidate(&mask, &key, now);
             }
         }
         if now.0 >= self.counters_at.0 + self.faults.counter_lag.0 {
@@ -272,16 +318,16 @@ impl FakeNic {
     }
 
     /// Decides anew for the packet of an entry. One that rests on more than it did cannot stay: others may have to be told apart.
-    fn revalidate(&mut self, mask: &Mask, key: &Key) {
-        let packet = self.cache.get(mask).and_then(|of| of.get(key));
-        let Some(packet) = packet.map(|cached| cached.packet.clone()) else {
+    fn revalidate(&mut self, mask: &Mask, key: &Key, now: Nanos) {
+        let found = self.cache.get(mask).and_then(|of| of.get(key));
+        let Some((packet, used)) = found.map(|cached| (cached.packet.clone(), cached.used)) else {
             return;
         };
-        let decided = self.decide(&packet);
+        let decided = self.decide(&packet, used);
         let Some(of) = self.cache.get_mut(mask) else {
             return;
         };
-        if is_within(&decided.mask, mask) {
+        if is_within(&decided.mask, mask) && now.since(used) < CACHE_IDLE {
             let mask = mask.clone();
             of.insert(key.clone(), Cached { mask, ..decided });
         } else {
@@ -289,9 +335,14 @@ impl FakeNic {
         }
     }
 
-    fn cached(&self, key: &Key) -> Option<Cached> {
-        let found = |(mask, of): (&Mask, &BTreeMap<Key, Cached>)| of.get(&masked(key, mask)).cloned();
-        self.cache.iter().find_map(found)
+    /// What was decided before for such a packet: what is done to it, and by which rule.
+    fn cached(&mut self, key: &Key, now: Nanos) -> Option<(Arc<[Action]>, Option<AtPlace>)> {
+        let found = |(mask, of): (&Mask, &mut BTreeMap<Key, Cached>)| {
+            let cached = of.get_mut(&masked(key, mask))?;
+            cached.used = now;
+            Some((Arc::clone(&cached.actions), cached.rule.clone()))
+        };
+        self.cache.iter_mut().find_map(found)
     }
 
     fn say(&mut self, message: &Message) {
@@ -440,7 +491,7 @@ impl FakeNic {
     }
 
     /// What the rules say now about packets with these fields.
-    fn decide(&self, packet: &Key) -> Cached {
+    fn decide(&self, packet: &Key, used: Nanos) -> Cached {
         let (table, key) = packet;
         // What other fields rest on is always looked at.
         let basic = [
@@ -483,14 +534,16 @@ impl FakeNic {
                     mask,
                     actions: actions(&rule.flow.instructions),
                     rule: Some((place.clone(), part)),
+                    used,
                 };
             }
         }
         Cached {
             packet: packet.clone(),
             mask,
-            actions: Vec::new(),
+            actions: Arc::new([]),
             rule: None,
+            used,
         }
     }
 
@@ -502,29 +555,29 @@ impl FakeNic {
     }
 
     fn look_up(&mut self, key: Key, frame: &[u8], in_port: u32, now: Nanos) {
-        let decided = match self.cached(&key) {
+        let (actions, rule) = match self.cached(&key, now) {
             Some(cached) => cached,
             None => {
-                let decided = self.decide(&key);
+                let decided = self.decide(&key, now);
                 let common = decided.key();
                 if !self.entering.iter().any(|(.., of)| of.key() == common) {
                     let last = self.entering.back().map_or(0, |(at, ..)| at.0);
                     let at = Nanos((now.0 + self.below(self.faults.round.0 / 2 + 1)).max(last));
                     self.entering.push_back((at, self.version, decided.clone()));
                 }
-                decided
+                (decided.actions, decided.rule)
             }
         };
-        if let Some((place, matches)) = &decided.rule
+        if let Some((place, matches)) = &rule
             && let Some(rule) = self.rules.get_mut(place).and_then(|of| of.get_mut(matches))
         {
             rule.packets += 1;
             rule.bytes += frame.len() as u64;
         }
-        if decided.actions.is_empty() {
+        if actions.is_empty() {
             self.dropped += 1;
         }
-        self.execute(&decided.actions, frame, in_port, now);
+        self.execute(&actions, frame, in_port, now);
     }
 
     fn packet_out(&mut self, out: &PacketOut, now: Nanos) {
@@ -644,7 +697,7 @@ fn place(flow: &FlowMod) -> Place {
     (flow.table, Reverse(flow.priority), shape.collect())
 }
 
-fn actions(instructions: &[Instruction]) -> Vec<Action> {
+fn actions(instructions: &[Instruction]) -> Arc<[Action]> {
     let applied = instructions.iter().filter_map(|instruction| match instruction {
         Instruction::ApplyActions(actions) => Some(actions.clone()),
         _ => None,

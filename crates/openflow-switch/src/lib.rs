@@ -4,7 +4,7 @@
 //! one that has the flow.
 //!
 //! Key types: [`OpenFlowSwitch`] (the driver), [`Steering`] (the core), [`ServiceRules`] and [`Spread`] (what the rules match), [`RuleState`] and [`FlowRow`]
-//! (what is known of a flow), [`FakeNic`] (a switch that lags, refuses and forgets, for tests and simulations).
+//! (what is known of a flow), [`FakeNic`] (a switch that lags, refuses and forgets, for tests and simulations) and [`SteeredNic`] (both of them).
 //!
 //! # Life of a flow, set up proactively
 //!
@@ -38,7 +38,7 @@ mod rules;
 mod steering;
 
 pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
-pub use fake::{Delivered, FakeNic, Faults};
+pub use fake::{Delivered, FakeNic, Faults, SteeredNic};
 pub use flows::{FlowId, FlowRow, RuleState};
 pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
 pub use steering::{Fallback, Figures, IdleTimes, InstanceTerms, Settings, Setup, SlotFigures, Steering};

@@ -458,6 +458,11 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
+    /// Whether it sends to an uplink what an instance gives back.
+    pub(crate) const fn is_return(&self) -> bool {
+        self.priority == RETURN_PRIORITY
+    }
+
     /// The message that writes it.
     pub(crate) fn add(&self) -> Message {
         Message::FlowMod(FlowMod {

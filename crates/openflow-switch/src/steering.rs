@@ -126,6 +126,8 @@ const MOVE_SHARE: usize = 16;
 const TICK_FLOWS: usize = 256;
 /// After a rule was refused no exact rules are written for so long.
 const REFUSED_PAUSE: Nanos = Nanos::from_millis(100);
+/// So long after the switch refused a rule that no flow can do without, all rules are compared, and written again where they lack.
+const COMPARE_PAUSE: Nanos = Nanos::from_millis(200);
 /// Questions whose answers are still expected, and rules whose last counters are.
 const OPEN_LIMIT: usize = 65_536;
 
@@ -267,6 +269,8 @@ pub struct Steering {
     monitor: u32,
     services: Vec<Service>,
     instances: BTreeMap<Slot, Instance>,
+    /// Instances that have failed, and when nothing that they still give is sent on any more.
+    failing: BTreeMap<Slot, u64>,
     flows: BTreeMap<FlowId, Flow>,
     /// The rules of flows by their number.
     numbers: BTreeMap<u64, FlowId>,
@@ -289,6 +293,8 @@ pub struct Steering {
     statistics_at: Nanos,
     rebalance_at: Nanos,
     pins_closed_until: Nanos,
+    /// When rules are to be compared, because some were refused.
+    compare_at: Option<Nanos>,
     cursor: Option<FlowId>,
     slots: BTreeMap<Slot, SlotFigures>,
     fallbacks: Vec<CountedFallback>,
@@ -342,6 +348,7 @@ impl Steering {
             monitor,
             services: services.collect(),
             instances: BTreeMap::new(),
+            failing: BTreeMap::new(),
             flows: BTreeMap::new(),
             numbers: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -360,6 +367,7 @@ impl Steering {
             statistics_at: Nanos::ZERO,
             rebalance_at: Nanos::ZERO,
             pins_closed_until: Nanos::ZERO,
+            compare_at: None,
             cursor: None,
             slots: BTreeMap::new(),
             fallbacks: Vec::new(),
@@ -494,8 +502,37 @@ impl Steering {
         self.slot_figures(slot).live_flows == 0 && !self.may_get_flows(slot)
     }
 
-    /// The instance is gone. Flows that it has left are given to others when they next show themselves.
+    /// The instance has failed, which does not say that it is dead: what it still gives is sent on no more. When that is in
+    /// force it is gone, and not before: others may have its flows then.
+    pub fn fail(&mut self, slot: Slot) {
+        if !self.instances.contains_key(&slot) || self.failing.contains_key(&slot) {
+            return;
+        }
+        let rules = self.rules_of(slot).into_iter();
+        for rule in rules.filter(Rule::is_return) {
+            self.queue(Outgoing::Delete(rule));
+        }
+        let silent = self.prover.want();
+        self.failing.insert(slot, silent);
+    }
+
+    /// Whether it has failed and has not gone yet.
+    pub fn is_failing(&self, slot: Slot) -> bool {
+        self.failing.contains_key(&slot)
+    }
+
+    /// The instance is gone. Flows that it has left are given to others when they next show themselves. One that has failed goes by
+    /// itself: see [`Steering::fail`].
     pub fn remove(&mut self, slot: Slot, now: Nanos) {
+        if !self.failing.contains_key(&slot) {
+            self.forget(slot, now);
+        }
+    }
+
+    /// The instance is gone, also one that has failed while the switch could not be told.
+    pub(crate) fn forget(&mut self, slot: Slot, now: Nanos) {
+        let rules = self.rules_of(slot);
+        self.failing.remove(&slot);
         let lost: Vec<FlowId> = (self.flows.iter())
             .filter(|(_, flow)| flow.slot == slot)
             .map(|(id, _)| *id)
@@ -503,7 +540,6 @@ impl Steering {
         self.figures.failed_flows += lost.len() as u64;
         lost.into_iter().for_each(|id| self.end(id));
         self.leave_moves(slot, now);
-        let rules = self.rules_of(slot);
         let Some(instance) = self.instances.remove(&slot) else {
             return;
         };
@@ -539,6 +575,7 @@ impl Steering {
     /// The connection is gone. The switch goes on by the rules that it has.
     pub fn disconnected(&mut self) {
         self.link = Link::Down;
+        self.compare_at = None;
         self.outbox.clear();
         self.sent.clear();
         self.ending.clear();
@@ -638,6 +675,10 @@ impl Steering {
     fn refused(&mut self, xid: u32, error: &ErrorMessage, now: Nanos) {
         let Some(number) = self.sent.remove(&xid) else {
             self.figures.errors += 1;
+            if error.kind == ErrorMessage::FLOW_MOD_FAILED {
+                // Without it packets go nowhere.
+                self.compare_at = self.compare_at.or(Some(Nanos(now.0 + COMPARE_PAUSE.0)));
+            }
             return;
         };
         self.figures.refused += 1;
@@ -957,6 +998,9 @@ impl Steering {
         };
         let (of, ports) = (&service.rules, &instance.ports);
         let mut rules = instance_rules(slot, ports, &of.uplinks, self.monitor);
+        if self.failing.contains_key(&slot) {
+            rules.retain(|rule| !rule.is_return());
+        }
         if self.settings.setup == Setup::Proactive {
             rules.extend(marked_rules(slot, instance.mark, ports, &of.sides, self.monitor));
         }
@@ -1043,6 +1087,11 @@ impl Steering {
         if !matches!(self.link, Link::Up) {
             return;
         }
+        // What waits to be sent is sent first.
+        if self.compare_at.is_some_and(|at| now >= at) && self.outbox.is_empty() {
+            self.connected();
+            return;
+        }
         while let Some(step) = self.prover.next(now) {
             match step {
                 Step::Write(round) => {
@@ -1054,6 +1103,9 @@ impl Steering {
                 Step::Mark => self.inject(marker_frame()),
             }
         }
+        let silent = |(slot, silent): (&Slot, &u64)| self.prover.is_proven(*silent).then_some(*slot);
+        let gone: Vec<Slot> = self.failing.iter().filter_map(silent).collect();
+        gone.into_iter().for_each(|slot| self.forget(slot, now));
         if now >= self.pins_closed_until {
             let heaviest: Vec<FlowId> = self
                 .waiting

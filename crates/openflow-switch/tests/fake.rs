@@ -10,10 +10,10 @@ mod tracked;
 use std::collections::VecDeque;
 
 use model::{Nanos, ServiceId, Slot, protocol};
-use openflow::{Event, Field, Limits, Session};
+use openflow::Field;
 use openflow_switch::{
     FakeNic, Fallback, Family, Faults, IdleTimes, InstanceTerms, Part, RuleState, ServiceRules, Settings,
-    Setup, Side, Spread, Steering,
+    Setup, Side, Spread, SteeredNic, Steering,
 };
 use openvswitch::{DatapathFlow, Offload, datapath_flows};
 use proptest::prelude::*;
@@ -61,13 +61,10 @@ fn service(symmetric: bool) -> ServiceRules {
 /// A switch, its controller, and those who send.
 struct World {
     now: Nanos,
-    nic: FakeNic,
-    session: Option<Session>,
-    steering: Steering,
+    joined: SteeredNic,
     packets: Tracked,
     /// The longest queue that was seen.
     queued: u64,
-    events: u64,
 }
 
 impl World {
@@ -76,27 +73,22 @@ impl World {
         let scheduler = Scheduler::from_name("round-robin").unwrap();
         World {
             now,
-            nic: FakeNic::new(faults, seed, now),
-            session: None,
-            steering: Steering::new(settings, vec![(service(symmetric), scheduler)], MONITOR),
+            joined: SteeredNic::new(
+                FakeNic::new(faults, seed, now),
+                Steering::new(settings, vec![(service(symmetric), scheduler)], MONITOR),
+                MONITOR,
+            ),
             packets: Tracked::default(),
             queued: 0,
-            events: 0,
         }
     }
 
     fn connect(&mut self) {
-        self.session = Some(Session::new(
-            openflow::Side::Controller,
-            Limits::default(),
-            self.now.0,
-        ));
+        self.joined.connect(self.now);
     }
 
     fn cut(&mut self) {
-        self.session = None;
-        self.nic.disconnect(self.now);
-        self.steering.disconnected();
+        self.joined.cut(self.now);
     }
 
     fn scale(&mut self, active: u16, known: u16) {
@@ -107,7 +99,7 @@ impl World {
                 weight: 256,
                 ..InstanceTerms::default()
             };
-            self.steering.set_terms(Slot(slot), terms);
+            self.joined.steering.set_terms(Slot(slot), terms);
         }
     }
 
@@ -115,7 +107,7 @@ impl World {
     fn send(&mut self, flow: u32, is_answering: bool) {
         let frame = self.packets.next(flow, is_answering);
         let port = if is_answering { LAN } else { WAN };
-        self.nic.packet(port, &frame, self.now);
+        self.joined.nic.packet(port, &frame, self.now);
     }
 
     fn step(&mut self) {
@@ -124,41 +116,17 @@ impl World {
 
     fn step_by(&mut self, step: Nanos) {
         self.now.0 += step.0;
-        self.nic.tick(self.now);
-        if let Some(session) = &mut self.session {
-            let bytes = self.nic.output().to_vec();
-            self.nic.written(bytes.len());
-            session.receive(&bytes, self.now.0);
-            while let Some(event) = session.next_event().unwrap() {
-                self.events += 1;
-                match event {
-                    Event::Message {
-                        message: openflow::Message::FeaturesReply(_),
-                        ..
-                    } => self.steering.connected(),
-                    Event::Message { xid, message } => self.steering.message(xid, &message, self.now),
-                    Event::Agreed(_) | Event::Garbled { .. } => {}
-                }
-            }
-            self.steering.tick(self.now);
-            self.steering.send(|message| session.send(message).ok());
-            self.nic.receive(session.output(), self.now).unwrap();
-            session.written(session.output().len());
-        } else {
-            self.steering.tick(self.now);
+        let was_connected = self.joined.is_connected();
+        for delivered in self.joined.turn(self.now) {
+            assert!(delivered.port >= FIRST_INSTANCE, "to the port {}", delivered.port);
+            self.packets.arrived(delivered.port, &delivered.frame);
         }
-        for delivered in self.nic.delivered(self.now) {
-            if delivered.port == MONITOR {
-                self.steering.monitor(&delivered.frame, self.now);
-            } else {
-                assert!(delivered.port >= FIRST_INSTANCE, "to the port {}", delivered.port);
-                self.packets.arrived(delivered.port, &delivered.frame);
-            }
-        }
-        while let Some(frame) = self.steering.next_injection() {
-            self.nic.packet(MONITOR, &frame, self.now);
-        }
-        self.queued = self.queued.max(self.steering.figures().queued);
+        assert_eq!(
+            self.joined.is_connected(),
+            was_connected,
+            "both ends speak OpenFlow"
+        );
+        self.queued = self.queued.max(self.joined.steering.figures().queued);
     }
 
     fn run(&mut self, span: Nanos) {
@@ -174,7 +142,7 @@ impl World {
             assert!(
                 self.now.0 < until,
                 "not within 20 s: {what}; {:?}",
-                self.steering.figures()
+                self.joined.steering.figures()
             );
             self.step();
         }
@@ -184,13 +152,13 @@ impl World {
     fn ready(&mut self, instances: u16) {
         for slot in 0..instances {
             let port = FIRST_INSTANCE + u32::from(slot);
-            self.steering.attach(Slot(slot), SERVICE, vec![port]);
+            self.joined.steering.attach(Slot(slot), SERVICE, vec![port]);
         }
         self.scale(instances, instances);
         self.connect();
         self.until("buckets have instances, if there are any", |world| {
-            let buckets = world.steering.buckets(SERVICE);
-            world.steering.is_settled() && (buckets.len() == 1 || !buckets.contains(&None))
+            let buckets = world.joined.steering.buckets(SERVICE);
+            world.joined.steering.is_settled() && (buckets.len() == 1 || !buckets.contains(&None))
         });
         self.run(Nanos::from_millis(20));
     }
@@ -260,7 +228,7 @@ fn lagging(round_us: u64, control_us: u64, port_us: u64) -> Faults {
 
 fn assert_none_astray(world: &mut World) {
     let outcome = world.outcome();
-    let figures = world.steering.figures();
+    let figures = world.joined.steering.figures();
     assert_eq!(
         (
             outcome.lost,
@@ -286,13 +254,19 @@ proptest! {
         round_us in 300_u64..12_000,
         control_us in 10_u64..2_000,
         port_us in 5_u64..200,
+        reorders: bool,
+        rule_us in 0_u64..100,
         scales in prop::collection::vec(1_u16..=INSTANCES, 2..4),
     ) {
-        let faults = lagging(round_us, control_us, port_us);
+        let faults = Faults {
+            reorders,
+            rule_time: Nanos::from_micros(rule_us),
+            ..lagging(round_us, control_us, port_us)
+        };
         let mut world = World::new(faults, quick(Setup::Proactive), symmetric, seed);
         world.ready(INSTANCES);
         traffic_while_scaling(&mut world, seed, symmetric, &scales, Nanos::from_millis(120));
-        world.until("buckets have stopped moving", |world| !world.steering.is_moving());
+        world.until("buckets have stopped moving", |world| !world.joined.steering.is_moving());
         assert_none_astray(&mut world);
     }
 
@@ -305,16 +279,16 @@ proptest! {
     ) {
         let mut world = World::new(lagging(1_000, 200, 30), quick(Setup::Proactive), true, seed);
         world.ready(INSTANCES);
-        let places = world.nic.cookies().len() + rule_limit;
-        world.nic.set_faults(Faults {
+        let places = world.joined.nic.cookies().len() + rule_limit;
+        world.joined.nic.set_faults(Faults {
             refuse_one_in, rule_limit: places, garbage_one_in: 5, packet_in_flood: 3, ..lagging(1_000, 200, 30)
         });
         traffic_while_scaling(&mut world, seed, true, &scales, Nanos::from_millis(60));
         assert_none_astray(&mut world);
-        let figures = world.steering.figures();
+        let figures = world.joined.steering.figures();
         prop_assert!(figures.refused > 0, "{figures:?}");
         prop_assert!(world.queued < 5_000, "{}", world.queued);
-        prop_assert!(world.nic.cookies().len() <= places);
+        prop_assert!(world.joined.nic.cookies().len() <= places);
     }
 }
 
@@ -327,15 +301,21 @@ fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
     }
     let is_installed = |world: &World| {
         let installed = |row: openflow_switch::FlowRow| row.state == RuleState::Installed;
-        world.steering.flows().filter(|row| installed(*row)).count() == 4
+        world
+            .joined
+            .steering
+            .flows()
+            .filter(|row| installed(*row))
+            .count()
+            == 4
     };
     world.until("all flows have rules", is_installed);
     let offloads = |world: &World| -> Vec<Option<Offload>> {
-        let rows = world.steering.flows();
+        let rows = world.joined.steering.flows();
         rows.map(|row| row.offload).collect()
     };
     assert_eq!(offloads(&world), [None; 4]);
-    let ids: Vec<_> = world.steering.flows().map(|row| row.id).collect();
+    let ids: Vec<_> = world.joined.steering.flows().map(|row| row.id).collect();
     let line = |flow: usize, is_answering: bool, how: &str| {
         let of = ids[flow].tuple(is_answering);
         format!(
@@ -348,13 +328,13 @@ fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
     let said = line(0, false, "yes") + &line(0, true, "yes") + &line(1, true, "yes");
     let said = said + &line(2, false, "yes") + &line(2, true, "partial") + "ufid:2, nonsense\n";
     let found: Vec<DatapathFlow> = datapath_flows(&said).collect();
-    world.steering.set_offloaded(Some(&found));
+    world.joined.steering.set_offloaded(Some(&found));
     let expected = [Offload::Full, Offload::Full, Offload::Partial, Offload::None].map(Some);
     assert_eq!(offloads(&world), expected);
     // The hardware has given them up.
-    world.steering.set_offloaded(Some(&[]));
+    world.joined.steering.set_offloaded(Some(&[]));
     assert_eq!(offloads(&world), [Some(Offload::None); 4]);
-    world.steering.set_offloaded(None);
+    world.joined.steering.set_offloaded(None);
     assert_eq!(offloads(&world), [None; 4]);
 }
 
@@ -369,9 +349,11 @@ fn counters_are_as_late_as_the_hardware_shows_them() {
         world.ready(1);
         world.send(0, false);
         let is_installed = |row: openflow_switch::FlowRow| row.state == RuleState::Installed;
-        world.until("it has a rule", |world| world.steering.flows().any(is_installed));
+        world.until("it has a rule", |world| {
+            world.joined.steering.flows().any(is_installed)
+        });
         world.run(Nanos::from_millis(1_000));
-        let counted = |world: &World| world.steering.flows().next().map_or(0, |row| row.packets);
+        let counted = |world: &World| world.joined.steering.flows().next().map_or(0, |row| row.packets);
         let mut oldest = 0;
         for _ in 0..8 {
             let (before, since) = (counted(&world), world.now);
@@ -422,9 +404,11 @@ fn bursts_keep_their_order_too() {
     world.ready(INSTANCES);
     let span = Nanos::from_millis(if full_length() { 20_000 } else { 400 });
     bursts_while_scaling(&mut world, 7, &[3, 8, 3], span);
-    world.until("buckets have stopped moving", |world| !world.steering.is_moving());
+    world.until("buckets have stopped moving", |world| {
+        !world.joined.steering.is_moving()
+    });
     assert_none_astray(&mut world);
-    let figures = world.steering.figures();
+    let figures = world.joined.steering.figures();
     assert!(
         figures.moved_buckets > 20 && world.packets.flows.len() > 1_000,
         "{figures:?}"
@@ -471,28 +455,30 @@ fn a_full_table_leaves_flows_on_their_buckets_and_the_heaviest_get_rules() {
     world.scale(1, 4);
     long_flows(&mut world, 0..400, 3, STEP);
     let pinned = world
+        .joined
         .steering
         .flows()
         .filter(|flow| flow.state == RuleState::Installed)
         .count();
     assert!((90..=100).contains(&pinned), "{pinned}");
-    assert!(world.steering.figures().rules <= 100 && world.steering.figures().rule_waits > 0);
+    assert!(world.joined.steering.figures().rules <= 100 && world.joined.steering.figures().rule_waits > 0);
     // Some go on: when the others have ended, those get the rules, and buckets can move.
     long_flows(&mut world, 300..340, 250, STEP);
     let pinned = world
+        .joined
         .steering
         .flows()
         .filter(|flow| flow.state == RuleState::Installed)
         .count();
     assert_eq!(
-        (pinned, world.steering.flows().count()),
+        (pinned, world.joined.steering.flows().count()),
         (40, 40),
         "{:?}",
-        world.steering.figures()
+        world.joined.steering.figures()
     );
     assert_none_astray(&mut world);
     world.until("the others have no buckets", |world| {
-        (1..4).all(|slot| !world.steering.may_get_flows(Slot(slot)))
+        (1..4).all(|slot| !world.joined.steering.may_get_flows(Slot(slot)))
     });
 }
 
@@ -512,7 +498,7 @@ fn ten_times_more_flows_than_rules_send_nothing_astray() {
     for active in [8, 3, 8, 3] {
         world.scale(active, INSTANCES);
         long_flows(&mut world, 0..flows, 2, STEP);
-        assert!(world.steering.figures().rules <= rules as u64);
+        assert!(world.joined.steering.figures().rules <= rules as u64);
     }
     assert_none_astray(&mut world);
 }
@@ -526,7 +512,7 @@ fn draining_ends_with_the_last_flow() {
     let mut world = World::new(lagging(1_000, 100, 30), settings, true, 4);
     world.ready(2);
     long_flows(&mut world, 0..32, 20, STEP);
-    let of = |world: &World, slot| world.steering.slot_figures(Slot(slot)).live_flows;
+    let of = |world: &World, slot| world.joined.steering.slot_figures(Slot(slot)).live_flows;
     assert_eq!(of(&world, 0) + of(&world, 1), 32);
     let left = of(&world, 1);
     assert!(left > 0);
@@ -535,13 +521,13 @@ fn draining_ends_with_the_last_flow() {
         long_flows(&mut world, 0..32, 10, STEP);
         assert_eq!(of(&world, 1), left, "flows stay until they end");
     }
-    assert!(!world.steering.may_get_flows(Slot(1)) && !world.steering.is_drained(Slot(1)));
+    assert!(!world.joined.steering.may_get_flows(Slot(1)) && !world.joined.steering.is_drained(Slot(1)));
     assert_none_astray(&mut world);
-    world.until("it is drained", |world| world.steering.is_drained(Slot(1)));
+    world.until("it is drained", |world| world.joined.steering.is_drained(Slot(1)));
     // What the switch counted has come here, with the counters of rules that are gone.
     world.until("all is counted", |world| {
         let sum: u64 = (0..2)
-            .map(|slot| world.steering.slot_figures(Slot(slot)).packets)
+            .map(|slot| world.joined.steering.slot_figures(Slot(slot)).packets)
             .sum();
         sum == world
             .packets
@@ -550,9 +536,9 @@ fn draining_ends_with_the_last_flow() {
             .map(|sent| u64::from(sent.packets))
             .sum::<u64>()
     });
-    world.steering.remove(Slot(1), world.now);
+    world.joined.steering.remove(Slot(1), world.now);
     world.run(Nanos::from_millis(10));
-    assert_eq!(world.steering.figures().failed_flows, 0);
+    assert_eq!(world.joined.steering.figures().failed_flows, 0);
     long_flows(&mut world, 100..132, 3, STEP);
     assert_none_astray(&mut world);
 }
@@ -566,15 +552,15 @@ fn flows_of_an_instance_that_failed_begin_anew_elsewhere() {
         .filter(|(_, sent)| sent.instance == Some(FIRST_INSTANCE + 2))
         .map(|(flow, _)| *flow)
         .collect();
-    world.steering.remove(Slot(2), world.now);
+    world.joined.steering.remove(Slot(2), world.now);
     world.run(Nanos::from_millis(50));
-    assert_eq!(world.steering.figures().failed_flows, lost.len() as u64);
+    assert_eq!(world.joined.steering.figures().failed_flows, lost.len() as u64);
     assert!(!lost.is_empty());
     for flow in lost {
         world.packets.flows.get_mut(&flow).unwrap().instance = None;
     }
     long_flows(&mut world, 0..60, 10, STEP);
-    assert_eq!(world.steering.slot_figures(Slot(2)).live_flows, 0);
+    assert_eq!(world.joined.steering.slot_figures(Slot(2)).live_flows, 0);
     assert_none_astray(&mut world);
 }
 
@@ -583,17 +569,17 @@ fn a_cut_connection_is_not_noticed_by_flows() {
     let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 6);
     world.ready(4);
     long_flows(&mut world, 0..50, 10, STEP);
-    let rules = world.nic.cookies();
+    let rules = world.joined.nic.cookies();
     world.cut();
     // 30 s, in which new flows come too: they go by their buckets.
     long_flows(&mut world, 0..60, 500, Nanos::from_millis(1));
     assert_none_astray(&mut world);
-    assert_eq!(world.nic.cookies(), rules);
+    assert_eq!(world.joined.nic.cookies(), rules);
     world.connect();
     world.until("new flows have rules", |world| {
-        world.steering.figures().rules == 60
+        world.joined.steering.figures().rules == 60
     });
-    let figures = world.steering.figures();
+    let figures = world.joined.steering.figures();
     let marker = 1;
     assert_eq!(figures.agreed_rules, rules.len() as u64 - marker, "{figures:?}");
     long_flows(&mut world, 0..60, 10, STEP);
@@ -609,20 +595,86 @@ fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
     world.scale(1, 4);
     long_flows(&mut world, 0..200, 30, STEP);
     world.until("buckets have moved", |world| {
-        (1..4).all(|slot| !world.steering.may_get_flows(Slot(slot)))
+        (1..4).all(|slot| !world.joined.steering.may_get_flows(Slot(slot)))
     });
     assert_none_astray(&mut world);
     world.cut();
-    world.nic.restart(world.now);
+    world.joined.nic.restart(world.now);
     world.connect();
     long_flows(&mut world, 0..200, 30, STEP);
     world.run(Nanos::from_millis(50));
-    let (outcome, dropped) = (world.outcome(), world.nic.dropped());
+    let (outcome, dropped) = (world.outcome(), world.joined.nic.dropped());
     assert_eq!((outcome.duplicated, outcome.mis_steered), (0, 0), "{outcome:?}");
     assert!(
         dropped > 0 && outcome.lost == dropped,
         "what is lost is counted: {dropped} {outcome:?}"
     );
+}
+
+/// An instance that was taken for dead goes on to give back packets that it had: none leaves after the first one of its flow
+/// that another instance was given.
+#[test]
+fn what_a_failed_instance_sends_later_goes_nowhere() {
+    for seed in 0..8 {
+        let mut world = World::new(lagging(5_000, 200, 30), quick(Setup::Proactive), false, seed);
+        world.ready(3);
+        long_flows(&mut world, 0..60, 10, STEP);
+        world.until("flows have rules", |world| {
+            world.joined.steering.figures().rules == 60
+        });
+        let port = FIRST_INSTANCE + 2;
+        let lost: Vec<u32> = (world.packets.flows.iter())
+            .filter(|(_, sent)| sent.instance == Some(port))
+            .map(|(flow, _)| *flow)
+            .collect();
+        assert!(!lost.is_empty());
+        for flow in &lost {
+            world.packets.flows.get_mut(flow).unwrap().instance = None;
+        }
+        world.joined.steering.fail(Slot(2));
+        // Without the table's word: it is not in the table any more.
+        world.joined.steering.remove(Slot(2), world.now);
+        let mut sent_on = 0;
+        let mut served = 0;
+        for round in 0..2_500 {
+            let flow = lost[round % lost.len()];
+            // What the failed one still had, and what the flow sends.
+            let frame = world.packets.next(flow, false);
+            world.joined.nic.packet(port, &frame, world.now);
+            world.joined.nic.packet(WAN, &frame, world.now);
+            world.now.0 += STEP.0;
+            for delivered in world.joined.turn(world.now) {
+                match delivered.port {
+                    WAN | LAN if served > 0 => panic!("seed {seed}: sent on after {served} were served"),
+                    WAN | LAN => sent_on += 1,
+                    to => served += u32::from(to != port),
+                }
+            }
+        }
+        assert!(sent_on > 0, "it goes on until the switch has it");
+        assert!(served > 1_000, "its flows go on elsewhere: {served}");
+    }
+}
+
+/// Also the rules that no flow can do without, from the beginning.
+#[test]
+fn rules_that_were_refused_are_written_again() {
+    let faults = Faults {
+        refuse_one_in: 3,
+        ..lagging(1_000, 100, 30)
+    };
+    let mut world = World::new(faults, quick(Setup::Proactive), true, 11);
+    world.ready(4);
+    world.until("all that was refused is there", |world| {
+        let is_in_force = |slot| world.joined.steering.is_in_force(Slot(slot));
+        let cookies = world.joined.nic.cookies();
+        // One per uplink and two tables for each of 16 buckets; two to, one from and one for probes of each instance, and one for
+        // marks on each uplink; the marker's.
+        cookies.len() > 2 * 2 * 16 + 4 * 6 && (0..4).all(is_in_force)
+    });
+    long_flows(&mut world, 0..40, 20, STEP);
+    assert_none_astray(&mut world);
+    assert!(world.joined.steering.figures().errors > 0);
 }
 
 #[test]
@@ -633,16 +685,16 @@ fn an_evicted_rule_is_written_again_and_its_absence_seen() {
     world.scale(1, 2);
     long_flows(&mut world, 0..40, 60, STEP);
     world.until("buckets have moved", |world| {
-        !world.steering.may_get_flows(Slot(1))
+        !world.joined.steering.may_get_flows(Slot(1))
     });
     assert_none_astray(&mut world);
-    let before = world.nic.cookies();
+    let before = world.joined.nic.cookies();
     for cookie in &before {
-        world.nic.evict(*cookie);
+        world.joined.nic.evict(*cookie);
     }
     // Everything is gone, and pins come back by themselves.
     long_flows(&mut world, 0..40, 10, STEP);
-    let figures = world.steering.figures();
+    let figures = world.joined.steering.figures();
     assert_eq!(figures.evicted, 40, "{figures:?}");
     assert_eq!(figures.rules, 40);
 }
@@ -656,29 +708,31 @@ fn probes_come_back_and_packets_of_no_service_are_counted() {
         to: None,
     };
     world
+        .joined
         .steering
         .set_fallbacks(&[Family::Ipv4, Family::Ipv6, Family::Other].map(dropped));
     world.ready(2);
     // What the instance gives back of a probe goes to no uplink.
     let mut frame = vec![0; 60];
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
-    world.nic.packet(FIRST_INSTANCE + 1, &frame, world.now);
+    world.joined.nic.packet(FIRST_INSTANCE + 1, &frame, world.now);
     // An ARP request, of no service.
     frame[12..14].copy_from_slice(&[0x08, 0x06]);
-    world.nic.packet(WAN, &frame, world.now);
+    world.joined.nic.packet(WAN, &frame, world.now);
     world.until("the probe is back", |world| {
-        world.steering.slot_figures(Slot(1)).probes_back == 1
+        world.joined.steering.slot_figures(Slot(1)).probes_back == 1
     });
     let counted = |world: &World| -> Vec<u64> {
-        let of = world.steering.fallback_packets();
+        let of = world.joined.steering.fallback_packets();
         of.map(|(_, packets)| packets).collect()
     };
     world.until("the other packet is counted", |world| counted(world) == [0, 0, 1]);
     // They may change: the rule of the same match takes the place of the old one, and nothing is counted twice.
     world
+        .joined
         .steering
         .set_fallbacks(&[Family::Ipv4, Family::Ipv6].map(dropped));
     world.run(Nanos::from_millis(300));
     assert_eq!(counted(&world), [0, 0]);
-    assert_eq!(world.steering.figures().errors, 0);
+    assert_eq!(world.joined.steering.figures().errors, 0);
 }

@@ -397,6 +397,75 @@ fn flows_keep_their_instance_while_buckets_move() {
     assert!(sum(&world) < 2 * flows * 5, "{}", sum(&world));
 }
 
+/// An instance that was taken for dead goes on to give back packets: none of those that it gives after another instance was given
+/// one of its flows leaves.
+#[test]
+fn what_a_failed_instance_sends_later_goes_nowhere() {
+    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+        return;
+    };
+    world.flows_while_scaling(&[4], 40);
+    world.until("flows have rules", |world| world.steering.figures().rules == 40);
+    let port = FIRST_INSTANCE + 1;
+    let lost: Vec<u32> = (world.packets.flows.iter())
+        .filter(|(_, sent)| sent.instance == Some(port))
+        .map(|(flow, _)| *flow)
+        .collect();
+    assert!(!lost.is_empty());
+    // Until then what it gives leaves.
+    let frame = world.packets.next(lost[0], false);
+    world.wan.send(&frame);
+    world.instances[1].send(&frame);
+    let since = Instant::now();
+    while world.wan.receive().is_none() {
+        assert!(since.elapsed() < LIMIT, "nothing that an instance gives leaves");
+        world.run(Duration::from_micros(500));
+    }
+    for flow in &lost {
+        world.packets.flows.get_mut(flow).unwrap().instance = None;
+    }
+    world.steering.fail(Slot(1));
+    let now = Nanos(world.began.elapsed().as_nanos() as u64);
+    world.steering.remove(Slot(1), now);
+    let is_elsewhere = |world: &World| {
+        let mut flows = lost.iter().filter_map(|flow| world.packets.flows.get(flow));
+        flows.any(|sent| sent.instance.is_some_and(|of| of != port))
+    };
+    let (mut sent, mut moved_at) = (0_u32, None);
+    let since = Instant::now();
+    while moved_at.is_none_or(|at| sent < at + 500) {
+        assert!(
+            since.elapsed() < LIMIT,
+            "its flows stay: {:?}",
+            world.steering.figures()
+        );
+        // What the failed one still gives has its number at the end.
+        let mut frame = world.packets.next(lost[sent as usize % lost.len()], false);
+        world.wan.send(&frame);
+        let end = frame.len() - 4;
+        frame[end..].copy_from_slice(&sent.to_be_bytes());
+        world.instances[1].send(&frame);
+        sent += 1;
+        world.run(Duration::from_micros(500));
+        while let Some(frame) = world.wan.receive() {
+            let number = u32::from_be_bytes(*frame.last_chunk().unwrap());
+            assert!(
+                moved_at.is_none_or(|at| number < at),
+                "{number} left after {moved_at:?}"
+            );
+        }
+        // Where it was given one before it failed, a packet may come to it late: it is nobody's by then.
+        for flow in &lost {
+            let sent = world.packets.flows.get_mut(flow).unwrap();
+            sent.instance = sent.instance.filter(|of| *of != port);
+        }
+        if moved_at.is_none() && is_elsewhere(&world) {
+            moved_at = Some(sent);
+        }
+    }
+    assert_eq!(world.steering.figures().failed_flows, lost.len() as u64);
+}
+
 #[test]
 fn counters_are_as_late_as_the_switch_is_told() {
     for lag_ms in [100, 500] {

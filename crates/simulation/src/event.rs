@@ -8,6 +8,7 @@ use model::{Nanos, Slot};
 use traffic::Random;
 
 use crate::Error;
+use crate::card::{CardSwitch, Passing};
 use crate::control::{Control, SERVICE, SlotChange};
 use crate::load::{Compiled, whole_ms};
 use crate::outcome::{Interval, Recorder};
@@ -57,8 +58,15 @@ struct Place {
     served: u64,
 }
 
-/// Flows of one class of an aggregate: where each is pinned.
-type Members = Vec<Slot>;
+/// A flow of an aggregate: its key's number, and where it is pinned.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    number: u64,
+    slot: Slot,
+}
+
+/// Flows of one class of an aggregate.
+type Members = Vec<Member>;
 
 struct Events<'a> {
     scenario: &'a Scenario,
@@ -73,6 +81,8 @@ struct Events<'a> {
     part: Vec<f64>,
     rates: Vec<(f64, u32)>,
     steering: Steering,
+    /// Where a card's rules give packets to instances.
+    card: Option<CardSwitch>,
     random: Random,
     numbers: u64,
     latency: Histogram<u64>,
@@ -98,6 +108,10 @@ pub(crate) fn run(
     let end = zero + crate::load::seconds(scenario.duration_s);
     let mut events = Events::new(scenario, compiled, seed)?;
     events.take_over(&mut control);
+    if let Some(card) = &mut events.card {
+        card.set_terms(&control);
+        card.settle();
+    }
     let step = Nanos::from_millis(scenario.step.min_ms);
     while control.now < end {
         let from = control.now.since(zero);
@@ -145,6 +159,9 @@ impl<'a> Events<'a> {
             part: vec![0.0; compiled.aggregates.len()],
             rates: vec![(0.0, 0); compiled.aggregates.len()],
             steering: Steering::new(scenario)?,
+            card: (scenario.card.as_ref())
+                .map(|card| CardSwitch::new(card, scenario, seed))
+                .transpose()?,
             random: Random::new(seed ^ 0xe7e_475),
             numbers: seed << 32,
             latency: histogram()?,
@@ -189,10 +206,21 @@ impl<'a> Events<'a> {
                         served: 0,
                     });
                     control.raw.slots[slot.index()] = collector::SlotCounters::default();
+                    if let Some(card) = &mut self.card {
+                        card.attach(slot);
+                    }
                 }
-                SlotChange::Unpinned(slot) => self.unpin(slot),
+                SlotChange::Unpinned(slot) => {
+                    self.unpin(slot);
+                    if let Some(card) = &mut self.card {
+                        self.interval.moved += card.unpin(slot) as f64;
+                    }
+                }
                 SlotChange::Failed(slot) | SlotChange::Gone(slot) => {
                     self.unpin(slot);
+                    if let Some(card) = &mut self.card {
+                        self.interval.moved += card.remove(slot) as f64;
+                    }
                     if let Some(place) = self.places.get_mut(slot.index()).and_then(Option::take) {
                         self.interval.lost_failed += place.station.len() as f64;
                     }
@@ -236,9 +264,9 @@ impl<'a> Events<'a> {
             .iter_mut()
             .flatten()
             .flatten()
-            .filter(|member| **member == slot)
+            .filter(|member| member.slot == slot)
         {
-            *member = Slot::NONE;
+            member.slot = Slot::NONE;
             self.interval.moved += 1.0;
         }
         if let Some(Some(place)) = self.places.get_mut(slot.index()) {
@@ -246,8 +274,11 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// A new flow's instance.
+    /// A new flow's instance. A card's rules are not asked before its packets meet them.
     fn pin(&mut self, number: u64, dscp: u8) -> Slot {
+        if self.card.is_some() {
+            return Slot::NONE;
+        }
         let slot = self.steering.pick(number, 1.0, dscp);
         if let Some(Some(place)) = self.places.get_mut(slot.index()) {
             place.live += 1;
@@ -256,7 +287,10 @@ impl<'a> Events<'a> {
         slot
     }
 
-    fn unlive(&mut self, slot: Slot) {
+    fn unlive(&mut self, number: u64, slot: Slot) {
+        if let Some(card) = &mut self.card {
+            card.forget(number);
+        }
         if let Some(Some(place)) = self.places.get_mut(slot.index()) {
             place.live = place.live.saturating_sub(1);
         }
@@ -265,6 +299,9 @@ impl<'a> Events<'a> {
     /// Everything from `from` to `to`.
     fn play(&mut self, control: &mut Control, from: u64, to: u64) {
         let places = &self.places;
+        if let Some(card) = &mut self.card {
+            card.set_terms(control);
+        }
         self.steering.relist(control, |slot| {
             places
                 .get(slot.index())
@@ -272,9 +309,23 @@ impl<'a> Events<'a> {
                 .map_or(0.0, |place| place.live as f64)
         });
         self.flows_come_and_go(from, to);
-        while let Some(Reverse((at, happening))) = self.heap.peek().copied()
-            && at < to
-        {
+        loop {
+            let next = self.heap.peek().map_or(to, |Reverse((at, _))| *at).min(to);
+            if let Some(card) = &mut self.card
+                && card.next_at() <= next
+            {
+                let at = card.next_at();
+                for (slot, packet) in card.turn_at(at) {
+                    self.arrive(at, slot, packet);
+                }
+                continue;
+            }
+            let Some(Reverse((at, happening))) = self.heap.peek().copied() else {
+                break;
+            };
+            if at >= to {
+                break;
+            }
             self.heap.pop();
             self.events += 1;
             match happening {
@@ -326,7 +377,8 @@ impl<'a> Events<'a> {
                 }
                 self.numbers += 1;
                 let slot = self.pin(self.numbers, 0);
-                self.members[index][class].push(slot);
+                let number = self.numbers;
+                self.members[index][class].push(Member { number, slot });
             }
             for class in 0..self.members[index].len() {
                 let life_s = self.compiled.aggregates[index].classes[class].life_s;
@@ -342,8 +394,8 @@ impl<'a> Events<'a> {
                 for _ in 0..ends.min(self.members[index][class].len()) {
                     let count = self.members[index][class].len();
                     let at = (self.random.bits() % count as u64) as usize;
-                    let slot = self.members[index][class].swap_remove(at);
-                    self.unlive(slot);
+                    let member = self.members[index][class].swap_remove(at);
+                    self.unlive(member.number, member.slot);
                 }
             }
             if self.rates[index].0 != pps {
@@ -423,7 +475,7 @@ impl<'a> Events<'a> {
         let single = self.compiled.singles[flow.single];
         self.flows[index].lives = false;
         self.free.push(index);
-        self.unlive(flow.slot);
+        self.unlive(flow.number, flow.slot);
         if now >= self.counted_from
             && let Some(finished) = self.finished.get_mut(single.source)
         {
@@ -447,8 +499,14 @@ impl<'a> Events<'a> {
                 slot = self.pin(flow.number, single.dscp);
                 self.flows[index].slot = slot;
             }
-            let actor = flow.number;
-            self.packet(at, slot, Some(index as u32), single.source, actor);
+            let packet = Passing {
+                number: flow.number,
+                flow: Some(index as u32),
+                source: single.source,
+                actor: flow.number,
+                at,
+            };
+            self.packet(slot, packet);
         }
         self.next_of_single(index, at);
     }
@@ -483,31 +541,53 @@ impl<'a> Events<'a> {
         }
         let source = aggregate.source;
         if let Some((class, member)) = chosen {
-            let mut slot = members[class][member];
+            let Member { number, mut slot } = members[class][member];
             if slot == Slot::NONE {
                 self.numbers += 1;
                 slot = self.pin(self.numbers, 0);
-                self.members[place][class][member] = slot;
+                self.members[place][class][member].slot = slot;
             }
-            let actor = self.random.bits();
-            self.packet(at, slot, None, source, actor);
+            let packet = Passing {
+                number,
+                flow: None,
+                source,
+                actor: self.random.bits(),
+                at,
+            };
+            self.packet(slot, packet);
         }
         self.next_aggregate(place, at);
     }
 
-    fn packet(&mut self, at: u64, slot: Slot, flow: Option<u32>, source: usize, actor: u64) {
-        let bytes = self.compiled.bytes.get(source).copied().unwrap_or(0.0) as u64;
+    fn bytes_of(&self, packet: &Passing) -> u64 {
+        self.compiled.bytes.get(packet.source).copied().unwrap_or(0.0) as u64
+    }
+
+    /// A packet comes in, of a flow that is pinned there where no card's rules say where it goes.
+    fn packet(&mut self, slot: Slot, packet: Passing) {
         self.offered += 1;
-        self.offered_bytes += bytes;
+        self.offered_bytes += self.bytes_of(&packet);
         self.interval.offered += 1.0;
-        let Some(Some(place)) = self.places.get_mut(slot.index()) else {
+        if let Some(card) = &mut self.card {
+            card.send(packet);
+        } else if self.place(slot).is_some() {
+            self.arrive(packet.at, slot, packet);
+        } else {
             self.unserved += 1;
             self.interval.lost_unserved += 1.0;
+        }
+    }
+
+    /// A packet has come to an instance.
+    fn arrive(&mut self, at: u64, slot: Slot, packet: Passing) {
+        let bytes = self.bytes_of(&packet);
+        let Some(Some(place)) = self.places.get_mut(slot.index()) else {
+            self.interval.lost_failed += 1.0;
             return;
         };
         place.arrivals += 1;
         let queue = &self.scenario.queue;
-        let actor = (actor % u64::from(queue.actors)) as u32;
+        let actor = (packet.actor % u64::from(queue.actors)) as u32;
         let work = match queue.service {
             Work::Capacity => None,
             Work::CapacityExponential => Some(place.station.work_ns() * self.random.exponential()),
@@ -528,11 +608,11 @@ impl<'a> Events<'a> {
             }
         };
         let job = Job {
-            arrived: at,
+            arrived: packet.at,
             work_ns: work.unwrap_or_else(|| place.station.work_ns()),
             actor,
-            source: source as u32,
-            flow: flow.unwrap_or(u32::MAX),
+            source: packet.source as u32,
+            flow: packet.flow.unwrap_or(u32::MAX),
         };
         if place.station.take(job) {
             place.to += 1;
@@ -595,6 +675,15 @@ impl<'a> Events<'a> {
     fn count(&mut self, control: &mut Control) {
         let ring = u64::from(self.scenario.instances.ring_slots);
         let servers = u64::from(self.scenario.queue.servers);
+        if let Some(card) = &mut self.card {
+            card.count(&mut self.interval);
+            for row in &control.rows {
+                if let Some(Some(place)) = self.places.get_mut(row.slot.index()) {
+                    let drains = !row.state.takes_new_flows();
+                    (place.live, place.new_flows) = card.flows_of(row.slot, drains);
+                }
+            }
+        }
         for (place, raw) in self.places.iter().zip(control.raw.slots.iter_mut()) {
             let Some(place) = place else { continue };
             raw.to_packets = place.to;
@@ -653,5 +742,8 @@ impl<'a> Events<'a> {
             put(format!("finished_flows_of_{index}"), *finished as f64);
         }
         put("events".to_owned(), self.events as f64);
+        if let Some(card) = &self.card {
+            card.tell(recorder);
+        }
     }
 }

@@ -17,11 +17,13 @@
 //! | every pick (`scheduling`), every decision (`autoscaling`) | flows, their rates and lives |
 //! | windows, rates, learned capacity (`collector`) | counters, and how late they are |
 //! | states, standby, drain, the order of starts and stops (`controller`) | the times that these take (`engine`'s fake) |
+//! | steering by a card's rules (`openflow-switch`), where a scenario has a card | the card (the fake switch of its tests) |
 //! | | capacity, rings, contention, quota stalls |
 //!
 //! Every chance comes from a seed: the same scenario, seed and build give the same bytes.
 #![forbid(unsafe_code)]
 
+mod card;
 mod control;
 mod error;
 mod event;
@@ -36,6 +38,7 @@ mod scenario;
 mod steering;
 mod sweep;
 
+pub use card::{Card, CardSetup};
 pub use error::Error;
 pub use expectation::{Check, Checked};
 pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::Error;
+use crate::card::Card;
 use crate::expectation::Check;
 
 /// Longest run that is played, in seconds: eight weeks.
@@ -106,6 +107,9 @@ pub struct Scenario {
     /// What comes in.
     #[serde(default)]
     pub traffic: Vec<Traffic>,
+    /// The card whose rules give packets to instances (event model only). Left out: inco's own switch.
+    #[serde(default)]
+    pub card: Option<Card>,
     /// The queue that the event model serves requests from.
     #[serde(default)]
     pub queue: Queue,
@@ -939,6 +943,13 @@ impl Scenario {
         }
         for (index, action) in self.action.iter().enumerate() {
             within(&format!("action.{index}.at_s"), action.at_s, 0.0, self.duration_s)?;
+        }
+        if let Some(card) = &self.card {
+            if self.model != Model::Event {
+                let problem = "a card is for each packet: write model = \"event\"";
+                return Err(Error::value("card", problem));
+            }
+            card.check(within)?;
         }
         within("queue.servers", f64::from(self.queue.servers), 1.0, 4_096.0)?;
         within("queue.actors", f64::from(self.queue.actors), 1.0, 65_536.0)?;

@@ -424,11 +424,12 @@ impl Switch for OpenFlowSwitch {
     fn publish(&mut self, mut plan: Plan) -> Generation {
         self.generation = Generation(self.generation.0 + 1);
         plan.generation = self.generation;
-        // Where the thread has ended nothing is acknowledged any more.
-        let _ended = self.ask(Ask::Publish(Box::new(plan)));
+        // Those that failed are not in the table any more: that they failed is known before. Where the thread has ended nothing is
+        // acknowledged any more.
         for slot in std::mem::take(&mut self.failing) {
             let _ended = self.ask(Ask::Fail(slot));
         }
+        let _ended = self.ask(Ask::Publish(Box::new(plan)));
         self.generation
     }
 

@@ -192,7 +192,8 @@ enum Phase {
     Up,
     /// Its rules are being removed; whether it is told that it could not be attached, or else that it is removed.
     Leaving {
-        proof: u64,
+        /// [`None`] while it has failed and what it still gives may be sent on.
+        proof: Option<u64>,
         since: Nanos,
         never_attached: bool,
     },
@@ -374,12 +375,12 @@ impl Worker {
                 slot,
                 service,
                 deadline,
-            } => self.attach(slot, service, now + deadline),
+            } => self.attach(slot, service, now + deadline, now),
             Ask::Fail(slot) => {
                 if let Some(attachment) = self.attachments.get_mut(&slot) {
                     attachment.failed = true;
                 }
-                self.steering.remove(slot, now);
+                self.steering.fail(slot);
             }
             Ask::Remove(slot) => self.remove(slot, now),
             Ask::Probe(slot) => self.probe(slot, now),
@@ -459,7 +460,7 @@ impl Worker {
 
     // ---- instances -----------------------------------------------------------------------------------------------
 
-    fn attach(&mut self, slot: Slot, service: ServiceId, until: Nanos) {
+    fn attach(&mut self, slot: Slot, service: ServiceId, until: Nanos, now: Nanos) {
         if self.attachments.contains_key(&slot) {
             self.tell(SwitchEvent::AttachFailed {
                 slot,
@@ -497,6 +498,7 @@ impl Worker {
                 excess: 0,
             },
         );
+        self.steering.forget(slot, now);
         self.steering.attach(slot, service, numbers);
     }
 
@@ -539,7 +541,6 @@ impl Worker {
     fn remove(&mut self, slot: Slot, now: Nanos) {
         self.steering.remove(slot, now);
         self.loads.remove(&slot);
-        let proof = self.steering.want_proof();
         match self.attachments.get_mut(&slot) {
             Some(attachment) => match &mut attachment.phase {
                 Phase::Leaving { never_attached, .. } | Phase::Left { never_attached } => {
@@ -547,7 +548,7 @@ impl Worker {
                 }
                 Phase::Probing { .. } | Phase::Up => {
                     attachment.phase = Phase::Leaving {
-                        proof,
+                        proof: None,
                         since: now,
                         never_attached: false,
                     };
@@ -572,13 +573,21 @@ impl Worker {
     fn step_attachments(&mut self, now: Nanos) {
         let mut failed = Vec::new();
         for (slot, attachment) in &mut self.attachments {
+            if let Phase::Leaving { proof, .. } = &mut attachment.phase
+                && proof.is_none()
+                && !self.steering.is_failing(*slot)
+            {
+                *proof = Some(self.steering.want_proof());
+            }
             match attachment.phase {
                 Phase::Probing { until, .. } if now > until => failed.push(*slot),
                 Phase::Leaving {
                     proof,
                     since,
                     never_attached,
-                } if self.steering.is_proven(proof) || now.since(since) > REMOVE_PATIENCE => {
+                } if proof.is_some_and(|proof| self.steering.is_proven(proof))
+                    || now.since(since) > REMOVE_PATIENCE =>
+                {
                     attachment.phase = Phase::Left { never_attached };
                     if self.connection.connection().is_some() {
                         // What was asked for before this is no reading of its end.
@@ -594,10 +603,9 @@ impl Worker {
         }
         for slot in failed {
             self.steering.remove(slot, now);
-            let proof = self.steering.want_proof();
             if let Some(attachment) = self.attachments.get_mut(&slot) {
                 attachment.phase = Phase::Leaving {
-                    proof,
+                    proof: None,
                     since: now,
                     never_attached: true,
                 };

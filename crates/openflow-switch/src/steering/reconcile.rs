@@ -81,6 +81,9 @@ impl Steering {
         for of in &mut self.moves {
             of.wait_for(epoch);
         }
+        self.failing
+            .values_mut()
+            .for_each(|silent| *silent = (*silent).max(epoch));
     }
 }
 

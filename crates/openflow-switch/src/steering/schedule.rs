@@ -45,7 +45,8 @@ impl Steering {
         });
         for (slot, instance) in mine() {
             let terms = instance.terms;
-            if !terms.takes_flows || !self.prover.is_proven(instance.epoch) {
+            if !terms.takes_flows || self.failing.contains_key(slot) || !self.prover.is_proven(instance.epoch)
+            {
                 continue;
             }
             let buckets = owned.get(slot).copied().unwrap_or_default();
@@ -148,6 +149,7 @@ impl Steering {
         let mut movable: Vec<(usize, Slot)> = (of.buckets.iter().enumerate())
             .filter(|(_, bucket)| can_move(bucket))
             .filter_map(|(index, bucket)| Some((index, bucket.slot?)))
+            .filter(|(_, slot)| !self.failing.contains_key(slot))
             .collect();
         let takes = |slot: &Slot| self.instances.get(slot).is_some_and(|of| of.terms.takes_flows);
         movable.sort_by_key(|(_, slot)| takes(slot));

@@ -1,0 +1,505 @@
+//! A card whose rules forward, in the event model: the live driver's steering, and the fake switch that its tests have.
+//!
+//! Every packet is a frame that meets the rules of the switch as they are then. What the card does to it shows in where and
+//! when it arrives, and is never assumed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use model::{FlowKey, Nanos, Slot, protocol};
+use openflow::Field;
+use openflow_switch::{
+    FakeNic, Faults, IdleTimes, InstanceTerms, Part, ServiceRules, Settings, Setup, Side, SlotFigures,
+    Spread, SteeredNic, Steering,
+};
+use packet::TcpFlags;
+use packet::build::{Frame, Network, Transport};
+use scheduling::{Metric, Scheduler};
+use serde::Deserialize;
+
+use crate::Error;
+use crate::control::{Control, SERVICE, scheduler_of};
+use crate::load::{key_of, seconds};
+use crate::outcome::{Interval, Recorder};
+use crate::scenario::{Range, Scenario};
+
+/// The card's clock when the scenario begins: until then it is connected and its first rules are written.
+const LEAD: Nanos = Nanos::from_secs(2);
+/// The longest sleep of the live driver.
+const SLEEP: Nanos = Nanos::from_micros(500);
+/// A packet that has not arrived after this long is lost.
+const PATIENCE: Nanos = Nanos::from_secs(5);
+/// Ports of the card.
+const UPLINK: u32 = 1;
+const MONITOR: u32 = 2;
+const FIRST_INSTANCE: u32 = 16;
+
+/// A card whose rules forward, as `[switch] driver = "openflow"` has it, and what goes wrong with it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Card {
+    /// `switch.openflow.setup`.
+    pub setup: CardSetup,
+    /// `switch.openflow.rules`: exact rules that are asked for at most.
+    pub rules: usize,
+    /// `switch.openflow.buckets`: a power of two.
+    pub buckets: usize,
+    /// `switch.timeouts`: after so many seconds without a packet a flow has ended.
+    pub idle_s: f64,
+    /// Rules that the card has place for, those of buckets and instances among them.
+    pub places: usize,
+    /// Rules that it can write in a second. Left out: as many as are asked for.
+    pub rules_per_s: Option<f64>,
+    /// A message to it waits that long at most, in milliseconds.
+    pub control_ms: f64,
+    /// Whether it carries out messages between two barriers in any order.
+    pub reorders: bool,
+    /// One in so many new rules is refused. 0: none.
+    pub refuse_one_in: u64,
+    /// One in so many messages is answered with bytes that mean nothing. 0: none.
+    pub garbage_one_in: u64,
+    /// How long it goes on by an old rule at most when that has changed, in milliseconds.
+    pub round_ms: f64,
+    /// From a port to its other end, in microseconds: a figure, or the least and the most.
+    pub port_us: Range,
+    /// How old the counters of its rules can be, in milliseconds. By them flows end; what instances are given is counted at
+    /// their ports, and as late as `counters` says.
+    pub counters_ms: f64,
+    /// When the connection is cut, and for how long: `[[seconds, seconds], …]`.
+    pub cut: Vec<(f64, f64)>,
+}
+
+/// How new flows are set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CardSetup {
+    /// By rules for buckets of header bits.
+    #[default]
+    Proactive,
+    /// Their first packets come to the controller.
+    Reactive,
+}
+
+impl Default for Card {
+    fn default() -> Self {
+        Card {
+            setup: CardSetup::Proactive,
+            rules: 10_000,
+            buckets: 64,
+            idle_s: 60.0,
+            places: 1_000_000,
+            rules_per_s: None,
+            control_ms: 0.2,
+            reorders: false,
+            refuse_one_in: 0,
+            garbage_one_in: 0,
+            round_ms: 20.0,
+            port_us: Range::Between(5.0, 30.0),
+            counters_ms: 100.0,
+            cut: Vec::new(),
+        }
+    }
+}
+
+impl Card {
+    /// Whether each value is one; `within` says so of a number and its bounds.
+    pub(crate) fn check(
+        &self,
+        within: impl Fn(&str, f64, f64, f64) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if !self.buckets.is_power_of_two() || self.buckets.ilog2() > u32::from(Spread::LIMIT_BITS) {
+            let most = 1_u32 << Spread::LIMIT_BITS;
+            let problem = format!("{} is not a power of two up to {most}", self.buckets);
+            return Err(Error::value("card.buckets", problem));
+        }
+        within("card.rules", self.rules as f64, 0.0, 1e6)?;
+        within("card.places", self.places as f64, 0.0, 1e7)?;
+        within("card.idle_s", self.idle_s, 0.01, 1e6)?;
+        if let Some(rules_per_s) = self.rules_per_s {
+            within("card.rules_per_s", rules_per_s, 1.0, 1e9)?;
+        }
+        within("card.control_ms", self.control_ms, 0.0, 60_000.0)?;
+        within("card.round_ms", self.round_ms, 0.0, 60_000.0)?;
+        within("card.counters_ms", self.counters_ms, 0.0, 60_000.0)?;
+        let (low, high) = self.port_us.bounds();
+        within("card.port_us", low, 0.0, 1e9)?;
+        within("card.port_us", high, low, 1e9)?;
+        let mut from = 0.0;
+        for (at_s, lasts_s) in &self.cut {
+            within("card.cut", *at_s, from, 1e9)?;
+            within("card.cut", *lasts_s, 0.001, 1e9)?;
+            from = at_s + lasts_s;
+        }
+        Ok(())
+    }
+
+    fn faults(&self) -> Faults {
+        let (low, high) = self.port_us.bounds();
+        let ns = |value: f64, unit: f64| Nanos((value * unit).round() as u64);
+        Faults {
+            rule_limit: self.places,
+            refuse_one_in: self.refuse_one_in,
+            garbage_one_in: self.garbage_one_in,
+            packet_in_flood: 0,
+            control_delay: ns(self.control_ms, 1e6),
+            rule_time: ns(self.rules_per_s.map_or(0.0, f64::recip), 1e9),
+            reorders: self.reorders,
+            round: ns(self.round_ms, 1e6),
+            port_delay: (ns(low, 1e3), ns(high, 1e3)),
+            counter_lag: ns(self.counters_ms, 1e6),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            setup: match self.setup {
+                CardSetup::Proactive => Setup::Proactive,
+                CardSetup::Reactive => Setup::Reactive,
+            },
+            rule_limit: self.rules,
+            statistics_every: Nanos::from_millis(200),
+            idle: IdleTimes::all(seconds(self.idle_s)),
+            ..Settings::default()
+        }
+    }
+
+    fn service(&self, fit: f32) -> ServiceRules {
+        let bits = self.buckets.ilog2() as u8;
+        let of_port = bits / 2;
+        ServiceRules {
+            id: SERVICE,
+            sides: vec![Side {
+                uplink: 0,
+                port: UPLINK,
+                data_port: 0,
+                is_answering: false,
+                fields: vec![Field::eth_type(0x0800), Field::ip_proto(protocol::TCP)],
+            }],
+            spread: Spread {
+                parts: vec![(Part::SourcePort, of_port), (Part::SourceAddress, bits - of_port)],
+            },
+            uplinks: vec![UPLINK],
+            fit,
+        }
+    }
+}
+
+/// A packet on its way through the card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passing {
+    /// The number of its flow.
+    pub(crate) number: u64,
+    pub(crate) flow: Option<u32>,
+    pub(crate) source: usize,
+    pub(crate) actor: u64,
+    /// When it was sent.
+    pub(crate) at: u64,
+}
+
+/// What is known of a flow: where its packets arrive.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    slot: Slot,
+    /// The newest packet that arrived.
+    newest: u64,
+}
+
+/// The card, and what comes out of it.
+pub(crate) struct CardSwitch {
+    joined: SteeredNic,
+    scheduler: Scheduler,
+    limit: Option<f64>,
+    turned: Nanos,
+    /// When the connection goes and comes, and which of the two.
+    changes: VecDeque<(Nanos, bool)>,
+    known: BTreeMap<u64, Known>,
+    passing: BTreeMap<u64, Passing>,
+    next: u64,
+    /// What had been counted for those that had the slot before.
+    before: BTreeMap<Slot, SlotFigures>,
+    counted_from: Nanos,
+    mis_steered: u64,
+    reordered: u64,
+    duplicated: u64,
+    lost: u64,
+    rules_max: u64,
+    /// Sums over looks: flows, and those of them that have no rules.
+    flows: f64,
+    on_bucket: f64,
+}
+
+impl CardSwitch {
+    pub(crate) fn new(card: &Card, scenario: &Scenario, seed: u64) -> Result<CardSwitch, Error> {
+        let (scheduler, limit) = scheduler_of(scenario)?;
+        let services = vec![(card.service(scenario.service.fit), scheduler.clone())];
+        let mut joined = SteeredNic::new(
+            FakeNic::new(card.faults(), seed ^ 0xca4d, Nanos::ZERO),
+            Steering::new(card.settings(), services, MONITOR),
+            MONITOR,
+        );
+        joined.connect(Nanos::ZERO);
+        let cuts = card.cut.iter().flat_map(|(at_s, lasts_s)| {
+            let from = LEAD + seconds(*at_s);
+            [(from, false), (from + seconds(*lasts_s), true)]
+        });
+        Ok(CardSwitch {
+            joined,
+            scheduler,
+            limit,
+            turned: Nanos::ZERO,
+            changes: cuts.collect(),
+            known: BTreeMap::new(),
+            passing: BTreeMap::new(),
+            next: 0,
+            before: BTreeMap::new(),
+            counted_from: LEAD + seconds(scenario.warm_up_s),
+            mis_steered: 0,
+            reordered: 0,
+            duplicated: 0,
+            lost: 0,
+            rules_max: 0,
+            flows: 0.0,
+            on_bucket: 0.0,
+        })
+    }
+
+    /// Writes the first rules, before the scenario begins.
+    pub(crate) fn settle(&mut self) {
+        while self.turned < LEAD {
+            self.turn((self.turned + SLEEP).min(LEAD));
+        }
+    }
+
+    // ---- instances -----------------------------------------------------------------------------------------------
+
+    pub(crate) fn attach(&mut self, slot: Slot) {
+        let steering = &mut self.joined.steering;
+        self.before.insert(slot, steering.slot_figures(slot));
+        steering.attach(slot, SERVICE, vec![FIRST_INSTANCE + u32::from(slot.0)]);
+    }
+
+    /// The instance is gone. Gives how many flows it had.
+    pub(crate) fn remove(&mut self, slot: Slot) -> u64 {
+        let flows = self.joined.steering.slot_figures(slot).live_flows;
+        self.joined.steering.remove(slot, self.turned);
+        self.forget_pins(slot);
+        flows
+    }
+
+    /// Its flows lose their pins. Gives how many.
+    pub(crate) fn unpin(&mut self, slot: Slot) -> u64 {
+        let flows = self.joined.steering.slot_figures(slot).live_flows;
+        self.joined.steering.purge(|_, of| of == slot);
+        self.forget_pins(slot);
+        flows
+    }
+
+    fn forget_pins(&mut self, slot: Slot) {
+        for known in self.known.values_mut().filter(|known| known.slot == slot) {
+            known.slot = Slot::NONE;
+        }
+    }
+
+    /// Live flows, as the driver tells of them, and those that an instance was given.
+    pub(crate) fn flows_of(&self, slot: Slot, drains: bool) -> (u64, u64) {
+        let steering = &self.joined.steering;
+        let figures = steering.slot_figures(slot);
+        let before = self.before.get(&slot).copied().unwrap_or_default();
+        // One that drains and may still be given flows is not empty.
+        let may_get = u64::from(drains && steering.may_get_flows(slot));
+        let fresh = figures.new_flows.saturating_sub(before.new_flows);
+        (figures.live_flows.max(may_get), fresh)
+    }
+
+    /// Gives the steering what the table and the collector say of each instance.
+    pub(crate) fn set_terms(&mut self, control: &Control) {
+        let metric = self.scheduler.settings().metric;
+        let service = control.collector.service(SERVICE);
+        for (row, since) in control.rows.iter().zip(&control.rows_since) {
+            let load = match (metric, control.collector.slot(row.slot)) {
+                (Metric::Flows, _) => self.joined.steering.slot_figures(row.slot).live_flows as f64,
+                (_, Some(rates)) => rates.load(metric, &service, f64::from(row.capacity_pps)),
+                (_, None) => 0.0,
+            };
+            let terms = InstanceTerms {
+                takes_flows: row.state.takes_new_flows(),
+                capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
+                load: load as f32,
+                weight: row.weight,
+                active_since: LEAD + since.since(control.zero),
+            };
+            self.joined.steering.set_terms(row.slot, terms);
+        }
+    }
+
+    // ---- packets -------------------------------------------------------------------------------------------------
+
+    /// A packet of a flow comes in.
+    pub(crate) fn send(&mut self, packet: Passing) {
+        let id = self.next;
+        self.next += 1;
+        self.known.entry(packet.number).or_insert(Known {
+            slot: Slot::NONE,
+            newest: 0,
+        });
+        self.passing.insert(id, packet);
+        if let Some(frame) = frame_of(packet.number, id) {
+            self.joined.nic.packet(UPLINK, &frame, LEAD + Nanos(packet.at));
+        }
+    }
+
+    /// The flow sends no more.
+    pub(crate) fn forget(&mut self, number: u64) {
+        self.known.remove(&number);
+    }
+
+    /// When the card is to have its next turn, in the scenario's time.
+    pub(crate) fn next_at(&self) -> u64 {
+        let sleep = self.turned + SLEEP;
+        let next = self.joined.nic.next_delivery();
+        let next = next.map_or(sleep, |at| at.min(sleep));
+        // Time goes on, whatever is due.
+        next.max(Nanos(self.turned.0 + 1)).since(LEAD).0
+    }
+
+    /// A turn at a moment of the scenario's time: packets that have arrived, and at which instance.
+    pub(crate) fn turn_at(&mut self, at: u64) -> Vec<(Slot, Passing)> {
+        self.turn(LEAD + Nanos(at))
+    }
+
+    fn turn(&mut self, now: Nanos) -> Vec<(Slot, Passing)> {
+        while let Some((at, comes)) = self.changes.front().copied()
+            && at <= now
+        {
+            self.changes.pop_front();
+            if comes {
+                self.joined.connect(now);
+            } else {
+                self.joined.cut(now);
+            }
+        }
+        self.turned = now;
+        let mut arrived = Vec::new();
+        for delivered in self.joined.turn(now) {
+            let Some(slot) = delivered.port.checked_sub(FIRST_INSTANCE) else {
+                continue;
+            };
+            let Some(id) = id_of(&delivered.frame) else {
+                continue;
+            };
+            let slot = Slot(slot as u16);
+            match self.passing.remove(&id) {
+                Some(packet) => {
+                    self.look(slot, id, &packet);
+                    arrived.push((slot, packet));
+                }
+                None => self.duplicated += u64::from(now >= self.counted_from),
+            }
+        }
+        arrived
+    }
+
+    /// Whether a packet has arrived where those of its flow before it did, and after them.
+    fn look(&mut self, slot: Slot, id: u64, packet: &Passing) {
+        let is_counted = LEAD + Nanos(packet.at) >= self.counted_from;
+        let Some(known) = self.known.get_mut(&packet.number) else {
+            return;
+        };
+        if known.slot == Slot::NONE {
+            known.slot = slot;
+        }
+        self.mis_steered += u64::from(is_counted && known.slot != slot);
+        self.reordered += u64::from(is_counted && known.newest > id);
+        known.newest = known.newest.max(id);
+    }
+
+    // ---- figures -------------------------------------------------------------------------------------------------
+
+    /// What the card lost since the last time.
+    pub(crate) fn count(&mut self, interval: &mut Interval) {
+        let is_lost = |packet: &Passing| self.turned > LEAD + Nanos(packet.at) + PATIENCE;
+        let mut lost = 0_u64;
+        while let Some(first) = self.passing.first_entry().filter(|first| is_lost(first.get())) {
+            lost += u64::from(LEAD + Nanos(first.get().at) >= self.counted_from);
+            first.remove();
+        }
+        interval.lost_unserved += lost as f64;
+        self.lost += lost;
+        if self.turned < self.counted_from {
+            return;
+        }
+        let rules = self.joined.steering.figures().rules;
+        let flows = self.joined.steering.flow_count() as u64;
+        self.rules_max = self.rules_max.max(rules);
+        self.flows += flows as f64;
+        self.on_bucket += flows.saturating_sub(rules) as f64;
+    }
+
+    pub(crate) fn tell(&self, recorder: &mut Recorder) {
+        let figures = self.joined.steering.figures();
+        let share = |part: f64, of: f64| if of > 0.0 { part / of } else { 0.0 };
+        for (name, value) in [
+            ("card_mis_steered_packets", self.mis_steered as f64),
+            ("card_reordered_packets", self.reordered as f64),
+            ("card_duplicated_packets", self.duplicated as f64),
+            ("card_lost_packets", self.lost as f64),
+            ("card_on_bucket_share", share(self.on_bucket, self.flows)),
+            ("card_rules_max", self.rules_max as f64),
+            ("card_refused_rules", figures.refused as f64),
+            ("card_moved_buckets", figures.moved_buckets as f64),
+            ("card_given_up_moves", figures.given_up_moves as f64),
+        ] {
+            recorder.extra.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// A frame of that flow which carries a packet's number.
+fn frame_of(number: u64, id: u64) -> Option<Vec<u8>> {
+    let FlowKey::V4(key) = key_of(number).0 else {
+        return None;
+    };
+    let network = Network::V4 {
+        src: key.a,
+        dst: key.b,
+        dscp: 0,
+        ttl: 64,
+        identification: 0,
+        options: &[],
+    };
+    let frame = Frame {
+        dst_mac: [2, 0, 0, 0, 0, 1],
+        src_mac: [2, 0, 0, 0, 0, 2],
+        tags: &[],
+        network,
+        transport: Transport::Tcp {
+            src_port: key.a_port,
+            dst_port: key.b_port,
+            sequence: 0,
+            acknowledgement: 0,
+            flags: TcpFlags(TcpFlags::ACK),
+            options: &[],
+        },
+        payload: &id.to_be_bytes(),
+    };
+    frame.to_vec().ok()
+}
+
+/// The number that a frame carries: it stands at its end.
+fn id_of(frame: &[u8]) -> Option<u64> {
+    frame.last_chunk().copied().map(u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_of_its_flow_and_has_its_number() {
+        let frame = frame_of(7, 1 << 40).unwrap();
+        assert_eq!(id_of(&frame), Some(1 << 40));
+        let packet::Parsed::Flow(info) = packet::parse(&frame) else {
+            unreachable!("it is TCP over IPv4");
+        };
+        assert_eq!(info.key, key_of(7).0);
+    }
+}
