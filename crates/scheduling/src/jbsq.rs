@@ -85,8 +85,8 @@ fn compared(lambda: f32, bound: u32, candidates: &Candidates, index: usize) -> R
     let more = if is_open { 0.0 } else { FULL };
     ranks_of(lambda, candidates, index).map(|rank| {
         let above = if rank > 0.0 { rank } else { 0.0 };
-        // Not a number is the highest rank of all.
-        if rank < FULL { above + more } else { f32::MAX }
+        // Not a number is the highest rank of all. A sum, because eight choices would be eight branches.
+        above + more + if rank < FULL { 0.0 } else { f32::INFINITY }
     })
 }
 
