@@ -1,5 +1,6 @@
 //! The core: what comes from the switch goes in, what it is to do comes out.
 
+mod adopt;
 mod moves;
 mod reconcile;
 mod schedule;
@@ -18,10 +19,11 @@ use scheduling::{Candidates, Scheduler};
 use crate::flows::{Flow, FlowId, FlowRow, FlowRule, RuleState};
 use crate::prover::{Prover, Step};
 use crate::rules::{
-    BucketWay, Family, HANDOVER_TABLE, OWNER, OWNER_MASK, Rule, ServiceRules, TABLE, Tag, bucket_rules,
+    BucketWay, Family, HANDOVER_TABLE, OWNER, OWNER_MASK, Rule, ServiceRules, Side, TABLE, Tag, bucket_rules,
     data_port, fallback_number, fallback_rule, has_ports, instance_rules, is_probe, marked_rules,
     marker_frame, marker_rule, packet_in_rule, pin_number, pin_rule, probe_frame,
 };
+use adopt::Adoption;
 use moves::{BucketPhase, Move};
 
 /// How new flows are set up.
@@ -89,6 +91,11 @@ impl IdleTimes {
             icmp: idle,
             other: idle,
         }
+    }
+
+    fn longest(&self) -> Nanos {
+        let others = [self.udp, self.sctp, self.icmp, self.other];
+        others.into_iter().fold(self.tcp, Nanos::max)
     }
 
     const fn of(&self, ip_proto: u8) -> Nanos {
@@ -233,6 +240,10 @@ struct Instance {
     terms: InstanceTerms,
     /// When its own rules are in force.
     epoch: u64,
+    /// Whether it was attached: else it is known from rules of an earlier run alone.
+    is_attached: bool,
+    /// Until then one of an earlier run has time to be as it was: its buckets stay, and if it is not attached by then it is gone.
+    awaited_until: Nanos,
 }
 
 /// What waits to be sent.
@@ -271,6 +282,8 @@ pub struct Steering {
     instances: BTreeMap<Slot, Instance>,
     /// Instances that have failed, and when nothing that they still give is sent on any more.
     failing: BTreeMap<Slot, u64>,
+    /// Until the first connection: what an earlier run may have left in the switch.
+    adoption: Option<Adoption>,
     flows: BTreeMap<FlowId, Flow>,
     /// The rules of flows by their number.
     numbers: BTreeMap<u64, FlowId>,
@@ -349,6 +362,7 @@ impl Steering {
             services: services.collect(),
             instances: BTreeMap::new(),
             failing: BTreeMap::new(),
+            adoption: None,
             flows: BTreeMap::new(),
             numbers: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -429,8 +443,15 @@ impl Steering {
             return;
         };
         let epoch = self.prover.want();
+        if let Some(instance) = self.instances.get_mut(&slot).filter(|of| !of.is_attached) {
+            instance.is_attached = true;
+            instance.epoch = epoch;
+            return;
+        }
         let instance = Instance {
             service,
+            is_attached: true,
+            awaited_until: Nanos::ZERO,
             ports,
             mark: self.next_mark,
             terms: InstanceTerms::default(),
@@ -448,6 +469,9 @@ impl Steering {
     pub fn set_terms(&mut self, slot: Slot, terms: InstanceTerms) {
         if let Some(instance) = self.instances.get_mut(&slot) {
             instance.terms = terms;
+            if terms.takes_flows {
+                instance.awaited_until = Nanos::ZERO;
+            }
         }
     }
 
@@ -627,6 +651,9 @@ impl Steering {
             if !more {
                 let found = std::mem::take(found);
                 self.link = Link::Up;
+                if let Some(adoption) = self.adoption.take() {
+                    self.take_over(&adoption, &found, now);
+                }
                 self.reconcile(&found, now);
             }
         }
@@ -791,15 +818,24 @@ impl Steering {
     /// The service, the side and the flow of a packet that was received on an uplink.
     fn find(&self, uplink: u8, packet: &[u8]) -> Option<(usize, usize, FlowId, usize)> {
         let tuple = seen_by_switch(packet)?;
+        self.find_tuple(|side| side.uplink == uplink, &tuple)
+    }
+
+    /// The same of a packet with these addresses, as it travels, where such sides are its.
+    fn find_tuple(
+        &self,
+        is_its: impl Fn(&Side) -> bool,
+        tuple: &Tuple,
+    ) -> Option<(usize, usize, FlowId, usize)> {
         self.services.iter().enumerate().find_map(|(index, service)| {
-            let takes = |side: &crate::rules::Side| side.uplink == uplink && side.takes(&tuple);
+            let takes = |side: &Side| is_its(side) && side.takes(tuple);
             let place = service.rules.sides.iter().position(takes)?;
             let is_answering = service.rules.sides.get(place)?.is_answering;
             let bucket = match self.settings.setup {
-                Setup::Proactive => service.rules.spread.bucket(&tuple, is_answering),
+                Setup::Proactive => service.rules.spread.bucket(tuple, is_answering),
                 Setup::Reactive => 0,
             };
-            Some((index, place, FlowId::new(&tuple, is_answering), bucket))
+            Some((index, place, FlowId::new(tuple, is_answering), bucket))
         })
     }
 
@@ -1106,6 +1142,10 @@ impl Steering {
         let silent = |(slot, silent): (&Slot, &u64)| self.prover.is_proven(*silent).then_some(*slot);
         let gone: Vec<Slot> = self.failing.iter().filter_map(silent).collect();
         gone.into_iter().for_each(|slot| self.forget(slot, now));
+        let is_absent = |of: &Instance| !of.is_attached && now >= of.awaited_until;
+        let absent = self.instances.iter().filter(|(_, of)| is_absent(of));
+        let absent: Vec<Slot> = absent.map(|(slot, _)| *slot).collect();
+        absent.into_iter().for_each(|slot| self.forget(slot, now));
         if now >= self.pins_closed_until {
             let heaviest: Vec<FlowId> = self
                 .waiting

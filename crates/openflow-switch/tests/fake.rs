@@ -91,6 +91,23 @@ impl World {
         self.joined.cut(self.now);
     }
 
+    /// Who steers ends without a word, and another one begins where it was. Instances are found again a little later.
+    fn steer_anew(&mut self, settings: Settings, symmetric: bool, instances: u16) {
+        self.cut();
+        let scheduler = Scheduler::from_name("round-robin").unwrap();
+        self.joined.steering = Steering::new(settings, vec![(service(symmetric), scheduler)], MONITOR);
+        let place = |slot| (Slot(slot), SERVICE, vec![FIRST_INSTANCE + u32::from(slot)]);
+        self.joined
+            .steering
+            .adopt((0..INSTANCES).map(place), Nanos::from_secs(1));
+        self.connect();
+        self.run(Nanos::from_millis(5));
+        for slot in 0..instances {
+            let port = FIRST_INSTANCE + u32::from(slot);
+            self.joined.steering.attach(Slot(slot), SERVICE, vec![port]);
+        }
+    }
+
     fn scale(&mut self, active: u16, known: u16) {
         for slot in 0..known {
             let terms = InstanceTerms {
@@ -675,6 +692,94 @@ fn rules_that_were_refused_are_written_again() {
     long_flows(&mut world, 0..40, 20, STEP);
     assert_none_astray(&mut world);
     assert!(world.joined.steering.figures().errors > 0);
+}
+
+#[test]
+fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
+    let settings = Settings {
+        idle: IdleTimes::all(Nanos::from_millis(300)),
+        ..quick(Setup::Proactive)
+    };
+    let mut world = World::new(lagging(2_000, 100, 30), settings.clone(), true, 12);
+    world.ready(4);
+    long_flows(&mut world, 0..60, 20, STEP);
+    world.scale(2, 4);
+    for _ in 0..20 {
+        long_flows(&mut world, 0..60, 10, STEP);
+    }
+    assert!(
+        !world.joined.steering.may_get_flows(Slot(3)),
+        "its buckets have moved"
+    );
+    // Nobody steers, and flows begin.
+    world.cut();
+    long_flows(&mut world, 0..90, 10, STEP);
+    let pins = |world: &World| -> Vec<u64> {
+        let cookies = world.joined.nic.cookies().into_iter();
+        // The third byte says what a rule is for.
+        cookies.filter(|cookie| (cookie >> 40) & 0xff == 3).collect()
+    };
+    let before = pins(&world);
+    assert_eq!(before.len(), 120, "60 flows, both ways");
+    let buckets = world.joined.steering.buckets(SERVICE);
+    world.steer_anew(settings, true, 4);
+    assert_eq!(world.joined.steering.flows().count(), 60);
+    assert_eq!(world.joined.steering.buckets(SERVICE), buckets);
+    assert_eq!(pins(&world), before);
+    // Another plan, at once: nothing may move before those that nobody knows have shown themselves, or ended.
+    world.scale(4, 4);
+    for _ in 0..40 {
+        long_flows(&mut world, 0..90, 10, STEP);
+    }
+    assert_eq!(world.joined.steering.flows().count(), 90);
+    world.until("buckets move again", |world| {
+        world.joined.steering.may_get_flows(Slot(3))
+    });
+    for _ in 0..20 {
+        long_flows(&mut world, 0..90, 10, STEP);
+    }
+    assert_none_astray(&mut world);
+    assert_eq!(world.joined.steering.figures().evicted, 0);
+}
+
+/// Wherever it was, also in the middle of moves.
+#[test]
+fn who_steers_anew_goes_on_where_the_one_before_was() {
+    for seed in 0..10 {
+        let settings = quick(Setup::Proactive);
+        let mut world = World::new(lagging(3_000, 300, 50), settings.clone(), false, seed);
+        world.ready(INSTANCES);
+        for (round, scale) in [2, 7, 3].into_iter().enumerate() {
+            let at = seed.wrapping_mul(7_919) % 23 + 3 * round as u64;
+            traffic_while_scaling(&mut world, seed, false, &[scale], Nanos::from_millis(2 * at + 1));
+            world.steer_anew(settings.clone(), false, INSTANCES);
+            traffic_while_scaling(&mut world, seed, false, &[scale], Nanos::from_millis(60));
+        }
+        assert_none_astray(&mut world);
+    }
+}
+
+#[test]
+fn an_instance_that_is_not_found_again_is_gone() {
+    let settings = quick(Setup::Proactive);
+    let mut world = World::new(lagging(1_000, 100, 30), settings.clone(), false, 13);
+    world.ready(3);
+    long_flows(&mut world, 0..60, 10, STEP);
+    let of_it = |world: &World| {
+        world
+            .joined
+            .steering
+            .flows()
+            .filter(|row| row.slot == Slot(2))
+            .count()
+    };
+    assert!(of_it(&world) > 0);
+    world.steer_anew(settings, false, 2);
+    world.scale(2, 2);
+    assert!(of_it(&world) > 0, "it may come back");
+    world.until("it is gone", |world| of_it(world) == 0);
+    world.run(Nanos::from_millis(20));
+    assert!(!world.joined.steering.buckets(SERVICE).contains(&Some(Slot(2))));
 }
 
 #[test]

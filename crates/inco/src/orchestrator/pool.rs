@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use configuration::{Configuration, InstanceDevice, PortKind, Service};
 use controller::PortPlace;
 use engine::Mount;
-use model::Slot;
+use model::{ServiceId, Slot};
 use openflow_switch::{PooledPorts, PortDevice};
 
 use super::wiring::PORT_SOCKET;
@@ -49,7 +49,16 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
         }
     };
     let of_service = |(service, slots): (&Service, Vec<Slot>)| -> Vec<PooledPorts> {
-        let pooled = |slot, devices| PooledPorts { slot, devices };
+        let place = configuration
+            .services
+            .iter()
+            .position(|of| of.name == service.name);
+        let service_id = ServiceId(place.unwrap_or_default() as u16);
+        let pooled = |slot, devices| PooledPorts {
+            slot,
+            service: service_id,
+            devices,
+        };
         if service.port == PortKind::Device {
             let devices = devices(service).map(|of| of.iter().map(representor).collect());
             return slots

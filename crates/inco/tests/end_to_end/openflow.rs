@@ -193,6 +193,66 @@ rate_per_flow = "50pps"
     inco.stop(&place);
 }
 
+/// inco ends without a word while packets flow. The switch goes on by its rules, and the next run goes on with them: no packet is
+/// lost, and each flow is where it was.
+#[test]
+fn after_kill_9_rules_and_flows_are_taken_over() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    // No flow ends meanwhile.
+    let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
+    let inco = place.run(&text);
+    inco.settled(3, 0);
+    let mut traffic = place.traffic(
+        r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "60s"
+flows = 30
+ramp = "10ms"
+rate_per_flow = "50pps"
+"#,
+    );
+    let rules = || {
+        let table = place.must(&["flows", "--limit", "100"]);
+        table.lines().filter(|line| line.contains("installed")).count()
+    };
+    eventually("all flows have rules", Duration::from_secs(10), || {
+        (rules() == 30).then_some(())
+    });
+    let pids = |inco: &Inco| -> Vec<_> { inco.instances().iter().map(|row| (row.id, row.pid)).collect() };
+    let before = pids(&inco);
+    inco.kill();
+    let inco = place.run(&text);
+    inco.settled(3, 0);
+    assert_eq!(pids(&inco), before);
+    eventually("flows have their rules", Duration::from_secs(15), || {
+        (rules() == 30).then_some(())
+    });
+    let returned = inco.status().accounting.returned;
+    eventually("packets are counted", Duration::from_secs(15), || {
+        (inco.status().accounting.returned > returned + 1000).then_some(())
+    });
+    assert!(traffic.is_running(), "it has to go on until after that");
+    traffic.interrupt();
+    assert_clean(&traffic.report());
+    // What was in a function when the next run began to count is counted as if the function had made it.
+    let of = inco.at_rest().accounting;
+    assert!(of.originated < 100, "{of:?}");
+    assert_eq!(
+        (of.offered + of.originated, of.dropped),
+        (of.returned, 0),
+        "{of:?}"
+    );
+    inco.stop(&place);
+    assert_eq!(ovs.bridges(), "", "the bridge is removed");
+}
+
 /// What an instance had is lost with it and counted, also what its port had taken since it was last looked at. Its flows go on
 /// elsewhere, and nobody else notices.
 #[test]

@@ -14,6 +14,7 @@ mod troubles;
 mod worker;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,7 @@ use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec};
 use scheduling::Scheduler;
 use thiserror::Error;
 
+use crate::rules::ServiceRules;
 use crate::steering::{Settings, Steering};
 use offloaded::OffloadedFlows;
 use worker::{Ask, Worker};
@@ -44,6 +46,10 @@ const DATA_PORTS: u32 = 2;
 const DATABASE_LIMIT: Duration = Duration::from_secs(30);
 /// How long Open vSwitch may take to remove the bridge at the end. One that does not run does it when it runs again.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the containers of an earlier run have to be found again.
+const ADOPT_PATIENCE: Nanos = Nanos::from_secs(15);
+/// The key of what is in a bridge of ours: one that has the same can be gone on with.
+const CONTENT: &str = "inco-content";
 /// Slots of the monitor port's rings, as a power of two.
 const MONITOR_LOG2_SLOTS: u8 = 14;
 
@@ -63,6 +69,8 @@ pub enum PortDevice {
 pub struct PooledPorts {
     /// The slot.
     pub slot: Slot,
+    /// Whose instances have it.
+    pub service: ServiceId,
     /// One for each data port: several memif ports with one socket are its interfaces 0, 1 and so on.
     pub devices: Vec<PortDevice>,
 }
@@ -93,6 +101,14 @@ pub struct OpenFlowSwitchConfig {
 }
 
 impl OpenFlowSwitchConfig {
+    /// The ports of instances, by slot, with the service that each is for.
+    fn pooled_ports(&self) -> impl Iterator<Item = (Slot, ServiceId, Vec<u32>)> {
+        self.pool.iter().map(|of| {
+            let ports = (0..of.devices.len()).map(|port| instance_port(of.slot, port));
+            (of.slot, of.service, ports.collect())
+        })
+    }
+
     /// Sockets on which Open vSwitch listens.
     fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
         let pooled = self.pool.iter().flat_map(|of| &of.devices);
@@ -219,14 +235,17 @@ impl OpenFlowSwitch {
         {
             return Err(StartError::NoDpdk);
         }
-        let mark = BTreeMap::from([(MARK.0.to_owned(), MARK.1.to_owned())]);
-        // What an earlier run has left has ports to containers that are gone.
+        let queue_pairs = queue_pairs(database.other_config("pmd-cpu-mask")?.as_deref());
+        let mark = mark(config, &services, queue_pairs);
+        let mut is_left = false;
         match database.bridge_ids(&config.bridge)? {
-            Some(ids) if ids != mark => {
+            Some(ids) if ids.get(MARK.0).is_none_or(|maker| maker != MARK.1) => {
                 return Err(StartError::ForeignBridge {
                     bridge: config.bridge.clone(),
                 });
             }
+            // An earlier run has left it, with the same ports: it goes on by its rules.
+            Some(ids) if ids == mark => is_left = true,
             Some(_) => database.delete_bridge(&config.bridge)?,
             None => {}
         }
@@ -236,13 +255,27 @@ impl OpenFlowSwitch {
                 source,
             })?;
         let mut sockets = vec![config.monitor_socket.clone()];
-        for socket in config.sockets() {
-            // Of a switch that was killed: nobody listens there.
-            let _none = std::fs::remove_file(socket);
-            sockets.push(socket.clone());
+        sockets.extend(config.sockets().cloned());
+        if is_left {
+            // The other end of the monitor port was the earlier run's, and DPDK does not connect again.
+            let again = (database.delete_ports(&config.bridge, &[&monitor_name(&config.bridge)]))
+                .and_then(|()| first_ports(&mut database, config, mark.clone(), queue_pairs));
+            if let Err(error) = again {
+                tracing::warn!(%error, bridge = config.bridge, "the bridge of an earlier run is made anew");
+                database.delete_bridge(&config.bridge)?;
+                is_left = false;
+            }
         }
-        let queue_pairs = queue_pairs(database.other_config("pmd-cpu-mask")?.as_deref());
-        let made = first_ports(&mut database, config, mark, queue_pairs);
+        if !is_left {
+            // Of a switch that was killed: nobody listens there.
+            for socket in config.sockets() {
+                let _none = std::fs::remove_file(socket);
+            }
+        }
+        let made = match is_left {
+            true => Ok(()),
+            false => first_ports(&mut database, config, mark, queue_pairs),
+        };
         if let Err(error) = made {
             let _as_before = database.delete_bridge(&config.bridge);
             return Err(error.into());
@@ -260,9 +293,14 @@ impl OpenFlowSwitch {
         }));
         let (asks, asked) = channel();
         let (tell, events) = channel();
+        let mut steering = Steering::new(config.steering.clone(), services, MONITOR);
+        if is_left {
+            steering.adopt(config.pooled_ports(), ADOPT_PATIENCE);
+        }
         let worker = Worker::new(
             config,
-            Steering::new(config.steering.clone(), services, MONITOR),
+            steering,
+            is_left,
             listener,
             offloaded,
             (asked, tell, Arc::clone(&shared)),
@@ -319,6 +357,34 @@ fn queue_pairs(pmd_cpu_mask: Option<&str>) -> u16 {
         .sum();
     // Without a mask there is one on each NUMA node.
     u16::try_from(pollers.max(1)).unwrap_or(u16::MAX - 1) + 1
+}
+
+fn monitor_name(bridge: &str) -> String {
+    format!("{bridge}.mon")
+}
+
+/// What is written on a bridge of ours: that it is, and what all of it follows from.
+fn mark(
+    config: &OpenFlowSwitchConfig,
+    services: &[(ServiceRules, Scheduler)],
+    queue_pairs: u16,
+) -> BTreeMap<String, String> {
+    let mut hasher = DefaultHasher::new();
+    let rules: Vec<&ServiceRules> = services.iter().map(|(rules, _)| rules).collect();
+    format!(
+        "{} {:?} {} {:?} {:?} {rules:?} {:?} {queue_pairs}",
+        config.datapath,
+        config.control.passive(),
+        config.monitor_socket.display(),
+        config.uplinks,
+        config.pool,
+        config.steering.setup,
+    )
+    .hash(&mut hasher);
+    BTreeMap::from([
+        (MARK.0.to_owned(), MARK.1.to_owned()),
+        (CONTENT.to_owned(), format!("{:016x}", hasher.finish())),
+    ])
 }
 
 fn memif_port(bridge: &str, number: u32, name: String, arguments: &str, queue_pairs: u16) -> PortSpec {
@@ -391,7 +457,7 @@ fn first_ports(
     let mut ports = vec![memif_port(
         bridge,
         MONITOR,
-        format!("{bridge}.mon"),
+        monitor_name(bridge),
         &monitor,
         queue_pairs,
     )];

@@ -240,12 +240,28 @@ pub(super) struct Worker {
     troubles: Troubles,
     woken_at: Nanos,
     stopping: bool,
+    /// While the rules of an earlier run are not taken over.
+    adoption: Option<WaitingAdoption>,
+    /// After that, until no packet moves: by how many packets the sum of all counters may be wrong at most, because ports are not read
+    /// at one moment. As many as moved from the first reading to the second.
+    skew: Option<u64>,
+    /// By how many it was.
+    skewed: i64,
+}
+
+/// What waits until the rules of an earlier run are taken over.
+#[derive(Default)]
+struct WaitingAdoption {
+    /// Whether the switch answers. It is not asked before the first table.
+    is_up: bool,
+    attach: Vec<(Slot, ServiceId, Nanos)>,
 }
 
 impl Worker {
     pub(super) fn new(
         config: &OpenFlowSwitchConfig,
         steering: Steering,
+        adopts: bool,
         listener: Listener,
         offloaded: OffloadedFlows,
         (asked, tell, shared): (Receiver<Ask>, Sender<SwitchEvent>, Arc<Mutex<Shared>>),
@@ -291,6 +307,9 @@ impl Worker {
             troubles: Troubles::default(),
             woken_at: monotonic(),
             stopping: false,
+            adoption: adopts.then(WaitingAdoption::default),
+            skew: None,
+            skewed: 0,
         }
     }
 
@@ -428,6 +447,13 @@ impl Worker {
             self.steering.set_fallbacks(&fallbacks);
         }
         self.plan = plan;
+        if self
+            .adoption
+            .as_mut()
+            .is_some_and(|waiting| std::mem::take(&mut waiting.is_up))
+        {
+            self.steering.connected();
+        }
         self.set_terms();
         let mut shared = lock(&self.shared);
         shared.reading.acknowledged = self.plan.generation;
@@ -468,11 +494,21 @@ impl Worker {
             });
             return;
         }
+        if let Some(waiting) = &mut self.adoption
+            && now < until
+        {
+            waiting.attach.push((slot, service, until));
+            return;
+        }
         let Some(pooled) = self.pool.get_mut(&slot) else {
             self.attach_failed(slot, format!("no ports were made for {slot}"));
             return;
         };
-        pooled.iter_mut().for_each(PortCounters::forget);
+        // One of an earlier run has been counted since this one reads counters.
+        let is_back = self.steering.is_awaited(slot);
+        if !is_back {
+            pooled.iter_mut().for_each(PortCounters::forget);
+        }
         let counters = pooled.iter().copied();
         let ports = counters.map(|counters| DataPort {
             counters,
@@ -493,12 +529,14 @@ impl Worker {
                 failed: false,
                 probes_back_before: self.steering.slot_figures(slot).probes_back,
                 probed: Nanos::ZERO,
-                base: None,
+                base: is_back.then(Base::default),
                 before: before.unwrap_or_default(),
                 excess: 0,
             },
         );
-        self.steering.forget(slot, now);
+        if self.steering.is_failing(slot) {
+            self.steering.forget(slot, now);
+        }
         self.steering.attach(slot, service, numbers);
     }
 
@@ -648,7 +686,10 @@ impl Worker {
                         datapath = format!("{:016x}", features.datapath),
                         "the switch answers"
                     );
-                    self.steering.connected();
+                    match &mut self.adoption {
+                        Some(waiting) if self.plan.generation.0 == 0 => waiting.is_up = true,
+                        _ => self.steering.connected(),
+                    }
                     if let Some(event) = self.troubles.back(now) {
                         self.tell(event);
                     }
@@ -680,6 +721,9 @@ impl Worker {
                         self.tell(event);
                     }
                     self.ports_asked = None;
+                    if let Some(waiting) = &mut self.adoption {
+                        waiting.is_up = false;
+                    }
                     self.steering.disconnected();
                     self.remove_dead_sockets();
                 }
@@ -821,10 +865,27 @@ impl Worker {
                 }
             }
         }
+        if self.adoption.is_some() {
+            if self.steering.figures().reconciled > 0 {
+                self.begin_to_count(now);
+            }
+            return;
+        }
         self.count_instances(now);
         self.count_switch(now);
         self.let_go(now);
         self.settle_unseen(now);
+    }
+
+    /// What an earlier run left is taken over: what its ports have counted is not this run's.
+    fn begin_to_count(&mut self, now: Nanos) {
+        self.uplinks.iter_mut().for_each(PortCounters::forget);
+        let pooled = self.pool.values_mut().flatten();
+        pooled.for_each(PortCounters::forget);
+        self.skew = Some(u64::MAX);
+        for (slot, service, until) in self.adoption.take().map(|of| of.attach).unwrap_or_default() {
+            self.attach(slot, service, until, now);
+        }
     }
 
     /// The switch was started again: what instances had not given back is lost with its rings.
@@ -859,10 +920,23 @@ impl Worker {
             .sum();
         let moved = reading.offered() + reading.sent() + inside;
         let rests = std::mem::replace(&mut self.moved, moved) == moved;
-        let Some(unseen) = &mut self.unseen else { return };
+        if self.skew == Some(u64::MAX) {
+            self.skew = Some(moved);
+        }
         let in_flight = reading.in_flight();
         let came = reading.offered() + reading.originated();
         let missing = came.cast_signed() - (reading.sent() + reading.dropped() + in_flight).cast_signed();
+        if rests
+            && in_flight == 0
+            && self.unseen.is_none()
+            && let Some(limit) = self.skew.take()
+            && missing.unsigned_abs() <= limit
+            && let Some(uplink) = reading.counters.uplinks.first_mut()
+        {
+            uplink.received_packets = uplink.received_packets.saturating_add_signed(-missing);
+            self.skewed = -missing;
+        }
+        let Some(unseen) = &mut self.unseen else { return };
         unseen.least = unseen.least.min(missing);
         let is_under_way = in_flight > 0 || self.attachments.values().any(|of| of.failed);
         let is_over = rests && !is_under_way;
@@ -902,7 +976,9 @@ impl Worker {
                 probes: attachment.ports.iter().map(|port| port.probes).sum(),
                 probes_back: figures.probes_back - attachment.probes_back_before,
             };
-            if let Phase::Probing { until, taken } = attachment.phase {
+            if let Phase::Probing { until, taken } = attachment.phase
+                && attachment.base.is_none()
+            {
                 if !self.steering.is_in_force(*slot) {
                     continue;
                 }
@@ -937,6 +1013,11 @@ impl Worker {
                     ..totals
                 });
                 attachment.ports.iter_mut().for_each(DataPort::note_base);
+                attachment.phase = Phase::Up;
+                attached.push(*slot);
+            }
+            if matches!(attachment.phase, Phase::Probing { .. }) && self.steering.is_in_force(*slot) {
+                // It has been there all the time.
                 attachment.phase = Phase::Up;
                 attached.push(*slot);
             }
@@ -1026,7 +1107,10 @@ impl Worker {
                 carried.received += packets * u64::from(fallback.port == uplink);
                 carried.sent_or_dropped += packets * u64::from(fallback.to == Some(uplink));
             }
-            let (received, sent) = port.carried(carried);
+            let (mut received, sent) = port.carried(carried);
+            if uplink == FIRST_UPLINK {
+                received = received.saturating_add_signed(self.skewed);
+            }
             sum.received_packets = sum.received_packets.max(received);
             sum.received_bytes = port.received_bytes.total();
             sum.sent_packets = sum.sent_packets.max(sent);

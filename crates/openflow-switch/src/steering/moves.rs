@@ -83,6 +83,22 @@ impl Steering {
         self.push_move(buckets, Phase::Mark, now);
     }
 
+    /// Goes on where an earlier run was with these buckets: the switch asks for their connections, and sends others to where they
+    /// are by now. Of the flows that are not theirs none is known yet.
+    pub(super) fn go_on_asking(&mut self, places: &[(usize, usize)], now: Nanos) {
+        let target = |(service, bucket): &(usize, usize)| {
+            let to = self.bucket((*service, *bucket))?.slot?;
+            Some(Target {
+                service: *service,
+                bucket: *bucket,
+                from: to,
+                to,
+            })
+        };
+        let targets = places.iter().filter_map(target).collect();
+        self.push_move(targets, Phase::Leave, now);
+    }
+
     fn push_move(&mut self, buckets: Vec<Target>, phase: Phase, now: Nanos) {
         if buckets.is_empty() {
             return;
@@ -153,7 +169,7 @@ impl Steering {
             }
             Phase::Leave => {
                 let (ready, rest): (Vec<Target>, Vec<Target>) =
-                    (of.buckets.iter().copied()).partition(|target| self.are_old_flows_covered(target));
+                    (of.buckets.iter().copied()).partition(|target| self.are_old_flows_covered(target, now));
                 for target in &ready {
                     self.set_phase(target, BucketPhase::Steady);
                 }
@@ -238,10 +254,13 @@ impl Steering {
             .is_none_or(|bucket| bucket.caught.iter().all(|id| self.has_proven_rules(id)))
     }
 
-    /// Whether every flow of the old instance has rules of its own that are in force.
-    fn are_old_flows_covered(&self, target: &Target) -> bool {
+    /// Whether every flow of the old instance is known, and has rules of its own that are in force.
+    fn are_old_flows_covered(&self, target: &Target, now: Nanos) -> bool {
         let is_new = |id: &FlowId| self.flows.get(id).is_none_or(|flow| flow.slot == target.to);
         self.bucket(target.place()).is_none_or(|bucket| {
+            if now < bucket.unknown_until {
+                return false;
+            }
             let mut flows = bucket.caught.iter().chain(&bucket.on_bucket);
             flows.all(|id| is_new(id) || self.has_proven_rules(id))
         })

@@ -150,6 +150,7 @@ impl Steering {
             .filter(|(_, bucket)| can_move(bucket))
             .filter_map(|(index, bucket)| Some((index, bucket.slot?)))
             .filter(|(_, slot)| !self.failing.contains_key(slot))
+            .filter(|(_, slot)| (self.instances.get(slot)).is_none_or(|of| now >= of.awaited_until))
             .collect();
         let takes = |slot: &Slot| self.instances.get(slot).is_some_and(|of| of.terms.takes_flows);
         movable.sort_by_key(|(_, slot)| takes(slot));
