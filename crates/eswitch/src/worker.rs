@@ -24,7 +24,7 @@ use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
-use crate::plan::{Fallback, LoadBoard, Plan, SlotPlan, TableFull};
+use crate::plan::{Fallback, LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
 use crate::port::Port;
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
@@ -762,6 +762,9 @@ impl<M: FrameMemory> Worker<M> {
                 });
             }
         }
+        // In the order of the plan: a service has the same place in both.
+        self.services
+            .sort_unstable_by_key(|s| plan.services.iter().position(|p| p.id == s.id));
     }
 
     fn take_over_slots(&mut self) {
@@ -930,8 +933,10 @@ impl<M: FrameMemory> Worker<M> {
             }
             let Some(frame) = rest.next() else { break };
             if whose == Whose::New {
-                let info = self.headers.info(place, frame.bytes());
-                self.place_new(frame, &info, self.burst.hash(place), uplink, now);
+                if let Some(frame) = self.open(frame, place, uplink, now) {
+                    let info = self.headers.info(place, frame.bytes());
+                    self.place_new(frame, &info, self.burst.hash(place), uplink, now);
+                }
             } else {
                 let owner = usize::from(self.owners[place % BURST_FRAMES]);
                 match others.next_if(|(of, ..)| *of == place) {
@@ -1120,6 +1125,76 @@ impl<M: FrameMemory> Worker<M> {
 
     // ---- new flows --------------------------------------------------------------------------------------------
 
+    /// Opens the flow of a packet of the current burst that the table called [`Whose::New`], and sends the packet to its
+    /// instance: what [`Worker::set_up`] does where nothing is unusual. Gives the frame back, with nothing done, where
+    /// something is.
+    fn open(&mut self, frame: M::Frame, place: usize, uplink: UplinkId, now: Nanos) -> Option<M::Frame> {
+        let plan = &*self.plan;
+        let packets = &self.headers.packets;
+        let direction = packets.direction(place);
+        let key = FlowKey::V4(packets.key(place));
+        let is_usual = self.burst.is_opening(place) && self.destinations.is_empty();
+        let of = plan
+            .classify(|| key.tuple(direction), uplink)
+            .filter(|_| is_usual);
+        let Some((service, state)) = of.and_then(|of| plan.services.get(of).zip(self.services.get_mut(of)))
+        else {
+            return Some(frame);
+        };
+        if state.record.is_some() || state.candidates.is_empty() {
+            return Some(frame);
+        }
+        let hash = self.burst.hash(place);
+        let flow = NewFlow {
+            key: &key,
+            direction,
+            hash,
+            expected: state.expected,
+            dscp: self.headers.dscp(place),
+        };
+        let pick = state.scheduler.pick(&flow, &state.candidates);
+        let picked = pick.index().and_then(|index| state.candidates.get(index));
+        let (Some(index), Some(&Candidate { slot, .. })) = (pick.index(), picked) else {
+            return Some(frame);
+        };
+        self.set_ups += 1;
+        let mut pins = [slot; 2];
+        if !service.symmetric {
+            pins[1 - direction.index()] = Slot::NONE;
+        }
+        let table = &mut self.parts.table;
+        let verdict = match table.open(&self.burst, place, pins, service.id, now) {
+            Ok(_) => {
+                state.candidates.pin(index, &flow);
+                if let Some(pinned) = self.pinned.get_mut(slot.index()) {
+                    *pinned += flow.expected;
+                }
+                if let Some(counters) = self.parts.counters.slots.get(slot.index()) {
+                    counters.new_flows.add(1);
+                }
+                if let Pick::Overcommitted(_) = pick
+                    && let Some(counters) = self.parts.counters.services.get(service.id.index())
+                {
+                    counters.overcommitted.add(1);
+                }
+                let lane = self.lanes.get(uplink.index()).and_then(|lanes| lanes.of(slot));
+                if let Some(outbox) = lane.filter(|_| !self.lanes_are_stale) {
+                    self.put_uncounted(outbox.into(), frame);
+                    return None;
+                }
+                Verdict::Instance(slot)
+            }
+            Err(_full) => without_entry(service, &state.candidates, hash, &self.parts.counters),
+        };
+        self.count_offered(service.id, frame.len() as u32);
+        match verdict {
+            Verdict::Instance(slot) => self.send_to_instance(frame, slot, uplink),
+            Verdict::Drop(reason) => self.discard(frame, reason),
+            Verdict::Hold | Verdict::Fallback(_) => self.discard(frame, DropReason::NoInstance),
+        }
+        None
+    }
+
     /// Gives a flow, or the direction of a flow, that has no pin to an instance. `lost` is the pin that it still has to
     /// an instance that serves no more.
     #[cold]
@@ -1134,10 +1209,8 @@ impl<M: FrameMemory> Worker<M> {
     ) -> Verdict {
         self.set_ups += 1;
         let plan = &*self.plan;
-        let Some(service) = plan
-            .classify(|| info.key.tuple(info.direction), uplink)
-            .and_then(|place| plan.services.get(place))
-        else {
+        let place = plan.classify(|| info.key.tuple(info.direction), uplink);
+        let Some((place, service)) = place.and_then(|place| Some((place, plan.services.get(place)?))) else {
             return Verdict::Fallback(plan.unmatched);
         };
         let counters = self.parts.counters.services.get(service.id.index());
@@ -1145,7 +1218,7 @@ impl<M: FrameMemory> Worker<M> {
             counters.offered_packets.add(1);
             counters.offered_bytes.add(u64::from(info.frame_len));
         }
-        let Some(state) = self.services.iter_mut().find(|s| s.id == service.id) else {
+        let Some(state) = self.services.get_mut(place) else {
             return Verdict::Drop(DropReason::NoInstance);
         };
         if state.candidates.is_empty()
@@ -1220,16 +1293,7 @@ impl<M: FrameMemory> Worker<M> {
                     table.hit(entry, info.direction, 1, bytes, now, info.tcp_flags.0);
                 }
                 Err(_full) => {
-                    self.parts.counters.figures.table_full.add(1);
-                    return match service.table_full {
-                        TableFull::Drop => Verdict::Drop(DropReason::TableFull),
-                        TableFull::Hash => {
-                            if let Some(counters) = counters {
-                                counters.unpinned.add(1);
-                            }
-                            by_hash(&state.candidates, hash)
-                        }
-                    };
+                    return without_entry(service, &state.candidates, hash, &self.parts.counters);
                 }
             },
         }
@@ -1394,19 +1458,26 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Puts a frame that has been counted as offered into an outbox.
     #[inline]
-    fn put_into(&mut self, outbox: usize, frame: M::Frame) {
+    fn put_into(&mut self, place: usize, frame: M::Frame) {
+        if let Some(outbox) = self.outboxes.get_mut(place) {
+            outbox.counted.0 += 1;
+            outbox.counted.1 += frame.len() as u64;
+        }
+        self.put_uncounted(place, frame);
+    }
+
+    /// Puts a frame that is still to be counted as offered into an outbox.
+    #[inline(always)]
+    fn put_uncounted(&mut self, place: usize, frame: M::Frame) {
         let bytes = frame.len() as u64;
-        let lane = outbox as u16;
-        let Some(outbox) = self.outboxes.get_mut(outbox) else {
+        let Some(outbox) = self.outboxes.get_mut(place) else {
             return self.discard(frame, DropReason::NoInstance);
         };
         if outbox.frames.is_empty() {
-            self.touched.push(lane);
+            self.touched.push(place as u16);
         }
         outbox.frames.push(frame);
         outbox.bytes += bytes;
-        outbox.counted.0 += 1;
-        outbox.counted.1 += bytes;
         self.waiting += 1;
         if self.waiting >= OUTBOX_FRAMES {
             self.flush_instances();
@@ -2004,6 +2075,26 @@ fn packets_out(row: &FlowRow) -> u64 {
     let out = sent.wrapping_sub(back).wrapping_sub(row.dropped.unwrap_or(0)) % MODULUS;
     // Where more came back than was sent, the function makes packets of its own.
     if out < MODULUS / 2 { out } else { 0 }
+}
+
+/// Where a packet goes for whose flow the table has no room.
+#[cold]
+fn without_entry(
+    service: &ServicePlan,
+    candidates: &Candidates,
+    hash: u64,
+    counters: &WorkerCounters,
+) -> Verdict {
+    counters.figures.table_full.add(1);
+    match service.table_full {
+        TableFull::Drop => Verdict::Drop(DropReason::TableFull),
+        TableFull::Hash => {
+            if let Some(counters) = counters.services.get(service.id.index()) {
+                counters.unpinned.add(1);
+            }
+            by_hash(candidates, hash)
+        }
+    }
 }
 
 /// An instance by the flow's hash alone: without a pin.

@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 
 use flow_table::{Burst, FlowHasher, FlowTable, Lanes, Line, TableConfig, TimeoutPolicy};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot};
-use packet::{BURST, PacketColumns};
+use packet::{BURST, PacketColumns, TcpFlags};
 use zerocopy::FromBytes;
 
 /// Processor time of this thread, so that what else runs on the machine disturbs by its cache misses only.
@@ -119,7 +119,7 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
                 for numbers in order.chunks_exact(BURST) {
                     columns.len = 0;
                     for &i in numbers {
-                        columns.push(Some(key_v4(i)), Direction::Forward, false, 60);
+                        columns.push(Some(key_v4(i)), Direction::Forward, TcpFlags(0), 60);
                     }
                     burst.fill::<simd::scalar::Words>(&columns);
                     table.ask(&mut burst);

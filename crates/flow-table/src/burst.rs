@@ -5,16 +5,18 @@
     reason = "iterators over columns side by side keep a loop from becoming vector instructions"
 )]
 
-use model::Slot;
+use model::{Direction, Slot, protocol};
 use packet::{BURST, PacketColumns};
 use simd::Words;
 use zerocopy::transmute_mut;
 
 use crate::FlowHasher;
-use crate::entry::{KeyWords, PORTS_MASK, half};
+use crate::entry::{KeyWords, PORTS_MASK, State, half, protocol_of};
 
 /// A packet that needs more than the short way: set in the upper byte of its ports word, where no entry has it.
 const ODD: u64 = 1 << 63;
+/// Beside that: odd only because it opens a TCP connection.
+const OPENING: u64 = 1 << 62;
 /// What the upper byte of a steady entry has (see `State::is_steady`), beside which the short way must not pass.
 const STEADY: u64 = 1 << 56;
 /// The bits of an entry's first word that must be as expected.
@@ -61,7 +63,8 @@ pub enum Whose {
     Known,
     /// A flow's that is not in the table.
     New,
-    /// One that needs the long way: it is odd, its flow is not steady or without a lane, or a counter carries.
+    /// One that needs the long way: it is odd (and does not open a flow), its flow is not steady or without a lane, or a
+    /// counter carries.
     Odd,
 }
 
@@ -100,12 +103,17 @@ impl Burst {
         let directions = &mut self.directions[..n];
         let (protocol, bytes) = (&packets.protocol[..n], &packets.bytes[..n]);
         let (is_plain, is_changing) = (&packets.is_plain[..n], &packets.is_changing[..n]);
-        let is_reverse = &packets.is_reverse[..n];
+        let (is_reverse, is_opening) = (&packets.is_reverse[..n], &packets.is_opening[..n]);
         for i in 0..n {
             // Counters of an entry have not the room for a longer one.
             let is_long = bytes[i] >> 16 != 0;
-            let is_odd = !is_plain[i] | is_changing[i] | if is_long { u32::MAX } else { 0 };
-            states[i] = protocol[i] | (STEADY >> 32) as u32 | is_odd & (ODD >> 32) as u32;
+            let needs_more = !is_plain[i] | if is_long { u32::MAX } else { 0 };
+            let is_odd = needs_more | is_changing[i];
+            let is_opening = is_opening[i] & !needs_more;
+            states[i] = protocol[i]
+                | (STEADY >> 32) as u32
+                | is_odd & (ODD >> 32) as u32
+                | is_opening & (OPENING >> 32) as u32;
             let add = 1 | bytes[i] << half::PACKETS_BITS;
             forward[i] = add & !is_reverse[i];
             reverse[i] = add & is_reverse[i];
@@ -153,13 +161,44 @@ impl Burst {
     #[inline]
     pub fn make_odd(&mut self, at: usize) {
         if let Some([ports, ..]) = self.packets.get_mut(at) {
-            *ports |= ODD;
+            *ports = *ports & !OPENING | ODD;
         }
+    }
+
+    /// Whether a flow may begin with the packet by [`FlowTable::open`](crate::FlowTable::open): it is not TCP, or opens a
+    /// connection. Of a packet that the table calls [`Whose::New`].
+    #[inline]
+    pub fn is_opening(&self, at: usize) -> bool {
+        self.packets
+            .get(at)
+            .is_some_and(|[ports, ..]| ports & OPENING != 0 || protocol_of(*ports) != protocol::TCP)
+    }
+
+    /// The entry of a flow that begins with this packet, with these usable pins, at that tick: the packet is counted in it.
+    #[inline(always)]
+    pub(crate) fn entry(&self, at: usize, pins: [Slot; 2], tick: u64) -> [u64; 4] {
+        let at = at % BURST;
+        let [ports, forward, reverse, addresses] = self.packets[at];
+        let opener = direction(self.directions[at]);
+        let state = State::new(protocol_of(ports), opener);
+        let [high, low] = half::seen(tick);
+        [
+            state.put(ports),
+            forward | half::usable_pin(pins[0]) | high,
+            reverse | half::usable_pin(pins[1]) | low,
+            addresses,
+        ]
     }
 
     #[inline(always)]
     pub(crate) fn is_odd(&self, at: usize) -> bool {
         self.packets[at][0] & ODD != 0
+    }
+
+    /// Whether it is odd for another reason than that it opens a TCP connection.
+    #[inline(always)]
+    pub(crate) fn needs_more(&self, at: usize) -> bool {
+        self.packets[at][0] & (ODD | OPENING) == ODD
     }
 
     /// Whether the packet may have a short way as far as is known.
@@ -180,6 +219,16 @@ impl Burst {
 
 // Upper and lower halves of words lie in memory as a processor that counts from the little end reads them.
 const _: () = assert!(cfg!(target_endian = "little"));
+
+/// A direction that is written in all bits.
+#[inline(always)]
+fn direction(bits: u32) -> Direction {
+    if bits == 0 {
+        Direction::Forward
+    } else {
+        Direction::Reverse
+    }
+}
 
 /// An entry with a packet counted; `None` where it is another flow's, or not steady, or the packet is odd, or a counter
 /// carries. All four words at once: the first and the last are compared, those between are added to.

@@ -203,6 +203,8 @@ impl Phase {
 /// A direction's word: packets in bits 0–15, bytes in 16–39 (the lower parts of the counters), the pin in 40–50, half of
 /// the tick of the flow's last packet in 51–63 (the upper half with `Forward`, the lower one with `Reverse`).
 pub(crate) mod half {
+    use model::Slot;
+
     pub(crate) const PACKETS_BITS: u32 = 16;
     pub(crate) const BYTES_BITS: u32 = 24;
     pub(crate) const PACKETS_MASK: u64 = (1 << PACKETS_BITS) - 1;
@@ -214,6 +216,12 @@ pub(crate) mod half {
     pub(crate) const SEEN_SHIFT: u32 = 51;
     pub(crate) const SEEN_BITS: u32 = 13;
     pub(crate) const BELOW_SEEN: u64 = (1 << SEEN_SHIFT) - 1;
+
+    /// The bits of a pin to a slot below [`Slot::LIMIT`], or to none.
+    #[inline(always)]
+    pub(crate) const fn usable_pin(slot: Slot) -> u64 {
+        (slot.0 as u64 & PIN_MASK) << PIN_SHIFT
+    }
 
     /// The bits of a tick in the words of `Forward` and `Reverse`.
     #[inline(always)]

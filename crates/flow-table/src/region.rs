@@ -619,8 +619,12 @@ impl Region {
         let sentinel = self.capacity + (due as u32 & self.wheel_mask);
         let link = self.link(lines, sentinel);
         let last = (link & LINK_MASK) as u32;
-        self.set_next(lines, last, entry);
-        self.set_previous(lines, sentinel, entry);
+        if last == sentinel {
+            self.set_link(lines, sentinel, u64::from(entry) | u64::from(entry) << LINK_BITS);
+        } else {
+            self.set_link(lines, sentinel, link & !LINK_MASK | u64::from(entry));
+            self.set_next(lines, last, entry);
+        }
         let link = u64::from(last) | u64::from(sentinel) << LINK_BITS | u64::from(service) << (2 * LINK_BITS);
         self.set_link(lines, entry, link);
     }
@@ -675,24 +679,14 @@ impl Region {
 
     // Life.
 
-    /// Writes a new flow into a free entry. The key must not be in the table. Gives the entry, and whether another flow
-    /// was moved within the index.
+    /// Takes a free entry for a new flow into the index. The flow must not be in the table. Gives the entry, and whether
+    /// another flow was moved within the index. What follows is to write the entry, and [`begin`](Region::begin).
     #[inline(always)]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site, and every value is of the new entry"
-    )]
-    pub(crate) fn insert(
+    pub(crate) fn take(
         &mut self,
         lines: &mut [Line],
         hasher: &FlowHasher,
-        key: &FlowKey,
         hash: u64,
-        opener: Direction,
-        pins: [Slot; 2],
-        service: u16,
-        tick: u64,
-        timeout: impl FnOnce(u64) -> u64,
     ) -> Result<(u32, bool), NoRoom> {
         let fresh = self.free == NONE;
         let entry = if fresh { self.high_water } else { self.free };
@@ -712,6 +706,20 @@ impl Region {
                 }
             }
         }
+        Ok((entry, moved))
+    }
+
+    /// Writes a new flow without a packet into an entry that was taken. Gives the ports word.
+    #[inline(always)]
+    pub(crate) fn write(
+        &self,
+        lines: &mut [Line],
+        entry: u32,
+        key: &FlowKey,
+        opener: Direction,
+        pins: [Slot; 2],
+        tick: u64,
+    ) -> u64 {
         let state = State::new(key.protocol(), opener);
         let head = [with_pin(0, pins[0]), with_pin(0, pins[1])];
         let ports = match key {
@@ -731,13 +739,18 @@ impl Region {
             }
         };
         Region::see(self.head_mut(lines, entry), tick);
+        ports
+    }
+
+    /// Begins the life of a flow whose entry has been written.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, lines: &mut [Line], entry: u32, service: u16, tick: u64, timeout: u64) {
         if let Some(returns) = self.returns_mut(lines, entry) {
             returns.fill(0);
         }
         self.note_pins(lines, entry, [true; 2], tick);
-        self.arm(lines, entry, service, tick + timeout(ports));
+        self.arm(lines, entry, service, tick + timeout);
         self.flows += 1;
-        Ok((entry, moved))
     }
 
     /// Takes a flow out of index and wheel and puts its entry on the free list.
@@ -842,18 +855,9 @@ mod tests {
                 let (hash, entry) = held.swap_remove((state >> 33) as usize % held.len());
                 region.remove(&mut lines, hash, entry);
             }
-            let inserted = region.insert(
-                &mut lines,
-                &HASHER,
-                &key,
-                hash,
-                Direction::Forward,
-                pins,
-                0,
-                0,
-                |_| 1000,
-            );
-            let (entry, moved) = inserted.unwrap();
+            let (entry, moved) = region.take(&mut lines, &HASHER, hash).unwrap();
+            region.write(&mut lines, entry, &key, Direction::Forward, pins, 0);
+            region.begin(&mut lines, entry, 0, 0, 1000);
             moves += u32::from(moved);
             held.push((hash, entry));
             if i % 500 == 0 || i > 3 * FLOWS - 10 {

@@ -391,7 +391,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Whose packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
     pub fn whose(&mut self, burst: &mut Burst, at: usize) -> Whose {
-        if burst.is_odd(at) {
+        if burst.needs_more(at) {
             return Whose::Odd;
         }
         let entry = self.regions[0].find_v4(&self.storage, burst.key(at), burst.hashes[at]);
@@ -401,7 +401,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 Whose::New
             }
             // A few in a hundred share a signature with another flow, or lie in their second bucket.
-            Some(entry) if entry != burst.candidates[at] => {
+            Some(entry) if entry != burst.candidates[at] && !burst.is_odd(at) => {
                 burst.candidates[at] = entry;
                 Whose::Known
             }
@@ -489,24 +489,65 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     ) -> Result<EntryIndex, Full> {
         let family = family_of(key);
         debug_assert!(self.find(family, key, hash).is_none(), "{key:?} is there already");
+        self.enter(
+            family,
+            hash,
+            pins,
+            service,
+            tick(now),
+            |region, lines, entry, pins| region.write(lines, entry, key, opener, pins, tick(now)),
+        )
+    }
+
+    /// Enters a new flow with the packet of a burst that opens it, and counts that: what [`insert`](FlowTable::insert) and
+    /// [`hit`](FlowTable::hit) do, at once. Of a packet that [`whose`](FlowTable::whose) just called [`Whose::New`] and that
+    /// [`is_opening`](Burst::is_opening).
+    ///
+    /// # Errors
+    /// [`Full`]: nothing changed, and the caller applies the service's policy.
+    #[inline]
+    pub fn open(
+        &mut self,
+        burst: &Burst,
+        at: usize,
+        pins: [Slot; 2],
+        service: ServiceId,
+        now: Nanos,
+    ) -> Result<EntryIndex, Full> {
+        let tick = tick(now);
+        self.enter(
+            0,
+            burst.hash(at),
+            pins,
+            service,
+            tick,
+            |region, lines, entry, pins| {
+                let words = burst.entry(at, pins, tick);
+                *region.head_mut(lines, entry) = words;
+                words[0]
+            },
+        )
+    }
+
+    /// Enters a flow; `write` writes its entry, and gives the ports word.
+    #[inline(always)]
+    fn enter(
+        &mut self,
+        family: usize,
+        hash: u64,
+        pins: [Slot; 2],
+        service: ServiceId,
+        tick: u64,
+        write: impl FnOnce(&Region, &mut [Line], u32, [Slot; 2]) -> u64,
+    ) -> Result<EntryIndex, Full> {
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let pins = pins.map(|pin| self.slots.usable(pin, &mut self.counters));
-        let timeouts = &self.timeouts;
-        let timeout = |ports| u64::from(timeouts[TimeoutClass::of(ports).index()]);
-        let inserted = region.insert(
-            lines,
-            &self.hasher,
-            key,
-            hash,
-            opener,
-            pins,
-            service.0,
-            tick(now),
-            timeout,
-        );
-        match inserted {
+        match region.take(lines, &self.hasher, hash) {
             Ok((entry, moved)) => {
+                let ports = write(region, lines, entry, pins);
+                let timeout = self.timeouts[TimeoutClass::of(ports).index()];
+                region.begin(lines, entry, service.0, tick, u64::from(timeout));
                 header::set_high_water(lines, family, region.high_water());
                 self.counters.inserts += 1;
                 self.counters.relocations += u64::from(moved);

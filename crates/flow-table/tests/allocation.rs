@@ -13,7 +13,7 @@ use flow_table::{
     Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
-use packet::PacketColumns;
+use packet::{PacketColumns, TcpFlags};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -106,7 +106,7 @@ fn the_steady_state_allocates_nothing() {
                         FlowKey::V4(key) => Some(key),
                         FlowKey::V6(_) => None,
                     };
-                    packets.push(key, Direction::Forward, false, 60);
+                    packets.push(key, Direction::Forward, TcpFlags(0), 60);
                 }
                 burst.fill::<simd::scalar::Words>(&packets);
                 table.ask(&mut burst);

@@ -10,8 +10,8 @@ use flow_table::{
     Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Lanes, Line,
     Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, Whose, tcp_flag,
 };
-use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
-use packet::{BURST, PacketColumns};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Tuple, protocol};
+use packet::{BURST, PacketColumns, TcpFlags};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRng, TestRunner};
@@ -282,6 +282,11 @@ impl Harness {
     /// A burst of packets of 60 bytes, of which the table counts those of known, steady flows with a pin.
     fn burst(&mut self, numbers: &[u32]) {
         const BYTES: u64 = 60;
+        let flags = |key: &FlowKeyV4| match (key.protocol, key.a_port % 7) {
+            (protocol::TCP, 0) => tcp_flag::FIN,
+            (protocol::TCP, 1 | 2) => tcp_flag::SYN,
+            _ => 0,
+        };
         let now = self.now;
         let keys: Vec<FlowKey> = numbers.iter().map(|&i| key(i)).take(BURST).collect();
         let mut burst = Burst::default();
@@ -290,10 +295,9 @@ impl Harness {
             match key {
                 FlowKey::V4(key) => {
                     let direction = [Direction::Forward, Direction::Reverse][usize::from(key.a_port % 2)];
-                    let is_changing = key.a_port.is_multiple_of(7);
-                    packets.push(Some(*key), direction, is_changing, BYTES as u32);
+                    packets.push(Some(*key), direction, TcpFlags(flags(key)), BYTES as u32);
                 }
-                FlowKey::V6(_) => packets.push(None, Direction::Forward, false, BYTES as u32),
+                FlowKey::V6(_) => packets.push(None, Direction::Forward, TcpFlags(0), BYTES as u32),
             }
         }
         burst.fill::<simd::scalar::Words>(&packets);
@@ -329,11 +333,38 @@ impl Harness {
             }
             from = until + 1;
             let Some(key) = keys.get(until) else { continue };
-            let is_plain = matches!(key, FlowKey::V4(words) if !words.a_port.is_multiple_of(7));
+            let flags = match key {
+                FlowKey::V4(words) => Some(flags(words)),
+                FlowKey::V6(_) => None,
+            };
+            // What has neither FIN nor RST.
+            let is_looked_up = matches!(flags, Some(0 | tcp_flag::SYN));
             let whose = self.table().whose(&mut burst, until);
-            let Some(flow) = self.flows.get(key).filter(|_| is_plain) else {
-                assert_eq!(whose, if is_plain { Whose::New } else { Whose::Odd });
-                self.counters.misses += u64::from(is_plain);
+            let Some(flow) = self.flows.get(key).filter(|_| is_looked_up) else {
+                assert_eq!(whose, if is_looked_up { Whose::New } else { Whose::Odd });
+                self.counters.misses += u64::from(is_looked_up);
+                let FlowKey::V4(words) = *key else { continue };
+                let is_opening = words.protocol != protocol::TCP || flags == Some(tcp_flag::SYN);
+                if !is_looked_up {
+                    continue;
+                }
+                assert_eq!(burst.is_opening(until), is_opening);
+                if is_opening && words.a_port % 5 < 3 {
+                    let opener = [Direction::Forward, Direction::Reverse][usize::from(words.a_port % 2)];
+                    let pin = |n: u16| if n.is_multiple_of(7) { u16::MAX } else { n % SLOTS };
+                    let (pins, service) = (
+                        [pin(words.a_port), pin(words.a_port / 3)],
+                        words.a_port % SERVICES,
+                    );
+                    let opened = self
+                        .table()
+                        .open(&burst, until, pins.map(Slot), ServiceId(service), now);
+                    self.entered(*key, opener, pins, service, opened);
+                    if let Some(flow) = self.flows.get_mut(key) {
+                        flow.packets[opener.index()] = 1;
+                        flow.bytes[opener.index()] = BYTES;
+                    }
+                }
                 continue;
             };
             if whose == Whose::Known {
@@ -346,7 +377,69 @@ impl Harness {
                 flow.packets[d] % (1 << 16) == (1 << 16) - 1 || flow.bytes[d] % (1 << 24) + BYTES >= 1 << 24;
             let is_steady = matches!(flow.tcp, TcpState::None | TcpState::Established);
             assert_eq!(whose, Whose::Odd);
-            assert!(!is_steady || carries || !flow.pins[d].is_some(), "{flow:?}");
+            let is_changing = flags != Some(0);
+            assert!(
+                is_changing || !is_steady || carries || !flow.pins[d].is_some(),
+                "{flow:?}"
+            );
+        }
+    }
+
+    /// What the table did with a new flow is what it should do.
+    fn entered(
+        &mut self,
+        key: FlowKey,
+        opener: Direction,
+        pins: [u16; 2],
+        service: u16,
+        inserted: Result<EntryIndex, Full>,
+    ) {
+        let now = self.now;
+        let v6 = matches!(key, FlowKey::V6(_));
+        let capacity = if v6 {
+            self.config.ipv6_flows
+        } else {
+            self.config.ipv4_flows
+        };
+        let held = self
+            .flows
+            .keys()
+            .filter(|key| matches!(key, FlowKey::V6(_)) == v6)
+            .count();
+        if let Err(Full::Index) = inserted {
+            // Possible, never likely: the run counts them.
+            self.counters.full_index += 1;
+            for pin in pins {
+                self.usable(pin);
+            }
+        } else {
+            let pins = pins.map(|pin| self.usable(pin));
+            if held == capacity {
+                assert_eq!(inserted, Err(Full::Entries));
+                self.counters.full_entries += 1;
+            } else {
+                assert_eq!(self.table().key(inserted.unwrap()), key);
+                self.counters.inserts += 1;
+                let tcp = if key.protocol() == protocol::TCP {
+                    TcpState::Handshake
+                } else {
+                    TcpState::None
+                };
+                let flow = Flow {
+                    opener,
+                    service,
+                    pins,
+                    pinned_at: [now; 2],
+                    lost: [false; 2],
+                    packets: [0; 2],
+                    bytes: [0; 2],
+                    seen: now,
+                    tcp,
+                    returned: 0,
+                    dropped: 0,
+                };
+                self.flows.insert(key, flow);
+            }
         }
     }
 
@@ -376,52 +469,7 @@ impl Harness {
                     ServiceId(service),
                     now,
                 );
-                let v6 = matches!(key, FlowKey::V6(_));
-                let capacity = if v6 {
-                    self.config.ipv6_flows
-                } else {
-                    self.config.ipv4_flows
-                };
-                let held = self
-                    .flows
-                    .keys()
-                    .filter(|key| matches!(key, FlowKey::V6(_)) == v6)
-                    .count();
-                if let Err(Full::Index) = inserted {
-                    // Possible, never likely: the run counts them.
-                    self.counters.full_index += 1;
-                    for pin in pins {
-                        self.usable(pin);
-                    }
-                } else {
-                    let pins = pins.map(|pin| self.usable(pin));
-                    if held == capacity {
-                        assert_eq!(inserted, Err(Full::Entries));
-                        self.counters.full_entries += 1;
-                    } else {
-                        assert_eq!(self.table().key(inserted.unwrap()), key);
-                        self.counters.inserts += 1;
-                        let tcp = if key.protocol() == protocol::TCP {
-                            TcpState::Handshake
-                        } else {
-                            TcpState::None
-                        };
-                        let flow = Flow {
-                            opener,
-                            service,
-                            pins,
-                            pinned_at: [now; 2],
-                            lost: [false; 2],
-                            packets: [0; 2],
-                            bytes: [0; 2],
-                            seen: now,
-                            tcp,
-                            returned: 0,
-                            dropped: 0,
-                        };
-                        self.flows.insert(key, flow);
-                    }
-                }
+                self.entered(key, opener, pins, service, inserted);
             }
             Op::Hit {
                 key: i,

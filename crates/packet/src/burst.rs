@@ -9,7 +9,7 @@
     reason = "iterators over columns side by side keep a loop from becoming vector instructions"
 )]
 
-use model::{Direction, FlowKey, protocol};
+use model::{FlowKey, protocol};
 
 use crate::columns::{BURST, PacketColumns};
 use crate::headers::{ETHERNET_LEN, IPV4_LEN};
@@ -86,11 +86,7 @@ impl PlainBurst {
         let is_tcp = key.protocol == protocol::TCP;
         PacketInfo {
             key: FlowKey::V4(key),
-            direction: if self.packets.is_reverse[at] == 0 {
-                Direction::Forward
-            } else {
-                Direction::Reverse
-            },
+            direction: self.packets.direction(at),
             protocol: key.protocol,
             tcp_flags: TcpFlags(if is_tcp { header[47] } else { 0 }),
             is_icmp_error: false,
@@ -103,6 +99,13 @@ impl PlainBurst {
         }
     }
 
+    /// The DSCP, 0 to 63, of the plain packet in that place.
+    #[inline]
+    pub fn dscp(&self, at: usize) -> u8 {
+        let [.., service] = self.words.at_12.as_flattened()[at].to_le_bytes();
+        service >> 2
+    }
+
     /// Says of each of the first `len` packets whether it is plain, and what its flow is.
     #[inline(always)]
     pub fn judge(&mut self, len: usize) {
@@ -111,7 +114,8 @@ impl PlainBurst {
         const SHAPE_MASK: u32 = 0x00ff_ffff;
         /// "More fragments" and the fragment's offset.
         const FRAGMENT: u32 = 0xff3f;
-        const CHANGING: u32 = (TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) as u32;
+        const CHANGING: u32 = TcpFlags::CHANGING as u32;
+        const SYN: u32 = TcpFlags::SYN as u32;
         // Whole groups: the loop then needs no remainder.
         self.packets.len = len.min(BURST);
         let n = (self.packets.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
@@ -124,6 +128,7 @@ impl PlainBurst {
         let (a, b) = (&mut p.a[..n], &mut p.b[..n]);
         let (ports, protocols) = (&mut p.ports[..n], &mut p.protocol[..n]);
         let (reverse, changing) = (&mut p.is_reverse[..n], &mut p.is_changing[..n]);
+        let opening = &mut p.is_opening[..n];
         let (plain, bytes) = (&mut p.is_plain[..n], &p.bytes[..n]);
         for i in 0..n {
             let has_shape = (at_12[i] & SHAPE_MASK == SHAPE) & (at_20[i] & FRAGMENT == 0);
@@ -163,6 +168,7 @@ impl PlainBurst {
             protocols[i] = protocol << 16;
             reverse[i] = all_bits(is_reverse);
             changing[i] = all_bits(is_tcp & (at_44[i] >> 24 & CHANGING != 0));
+            opening[i] = all_bits(is_tcp & (at_44[i] >> 24 & CHANGING == SYN));
             plain[i] = all_bits(has_shape & has_checksum & (is_udp | is_tcp) & has_lengths);
         }
     }

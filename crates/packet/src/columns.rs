@@ -1,5 +1,7 @@
 use model::{Direction, FlowKeyV4};
 
+use crate::parse::TcpFlags;
+
 /// Packets that are looked at together: DPDK's customary burst, twice, which halves the cost per burst.
 pub const BURST: usize = 64;
 
@@ -23,6 +25,8 @@ pub struct PacketColumns {
     pub is_reverse: [u32; BURST],
     /// Whether it may change more than its flow's counters: TCP with SYN, FIN or RST.
     pub is_changing: [u32; BURST],
+    /// Whether a TCP flow begins with it as it should: SYN, and neither FIN nor RST.
+    pub is_opening: [u32; BURST],
     /// Whether the columns above say what the packet is. Where they do not, they mean nothing.
     pub is_plain: [u32; BURST],
     /// Its length in bytes.
@@ -40,6 +44,7 @@ impl Default for PacketColumns {
             protocol: [0; BURST],
             is_reverse: [0; BURST],
             is_changing: [0; BURST],
+            is_opening: [0; BURST],
             is_plain: [0; BURST],
             bytes: [0; BURST],
             len: 0,
@@ -48,8 +53,9 @@ impl Default for PacketColumns {
 }
 
 impl PacketColumns {
-    /// Appends a packet, or one that is not plain where there is no key. Nothing happens in a full burst.
-    pub fn push(&mut self, key: Option<FlowKeyV4>, direction: Direction, is_changing: bool, bytes: u32) {
+    /// Appends a packet, or one that is not plain where there is no key. `flags` are 0 where it is not TCP. Nothing happens
+    /// in a full burst.
+    pub fn push(&mut self, key: Option<FlowKeyV4>, direction: Direction, flags: TcpFlags, bytes: u32) {
         let at = self.len;
         if at >= BURST {
             return;
@@ -61,14 +67,17 @@ impl PacketColumns {
         self.ports[at] = u32::from(fields.a_port) | u32::from(fields.b_port) << 16;
         self.protocol[at] = u32::from(fields.vlan) | u32::from(fields.protocol) << 16;
         self.is_reverse[at] = yes(direction == Direction::Reverse);
-        self.is_changing[at] = yes(is_changing);
+        self.is_changing[at] = yes(flags.0 & TcpFlags::CHANGING != 0);
+        self.is_opening[at] = yes(flags.0 & TcpFlags::CHANGING == TcpFlags::SYN);
         self.is_plain[at] = yes(key.is_some());
         self.bytes[at] = bytes;
         self.len = at + 1;
     }
 
     /// The key of a plain packet.
+    #[inline(always)]
     pub fn key(&self, at: usize) -> FlowKeyV4 {
+        let at = at % BURST;
         FlowKeyV4 {
             a: self.a[at].to_le_bytes(),
             b: self.b[at].to_le_bytes(),
@@ -77,6 +86,16 @@ impl PacketColumns {
             vlan: self.protocol[at] as u16,
             protocol: (self.protocol[at] >> 16) as u8,
             zero: 0,
+        }
+    }
+
+    /// The direction in which a plain packet travels.
+    #[inline(always)]
+    pub fn direction(&self, at: usize) -> Direction {
+        if self.is_reverse[at % BURST] == 0 {
+            Direction::Forward
+        } else {
+            Direction::Reverse
         }
     }
 
@@ -105,12 +124,12 @@ mod tests {
             zero: 0,
         };
         for _ in 0..BURST + 1 {
-            columns.push(Some(key), Direction::Reverse, true, 64);
+            columns.push(Some(key), Direction::Reverse, TcpFlags(TcpFlags::SYN), 64);
         }
         assert_eq!((columns.len, columns.key(63)), (BURST, key));
         assert!(columns.are_all_plain());
         columns.len = 3;
-        columns.push(None, Direction::Forward, false, 64);
+        columns.push(None, Direction::Forward, TcpFlags(0), 64);
         assert!(!columns.are_all_plain());
         assert_eq!((columns.is_plain[2], columns.is_plain[3]), (YES, 0));
     }

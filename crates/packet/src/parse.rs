@@ -32,6 +32,8 @@ impl TcpFlags {
     pub const RST: u8 = 0x04;
     /// The acknowledgement number counts.
     pub const ACK: u8 = 0x10;
+    /// Those by which a connection begins or ends.
+    pub const CHANGING: u8 = Self::FIN | Self::SYN | Self::RST;
 
     /// Whether FIN is set.
     pub const fn fin(self) -> bool {
@@ -829,14 +831,17 @@ mod tests {
                     let said = (packets.is_plain[at] != 0).then(|| Plain {
                         key: packets.key(at),
                         direction: packets.is_reverse[at] & 1,
-                        tcp_flags: TcpFlags(packets.is_changing[at] as u8 & CHANGING),
+                        tcp_flags: TcpFlags(packets.is_changing[at] as u8 & TcpFlags::CHANGING),
                     });
+                    let flags = super::plain(frame).map_or(0, |plain| plain.tcp_flags.0) & TcpFlags::CHANGING;
                     let expected = super::plain(frame).map(|plain| Plain {
-                        tcp_flags: TcpFlags(if plain.tcp_flags.0 & CHANGING != 0 { CHANGING } else { 0 }),
+                        tcp_flags: TcpFlags(if flags != 0 { TcpFlags::CHANGING } else { 0 }),
                         ..plain
                     });
                     prop_assert_eq!(said, expected);
                     if expected.is_some() {
+                        prop_assert_eq!(packets.is_opening[at] != 0, flags == TcpFlags::SYN);
+                        prop_assert_eq!(Some(burst.dscp(at)), parse_plain(frame).map(|info| info.dscp));
                         prop_assert_eq!(Some(burst.info(at, frame)), parse_plain(frame));
                     }
                 }
@@ -880,8 +885,6 @@ mod tests {
             }
         }
     }
-
-    const CHANGING: u8 = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
 
     struct ReadGroup<'a>(&'a mut crate::PlainBurst, &'a [&'a [u8]; 8]);
 

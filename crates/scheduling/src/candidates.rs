@@ -358,12 +358,16 @@ impl Candidates {
     #[inline]
     pub fn ramp(&self, index: usize) -> f32 {
         match self.steps.get(index) {
-            Some(step) if *step < self.highest_step => {
-                let by_age = f32::from(*step) / f32::from(self.highest_step);
-                by_age.max(f32::from(self.need()) / f32::from(RAMP_STEPS))
-            }
+            Some(step) if *step < self.highest_step => self.fresh_ramp(*step),
             _ => 1.0,
         }
+    }
+
+    /// That of one which is younger than others: out of the way of those that are not.
+    #[cold]
+    fn fresh_ramp(&self, step: u8) -> f32 {
+        let by_age = f32::from(step) / f32::from(self.highest_step);
+        by_age.max(f32::from(self.need()) / f32::from(RAMP_STEPS))
     }
 
     /// How much of what may be used of the grown instances is used, in steps of [`RAMP_STEPS`], rounded down: loads
