@@ -49,29 +49,31 @@ const QUIET_TURNS: u32 = 64;
 /// How often a quiet port is looked at: every this many turns.
 const QUIET_STRIDE: u32 = 8;
 
-/// The data ports of one instance and what is known of them between two turns.
+/// The data ports of one instance and what is known of them between two turns. What a flush needs comes first: with many
+/// instances each is far from the processor.
+#[repr(C, align(64))]
 pub struct InstancePorts<M: FrameMemory> {
     /// The ports, in the order of the service's uplinks.
     pub ports: Vec<Port<M>>,
     /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
     /// dies.
     pub outstanding: u64,
-    /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
-    pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
-    /// Which instance it is, once a plan has told.
-    pub(crate) id: Option<InstanceId>,
-    /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance has
-    /// left the plan, so that what it still has comes out.
-    pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
+    quiet: u32,
+    /// Flushes in a row that found the ring at least a quarter full.
+    crowded: u8,
     /// Whether the peer gave a descriptor that cannot be.
     pub(crate) is_broken: bool,
     /// Whether that has been reported.
     reported_broken: bool,
     /// Whether it was ever probed: probes may then come back.
     pub(crate) is_probed: bool,
-    /// Flushes in a row that found the ring at least a quarter full.
-    crowded: u8,
-    quiet: u32,
+    /// Which instance it is, once a plan has told.
+    pub(crate) id: Option<InstanceId>,
+    /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance has
+    /// left the plan, so that what it still has comes out.
+    pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
+    /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
+    pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
 }
 
 impl<M: FrameMemory> InstancePorts<M> {
@@ -149,22 +151,12 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Makes what was sent visible to the instance and counts it, and that its ring is hot where it was full, or at least
-    /// a quarter full at two flushes in a row. Returns what was sent.
-    pub fn flush(&mut self, memory: &mut M, counters: &SlotCounters) -> Pending {
+    /// Counts what was sent to the instance, whose rings have `used` of their `slots` descriptors in use then, and that they
+    /// are hot where one was full, or a quarter of them in use at two flushes in a row.
+    #[inline(always)]
+    pub fn sent(&mut self, all: Pending, (used, slots): (u32, u32), counters: &SlotCounters) {
         // Something is being sent: an answer is likely.
         self.quiet = 0;
-        let (mut all, mut used, mut slots) = (Pending::default(), 0, 0);
-        for port in &mut self.ports {
-            let sent = port.flush(memory);
-            all.packets += sent.packets;
-            all.bytes += sent.bytes;
-            all.full += sent.full;
-            all.too_large += sent.too_large;
-            let rings = port.occupancy();
-            used += rings.used;
-            slots += rings.slots;
-        }
         counters.to_packets.add(all.packets);
         counters.to_bytes.add(all.bytes);
         if all.full + all.too_large > 0 {
@@ -183,7 +175,6 @@ impl<M: FrameMemory> InstancePorts<M> {
         if all.full > 0 || self.crowded >= 2 {
             counters.hot.add(1);
         }
-        all
     }
 
     /// Counts packets that came back.

@@ -4,6 +4,7 @@
 //! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
 //! control plane.
 
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,6 +32,16 @@ pub struct Pending {
     pub full: u64,
     /// Packets of a length that it does not carry.
     pub too_large: u64,
+}
+
+impl AddAssign for Pending {
+    #[inline(always)]
+    fn add_assign(&mut self, other: Pending) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.full += other.full;
+        self.too_large += other.too_large;
+    }
 }
 
 /// What was taken out of a port.
@@ -148,23 +159,33 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
-    /// Puts frames into the port, `bytes` in all, after those put before, and leaves the list empty.
-    pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+    /// Sends frames, `bytes` in all, after those put before, and leaves the list empty. Makes everything visible to the peer,
+    /// and says what came of it since the last flush.
+    #[inline(always)]
+    pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) -> Pending {
         match self {
             Port::Memif(port) => {
                 for frame in frames.iter() {
                     port.send(frame.bytes());
                 }
                 memory.give_all(frames);
+                port.queues.tx.flush();
+                std::mem::take(&mut port.pending)
             }
             Port::Null(pending) => {
-                pending.packets += frames.len() as u64;
-                pending.bytes += bytes;
+                let before = std::mem::take(pending);
+                let packets = before.packets + frames.len() as u64;
                 memory.give_all(frames);
+                Pending {
+                    packets,
+                    bytes: before.bytes + bytes,
+                    ..before
+                }
             }
             Port::Device(port) => {
                 port.send_staged(memory);
                 port.send_now(frames, bytes, memory);
+                std::mem::take(&mut port.pending)
             }
         }
     }
@@ -181,6 +202,15 @@ impl<M: FrameMemory> Port<M> {
                 port.send_staged(memory);
                 std::mem::take(&mut port.pending)
             }
+        }
+    }
+
+    /// Descriptors in the ring towards the peer that it has not taken, and how many there are; 0 where it cannot be seen.
+    #[inline(always)]
+    pub fn fill(&mut self) -> (u32, u32) {
+        match self {
+            Port::Memif(port) => (port.queues.tx.occupancy(), port.queues.tx.slots()),
+            Port::Null(_) | Port::Device(_) => (0, 0),
         }
     }
 

@@ -25,7 +25,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
 use crate::plan::{Fallback, LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
-use crate::port::Port;
+use crate::port::{Pending, Port};
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 
@@ -165,7 +165,9 @@ pub struct Worker<M: FrameMemory> {
     stopping: bool,
 }
 
-/// Frames for one data port of an instance, until the next flush.
+/// Frames for one data port of an instance, until the next flush. With many instances each is far from the processor: it is
+/// one cache line.
+#[repr(align(64))]
 struct Outbox<F> {
     frames: Vec<F>,
     bytes: u64,
@@ -179,6 +181,34 @@ impl<F> Outbox<F> {
         bytes: 0,
         counted: (0, 0),
     };
+}
+
+/// Packets that are still to be counted as offered to a service.
+struct Offered {
+    service: ServiceId,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Default for Offered {
+    fn default() -> Offered {
+        Offered {
+            service: ServiceId(u16::MAX),
+            packets: 0,
+            bytes: 0,
+        }
+    }
+}
+
+impl Offered {
+    /// Counts them.
+    #[inline]
+    fn count(&mut self, counters: &WorkerCounters) {
+        if let Some(counters) = counters.services.get(self.service.index()) {
+            counters.offered_packets.add(std::mem::take(&mut self.packets));
+            counters.offered_bytes.add(std::mem::take(&mut self.bytes));
+        }
+    }
 }
 
 /// What a plan says of a slot, as packets need it.
@@ -1732,6 +1762,7 @@ impl<M: FrameMemory> Worker<M> {
     /// Gives the instances what waits for them.
     fn flush_instances(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
+        let mut offered = Offered::default();
         for (place, &lane) in touched.iter().enumerate() {
             let slot = Slot(lane / PORT_LIMIT as u16);
             if let Some(&ahead) = touched.get(place + FLUSH_AHEAD) {
@@ -1743,9 +1774,10 @@ impl<M: FrameMemory> Worker<M> {
                 .get(usize::from(lane))
                 .is_some_and(|outbox| !outbox.frames.is_empty())
             {
-                self.flush_instance(slot);
+                self.empty_outboxes(slot, &mut offered);
             }
         }
+        offered.count(&self.parts.counters);
         touched.clear();
         self.touched = touched;
         self.waiting = 0;
@@ -1800,35 +1832,46 @@ impl<M: FrameMemory> Worker<M> {
     }
 
     fn flush_instance(&mut self, slot: Slot) {
+        let mut offered = Offered::default();
+        self.empty_outboxes(slot, &mut offered);
+        offered.count(&self.parts.counters);
+    }
+
+    /// Sends what waits for an instance, and notes what of it is still to be counted as offered.
+    #[inline(always)]
+    fn empty_outboxes(&mut self, slot: Slot, offered: &mut Offered) {
         let service = self.route(slot).service;
-        let (Some(Some(instance)), Some(counters)) = (
-            self.instances.get_mut(slot.index()),
-            self.parts.counters.slots.get(slot.index()),
-        ) else {
+        let all = &self.parts.counters;
+        let (Some(Some(instance)), Some(counters)) =
+            (self.instances.get_mut(slot.index()), all.slots.get(slot.index()))
+        else {
             return;
         };
-        let all = &self.parts.counters;
-        for (port, ring) in instance.ports.iter_mut().enumerate() {
-            let Some(outbox) = self.outboxes.get_mut(outbox_of(slot, port as u8)) else {
-                continue;
-            };
-            if outbox.frames.is_empty() {
-                continue;
+        let (mut sent, mut used, mut slots) = (Pending::default(), 0, 0);
+        let first = outbox_of(slot, 0);
+        let outboxes = self
+            .outboxes
+            .get_mut(first..first + PORT_LIMIT)
+            .unwrap_or_default();
+        for (ring, outbox) in instance.ports.iter_mut().zip(outboxes) {
+            let packets = outbox.frames.len();
+            if packets > 0 {
+                let bytes = std::mem::take(&mut outbox.bytes);
+                let (packets_counted, bytes_counted) = std::mem::take(&mut outbox.counted);
+                if offered.service != service {
+                    offered.count(all);
+                    offered.service = service;
+                }
+                offered.packets += packets as u64 - packets_counted;
+                offered.bytes += bytes - bytes_counted;
+                self.waiting = self.waiting.saturating_sub(packets);
+                sent += ring.send_all(&mut outbox.frames, bytes, &mut self.parts.memory);
             }
-            let (bytes, (packets_counted, bytes_counted)) = (
-                std::mem::take(&mut outbox.bytes),
-                std::mem::take(&mut outbox.counted),
-            );
-            if let Some(offered) = all.services.get(service.index()) {
-                offered
-                    .offered_packets
-                    .add(outbox.frames.len() as u64 - packets_counted);
-                offered.offered_bytes.add(bytes - bytes_counted);
-            }
-            self.waiting = self.waiting.saturating_sub(outbox.frames.len());
-            ring.send_all(&mut outbox.frames, bytes, &mut self.parts.memory);
+            let (of_used, of_slots) = ring.fill();
+            used += of_used;
+            slots += of_slots;
         }
-        let sent = instance.flush(&mut self.parts.memory, counters);
+        instance.sent(sent, (used, slots), counters);
         if sent.full + sent.too_large > 0 {
             all.drop_packets(DropReason::InstanceRingFull, sent.full);
             all.drop_packets(DropReason::TooLarge, sent.too_large);

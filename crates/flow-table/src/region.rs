@@ -30,6 +30,9 @@ const SEEN_BITS: u32 = 2 * half::SEEN_BITS;
 /// Entries looked at together, so that their cache misses overlap.
 pub(crate) const GROUP: usize = 16;
 
+/// Entries between one that is used for the first time and the one whose line is asked for then.
+const FRESH_AHEAD: u32 = 16;
+
 /// Why a flow found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
@@ -696,6 +699,7 @@ impl Region {
         let moved = self.index_entry(lines, hasher, hash, entry)?;
         if fresh {
             self.high_water += 1;
+            self.prefetch_flow(lines, entry + FRESH_AHEAD);
         } else {
             self.free = Region::next_of(self.link(lines, entry));
             if self.free != NONE {
