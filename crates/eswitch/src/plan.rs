@@ -186,21 +186,27 @@ impl Plan {
 
     /// The service that a packet with these addresses, received on that uplink, belongs to, by its place.
     /// A symmetric service also takes the packets of the opposite direction.
+    #[inline]
     pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
-        let matches = |service: &ServicePlan| {
-            let tuple = tuple();
-            let back = || Tuple {
-                src: tuple.dst,
-                dst: tuple.src,
-                src_port: tuple.dst_port,
-                dst_port: tuple.src_port,
-                ..tuple
-            };
-            service.matches.matches(&tuple) || service.symmetric && service.matches.matches(&back())
+        self.services.iter().position(|service| {
+            service.uplinks.contains(&uplink) && (service.matches.is_any() || service.takes(&tuple))
+        })
+    }
+}
+
+impl ServicePlan {
+    /// Whether a packet with these addresses is its own: out of the way of services that take all.
+    #[inline(never)]
+    fn takes(&self, tuple: &impl Fn() -> Tuple) -> bool {
+        let tuple = tuple();
+        let back = || Tuple {
+            src: tuple.dst,
+            dst: tuple.src,
+            src_port: tuple.dst_port,
+            dst_port: tuple.src_port,
+            ..tuple
         };
-        self.services
-            .iter()
-            .position(|s| s.uplinks.contains(&uplink) && (s.matches.is_any() || matches(s)))
+        self.matches.matches(&tuple) || self.symmetric && self.matches.matches(&back())
     }
 }
 
