@@ -10,7 +10,9 @@ use std::vec::Drain;
 
 use arc_swap::{ArcSwap, Cache};
 use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Found, Lanes, Progress, Whose};
-use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use model::{
+    Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
+};
 use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
@@ -1188,10 +1190,12 @@ impl<M: FrameMemory> Worker<M> {
             return Some(frame);
         };
         self.set_ups += 1;
-        let mut pins = [slot; 2];
-        if !service.symmetric {
-            pins[1 - direction.index()] = Slot::NONE;
-        }
+        // In registers: an array of which one half is written would be waited for.
+        let pins = match direction {
+            _ if service.symmetric => [slot; 2],
+            Direction::Forward => [slot, Slot::NONE],
+            Direction::Reverse => [Slot::NONE, slot],
+        };
         let table = &mut self.parts.table;
         let verdict = match table.open(&self.burst, place, pins, service.id, now) {
             Ok(_) => {

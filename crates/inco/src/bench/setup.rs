@@ -23,6 +23,8 @@ const FILLS: [u32; 4] = [10, 50, 90, 95];
 const HALF_WINDOW: f64 = 2.5;
 /// How long one filling may take.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The shortest measurement in seconds: of some looks at the counters.
+const SHORTEST: f64 = 2e-3;
 /// Instances: sinks of inco's own.
 const INSTANCES: u16 = 4;
 
@@ -122,9 +124,13 @@ fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
                 at(f64::from(fill) - HALF_WINDOW),
                 at(f64::from(fill) + HALF_WINDOW),
             );
-            let ((flows, time), (flows_after, time_after)) =
-                from.zip(to).context("the table was filled too fast")?;
-            Ok((flows_after - flows, (time_after - time).max(1e-6)))
+            let ((flows, time), (flows_after, time_after)) = from
+                .zip(to)
+                .context("the table was filled too fast to see how: let it have more --flows")?;
+            if time_after - time < SHORTEST {
+                bail!("the table was filled too fast to see how: let it have more --flows");
+            }
+            Ok((flows_after - flows, time_after - time))
         })
         .collect()
 }

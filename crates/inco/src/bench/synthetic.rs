@@ -1,6 +1,7 @@
 //! A soft switch in this process, whose packets are made where they are received and gone where they are sent: what is
 //! measured is its worker alone.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,13 +30,27 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Frames that wait at a source for the worker; more are missed, as with a card's ring.
 const RING_FRAMES: f64 = 1024.0;
 
-/// Frames of 64 bytes that are nobody's.
+/// Frames of 64 bytes, moved by their addresses as a card's are.
 pub(super) struct Frames;
 
 /// One of them.
 pub(super) struct ShortFrame {
-    bytes: [u8; SIZE],
+    bytes: Box<[u8; SIZE]>,
     len: usize,
+}
+
+thread_local! {
+    /// Frames of this thread, a worker's, that are not in use.
+    static FREE: RefCell<Vec<ShortFrame>> = const { RefCell::new(Vec::new()) };
+}
+
+impl ShortFrame {
+    fn new() -> ShortFrame {
+        ShortFrame {
+            bytes: Box::new([0; SIZE]),
+            len: 0,
+        }
+    }
 }
 
 impl Frame for ShortFrame {
@@ -46,7 +61,7 @@ impl Frame for ShortFrame {
         &mut self.bytes[..self.len]
     }
     fn room(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        &mut *self.bytes
     }
     fn set_len(&mut self, len: usize) {
         self.len = len.min(SIZE);
@@ -59,12 +74,15 @@ impl FrameMemory for Frames {
     type Registration = ();
     fn register_thread() {}
     fn take(&mut self) -> Option<ShortFrame> {
-        Some(ShortFrame {
-            bytes: [0; SIZE],
-            len: 0,
-        })
+        let free = FREE.with_borrow_mut(Vec::pop);
+        Some(free.unwrap_or_else(ShortFrame::new))
     }
-    fn give(&mut self, _frame: ShortFrame) {}
+    fn give(&mut self, frame: ShortFrame) {
+        FREE.with_borrow_mut(|free| free.push(frame));
+    }
+    fn give_all(&mut self, frames: &mut Vec<ShortFrame>) {
+        FREE.with_borrow_mut(|free| free.append(frames));
+    }
     fn frame_limit(&self) -> usize {
         SIZE
     }
@@ -105,6 +123,22 @@ pub(super) struct Source {
 enum Flows {
     New(NewFlows),
     Known { frames: Vec<[u8; SIZE]>, next: usize },
+}
+
+impl Flows {
+    /// Writes the next packet.
+    #[inline]
+    fn next(&mut self, frame: &mut [u8; SIZE]) {
+        match self {
+            Flows::New(flows) => *frame = flows.next(),
+            Flows::Known { frames, next } => {
+                if let Some(bytes) = frames.get(*next) {
+                    *frame = *bytes;
+                }
+                *next = if *next + 1 < frames.len() { *next + 1 } else { 0 };
+            }
+        }
+    }
 }
 
 impl Source {
@@ -158,20 +192,14 @@ impl Source {
 impl Device<ShortFrame> for Source {
     fn receive(&mut self, into: &mut Vec<ShortFrame>, limit: usize) -> Arrived {
         let count = self.due(limit);
-        match &mut self.flows {
-            Flows::New(flows) => into.extend((0..count).map(|_| ShortFrame {
-                bytes: flows.next(),
-                len: SIZE,
-            })),
-            Flows::Known { frames, next } => {
-                for _ in 0..count {
-                    if let Some(&bytes) = frames.get(*next) {
-                        into.push(ShortFrame { bytes, len: SIZE });
-                    }
-                    *next = if *next + 1 < frames.len() { *next + 1 } else { 0 };
-                }
+        FREE.with_borrow_mut(|free| {
+            for _ in 0..count {
+                let mut frame = free.pop().unwrap_or_else(ShortFrame::new);
+                self.flows.next(&mut frame.bytes);
+                frame.len = SIZE;
+                into.push(frame);
             }
-        }
+        });
         Arrived {
             bytes: (count * SIZE) as u64,
             longest: SIZE,
