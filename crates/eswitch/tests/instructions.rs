@@ -191,14 +191,14 @@ fn a_run_that_is_counted() {
 const DEV: [(&str, f64); 5] = [
     ("udp", 542.0),
     ("tcp", 542.0),
-    ("wide", 890.0),
+    ("wide", 660.0),
     ("ipv6", 1600.0),
     ("new", 1430.0),
 ];
 const RELEASE: [(&str, f64); 5] = [
     ("udp", 232.0),
     ("tcp", 232.0),
-    ("wide", 440.0),
+    ("wide", 281.0),
     ("ipv6", 988.0),
     ("new", 936.0),
 ];

@@ -309,6 +309,76 @@ fn a_frame_that_was_on_its_way_to_an_instance_that_is_gone_does_not_reach_its_su
 }
 
 #[test]
+fn in_a_flood_instances_are_given_some_at_a_time_but_all_before_a_plan_and_a_command() {
+    const FLOWS: u32 = 256;
+    let sinks = (0..12).map(|_| Port::null()).collect();
+    let mut alone = alone_with(1, sinks, |service| {
+        service.scheduler = Scheduler::from_name("round-robin").unwrap();
+    });
+    for _ in 0..3 {
+        alone.turn();
+    }
+    alone.send(0..FLOWS);
+    while alone.turn() > 0 {}
+    assert_eq!(alone.to_instances(), u64::from(FLOWS));
+    // A turn takes all of them, and there may be more: what there is for an instance is kept.
+    let flood = |alone: &mut Alone| {
+        let before = alone.to_instances();
+        alone.send(0..FLOWS);
+        assert_eq!(alone.turn(), FLOWS as usize);
+        before
+    };
+    let before = flood(&mut alone);
+    assert_eq!(alone.to_instances(), before);
+    assert_eq!(alone.turn(), 0);
+    assert_eq!(alone.to_instances(), before + u64::from(FLOWS));
+    // Much is not kept.
+    let kept = |alone: &mut Alone| {
+        flood(alone);
+        let received = alone.counters.figures.received.get();
+        assert_eq!(
+            alone.counters.services[0].offered_packets.get(),
+            alone.to_instances()
+        );
+        received - alone.to_instances()
+    };
+    assert!((0..20).all(|_| kept(&mut alone) <= 1024));
+    assert!(kept(&mut alone) > 0);
+    let all = alone.counters.figures.received.get();
+    // Its instances are gone with the new plan, but they had them before.
+    let mut plan = Plan::clone(&alone.plan.load());
+    plan.generation = Generation(2);
+    plan.slots.clear();
+    alone.plan.store(Arc::new(plan));
+    alone.turn();
+    assert_eq!(alone.to_instances(), all);
+    assert_eq!(alone.counters.services[0].offered_packets.get(), all);
+    let mut plan = Plan::clone(&alone.plan.load());
+    plan.generation = Generation(3);
+    plan.slots = vec![None; 11];
+    plan.slots.push(Some(SlotPlan {
+        instance: InstanceId(11),
+        service: ServiceId(0),
+        state: InstanceState::Active,
+        capacity: 1e6,
+        active_since: Nanos::ZERO,
+        weight: 256,
+        queues: 1,
+    }));
+    alone.plan.store(Arc::new(plan));
+    alone.send(0..FLOWS);
+    while alone.turn() > 0 {}
+    let before = flood(&mut alone);
+    let removal = Command::RemoveInstance {
+        slot: Slot(11),
+        failed: false,
+    };
+    assert!(alone.commands.push(removal).is_ok());
+    alone.turn();
+    assert_eq!(alone.to_instances(), before + u64::from(FLOWS));
+}
+
+#[test]
 fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
     let mut alone = alone(1);
     alone.turn();
