@@ -13,7 +13,7 @@ use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Found, Lanes
 use model::{
     Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
 };
-use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst};
+use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst, TcpFlags};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use simd::{Kernel, Level, Words};
@@ -958,7 +958,7 @@ impl<M: FrameMemory> Worker<M> {
             is_own.then(|| (info.key, hasher.hash(&info.key)))
         });
         let mut unusual = std::mem::take(&mut self.unusual);
-        let mut others = unusual.drain(..).peekable();
+        let mut others = unusual.iter().peekable();
         let (count, mut place) = (frames.len(), 0);
         let mut rest = frames.drain(..);
         while place < count {
@@ -996,20 +996,25 @@ impl<M: FrameMemory> Worker<M> {
             } else {
                 let owner = usize::from(self.owners[place % BURST_FRAMES]);
                 match others.next_if(|(of, ..)| *of == place) {
-                    Some((_, parsed, hash)) => self.steer_one(frame, parsed, hash, uplink, now),
+                    Some((_, parsed, hash)) => {
+                        if let Some(frame) = self.go_on(frame, parsed, *hash, uplink, now) {
+                            self.steer_one(frame, parsed, *hash, uplink, now);
+                        }
+                    }
                     None if workers > 1 && owner != id => {
                         self.hand_off(owner, frame, Destination::Steering(uplink));
                     }
                     None => {
                         let info = self.headers.info(place, frame.bytes());
-                        self.steer_one(frame, Parsed::Flow(info), self.burst.hash(place), uplink, now);
+                        self.steer_one(frame, &Parsed::Flow(info), self.burst.hash(place), uplink, now);
                     }
                 }
             }
             place += 1;
         }
-        drop((rest, others));
+        drop(rest);
         self.received = frames;
+        unusual.clear();
         self.unusual = unusual;
     }
 
@@ -1038,19 +1043,52 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
+    /// Sends a packet that is not plain on its way where that is all: it is of a known flow of this worker's, changes nothing of
+    /// it, and its instance has a lane. Gives the frame back, with nothing done, where there is more to do.
+    #[inline]
+    fn go_on(
+        &mut self,
+        frame: M::Frame,
+        parsed: &Parsed,
+        hash: u64,
+        uplink: UplinkId,
+        now: Nanos,
+    ) -> Option<M::Frame> {
+        let Parsed::Flow(info) = parsed else {
+            return Some(frame);
+        };
+        let is_own = self.parts.workers == 1
+            || self.parts.hasher.owner(&info.key, self.parts.workers) == self.parts.id.index();
+        let changes = info.is_icmp_error || info.tcp_flags.0 & TcpFlags::CHANGING != 0;
+        if !is_own || changes || self.lanes_are_stale {
+            return Some(frame);
+        }
+        let table = &mut self.parts.table;
+        let (bytes, flags) = (u64::from(info.frame_len), info.tcp_flags.0);
+        let lane = self
+            .lanes
+            .get(uplink.index())
+            .and_then(|lanes| table.hit_lane(&info.key, hash, info.direction, bytes, now, flags, lanes));
+        let Some(lane) = lane else {
+            return Some(frame);
+        };
+        self.put_uncounted(lane.into(), frame);
+        None
+    }
+
     /// Steers a packet the long way: whatever it is. `hash` is its flow's where it is [`Parsed::Flow`].
-    fn steer_one(&mut self, frame: M::Frame, parsed: Parsed, hash: u64, uplink: UplinkId, now: Nanos) {
-        match parsed {
-            Parsed::Flow(info) => {
+    fn steer_one(&mut self, frame: M::Frame, parsed: &Parsed, hash: u64, uplink: UplinkId, now: Nanos) {
+        match *parsed {
+            Parsed::Flow(ref info) => {
                 if let Some(frame) = self.own(frame, &info.key, uplink) {
-                    self.place(frame, &info, hash, uplink, now);
+                    self.place(frame, info, hash, uplink, now);
                 }
             }
-            Parsed::Fragment(fragment) => {
+            Parsed::Fragment(ref fragment) => {
                 let Some(frame) = self.own(frame, &fragment.info.key, uplink) else {
                     return;
                 };
-                match self.fragments.offer(&fragment, (frame, uplink), now) {
+                match self.fragments.offer(fragment, (frame, uplink), now) {
                     Offer::Resolved {
                         frame: (frame, uplink),
                         info,

@@ -388,6 +388,27 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         at
     }
 
+    /// Counts a packet as [`hit`](FlowTable::hit) does, where its flow is known and its pin has a lane, and gives that; else
+    /// nothing happens. Of a packet that is in no burst.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "those of `lookup` and `hit`")]
+    pub fn hit_lane(
+        &mut self,
+        key: &FlowKey,
+        hash: u64,
+        direction: Direction,
+        bytes: u64,
+        now: Nanos,
+        tcp_flags: u8,
+        lanes: &Lanes,
+    ) -> Option<u16> {
+        let entry = self.find(family_of(key), key, hash)?;
+        let lane = lanes.of(self.pin(entry, direction))?;
+        self.counters.hits += 1;
+        self.hit(entry, direction, 1, bytes, now, tcp_flags);
+        Some(lane)
+    }
+
     /// Whose packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
     pub fn whose(&mut self, burst: &mut Burst, at: usize) -> Whose {

@@ -279,6 +279,15 @@ impl Harness {
         found
     }
 
+    /// A lane for each slot that is not swept.
+    fn lanes(&self) -> Lanes {
+        let mut lanes = Lanes::default();
+        for slot in (0..SLOTS).filter(|slot| !self.sweeps.contains_key(slot)) {
+            lanes.set(Slot(slot), slot + 100);
+        }
+        lanes
+    }
+
     /// A burst of packets of 60 bytes, of which the table counts those of known, steady flows with a pin.
     fn burst(&mut self, numbers: &[u32]) {
         const BYTES: u64 = 60;
@@ -301,10 +310,7 @@ impl Harness {
             }
         }
         burst.fill::<simd::scalar::Words>(&packets);
-        let mut lanes = Lanes::default();
-        for slot in (0..SLOTS).filter(|slot| !self.sweeps.contains_key(slot)) {
-            lanes.set(Slot(slot), slot + 100);
-        }
+        let lanes = self.lanes();
         self.table().ask(&mut burst);
         self.table().choose(&mut burst);
         let mut from = 0;
@@ -479,11 +485,30 @@ impl Harness {
                 flags,
             } => {
                 let key = key(i);
+                let direction = direction(reverse);
+                let d = direction.index();
+                if bytes.is_multiple_of(19) {
+                    let (lanes, hash) = (self.lanes(), HASHER.hash(&key));
+                    let lane = self
+                        .table()
+                        .hit_lane(&key, hash, direction, bytes, now, flags, &lanes);
+                    let Some(flow) = self.flows.get_mut(&key).filter(|flow| flow.pins[d].is_some()) else {
+                        assert_eq!(lane, None);
+                        return;
+                    };
+                    assert_eq!(lane, Some(flow.pins[d].0 + 100));
+                    if follow(flow, direction, flags) == FlowChange::Reopened {
+                        self.counters.reopened += 1;
+                    }
+                    flow.packets[d] = (flow.packets[d] + 1) % (1 << 40);
+                    flow.bytes[d] = flow.bytes[d].wrapping_add(bytes) % (1 << 48);
+                    flow.seen = now;
+                    self.counters.hits += 1;
+                    return;
+                }
                 let Some(entry) = self.entry(&key) else {
                     return;
                 };
-                let direction = direction(reverse);
-                let d = direction.index();
                 let hit = self.table().hit(entry, direction, packets, bytes, now, flags);
                 let flow = self.flows.get_mut(&key).unwrap();
                 let change = follow(flow, direction, flags);
