@@ -14,7 +14,9 @@ status=${PIPESTATUS[0]}
 
 # Names stand after the last `failures:` of each binary. They must be all that failed: not a compiler, a binary that a signal
 # ended, or an example in the documentation.
-mapfile -t failed < <(awk '/^failures:$/ { in_list = 1; next } /^test result:/ { in_list = 0 } in_list && /^    [^ ]+$/ { print $1 }' "$log")
+mapfile -t failed < <(awk '/^failures:$/ { in_list = 1; names = ""; next }
+    /^test result:/ { printf "%s", names; in_list = 0; names = "" }
+    in_list && /^    [A-Za-z0-9_:]+$/ { names = names $1 "\n" }' "$log")
 counted=$(awk '/^test result: FAILED/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^failed/) sum += $i } END { print sum + 0 }' "$log")
 binaries=$(grep -c '^test result: FAILED' "$log")
 ended=$(sed -n 's/^error: \([0-9]*\) targets\{0,1\} failed:$/\1/p' "$log")
