@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use model::{FlowKey, Nanos};
 use openflow::{
-    Action, ConnectionTracking, ErrorMessage, Event, Features, Field, FieldKind, FlowCommand, FlowFlags,
-    FlowMod, FlowRemoved, FlowRemovedReason, FlowStats, Instruction, Limits, Match, Message, MultipartReply,
-    MultipartRequest, PacketIn, PacketInReason, PacketOut, Session, SessionError, Side, port,
+    Action, BundleControl, BundleStep, ConnectionTracking, ErrorMessage, Event, Features, Field, FieldKind,
+    FlowCommand, FlowFlags, FlowMod, FlowRemoved, FlowRemovedReason, FlowStats, Instruction, Limits, Match,
+    Message, MultipartReply, MultipartRequest, PacketIn, PacketInReason, PacketOut, Session, SessionError,
+    Side, port,
 };
 use packet::{Parsed, parse};
 pub use steered::SteeredNic;
@@ -28,6 +29,8 @@ pub struct Faults {
     pub rule_limit: usize,
     /// One in so many new rules is refused; 0: none.
     pub refuse_one_in: u64,
+    /// Whether it knows no bundles.
+    pub knows_no_bundles: bool,
     /// One in so many messages is answered with bytes that mean nothing; 0: none.
     pub garbage_one_in: u64,
     /// Packets that it sends to the controller, unasked, per message received.
@@ -51,6 +54,7 @@ impl Default for Faults {
         Faults {
             rule_limit: 1_000_000,
             refuse_one_in: 0,
+            knows_no_bundles: false,
             garbage_one_in: 0,
             packet_in_flood: 0,
             control_delay: Nanos::from_micros(200),
@@ -87,6 +91,8 @@ const ALL_TABLES: u8 = 0xff;
 type Place = (u8, Reverse<u16>, Shape);
 /// A rule, by its place and what it matches.
 type AtPlace = (Place, Match);
+/// Why something is refused: an error's kind and code.
+type Refusal = (u16, u16);
 
 #[derive(Debug)]
 struct Rule {
@@ -128,6 +134,8 @@ pub struct FakeNic {
     busy_until: Nanos,
     rules: BTreeMap<Place, HashMap<Match, Rule>>,
     rule_count: usize,
+    /// What waits in bundles, with the transactions.
+    bundles: BTreeMap<u32, Vec<(u32, FlowMod)>>,
     version: u64,
     /// What was decided, by which bits were looked at.
     cache: BTreeMap<Mask, BTreeMap<Key, Cached>>,
@@ -155,6 +163,7 @@ impl FakeNic {
             busy_until: Nanos::ZERO,
             rules: BTreeMap::new(),
             rule_count: 0,
+            bundles: BTreeMap::new(),
             version: 0,
             cache: BTreeMap::new(),
             entering: VecDeque::new(),
@@ -177,6 +186,7 @@ impl FakeNic {
     pub fn disconnect(&mut self, now: Nanos) {
         self.session = Session::new(Side::Switch, Limits::default(), now.0);
         self.control.clear();
+        self.bundles.clear();
         self.busy_until = now;
     }
 
@@ -244,12 +254,13 @@ impl FakeNic {
     /// Puts a message in its place among those that wait.
     fn take(&mut self, xid: u32, message: Message, now: Nanos) {
         let delay = Nanos(self.below(self.faults.control_delay.0 + 1));
-        if matches!(message, Message::FlowMod(_)) {
+        if matches!(message, Message::FlowMod(_) | Message::BundleAdd { .. }) {
             self.busy_until = self.busy_until.max(now) + self.faults.rule_time;
         }
         let is_barrier = matches!(message, Message::BarrierRequest);
         let last = self.control.back().map_or(now, |(at, ..)| *at);
-        let earliest = match self.faults.reorders && !is_barrier {
+        let is_of_bundle = matches!(message, Message::BundleControl(_) | Message::BundleAdd { .. });
+        let earliest = match self.faults.reorders && !is_barrier && !is_of_bundle {
             true => self.barrier_at,
             false => last.max(self.barrier_at),
         };
@@ -373,13 +384,20 @@ impl FakeNic {
                 ..Features::default()
             }),
             Message::BarrierRequest => Message::BarrierReply,
-            Message::FlowMod(flow) => match self.change(flow, now) {
+            Message::FlowMod(flow) => match self.change(flow) {
                 Ok(()) => return,
-                Err((kind, code)) => Message::Error(ErrorMessage {
-                    kind,
-                    code,
-                    data: Vec::new(),
-                }),
+                Err(refusal) => refused(refusal),
+            },
+            Message::BundleControl(_) | Message::BundleAdd { .. } if self.faults.knows_no_bundles => {
+                refused((ErrorMessage::BAD_REQUEST, 1))
+            }
+            Message::BundleControl(control) => match self.step_bundle(control) {
+                Ok(done) => done,
+                Err(refusal) => refused(refusal),
+            },
+            Message::BundleAdd { bundle, message, .. } => match (self.bundles.get_mut(&bundle), *message) {
+                (Some(of), Message::FlowMod(flow)) => return of.push((xid, flow)),
+                _ => refused((ErrorMessage::BUNDLE_FAILED, 2)),
             },
             // What Open vSwitch is asked for in a message of its own: to forget the connections of the zone at its end.
             Message::Other { body, .. } => {
@@ -417,26 +435,74 @@ impl FakeNic {
 
     // Rules.
 
-    fn change(&mut self, flow: FlowMod, _now: Nanos) -> Result<(), (u16, u16)> {
-        const FULL: (u16, u16) = (ErrorMessage::FLOW_MOD_FAILED, ErrorMessage::TABLE_FULL);
+    /// A bundle is carried out as a whole, or not at all. A rule that it deletes makes no place for one that it adds.
+    fn step_bundle(&mut self, control: BundleControl) -> Result<Message, Refusal> {
+        let answered = |step| Ok(Message::BundleControl(BundleControl { step, ..control }));
+        match control.step {
+            BundleStep::Open => {
+                self.bundles.insert(control.bundle, Vec::new());
+                answered(BundleStep::OpenDone)
+            }
+            BundleStep::Commit => {
+                // No bundle of that number (OFPBFC_BAD_ID), or one of its messages failed (OFPBFC_MSG_FAILED).
+                let of = self.bundles.remove(&control.bundle);
+                let of = of.ok_or((ErrorMessage::BUNDLE_FAILED, 2))?;
+                let mut more = 0;
+                for (xid, flow) in &of {
+                    match self.may_change(flow, more) {
+                        Ok(rules) => more += rules,
+                        Err(refusal) => {
+                            let _no_room = self.session.answer(*xid, &refused(refusal));
+                            return Err((ErrorMessage::BUNDLE_FAILED, 13));
+                        }
+                    }
+                }
+                of.into_iter().for_each(|(_, flow)| self.carry_out_change(flow));
+                answered(BundleStep::CommitDone)
+            }
+            _ => Err((ErrorMessage::BUNDLE_FAILED, 6)),
+        }
+    }
+
+    fn change(&mut self, flow: FlowMod) -> Result<(), Refusal> {
+        self.may_change(&flow, 0)?;
+        self.carry_out_change(flow);
+        Ok(())
+    }
+
+    /// Whether it takes that change after it has `more` rules, and how many it has more then.
+    fn may_change(&mut self, flow: &FlowMod, more: usize) -> Result<usize, Refusal> {
         match flow.command {
             FlowCommand::Add => {
-                let place = place(&flow);
-                let is_new = !(self.rules.get(&place)).is_some_and(|of| of.contains_key(&flow.matches));
+                let of_place = self.rules.get(&place(flow));
+                let is_new = !of_place.is_some_and(|of| of.contains_key(&flow.matches));
                 if self.happens(self.faults.refuse_one_in) && is_new {
                     return Err((ErrorMessage::FLOW_MOD_FAILED, 0));
                 }
-                if is_new && self.rule_count >= self.faults.rule_limit {
-                    return Err(FULL);
+                if is_new && self.rule_count + more >= self.faults.rule_limit {
+                    return Err((ErrorMessage::FLOW_MOD_FAILED, ErrorMessage::TABLE_FULL));
                 }
-                self.rule_count += usize::from(is_new);
+                Ok(usize::from(is_new))
+            }
+            FlowCommand::DeleteStrict => Ok(0),
+            FlowCommand::Modify | FlowCommand::ModifyStrict | FlowCommand::Delete => {
+                Err((ErrorMessage::BAD_REQUEST, 0))
+            }
+        }
+    }
+
+    fn carry_out_change(&mut self, flow: FlowMod) {
+        match flow.command {
+            FlowCommand::Add => {
+                let place = place(&flow);
                 let rule = Rule {
                     flow: flow.clone(),
                     packets: 0,
                     bytes: 0,
                     shown: (0, 0),
                 };
-                self.rules.entry(place).or_default().insert(flow.matches, rule);
+                let before = self.rules.entry(place).or_default().insert(flow.matches, rule);
+                self.rule_count += usize::from(before.is_none());
                 self.changed();
             }
             FlowCommand::DeleteStrict => {
@@ -453,11 +519,9 @@ impl FakeNic {
                     }
                 }
             }
-            FlowCommand::Modify | FlowCommand::ModifyStrict | FlowCommand::Delete => {
-                return Err((ErrorMessage::BAD_REQUEST, 0));
-            }
+            // It refuses them.
+            FlowCommand::Modify | FlowCommand::ModifyStrict | FlowCommand::Delete => {}
         }
-        Ok(())
     }
 
     fn changed(&mut self) {
@@ -695,6 +759,14 @@ fn place(flow: &FlowMod) -> Place {
     let fields = flow.matches.fields().iter();
     let shape = fields.map(|field| (field.kind(), field.mask().map(<[u8]>::to_vec)));
     (flow.table, Reverse(flow.priority), shape.collect())
+}
+
+fn refused((kind, code): Refusal) -> Message {
+    Message::Error(ErrorMessage {
+        kind,
+        code,
+        data: Vec::new(),
+    })
 }
 
 fn actions(instructions: &[Instruction]) -> Arc<[Action]> {

@@ -1,6 +1,7 @@
 //! The core: what comes from the switch goes in, what it is to do comes out.
 
 mod adopt;
+mod batch;
 mod moves;
 mod reconcile;
 mod schedule;
@@ -24,6 +25,7 @@ use crate::rules::{
     marker_frame, marker_rule, packet_in_rule, pin_number, pin_rule, probe_frame,
 };
 use adopt::Adoption;
+use batch::Batch;
 use moves::{BucketPhase, Move};
 
 /// How new flows are set up.
@@ -201,8 +203,12 @@ pub struct Figures {
     pub failed_flows: u64,
     /// Exact rules in the switch or on their way.
     pub rules: u64,
-    /// Messages that wait.
+    /// Messages that wait, and rules for which the switch has not answered yet.
     pub queued: u64,
+    /// Batches of exact rules that were written, each in a bundle.
+    pub batches: u64,
+    /// Those of them of which the switch refused a part, or all: that was written one by one.
+    pub split_batches: u64,
     /// How often rules were compared after a connection was made.
     pub reconciled: u64,
     /// Rules that agreed then.
@@ -295,6 +301,12 @@ pub struct Steering {
     /// Flows without rules by their packets.
     waiting: BTreeSet<(u64, FlowId)>,
     outbox: VecDeque<Outgoing>,
+    /// Rules that were sent together, until the switch has answered.
+    batch: Option<Batch>,
+    /// Whether the switch has not shown that it knows no bundles, since the connection was made.
+    takes_batches: bool,
+    /// So many in front of what waits are of a batch that was refused, and go one by one.
+    alone: usize,
     injections: VecDeque<Vec<u8>>,
     prover: Prover,
     proof_barrier: Option<u32>,
@@ -371,6 +383,9 @@ impl Steering {
             next_zone: 0,
             waiting: BTreeSet::new(),
             outbox: VecDeque::new(),
+            batch: None,
+            takes_batches: true,
+            alone: 0,
             injections: VecDeque::new(),
             prover: Prover::new(settings.marker_every),
             proof_barrier: None,
@@ -493,7 +508,7 @@ impl Steering {
 
     /// Whether it is.
     pub fn is_proven(&self, proof: u64) -> bool {
-        matches!(self.link, Link::Up) && self.outbox.is_empty() && self.prover.is_proven(proof)
+        matches!(self.link, Link::Up) && self.queued() == 0 && self.prover.is_proven(proof)
     }
 
     /// Replaces the scheduler of a service. Flows and buckets stay where they are until it moves buckets.
@@ -601,6 +616,9 @@ impl Steering {
         self.link = Link::Down;
         self.compare_at = None;
         self.outbox.clear();
+        self.batch = None;
+        self.takes_batches = true;
+        self.alone = 0;
         self.sent.clear();
         self.ending.clear();
         self.statistics = None;
@@ -611,6 +629,9 @@ impl Steering {
 
     /// What the switch said.
     pub fn message(&mut self, xid: u32, message: &Message, now: Nanos) {
+        if self.batch_answered(xid, message) {
+            return;
+        }
         match message {
             Message::BarrierReply if self.proof_barrier == Some(xid) => {
                 self.proof_barrier = None;
@@ -964,7 +985,7 @@ impl Steering {
             false => self.settings.rule_limit / MOVE_SHARE,
         };
         let has_room = matches!(self.link, Link::Up)
-            && self.outbox.len() < self.settings.queue_limit
+            && self.queued() < self.settings.queue_limit
             && self.numbers.len() + missing.len() + reserve <= self.settings.rule_limit;
         if !has_room {
             self.figures.rule_waits += 1;
@@ -1103,7 +1124,7 @@ impl Steering {
         let Some(instance) = self.instances.get(&slot) else {
             return;
         };
-        if self.outbox.len() >= 2 * self.settings.queue_limit {
+        if self.queued() >= 2 * self.settings.queue_limit {
             self.figures.inject_full += 1;
             return;
         }
@@ -1124,7 +1145,7 @@ impl Steering {
             return;
         }
         // What waits to be sent is sent first.
-        if self.compare_at.is_some_and(|at| now >= at) && self.outbox.is_empty() {
+        if self.compare_at.is_some_and(|at| now >= at) && self.queued() == 0 {
             self.connected();
             return;
         }
@@ -1177,7 +1198,7 @@ impl Steering {
 
     fn end_idle_flows(&mut self, now: Nanos) {
         // Deletions wait for the switch too; without it flows have not ended, they are only not seen.
-        if !matches!(self.link, Link::Up) || self.outbox.len() >= self.settings.queue_limit {
+        if !matches!(self.link, Link::Up) || self.queued() >= self.settings.queue_limit {
             return;
         }
         let from = self
@@ -1217,28 +1238,20 @@ impl Steering {
             }
             return;
         }
-        while let Some(next) = self.outbox.front() {
-            let message = match next {
-                Outgoing::Pin(number) => self.pin_of(*number).map(|rule| rule.add()),
-                Outgoing::Bucket {
-                    service,
-                    side,
-                    bucket,
-                    table,
-                } => {
-                    let rule = self.bucket_of(*service, *side, *bucket, *table);
-                    rule.map(|rule| rule.add())
-                }
-                Outgoing::Rule(rule) => Some(rule.add()),
-                Outgoing::Delete(rule) => Some(rule.delete()),
-                Outgoing::Message(message) => Some(message.clone()),
-                Outgoing::ProofBarrier => Some(Message::BarrierRequest),
-            };
+        loop {
+            self.begin_batch();
+            if self.batch.is_some() {
+                self.send_batch(&mut send);
+                return;
+            }
+            let Some(next) = self.outbox.front() else { return };
+            let message = self.message_of(next);
             let xid = match message.as_ref().map(&mut send) {
                 Some(None) => return,
                 Some(Some(xid)) => Some(xid),
                 None => None,
             };
+            self.alone = self.alone.saturating_sub(1);
             match (self.outbox.pop_front(), xid) {
                 (Some(Outgoing::Pin(number)), Some(xid)) => self.pin_sent(number, xid),
                 (Some(Outgoing::Pin(number)), None) => self.forget_rule(number, RuleState::OnBucket),
@@ -1249,16 +1262,40 @@ impl Steering {
         }
     }
 
+    /// What is sent for it; [`None`] where it is out of date.
+    fn message_of(&self, next: &Outgoing) -> Option<Message> {
+        match next {
+            Outgoing::Pin(number) => self.pin_of(*number).map(|rule| rule.add()),
+            Outgoing::Bucket {
+                service,
+                side,
+                bucket,
+                table,
+            } => {
+                let rule = self.bucket_of(*service, *side, *bucket, *table);
+                rule.map(|rule| rule.add())
+            }
+            Outgoing::Rule(rule) => Some(rule.add()),
+            Outgoing::Delete(rule) => Some(rule.delete()),
+            Outgoing::Message(message) => Some(message.clone()),
+            Outgoing::ProofBarrier => Some(Message::BarrierRequest),
+        }
+    }
+
     fn pin_sent(&mut self, number: u64, xid: u32) {
+        self.pin_written(number);
+        if self.sent.len() >= OPEN_LIMIT {
+            self.sent.pop_first();
+        }
+        self.sent.insert(xid, number);
+    }
+
+    fn pin_written(&mut self, number: u64) {
         let epoch = self.prover.epoch();
         if let Some((flow, _)) = self.rule_mut(number) {
             flow.state = RuleState::Installed;
             flow.epoch = epoch;
         }
-        if self.sent.len() >= OPEN_LIMIT {
-            self.sent.pop_first();
-        }
-        self.sent.insert(xid, number);
     }
 
     /// The next frame for the monitor port.
@@ -1292,7 +1329,7 @@ impl Steering {
     pub fn figures(&self) -> Figures {
         Figures {
             rules: self.numbers.len() as u64,
-            queued: self.outbox.len() as u64,
+            queued: self.queued() as u64,
             ..self.figures
         }
     }
@@ -1329,7 +1366,7 @@ impl Steering {
 
     /// Whether everything that was written is in force.
     pub fn is_settled(&self) -> bool {
-        matches!(self.link, Link::Up) && self.outbox.is_empty() && self.moves.is_empty()
+        matches!(self.link, Link::Up) && self.queued() == 0 && self.moves.is_empty()
     }
 }
 

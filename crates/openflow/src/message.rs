@@ -148,6 +148,8 @@ impl ErrorMessage {
     pub const FLOW_MOD_FAILED: u16 = 5;
     /// Of [`ErrorMessage::FLOW_MOD_FAILED`]: the table is full.
     pub const TABLE_FULL: u16 = 1;
+    /// A bundle that failed, in 1.5. In 1.3 it is an error of the extension.
+    pub const BUNDLE_FAILED: u16 = 17;
 }
 
 /// What a switch is.

@@ -138,6 +138,7 @@ impl Card {
         Faults {
             rule_limit: self.places,
             refuse_one_in: self.refuse_one_in,
+            knows_no_bundles: false,
             garbage_one_in: self.garbage_one_in,
             packet_in_flood: 0,
             control_delay: ns(self.control_ms, 1e6),
