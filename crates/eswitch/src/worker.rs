@@ -33,15 +33,8 @@ use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
 pub const BURST_FRAMES: usize = packet::BURST;
-/// Frames for which an outbox has room: what it may have before a burst, and the burst.
+/// Frames that may wait for instances before all are sent: no more are under way than a core's first cache holds.
 pub(crate) const OUTBOX_FRAMES: usize = 2 * BURST_FRAMES;
-/// Frames with which an outbox is flushed before the next burst.
-const FULL_OUTBOX: usize = BURST_FRAMES / 2;
-/// Frames that may wait in all outboxes. With few instances each is flushed before there are so many, and no more are under
-/// way than a core's first cache holds; with hundreds each is given some at a time.
-const WAITING_FRAMES: usize = 1024;
-/// Outboxes that are noted to have frames, some more than once, before all are flushed.
-const TOUCHED_LIMIT: usize = 2 * WAITING_FRAMES;
 /// Instances between the one that is flushed and the one whose lines are asked for.
 const FLUSH_AHEAD: usize = 3;
 /// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
@@ -144,8 +137,6 @@ pub struct Worker<M: FrameMemory> {
     outboxes: Box<[Outbox<M::Frame>]>,
     /// Outboxes with frames, and perhaps some without.
     touched: Vec<u16>,
-    /// Those of them that have become full.
-    full: Vec<u16>,
     /// Frames in all outboxes.
     waiting: usize,
     /// By uplink: the outbox of each slot to which packets of known flows go without another look.
@@ -322,8 +313,7 @@ impl<M: FrameMemory> Worker<M> {
             level: Level::detect(),
             unusual: Vec::with_capacity(BURST_FRAMES),
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
-            touched: Vec::with_capacity(TOUCHED_LIMIT + BURST_FRAMES),
-            full: Vec::with_capacity(WAITING_FRAMES),
+            touched: Vec::with_capacity(Slot::LIMIT * PORT_LIMIT),
             waiting: 0,
             lanes: (0..UPLINK_LIMIT).map(|_| Lanes::default()).collect(),
             lanes_are_stale: true,
@@ -346,22 +336,18 @@ impl<M: FrameMemory> Worker<M> {
 
     /// One step: commands, plan, every port once, expiry. Returns how many packets were moved.
     pub fn turn(&mut self, now: Nanos) -> usize {
-        if !self.parts.commands.is_empty() {
-            self.flush_waiting();
-        }
         // Commands come before the plan: what is published before a command is sent is then in force when the
         // command is carried out, and no flow is pinned by an older plan after it.
         self.take_commands(now);
         self.load_plan(now);
         // Some commands load the plan, too.
         let is_new_plan = self.generation.0 != self.parts.counters.figures.generation.get();
-        let (mut moved, mut is_flooded) = (0, false);
+        let mut moved = 0;
         for uplink in 0..UPLINK_LIMIT {
-            for burst in 1..=BURSTS_PER_TURN {
+            for _ in 0..BURSTS_PER_TURN {
                 let set_ups = self.set_ups;
                 let packets = self.poll_uplink(UplinkId(uplink as u8), now);
                 moved += packets;
-                is_flooded |= burst == BURSTS_PER_TURN && packets == BURST_FRAMES;
                 if packets < BURST_FRAMES || self.set_ups - set_ups > NEW_FLOWS_PER_TURN {
                     break;
                 }
@@ -385,11 +371,7 @@ impl<M: FrameMemory> Worker<M> {
         if !self.sweeps.is_empty() {
             self.go_on_with_sweep(0, SWEEP_ENTRIES_PER_TURN);
         }
-        // Where more is there already, what waits for an instance goes with that.
-        if !is_flooded || is_new_plan {
-            self.flush_waiting();
-        }
-        self.flush_uplinks();
+        self.flush();
         if now >= self.housekeeping_at || is_new_plan {
             self.housekeeping_at = now + HOUSEKEEPING;
             self.keep_house(now);
@@ -779,11 +761,8 @@ impl<M: FrameMemory> Worker<M> {
             return;
         }
         if is_new {
-            let published = Arc::clone(published);
-            // It waits where the old one sent it.
-            self.flush_waiting();
             // The control plane keeps the old one until this one is acknowledged: nothing is freed here.
-            self.plan = published;
+            self.plan = Arc::clone(published);
             self.generation = self.plan.generation;
             self.take_over_services();
             self.take_over_slots();
@@ -922,10 +901,8 @@ impl<M: FrameMemory> Worker<M> {
         if self.lanes_are_stale {
             self.draw_lanes();
         }
-        if self.waiting + self.received.len() > WAITING_FRAMES || self.touched.len() > TOUCHED_LIMIT {
+        if self.waiting + self.received.len() > OUTBOX_FRAMES {
             self.flush_instances();
-        } else {
-            self.flush_full();
         }
         let hasher = self.parts.hasher;
         self.level.run(Look {
@@ -974,7 +951,6 @@ impl<M: FrameMemory> Worker<M> {
                         bytes: &self.headers.packets.bytes,
                         outboxes: &mut self.outboxes,
                         touched: &mut self.touched,
-                        full: &mut self.full,
                     },
                 });
                 self.waiting += until - place;
@@ -1569,16 +1545,13 @@ impl<M: FrameMemory> Worker<M> {
         let Some(outbox) = self.outboxes.get_mut(place) else {
             return self.discard(frame, DropReason::NoInstance);
         };
-        match outbox.frames.len() {
-            0 => self.touched.push(place as u16),
-            FULL_OUTBOX => self.full.push(place as u16),
-            _ => {}
+        if outbox.frames.is_empty() {
+            self.touched.push(place as u16);
         }
         outbox.frames.push(frame);
         outbox.bytes += bytes;
         self.waiting += 1;
-        // The rest of a burst still finds room in it.
-        if outbox.frames.len() >= OUTBOX_FRAMES - BURST_FRAMES || self.touched.len() > TOUCHED_LIMIT {
+        if self.waiting >= OUTBOX_FRAMES {
             self.flush_instances();
         }
     }
@@ -1849,16 +1822,7 @@ impl<M: FrameMemory> Worker<M> {
         offered.count(&self.parts.counters);
         touched.clear();
         self.touched = touched;
-        self.full.clear();
         self.waiting = 0;
-    }
-
-    /// Gives those instances what waits for them for which much does.
-    #[inline]
-    fn flush_full(&mut self) {
-        while let Some(lane) = self.full.pop() {
-            self.flush_instance(Slot(lane / PORT_LIMIT as u16));
-        }
     }
 
     /// Asks for what a flush needs of an instance.
@@ -1872,20 +1836,9 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Makes everything that was sent visible.
     fn flush(&mut self) {
-        self.flush_waiting();
-        self.flush_uplinks();
-    }
-
-    /// Gives the instances what waits for them, if anything does.
-    #[inline]
-    fn flush_waiting(&mut self) {
         if self.waiting > 0 {
             self.flush_instances();
         }
-    }
-
-    /// Makes what was sent out of uplinks visible.
-    fn flush_uplinks(&mut self) {
         for (index, touched) in self.uplinks_touched.iter_mut().enumerate() {
             if !std::mem::take(touched) {
                 continue;
@@ -2157,7 +2110,6 @@ struct ToOutboxes<'a, 'b, F> {
     bytes: &'a [u32; BURST_FRAMES],
     outboxes: &'a mut [Outbox<F>],
     touched: &'a mut Vec<u16>,
-    full: &'a mut Vec<u16>,
 }
 
 impl<F> Found for ToOutboxes<'_, '_, F> {
@@ -2167,10 +2119,8 @@ impl<F> Found for ToOutboxes<'_, '_, F> {
         else {
             return;
         };
-        match outbox.frames.len() {
-            0 => self.touched.push(lane),
-            FULL_OUTBOX => self.full.push(lane),
-            _ => {}
+        if outbox.frames.is_empty() {
+            self.touched.push(lane);
         }
         outbox.frames.push(frame);
         outbox.bytes += u64::from(self.bytes[at % BURST_FRAMES]);
