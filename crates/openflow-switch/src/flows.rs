@@ -156,6 +156,25 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// One without rules, on its bucket, which has been seen now.
+    pub(crate) fn on_bucket((service, bucket): (usize, usize), slot: Slot, now: Nanos) -> Flow {
+        Flow {
+            service,
+            bucket,
+            slot,
+            pinned_at: now,
+            state: RuleState::OnBucket,
+            rules: Vec::new(),
+            packets: 0,
+            bytes: 0,
+            epoch: 0,
+            counted_at: now,
+            pps: 0.0,
+            offload: None,
+            seen: now,
+        }
+    }
+
     /// The row that shows it.
     pub(crate) fn row(&self, id: FlowId, service: ServiceId) -> FlowRow {
         let of = |pick: fn(&FlowRule) -> u64| self.rules.iter().map(pick).sum::<u64>();

@@ -941,22 +941,7 @@ impl Steering {
             return;
         };
         bucket.on_bucket.insert(id);
-        let flow = Flow {
-            service: place.0,
-            bucket: place.1,
-            slot,
-            pinned_at: now,
-            state: RuleState::OnBucket,
-            rules: Vec::new(),
-            packets: 0,
-            bytes: 0,
-            epoch: 0,
-            counted_at: now,
-            pps: 0.0,
-            offload: None,
-            seen: now,
-        };
-        self.flows.insert(id, flow);
+        self.flows.insert(id, Flow::on_bucket(place, slot, now));
         self.waiting.insert((0, id));
         let sum = self.slots.entry(slot).or_default();
         sum.new_flows += 1;

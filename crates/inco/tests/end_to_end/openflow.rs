@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::{EventKind, InstanceState};
 
-use crate::support::{Engine, IMAGE, Inco, Ovs, Place, assert_clean, changes, eventually, kill};
+use crate::support::{Engine, IMAGE, Inco, Ovs, Place, Traffic, assert_clean, changes, eventually, kill};
 
 /// As in the test of the soft switch: instances of a tenth of a CPU each.
 fn configuration(ovs: &Ovs, instances: &str, more: &str) -> String {
@@ -127,6 +127,31 @@ fn instances_come_and_go_and_no_packet_notices() {
     assert_eq!(ovs.complaints(), "");
 }
 
+/// So many seconds of 30 flows.
+fn thirty_flows(place: &Place, seconds: u32) -> Traffic {
+    place.traffic(&format!(
+        r#"
+tick = "500us"
+uplink_wait = "5s"
+settle = "1s"
+[[phase]]
+duration = "{seconds}s"
+flows = 30
+ramp = "10ms"
+rate_per_flow = "50pps"
+"#
+    ))
+}
+
+/// Waits until each of them has its rule.
+fn has_rules(place: &Place) {
+    eventually("all flows have their rules", Duration::from_secs(15), || {
+        let table = place.must(&["flows", "--limit", "100"]);
+        let installed = table.lines().filter(|line| line.contains("installed"));
+        (installed.count() == 30).then_some(())
+    });
+}
+
 /// The datapath is in the switch: what is under way is lost with it, and nothing else is wrong afterwards.
 #[test]
 fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
@@ -139,25 +164,8 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
     let inco = place.run(&text);
     inco.settled(3, 0);
-    let mut traffic = place.traffic(
-        r#"
-tick = "500us"
-uplink_wait = "5s"
-settle = "1s"
-[[phase]]
-duration = "20s"
-flows = 30
-ramp = "10ms"
-rate_per_flow = "50pps"
-"#,
-    );
-    let rules = || {
-        let table = place.must(&["flows", "--limit", "100"]);
-        table.lines().filter(|line| line.contains("installed")).count()
-    };
-    eventually("all flows have rules", Duration::from_secs(10), || {
-        (rules() == 30).then_some(())
-    });
+    let mut traffic = thirty_flows(&place, 20);
+    has_rules(&place);
     ovs.kill_switch();
     ovs.start_switch();
     let sent = inco.status().accounting.returned;
@@ -171,11 +179,7 @@ rate_per_flow = "50pps"
     let report = traffic.report();
     assert_eq!(report.counts.mis_steered, 0, "{:?}", report.counts);
     assert!(report.counts.missing() > 0, "{:?}", report.counts);
-    eventually(
-        "all flows have their rules again",
-        Duration::from_secs(10),
-        || (rules() == 30).then_some(()),
-    );
+    has_rules(&place);
     // What was in the switch is counted as lost with it, and what came before instances were connected again found their rings
     // full: no packet is uncounted. And it was told that the switch was away.
     inco.at_rest();
@@ -203,34 +207,15 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
     let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
     let inco = place.run(&text);
     inco.settled(3, 0);
-    let mut traffic = place.traffic(
-        r#"
-tick = "500us"
-uplink_wait = "5s"
-settle = "1s"
-[[phase]]
-duration = "60s"
-flows = 30
-ramp = "10ms"
-rate_per_flow = "50pps"
-"#,
-    );
-    let rules = || {
-        let table = place.must(&["flows", "--limit", "100"]);
-        table.lines().filter(|line| line.contains("installed")).count()
-    };
-    eventually("all flows have rules", Duration::from_secs(10), || {
-        (rules() == 30).then_some(())
-    });
+    let mut traffic = thirty_flows(&place, 60);
+    has_rules(&place);
     let pids = |inco: &Inco| -> Vec<_> { inco.instances().iter().map(|row| (row.id, row.pid)).collect() };
     let before = pids(&inco);
     inco.kill();
     let inco = place.run(&text);
     inco.settled(3, 0);
     assert_eq!(pids(&inco), before);
-    eventually("flows have their rules", Duration::from_secs(15), || {
-        (rules() == 30).then_some(())
-    });
+    has_rules(&place);
     let returned = inco.status().accounting.returned;
     eventually("packets are counted", Duration::from_secs(15), || {
         (inco.status().accounting.returned > returned + 1000).then_some(())

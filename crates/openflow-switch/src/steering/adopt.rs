@@ -180,21 +180,10 @@ impl Steering {
         if is_new && self.flows.len() >= self.settings.flow_limit {
             return;
         }
+        // It has long been in force: there is no proof to wait for.
         let flow = self.flows.entry(id).or_insert_with(|| Flow {
-            service: place.0,
-            bucket: place.1,
-            slot,
-            pinned_at: now,
             state: RuleState::Installed,
-            rules: Vec::new(),
-            packets: 0,
-            bytes: 0,
-            // It has long been in force.
-            epoch: 0,
-            counted_at: now,
-            pps: 0.0,
-            offload: None,
-            seen: now,
+            ..Flow::on_bucket(place, slot, now)
         });
         if flow.slot == slot {
             flow.rules.push(rule);
