@@ -259,6 +259,24 @@ impl Mbuf {
         unsafe { sys::rte_pktmbuf_free_bulk(start.cast(), u32::try_from(count).unwrap_or(u32::MAX)) };
     }
 
+    /// Moves all mbufs to the end of `to`, in order, and leaves `from` empty: a few of them, with fewer instructions than
+    /// `Vec::append` takes. Does not allocate where `to` has the room.
+    #[inline(always)]
+    pub fn move_all(from: &mut Vec<Mbuf>, to: &mut Vec<Mbuf>) {
+        let (count, before) = (from.len(), to.len());
+        to.reserve(count);
+        let (source, target) = (from.as_ptr(), to.as_mut_ptr());
+        // SAFETY: nobody sees them in `from` any more, whatever happens below.
+        unsafe { from.set_len(0) };
+        for at in 0..count {
+            // SAFETY: `from` held `count` handles, and `to` has room for as many behind its last one; they are different
+            // vectors. Each handle is read once and written once.
+            unsafe { target.add(before + at).write(source.add(at).read()) };
+        }
+        // SAFETY: they were written just now.
+        unsafe { to.set_len(before + count) };
+    }
+
     /// Gives the mbuf away without freeing it.
     pub(crate) fn into_raw(self) -> *mut sys::rte_mbuf {
         let mbuf = self.0.as_ptr();

@@ -59,8 +59,8 @@ pub struct InstancePorts<M: FrameMemory> {
     /// dies.
     pub outstanding: u64,
     quiet: u32,
-    /// Flushes in a row that found the ring at least a quarter full.
-    crowded: u8,
+    /// How full the ports' rings were at their last flush.
+    fills: [Fill; PORT_LIMIT],
     /// Whether the peer gave a descriptor that cannot be.
     pub(crate) is_broken: bool,
     /// Whether that has been reported.
@@ -76,6 +76,15 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
 }
 
+/// How full the ring of a port was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fill {
+    /// Descriptors in use at the last flush.
+    used: u32,
+    /// Flushes in a row that found at least a quarter of them in use.
+    crowded: u8,
+}
+
 impl<M: FrameMemory> InstancePorts<M> {
     /// An instance with these ports, at most [`PORT_LIMIT`].
     pub fn new(mut ports: Vec<Port<M>>) -> InstancePorts<M> {
@@ -89,7 +98,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             is_broken: false,
             reported_broken: false,
             is_probed: false,
-            crowded: 0,
+            fills: [Fill::default(); PORT_LIMIT],
             quiet: 0,
         }
     }
@@ -151,30 +160,47 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Counts what was sent to the instance, whose rings have `used` of their `slots` descriptors in use then, and that they
-    /// are hot where one was full, or a quarter of them in use at two flushes in a row.
+    /// Sends frames, `bytes` in all, on a port, and leaves the list empty. Counts what came of it, and that the instance is hot
+    /// where the port's ring was full, or a quarter of it in use at two flushes in a row.
     #[inline(always)]
-    pub fn sent(&mut self, all: Pending, (used, slots): (u32, u32), counters: &SlotCounters) {
+    pub fn send_all(
+        &mut self,
+        port: usize,
+        frames: &mut Vec<M::Frame>,
+        bytes: u64,
+        memory: &mut M,
+        counters: &SlotCounters,
+    ) -> Pending {
+        let (Some(ring), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
+            return Pending::default();
+        };
+        let sent = ring.send_all(frames, bytes, memory);
         // Something is being sent: an answer is likely.
         self.quiet = 0;
-        counters.to_packets.add(all.packets);
-        counters.to_bytes.add(all.bytes);
-        if all.full + all.too_large > 0 {
-            counters.ring_drops.add(all.full);
-            counters.too_large.add(all.too_large);
+        self.outstanding += sent.packets;
+        counters.to_packets.add(sent.packets);
+        counters.to_bytes.add(sent.bytes);
+        let mut is_hot = false;
+        if let Some((used, slots)) = ring.fill() {
+            fill.used = used;
+            fill.crowded = if used * 4 >= slots {
+                fill.crowded.saturating_add(1)
+            } else {
+                0
+            };
+            is_hot = fill.crowded >= 2;
+            let used: u32 = self.fills.iter().map(|fill| fill.used).sum();
+            counters.ring_used.set(used.into());
         }
-        self.outstanding += all.packets;
-        if slots > 0 {
-            counters.ring_used.set(u64::from(used));
+        if sent.full + sent.too_large > 0 {
+            counters.ring_drops.add(sent.full);
+            counters.too_large.add(sent.too_large);
+            is_hot |= sent.full > 0;
         }
-        self.crowded = if slots > 0 && used * 4 >= slots {
-            self.crowded.saturating_add(1)
-        } else {
-            0
-        };
-        if all.full > 0 || self.crowded >= 2 {
+        if is_hot {
             counters.hot.add(1);
         }
+        sent
     }
 
     /// Counts packets that came back.

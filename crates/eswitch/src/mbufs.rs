@@ -84,9 +84,7 @@ impl FrameMemory for MbufMemory {
         if frames.len() >= GIVEN_MBUFS {
             return Mbuf::free_all(frames);
         }
-        for frame in frames.drain(..) {
-            self.given.push(frame);
-        }
+        Mbuf::move_all(frames, &mut self.given);
         if self.given.len() >= GIVEN_MBUFS {
             Mbuf::free_all(&mut self.given);
         }

@@ -164,29 +164,20 @@ impl<M: FrameMemory> Port<M> {
     #[inline(always)]
     pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) -> Pending {
         match self {
-            Port::Memif(port) => {
-                for frame in frames.iter() {
-                    port.send(frame.bytes());
-                }
-                memory.give_all(frames);
-                port.queues.tx.flush();
-                std::mem::take(&mut port.pending)
-            }
+            Port::Memif(port) => port.send_all(frames, memory),
             Port::Null(pending) => {
-                let before = std::mem::take(pending);
-                let packets = before.packets + frames.len() as u64;
+                let mut all = Pending {
+                    packets: frames.len() as u64,
+                    bytes,
+                    ..Pending::default()
+                };
                 memory.give_all(frames);
-                Pending {
-                    packets,
-                    bytes: before.bytes + bytes,
-                    ..before
+                if pending.packets > 0 {
+                    all += std::mem::take(pending);
                 }
+                all
             }
-            Port::Device(port) => {
-                port.send_staged(memory);
-                port.send_now(frames, bytes, memory);
-                std::mem::take(&mut port.pending)
-            }
+            Port::Device(port) => port.send_all(frames, bytes, memory),
         }
     }
 
@@ -205,12 +196,12 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
-    /// Descriptors in the ring towards the peer that it has not taken, and how many there are; 0 where it cannot be seen.
+    /// Descriptors in the ring towards the peer that it has not taken, and how many there are, where that can be seen.
     #[inline(always)]
-    pub fn fill(&mut self) -> (u32, u32) {
+    pub fn fill(&mut self) -> Option<(u32, u32)> {
         match self {
-            Port::Memif(port) => (port.queues.tx.occupancy(), port.queues.tx.slots()),
-            Port::Null(_) | Port::Device(_) => (0, 0),
+            Port::Memif(port) => Some((port.queues.tx.occupancy(), port.queues.tx.slots())),
+            Port::Null(_) | Port::Device(_) => None,
         }
     }
 
@@ -293,6 +284,16 @@ impl MemifPort {
         received
     }
 
+    fn send_all<M: FrameMemory>(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) -> Pending {
+        for frame in frames.iter() {
+            self.send(frame.bytes());
+        }
+        memory.give_all(frames);
+        self.queues.tx.flush();
+        std::mem::take(&mut self.pending)
+    }
+
+    #[inline]
     fn send(&mut self, bytes: &[u8]) {
         if bytes.len() > self.frame_limit {
             self.pending.too_large += 1;
@@ -330,6 +331,12 @@ impl<M: FrameMemory> DevicePort<M> {
         }
         received.packets = into.len() - first;
         received
+    }
+
+    fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) -> Pending {
+        self.send_staged(memory);
+        self.send_now(frames, bytes, memory);
+        std::mem::take(&mut self.pending)
     }
 
     fn send_staged(&mut self, memory: &mut M) {

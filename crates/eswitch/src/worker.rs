@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::vec::Drain;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Found, Lanes, Progress, Whose};
+use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress, Whose};
 use model::{
     Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
 };
@@ -18,7 +18,7 @@ use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use simd::{Kernel, Level, Words};
 
-use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT, WorkerCounters};
+use crate::counters::{SERVICE_LIMIT, SlotCounters, UPLINK_LIMIT, WorkerCounters};
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
 use crate::elephants::Elephants;
 use crate::frame::{Frame, FrameMemory};
@@ -27,7 +27,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
 use crate::plan::{Fallback, LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
-use crate::port::{Pending, Port};
+use crate::port::Port;
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 
@@ -135,8 +135,8 @@ pub struct Worker<M: FrameMemory> {
     unusual: Vec<(usize, Parsed, u64)>,
     /// Frames on their way to instances at home here, by slot and data port, until the next flush.
     outboxes: Box<[Outbox<M::Frame>]>,
-    /// Outboxes with frames, and perhaps some without.
-    touched: Vec<u16>,
+    /// Outboxes with frames.
+    touched: Box<Touched>,
     /// Frames in all outboxes.
     waiting: usize,
     /// By uplink: the outbox of each slot to which packets of known flows go without another look.
@@ -183,6 +183,66 @@ impl<F> Outbox<F> {
         bytes: 0,
         counted: (0, 0),
     };
+
+    /// Puts a frame of so many bytes into it.
+    #[inline(always)]
+    fn put(&mut self, frame: F, bytes: u64) {
+        self.bytes += bytes;
+        if self.frames.len() < self.frames.capacity() {
+            self.frames.push(frame);
+        } else {
+            self.put_beyond(frame);
+        }
+    }
+
+    /// Apart, so that a loop over frames has no other call in it: an instance brings room for all that may wait.
+    #[cold]
+    #[inline(never)]
+    fn put_beyond(&mut self, frame: F) {
+        self.frames.push(frame);
+    }
+}
+
+/// The outboxes with frames, in the order of their first one.
+struct Touched {
+    lanes: [u16; OUTBOX_FRAMES],
+    /// Not more than there are frames in outboxes.
+    count: usize,
+}
+
+impl Default for Touched {
+    fn default() -> Touched {
+        Touched {
+            lanes: [0; OUTBOX_FRAMES],
+            count: 0,
+        }
+    }
+}
+
+impl Touched {
+    #[inline(always)]
+    fn push(&mut self, lane: u16) {
+        debug_assert!(self.count < OUTBOX_FRAMES, "more frames wait than may");
+        self.lanes[self.count % OUTBOX_FRAMES] = lane;
+        self.count += 1;
+    }
+
+    fn lanes(&self) -> &[u16] {
+        self.lanes.get(..self.count).unwrap_or(&self.lanes)
+    }
+
+    /// Keeps those of which that is true.
+    fn retain(&mut self, mut is_kept: impl FnMut(u16) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.lanes().len() {
+            let lane = self.lanes[at];
+            if is_kept(lane) {
+                self.lanes[kept] = lane;
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
 }
 
 /// Packets that are still to be counted as offered to a service.
@@ -313,7 +373,7 @@ impl<M: FrameMemory> Worker<M> {
             level: Level::detect(),
             unusual: Vec::with_capacity(BURST_FRAMES),
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
-            touched: Vec::with_capacity(Slot::LIMIT * PORT_LIMIT),
+            touched: Box::default(),
             waiting: 0,
             lanes: (0..UPLINK_LIMIT).map(|_| Lanes::default()).collect(),
             lanes_are_stale: true,
@@ -1548,8 +1608,7 @@ impl<M: FrameMemory> Worker<M> {
         if outbox.frames.is_empty() {
             self.touched.push(place as u16);
         }
-        outbox.frames.push(frame);
-        outbox.bytes += bytes;
+        outbox.put(frame, bytes);
         self.waiting += 1;
         if self.waiting >= OUTBOX_FRAMES {
             self.flush_instances();
@@ -1803,35 +1862,51 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Gives the instances what waits for them.
     fn flush_instances(&mut self) {
-        let mut touched = std::mem::take(&mut self.touched);
-        let mut offered = Offered::default();
-        for (place, &lane) in touched.iter().enumerate() {
-            let slot = Slot(lane / PORT_LIMIT as u16);
-            if let Some(&ahead) = touched.get(place + FLUSH_AHEAD) {
-                self.fetch(Slot(ahead / PORT_LIMIT as u16));
+        let Some((mut flush, touched)) = self.flush_of_instances() else {
+            return;
+        };
+        let lanes = touched.lanes();
+        for (place, &lane) in lanes.iter().enumerate() {
+            if let Some(&ahead) = lanes.get(place + FLUSH_AHEAD) {
+                flush.fetch(ahead);
             }
-            // With the first of its outboxes the others of an instance were emptied, too.
-            if self
-                .outboxes
-                .get(usize::from(lane))
-                .is_some_and(|outbox| !outbox.frames.is_empty())
-            {
-                self.empty_outboxes(slot, &mut offered);
-            }
+            flush.empty(lane);
         }
-        offered.count(&self.parts.counters);
-        touched.clear();
-        self.touched = touched;
+        flush.offered.count(flush.counters);
+        touched.count = 0;
         self.waiting = 0;
     }
 
-    /// Asks for what a flush needs of an instance.
-    #[inline(always)]
-    fn fetch(&self, slot: Slot) {
-        simd::prefetch_at(&self.parts.counters.slots, slot.index());
-        if let Some(Some(instance)) = self.instances.get(slot.index()) {
-            simd::prefetch(&**instance);
-        }
+    /// Gives one instance what waits for it.
+    fn flush_instance(&mut self, slot: Slot) {
+        let Some((mut flush, touched)) = self.flush_of_instances() else {
+            return;
+        };
+        let mut sent = 0;
+        touched.retain(|lane| {
+            let is_its = lane / PORT_LIMIT as u16 == slot.0;
+            if is_its {
+                sent += flush.empty(lane);
+            }
+            !is_its
+        });
+        flush.offered.count(flush.counters);
+        self.waiting -= sent;
+    }
+
+    /// What a flush works on, and the outboxes that it is to empty.
+    fn flush_of_instances(&mut self) -> Option<(Flush<'_, M>, &mut Touched)> {
+        let counters = &*self.parts.counters;
+        let flush = Flush {
+            outboxes: self.outboxes.first_chunk_mut()?,
+            instances: self.instances.first_chunk_mut()?,
+            routes: self.routes.first_chunk()?,
+            slots: counters.slots.first_chunk()?,
+            counters,
+            memory: &mut self.parts.memory,
+            offered: Offered::default(),
+        };
+        Some((flush, &mut self.touched))
     }
 
     /// Makes everything that was sent visible.
@@ -1870,53 +1945,6 @@ impl<M: FrameMemory> Worker<M> {
             if let Some(Some(waker)) = self.parts.peer_wakers.get(worker) {
                 waker.wake();
             }
-        }
-    }
-
-    fn flush_instance(&mut self, slot: Slot) {
-        let mut offered = Offered::default();
-        self.empty_outboxes(slot, &mut offered);
-        offered.count(&self.parts.counters);
-    }
-
-    /// Sends what waits for an instance, and notes what of it is still to be counted as offered.
-    #[inline(always)]
-    fn empty_outboxes(&mut self, slot: Slot, offered: &mut Offered) {
-        let service = self.route(slot).service;
-        let all = &self.parts.counters;
-        let (Some(Some(instance)), Some(counters)) =
-            (self.instances.get_mut(slot.index()), all.slots.get(slot.index()))
-        else {
-            return;
-        };
-        let (mut sent, mut used, mut slots) = (Pending::default(), 0, 0);
-        let first = outbox_of(slot, 0);
-        let outboxes = self
-            .outboxes
-            .get_mut(first..first + PORT_LIMIT)
-            .unwrap_or_default();
-        for (ring, outbox) in instance.ports.iter_mut().zip(outboxes) {
-            let packets = outbox.frames.len();
-            if packets > 0 {
-                let bytes = std::mem::take(&mut outbox.bytes);
-                let (packets_counted, bytes_counted) = std::mem::take(&mut outbox.counted);
-                if offered.service != service {
-                    offered.count(all);
-                    offered.service = service;
-                }
-                offered.packets += packets as u64 - packets_counted;
-                offered.bytes += bytes - bytes_counted;
-                self.waiting = self.waiting.saturating_sub(packets);
-                sent += ring.send_all(&mut outbox.frames, bytes, &mut self.parts.memory);
-            }
-            let (of_used, of_slots) = ring.fill();
-            used += of_used;
-            slots += of_slots;
-        }
-        instance.sent(sent, (used, slots), counters);
-        if sent.full + sent.too_large > 0 {
-            all.drop_packets(DropReason::InstanceRingFull, sent.full);
-            all.drop_packets(DropReason::TooLarge, sent.too_large);
         }
     }
 
@@ -2097,9 +2125,15 @@ impl<F> Kernel for Hit<'_, '_, F> {
     type Output = usize;
 
     #[inline(always)]
-    fn run<W: Words>(mut self) -> usize {
-        self.table
-            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, &mut self.to)
+    fn run<W: Words>(self) -> usize {
+        // Two loops with few things to keep at hand each are cheaper than one with many.
+        let mut lanes = [0; BURST_FRAMES];
+        let until = self
+            .table
+            .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, &mut lanes);
+        self.to
+            .put_all(self.from, lanes.get(self.from..until).unwrap_or_default());
+        until
     }
 }
 
@@ -2109,21 +2143,83 @@ struct ToOutboxes<'a, 'b, F> {
     frames: &'a mut Drain<'b, F>,
     bytes: &'a [u32; BURST_FRAMES],
     outboxes: &'a mut [Outbox<F>],
-    touched: &'a mut Vec<u16>,
+    touched: &'a mut Touched,
 }
 
-impl<F> Found for ToOutboxes<'_, '_, F> {
+impl<F> ToOutboxes<'_, '_, F> {
+    /// Puts the next frames, the first of which has that place in the burst, into these outboxes.
     #[inline(always)]
-    fn found(&mut self, at: usize, lane: u16) {
-        let (Some(frame), Some(outbox)) = (self.frames.next(), self.outboxes.get_mut(usize::from(lane)))
-        else {
+    fn put_all(self, first: usize, lanes: &[u16]) {
+        let Some(outboxes) = self.outboxes.first_chunk_mut::<OUTBOXES>() else {
             return;
         };
-        if outbox.frames.is_empty() {
-            self.touched.push(lane);
+        let bytes = self.bytes.get(first..).unwrap_or_default();
+        for ((&lane, &bytes), frame) in lanes.iter().zip(bytes).zip(self.frames) {
+            let outbox = &mut outboxes[usize::from(lane) % OUTBOXES];
+            if outbox.frames.is_empty() {
+                self.touched.push(lane);
+            }
+            outbox.put(frame, bytes.into());
         }
-        outbox.frames.push(frame);
-        outbox.bytes += u64::from(self.bytes[at % BURST_FRAMES]);
+    }
+}
+
+/// Outboxes of all instances.
+const OUTBOXES: usize = Slot::LIMIT * PORT_LIMIT;
+
+/// Outboxes being emptied.
+struct Flush<'a, M: FrameMemory> {
+    outboxes: &'a mut [Outbox<M::Frame>; OUTBOXES],
+    instances: &'a mut [Option<Box<InstancePorts<M>>>; Slot::LIMIT],
+    routes: &'a [Route; Slot::LIMIT],
+    slots: &'a [SlotCounters; Slot::LIMIT],
+    counters: &'a WorkerCounters,
+    memory: &'a mut M,
+    offered: Offered,
+}
+
+impl<M: FrameMemory> Flush<'_, M> {
+    /// Asks for what emptying an outbox needs of its instance.
+    #[inline(always)]
+    fn fetch(&self, lane: u16) {
+        let slot = usize::from(lane) / PORT_LIMIT % Slot::LIMIT;
+        simd::prefetch(&self.slots[slot]);
+        if let Some(instance) = &self.instances[slot] {
+            simd::prefetch(&**instance);
+        }
+    }
+
+    /// Sends what waits in an outbox, and notes what of it is still to be counted as offered. Gives how many frames that were.
+    #[inline(always)]
+    fn empty(&mut self, lane: u16) -> usize {
+        let lane = usize::from(lane) % OUTBOXES;
+        let slot = lane / PORT_LIMIT;
+        let Some(instance) = &mut self.instances[slot] else {
+            return 0;
+        };
+        let outbox = &mut self.outboxes[lane];
+        let packets = outbox.frames.len();
+        let bytes = std::mem::take(&mut outbox.bytes);
+        let service = self.routes[slot].service;
+        if self.offered.service != service {
+            self.offered.count(self.counters);
+            self.offered.service = service;
+        }
+        self.offered.packets += packets as u64;
+        self.offered.bytes += bytes;
+        if outbox.counted.0 > 0 {
+            let (packets_counted, bytes_counted) = std::mem::take(&mut outbox.counted);
+            self.offered.packets -= packets_counted;
+            self.offered.bytes -= bytes_counted;
+        }
+        let (port, counters) = (lane % PORT_LIMIT, &self.slots[slot]);
+        let sent = instance.send_all(port, &mut outbox.frames, bytes, self.memory, counters);
+        if sent.full + sent.too_large > 0 {
+            self.counters
+                .drop_packets(DropReason::InstanceRingFull, sent.full);
+            self.counters.drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+        packets
     }
 }
 

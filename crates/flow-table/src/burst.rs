@@ -43,19 +43,6 @@ pub struct Burst {
     columns: [[u32; BURST]; 3],
 }
 
-/// Who is told where the packets of known flows go, in their order. It runs in a [`simd::Kernel`].
-pub trait Found {
-    /// The packet in that place goes to that lane. To be `#[inline(always)]`.
-    fn found(&mut self, at: usize, lane: u16);
-}
-
-impl Found for [u16; BURST] {
-    #[inline(always)]
-    fn found(&mut self, at: usize, lane: u16) {
-        self[at % BURST] = lane;
-    }
-}
-
 /// Whose packet of a burst it is that had no short way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {

@@ -35,7 +35,7 @@ mod slots;
 mod table;
 mod timeout;
 
-pub use burst::{Burst, Found, Lanes, Whose};
+pub use burst::{Burst, Lanes, Whose};
 pub use hash::{CARD_KEY, CARD_SHARES, FlowHasher, Ownership, taker};
 pub use header::LAYOUT_VERSION;
 pub use line::Line;

@@ -5,7 +5,7 @@ use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
 use packet::BURST;
 use simd::Words;
 
-use crate::burst::{self, Burst, Found, Lanes, Whose};
+use crate::burst::{self, Burst, Lanes, Whose};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
@@ -342,10 +342,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and tells `found` the lane of
-    /// each one's pin. Stops at the first packet that needs more than that, and gives its place; the burst's length where
-    /// there is none. [`whose`](FlowTable::whose) then says what it needs. `W` is what the caller's [`simd::Kernel`] is
-    /// given.
+    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and writes the lane of each
+    /// one's pin to its place in `found`. Stops at the first packet that needs more than that, and gives its place; the
+    /// burst's length where there is none. [`whose`](FlowTable::whose) then says what it needs. `W` is what the caller's
+    /// [`simd::Kernel`] is given.
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
@@ -357,7 +357,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         from: usize,
         now: Nanos,
         lanes: &Lanes,
-        found: &mut impl Found,
+        found: &mut [u16; BURST],
     ) -> usize {
         let tick = tick(now);
         let lanes = &*lanes.0;
@@ -381,7 +381,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 break;
             }
             burst::seen(counted, tick).store(entry);
-            found.found(at, lane);
+            found[at] = lane;
             at += 1;
         }
         self.counters.hits += at.saturating_sub(from) as u64;
