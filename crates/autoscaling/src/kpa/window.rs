@@ -271,13 +271,13 @@ mod tests {
         assert_eq!(five.value(16, 5, WEIGHTED), 0.0);
     }
 
-    /// `TestWeightedTimeWindowResizeWindow` (its figure is rounded down to three digits), `...AverageWithZeros`,
+    /// `TestWeightedTimeWindowResizeWindow` (its figure is rounded to three digits), `...AverageWithZeros`,
     /// `...WithPositiveValuesThenZeros`, and the examples of the sources: windows of 10 and 3 seconds over the same
     /// values, and the least weight.
     #[test]
     fn weighted_windows() {
         let rolled = window(5, counting(0, 5)).value(5, 5, WEIGHTED);
-        assert_eq!((rolled * 1e3).floor() / 1e3, 5.812);
+        assert_eq!((rolled * 1e3).round() / 1e3, 5.812);
         let positive = (0..10).map(|second| (second, 50.0));
         let zeros = (10..20).map(|second| (second, 0.0));
         for ended in [window(10, zeros.clone()), window(10, positive.chain(zeros))] {
