@@ -285,7 +285,8 @@ fn another_window_goes_on_with_what_is_known() {
         let mut raw = RawCounters::new(1, 1, 1);
         let mut sample = |collector: &mut Collector, ms: u64| {
             raw.at = Nanos::from_millis(ms);
-            let rate = if ms < 10_000 - known_ms { 500 } else { 100 };
+            // Histories reach back a little further than their windows.
+            let rate = if ms < 10_000 - known_ms * 3 / 2 { 500 } else { 100 };
             if ms % 20 == 0 {
                 raw.slots[3].to_packets += 20 * rate;
                 raw.services[0].offered_packets += 20 * rate;

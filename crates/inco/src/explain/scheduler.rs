@@ -609,7 +609,7 @@ mod tests {
             ),
             (
                 serde_json::json!({"policy": "rss", "parameters": {"x": 1}, "instances": [], "flows": []}),
-                "parameters",
+                "parameters.x",
             ),
         ] {
             let wrong = read(&case.to_string())
