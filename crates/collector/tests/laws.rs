@@ -287,7 +287,7 @@ fn another_window_goes_on_with_what_is_known() {
             raw.at = Nanos::from_millis(ms);
             // Histories reach back a little further than their windows.
             let rate = if ms < 10_000 - known_ms * 3 / 2 { 500 } else { 100 };
-            if ms % 20 == 0 {
+            if ms.is_multiple_of(20) {
                 raw.slots[3].to_packets += 20 * rate;
                 raw.services[0].offered_packets += 20 * rate;
             }
