@@ -460,16 +460,18 @@ impl Collector {
         id
     }
 
-    /// The span of a service's stable window from now on; the stable rates begin anew.
+    /// The span of a service's stable window from now on. What is known of the time before stays known, or whoever asks first
+    /// would be told of a millisecond.
     pub fn set_stable_window(&mut self, service: ServiceId, stable_window: Nanos) {
         let Some(state) = self.services.get_mut(service.index()) else {
             return;
         };
-        state.clock = Clock::new(stable_window);
-        state.offered_history = History::default();
+        let (clock, places) = state.clock.with_window(stable_window);
+        state.clock = clock;
+        state.offered_history = state.offered_history.of_places(&places);
         for slot in &mut self.states {
             if slot.rates.service == service {
-                slot.arrivals_history = History::default();
+                slot.arrivals_history = slot.arrivals_history.of_places(&places);
             }
         }
     }

@@ -87,6 +87,24 @@ impl Clock {
         }
     }
 
+    /// A clock for another window that knows the steps of this one, as far as it has place for them; and where each of
+    /// these is in the histories of this one.
+    pub(crate) fn with_window(&self, window: Nanos) -> (Clock, Vec<usize>) {
+        let mut clock = Clock::new(window);
+        let mut kept = Vec::with_capacity(PLACES);
+        let mut last = None;
+        for place in (self.taken.saturating_sub(PLACES)..self.taken).map(|step| step % PLACES) {
+            let at = self.times[place];
+            if last.is_none_or(|last| at.since(last) >= clock.interval) {
+                clock.times[kept.len()] = at;
+                kept.push(place);
+                last = Some(at);
+            }
+        }
+        clock.taken = kept.len();
+        (clock, kept)
+    }
+
     /// Moves to the sample at `now`: says whether it is a step and finds the window's beginning.
     pub(crate) fn advance(&mut self, now: Nanos) {
         let newest = self.times[self.taken.wrapping_sub(1) % PLACES];
@@ -136,6 +154,15 @@ impl Default for History {
 }
 
 impl History {
+    /// What is in these places.
+    pub(crate) fn of_places(&self, places: &[usize]) -> History {
+        let mut history = History::default();
+        for (to, from) in history.0.iter_mut().zip(places) {
+            *to = self.0[*from];
+        }
+        history
+    }
+
     /// Notes the count where the clock's current sample is a step.
     #[inline]
     pub(crate) fn push(&mut self, clock: &Clock, total: u64) {

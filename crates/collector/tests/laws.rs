@@ -270,6 +270,54 @@ fn an_instance_that_came_late_is_measured_over_the_same_window_as_its_service() 
     assert!(near(old.arrivals_stable_pps + new.arrivals_stable_pps, all, 1e-9));
 }
 
+/// Another autoscaler has another window, and decides on it at once: packets that come in heaps of 20 ms are not a rate.
+#[test]
+fn another_window_goes_on_with_what_is_known() {
+    for (before_ms, after_ms, known_ms) in [
+        (1_000, 5_000, 1_000),
+        (5_000, 1_000, 1_000),
+        (1_000, 1_000, 1_000),
+        (200, 60_000, 200),
+    ] {
+        let mut collector = Collector::new();
+        let service = collector.add_service(Nanos::from_millis(before_ms));
+        collector.assign(Slot(3), service, InstanceId(1));
+        let mut raw = RawCounters::new(1, 1, 1);
+        let mut sample = |collector: &mut Collector, ms: u64| {
+            raw.at = Nanos::from_millis(ms);
+            // Histories reach back a little further than their windows.
+            let rate = if ms < 10_000 - known_ms * 3 / 2 { 500 } else { 100 };
+            if ms.is_multiple_of(20) {
+                raw.slots[3].to_packets += 20 * rate;
+                raw.services[0].offered_packets += 20 * rate;
+            }
+            collector.sample(&raw);
+            [
+                collector.service(service).offered_stable_pps,
+                collector.slot(Slot(3)).unwrap().arrivals_stable_pps,
+            ]
+        };
+        for ms in 0..10_000 {
+            sample(&mut collector, ms);
+        }
+        collector.set_stable_window(service, Nanos::from_millis(after_ms));
+        for ms in 10_000..10_050 {
+            for pps in sample(&mut collector, ms) {
+                assert!(near(pps, 100_000.0, 0.15), "{before_ms} {after_ms} {ms}: {pps}");
+            }
+        }
+        // And it fills up to its span.
+        for ms in 10_050..10_000 + 2 * after_ms {
+            sample(&mut collector, ms);
+        }
+        let [all, one] = sample(&mut collector, 10_000 + 2 * after_ms);
+        assert!(
+            near(all, 100_000.0, 0.03) && near(one, all, 1e-9),
+            "{after_ms}: {all} {one}"
+        );
+    }
+}
+
 #[test]
 fn a_silent_gap_longer_than_the_window_is_exact_too() {
     let (mut collector, mut raw) = one_instance();

@@ -147,6 +147,25 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
             with("/spec/metrics/0/target_percent", json!(0)),
             &["spec.metrics[0].target_percent"],
         ),
+        (
+            with("/spec/metrics/0/target_percent", json!("30")),
+            &["spec.metrics[0].target_percent", "a whole number"],
+        ),
+        (
+            with("/spec/metrics/0", json!({"kind":"value","value":5})),
+            &["spec.metrics[0]: ", "missing field `target`"],
+        ),
+        (
+            with(
+                "/spec/metrics/0",
+                json!({"kind":"error","message":"x","target":5}),
+            ),
+            &["spec.metrics[0]: ", "no field `target`"],
+        ),
+        (
+            with("/spec/metrics/0/kind", json!("mean")),
+            &["spec.metrics[0].kind", "mean", "instances_average"],
+        ),
         (with("/spec/max", json!(0)), &["spec.max"]),
         (
             with("/spec/behavior/up/select", json!("most")),
@@ -232,7 +251,7 @@ fn a_wrong_input_is_told_by_its_field_with_exit_status_2() {
 #[test]
 fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
     let case = || {
-        json!({"policy":"jbsq","instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],
+        json!({"policy":"jbsq","parameters":{"lambda":0.5},"instances":[{"capacity":10,"load":4,"queues":[4,0,0,0,0,0,0,0]}, {"load":5}],
             "flows":[{"flow":"tcp 10.0.0.7:1000 > 10.128.0.1:443","dscp":46,"hash":"0x00f3a1"}, "udp 10.0.0.8:1 > 10.128.0.1:53"]})
     };
     let right = run("scheduler", &["--input", "-", "--json"], &case().to_string());
@@ -278,6 +297,14 @@ fn a_wrong_input_for_a_scheduler_is_told_by_its_field_with_exit_status_2() {
             &["flows[1].flow", "tcp 10.0.0.1:1000"],
         ),
         (with("/instances/1", json!([])), &["instances[1]: ", "an object"]),
+        (
+            with("/parameters/lambda", json!("half")),
+            &["parameters.lambda", "half", "a number"],
+        ),
+        (
+            with("/parameters", json!({"bound":5,"lamda":1})),
+            &["parameters.lamda", "lamda"],
+        ),
         (
             r#"{"policy":"rss","instances":[{}],"flows":[],"policy":"jbsq"}"#.to_owned(),
             &["`policy` is given twice"],

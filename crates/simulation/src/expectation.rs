@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Serialize;
+
 use crate::Error;
 
 /// A comparison of two figures.
@@ -30,7 +32,7 @@ struct Operand {
 }
 
 /// What came of a check.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
     /// The check as the scenario has it.
     pub check: String,

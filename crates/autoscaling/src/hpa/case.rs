@@ -80,7 +80,7 @@ impl Tolerance {
 
 /// One thing that is measured, and its target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "snake_case", try_from = "WrittenMetric")]
 pub enum Metric {
     /// The instances' usage as a percentage of their requests (Kubernetes' resource metrics).
     Utilization {
@@ -111,6 +111,68 @@ pub enum Metric {
         /// Why.
         message: String,
     },
+}
+
+/// A metric as it is written. Read field by field and only then by its kind, so that what is wrong with one is said of it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenMetric {
+    kind: Kind,
+    target_percent: Option<i64>,
+    target_average: Option<i64>,
+    value: Option<i64>,
+    target: Option<i64>,
+    message: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Utilization,
+    InstancesAverage,
+    Value,
+    AverageValue,
+    Error,
+}
+
+impl TryFrom<WrittenMetric> for Metric {
+    type Error = String;
+
+    fn try_from(mut written: WrittenMetric) -> std::result::Result<Metric, String> {
+        fn take<T>(name: &str, field: &mut Option<T>) -> std::result::Result<T, String> {
+            field.take().ok_or_else(|| format!("missing field `{name}`"))
+        }
+        let metric = match written.kind {
+            Kind::Utilization => Metric::Utilization {
+                target_percent: take("target_percent", &mut written.target_percent)?,
+            },
+            Kind::InstancesAverage => Metric::InstancesAverage {
+                target_average: take("target_average", &mut written.target_average)?,
+            },
+            Kind::Value => Metric::Value {
+                value: take("value", &mut written.value)?,
+                target: take("target", &mut written.target)?,
+            },
+            Kind::AverageValue => Metric::AverageValue {
+                value: take("value", &mut written.value)?,
+                target_average: take("target_average", &mut written.target_average)?,
+            },
+            Kind::Error => Metric::Error {
+                message: take("message", &mut written.message)?,
+            },
+        };
+        let left = [
+            ("target_percent", written.target_percent.is_some()),
+            ("target_average", written.target_average.is_some()),
+            ("value", written.value.is_some()),
+            ("target", written.target.is_some()),
+            ("message", written.message.is_some()),
+        ];
+        match left.into_iter().find(|(_, is_there)| *is_there) {
+            Some((name, _)) => Err(format!("this kind has no field `{name}`")),
+            None => Ok(metric),
+        }
+    }
 }
 
 /// How fast replicas may come and go, and for how long proposals are remembered.

@@ -29,7 +29,7 @@ pub struct Spec {
     pub activation_scale: i32,
     /// Whether traffic can reach it; if not it may go down at once.
     pub reachable: bool,
-    /// At least so many.
+    /// At least so many, where traffic can reach it.
     pub min: i32,
     /// At most so many; 0 for no limit.
     pub max: i32,
@@ -170,7 +170,9 @@ impl Decider {
                 replicas,
             );
         }
-        replicas = replicas.max(spec.min);
+        if spec.reachable {
+            replicas = replicas.max(spec.min);
+        }
         if spec.max > 0 {
             replicas = replicas.min(spec.max);
         }

@@ -1,4 +1,5 @@
-//! What Knative's own tests state (`autoscaler_test.go`): the same figures in, the same figures out.
+//! What Knative's own tests state (`autoscaler_test.go` where no other is named): the same figures in, the same figures out.
+//! What they state of windows is in `window.rs`.
 
 use std::collections::VecDeque;
 
@@ -519,10 +520,132 @@ fn it_starts_in_a_panic_beside_more_than_one() {
     }
 }
 
+/// `scaler_test.go`: `TestScaler` and `TestDisableScaleToZero`, as far as they are about bounds. The reconciler applies them to
+/// what the decider wants; that scaling to zero may be switched off is a `min` of 1 here.
 #[test]
 fn the_reconcilers_bounds() {
-    let mut decider = decider(10.0, 0.0);
-    (decider.spec.min, decider.spec.max) = (3, 7);
-    expect(&mut decider, reading(0.0, 1, 0.0, 0.0), 3, 0);
-    expect(&mut decider, reading(2.0, 3, 100.0, 10.0), 7, 0);
+    /// Name, ready, the load in targets, min, max, reachable, replicas.
+    type Row = (&'static str, u32, f64, i32, i32, bool, i32);
+    let rows: [Row; 9] = [
+        ("scales up", 1, 10.0, 0, 0, true, 10),
+        ("scales up to maxScale", 1, 10.0, 0, 8, true, 8),
+        ("scales up from zero to desired one", 0, 1.0, 0, 0, true, 1),
+        (
+            "scales up from zero to desired high scale",
+            0,
+            10.0,
+            0,
+            0,
+            true,
+            10,
+        ),
+        ("scale down to minScale", 10, 0.0, 2, 0, true, 2),
+        ("ignore minScale if unreachable", 10, 0.0, 2, 0, false, 0),
+        (
+            "EnableScaleToZero == false and minScale == 0",
+            10,
+            0.0,
+            1,
+            0,
+            true,
+            1,
+        ),
+        (
+            "EnableScaleToZero == false and minScale == 2",
+            10,
+            0.0,
+            2,
+            0,
+            true,
+            2,
+        ),
+        ("both bounds, from below", 1, 0.0, 3, 7, true, 3),
+    ];
+    for (name, ready, load, min, max, reachable, replicas) in rows {
+        let mut decider = decider(1.0, 0.0);
+        let rate = f64::from(ready.max(1));
+        (decider.spec.min, decider.spec.max, decider.spec.reachable) = (min, max, reachable);
+        // Down to nothing at once: how fast it may go is not theirs.
+        decider.spec.max_scale_down_rate = 2.0 * rate;
+        let verdict = decider.step(&reading(0.0, ready, load, 0.0));
+        assert_eq!(verdict.replicas, Some(replicas), "{name}");
+    }
+}
+
+/// `multiscaler_test.go`: what an autoscaler says of a burst before it has seen any load is that of one idle instance.
+#[test]
+fn excess_burst_capacity_before_any_load() {
+    for (name, burst, excess) in [
+        ("TestMultiscalerCreateTBC42", 42.0, 25 - 42),
+        ("TestMultiscalerCreateTBCMinus1", -1.0, -1),
+        ("0, as TestMultiScalerScaling starts", 0.0, 0),
+    ] {
+        let mut decider = decider(25.0 * UTILIZATION, burst);
+        let verdict = decider.step(&reading(0.0, 1, 0.0, 0.0));
+        assert_eq!(verdict.excess_burst_capacity, Some(excess), "{name}");
+    }
+}
+
+/// `libkpa_autoscaler_test.go`: the same algorithm as a library, beside instances that were there before it.
+#[test]
+fn beside_instances_that_were_there() {
+    let starting = |ready, panic_threshold| Decider {
+        spec: Spec {
+            target: 10.0,
+            total: 100.0,
+            target_burst_capacity: 50.0,
+            panic_threshold,
+            max_scale_up_rate: 10.0,
+            max_scale_down_rate: 2.0,
+            ..Spec::default()
+        },
+        state: State::starting(ready, 0.0),
+    };
+    /// Name, ready, activation scale, the load, replicas.
+    type Row = (&'static str, u32, i32, f64, i32);
+    let rows: [Row; 4] = [
+        ("scale up based on concurrency", 5, 1, 100.0, 10),
+        ("scale down prevented by panic mode", 10, 1, 20.0, 10),
+        ("scale down from 1 pod", 1, 1, 0.0, 0),
+        ("activation scale applied", 0, 3, 5.0, 3),
+    ];
+    for (name, ready, activation_scale, load, replicas) in rows {
+        let mut decider = starting(ready, 2.0);
+        decider.spec.activation_scale = activation_scale;
+        let verdict = decider.step(&reading(0.0, ready, load, load));
+        assert_eq!(verdict.replicas, Some(replicas), "{name}");
+    }
+    let mut update = starting(1, 3.0);
+    assert_eq!(update.step(&reading(0.0, 1, 50.0, 50.0)).replicas, Some(5));
+    update.spec.target = 5.0;
+    assert_eq!(
+        update.step(&reading(0.0, 5, 50.0, 50.0)).replicas,
+        Some(10),
+        "Update"
+    );
+    let mut update = starting(1, 3.0);
+    assert_eq!(update.step(&reading(0.0, 1, 10.0, 10.0)).replicas, Some(1));
+    update.spec.target = 20.0;
+    assert_eq!(
+        update.step(&reading(0.0, 1, 10.0, 10.0)).replicas,
+        Some(1),
+        "UpdateScaleDown"
+    );
+    let mut panic = starting(5, 2.0);
+    for (load, replicas) in [(20.0, 5), (40.0, 5), (100.0, 10)] {
+        let verdict = panic.step(&reading(0.0, 5, load, load));
+        assert_eq!(
+            (verdict.replicas, verdict.panicking),
+            (Some(replicas), true),
+            "PanicMode"
+        );
+    }
+}
+
+/// `TestPanicThresholdUsesReadyDenominator` of `autoscaler_effective_capacity_test.go`: instances that are on their way do not
+/// put a panic off.
+#[test]
+fn a_panic_goes_by_ready_instances() {
+    let mut decider = decider(1.0, 0.0);
+    assert!(decider.step(&reading(0.0, 1, 0.0, 3.0)).panicking);
 }

@@ -1,15 +1,12 @@
-use std::collections::VecDeque;
-
 use model::{InstanceState, Nanos, Observation};
 use serde::{Deserialize, Serialize};
 
 use super::decider::{self, Decider, Reading, Spec};
+use super::window::{Aggregation, Window};
 use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
 /// One place of the windows: Knative's scrape interval.
 const BUCKET: Nanos = Nanos::from_secs(1);
-/// Means are rounded down to parts of this size of a packet per second, so that nothing is left of a rate that has ended.
-const ROUNDING: f64 = 1e6;
 /// A gap between two observations that is longer is a time without data.
 const GAP: Nanos = Nanos::from_secs(1);
 
@@ -27,9 +24,11 @@ pub struct Kpa {
     /// The panic window as a percentage of the stable one, 1 to 100.
     #[serde(deserialize_with = "panic_percentage")]
     pub panic_window_percentage: f64,
-    /// It panics when the panic window asks for this percentage of the ready instances, 110 or more.
+    /// It panics when the panic window asks for this percentage of the ready instances, 110 to 1000.
     #[serde(deserialize_with = "panic_threshold")]
     pub panic_threshold_percentage: f64,
+    /// How the seconds of a window become one figure.
+    pub aggregation_algorithm: Aggregation,
     /// At most so many times the ready instances at once, above 1.
     #[serde(deserialize_with = "rate")]
     pub max_scale_up_rate: f64,
@@ -56,8 +55,12 @@ pub struct Kpa {
 #[serde(deny_unknown_fields)]
 pub struct State {
     decider: Option<decider::State>,
-    /// Packets of whole seconds: the second, and what was offered in it.
-    buckets: VecDeque<(u64, f64)>,
+    /// Packets of whole seconds, for the stable window.
+    stable: Window,
+    /// The same for the panic window.
+    panic: Window,
+    /// The second that goes on, and its packets up to now.
+    filling: Option<(u64, f64)>,
     noted: Option<Nanos>,
     next: Nanos,
     capacity_pps: f64,
@@ -70,6 +73,7 @@ impl Default for Kpa {
             stable_window: Nanos::from_secs(60),
             panic_window_percentage: 10.0,
             panic_threshold_percentage: 200.0,
+            aggregation_algorithm: Aggregation::Linear,
             max_scale_up_rate: 1_000.0,
             max_scale_down_rate: 2.0,
             scale_down_delay: Nanos::ZERO,
@@ -82,10 +86,11 @@ impl Default for Kpa {
 }
 
 impl Kpa {
-    /// The mean of the last whole seconds, of as many as the window has.
-    fn mean_pps(&self, window_s: f64, now: Nanos) -> Option<f64> {
-        let last = (now.0 / BUCKET.0).checked_sub(1)?;
-        window_mean(&self.state.buckets, window_s.ceil().max(1.0) as u64, last)
+    /// The lengths of the stable and the panic window in seconds.
+    fn lengths(&self) -> [u64; 2] {
+        let stable_s = self.stable_window.as_secs_f64();
+        [stable_s, stable_s * self.panic_window_percentage / 100.0]
+            .map(|span_s| span_s.ceil().max(1.0) as u64)
     }
 
     fn spec(&self, observation: &Observation) -> Spec {
@@ -107,15 +112,19 @@ impl Kpa {
     }
 
     fn reading(&self, observation: &Observation, now: Nanos) -> Reading {
-        let stable_s = self.stable_window.as_secs_f64();
-        let stable = self.mean_pps(stable_s, now);
-        let panic = self.mean_pps(stable_s * self.panic_window_percentage / 100.0, now);
+        let [stable, panic] = self.lengths();
+        let state = &self.state;
+        let known = (now.0 / BUCKET.0)
+            .checked_sub(1)
+            .filter(|last| !state.stable.is_empty(*last, stable));
+        let value = |window: &Window, length| {
+            known.map(|last| window.value(last, length, self.aggregation_algorithm))
+        };
         Reading {
             at_s: now.as_secs_f64(),
             ready: u32::try_from(observation.count(InstanceState::Active)).ok(),
-            stable,
-            // Nothing within the shorter window alone is a zero.
-            panic: panic.or(stable.map(|_| 0.0)),
+            stable: value(&state.stable, stable),
+            panic: value(&state.panic, panic),
         }
     }
 
@@ -154,9 +163,15 @@ impl Policy for Kpa {
         ),
         Parameter::new(
             "panic_threshold_percentage",
-            "percent, 110 or more",
+            "percent, 110 to 1000",
             "200",
             "It panics when the panic window asks for this percentage of the ready instances.",
+        ),
+        Parameter::new(
+            "aggregation_algorithm",
+            "\"linear\" or \"weighted-exponential\"",
+            "\"linear\"",
+            "How the seconds of a window become one figure: as their mean, or with later ones weighing more.",
         ),
         Parameter::new(
             "max_scale_up_rate",
@@ -210,32 +225,28 @@ impl Policy for Kpa {
         if let Some(capacity_pps) = mean_capacity_pps(observation) {
             self.state.capacity_pps = capacity_pps;
         }
-        let longest = self.stable_window.0.div_ceil(BUCKET.0) + 1;
+        let [stable, panic] = self.lengths();
         let state = &mut self.state;
         if state.decider.is_none() {
             let ready = u32::try_from(observation.count(InstanceState::Active)).unwrap_or(u32::MAX);
             // Room for all of them, so that none is made later.
-            state.buckets.reserve(longest as usize + 2);
+            state.stable.reserve(stable);
+            state.panic.reserve(panic);
             state.decider = Some(decider::State::starting(ready, now.as_secs_f64()));
         }
         let second = now.0 / BUCKET.0;
+        // Only whole seconds are in the windows.
+        if let Some((at, packets)) = state.filling.take_if(|(at, _)| *at != second) {
+            state.stable.record(at, packets, stable);
+            state.panic.record(at, packets, panic);
+        }
         if let Some(before) = state.noted
             && now.since(before) <= GAP
         {
             let packets = finite(observation.offered_fast_pps) * now.since(before).as_secs_f64();
-            match state.buckets.back_mut() {
-                Some((at, sum)) if *at == second => *sum += packets,
-                _ => state.buckets.push_back((second, packets)),
-            }
+            state.filling.get_or_insert((second, 0.0)).1 += packets;
         }
         state.noted = Some(now);
-        while state
-            .buckets
-            .front()
-            .is_some_and(|(at, _)| *at + longest < second)
-        {
-            state.buckets.pop_front();
-        }
     }
 
     fn judge(&self, observation: &Observation, now: Nanos) -> Decision {
@@ -285,30 +296,6 @@ impl Policy for Kpa {
     }
 }
 
-/// The mean of the `window` seconds that end with second `last`, as Knative's buckets give it. Seconds before the first of
-/// which anything is known do not count, nor do those after the last; one in between of which nothing is known is a zero.
-/// What was before a whole window of nothing is forgotten. [`None`] where the window and one second more are empty.
-fn window_mean(buckets: &VecDeque<(u64, f64)>, window: u64, last: u64) -> Option<f64> {
-    let mut known = buckets.iter().rev().skip_while(|(at, _)| *at > last);
-    let (newest, mut sum) = *known.next()?;
-    let missing = last - newest;
-    if missing >= window {
-        return (missing == window).then_some(0.0);
-    }
-    let mut first = newest;
-    for (at, packets) in known {
-        if first - at >= window {
-            break;
-        }
-        first = *at;
-        if last - at < window {
-            sum += packets;
-        }
-    }
-    let count = (newest - first + 1).min(window - missing);
-    Some((sum / count as f64 * ROUNDING).floor() / ROUNDING)
-}
-
 fn within<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
     is_right: impl Fn(f64) -> bool,
@@ -333,7 +320,11 @@ fn panic_percentage<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
 }
 
 fn panic_threshold<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    within(deserializer, |v| v >= 110.0, "a percentage of 110 or more")
+    within(
+        deserializer,
+        |v| (110.0..=1000.0).contains(&v),
+        "a percentage from 110 to 1000",
+    )
 }
 
 fn rate<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -346,75 +337,5 @@ fn stable_window<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Na
         Ok(span)
     } else {
         Err(serde::de::Error::custom("the stable window must be 6 s to 1 h"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn record(buckets: &mut VecDeque<(u64, f64)>, at: u64, value: f64) {
-        buckets.push_back((at, value));
-    }
-
-    /// What Knative's `bucketing_test.go` states of a window of five seconds. Values of times that have passed cannot come
-    /// here, and neither can a time that is before the last value.
-    #[test]
-    fn windows_are_knatives() {
-        let mut buckets = VecDeque::new();
-        record(&mut buckets, 100, 1.0);
-        assert_eq!(
-            window_mean(&buckets, 5, 100),
-            Some(1.0),
-            "from the first value on"
-        );
-        for at in 1..5 {
-            record(&mut buckets, 100 + at, (at + 1) as f64);
-        }
-        assert_eq!(window_mean(&buckets, 5, 104), Some(3.0));
-        assert_eq!(
-            window_mean(&buckets, 5, 106),
-            Some(4.0),
-            "two seconds without a value"
-        );
-        assert_eq!(window_mean(&buckets, 5, 109), Some(0.0));
-        assert_eq!(
-            window_mean(&buckets, 5, 110),
-            None,
-            "nothing for longer than the window"
-        );
-        record(&mut buckets, 106, 91.0);
-        assert_eq!(
-            window_mean(&buckets, 5, 106),
-            Some((15.0 - 1.0 - 2.0 + 91.0) / 5.0),
-            "a hole is a zero"
-        );
-        record(&mut buckets, 160, 1984.0);
-        assert_eq!(window_mean(&buckets, 5, 160), Some(1984.0), "a fresh beginning");
-        record(&mut buckets, 163, 4.0);
-        assert_eq!(window_mean(&buckets, 5, 163), Some((1984.0 + 4.0) / 4.0));
-        record(&mut buckets, 164, 5.0);
-        assert_eq!(window_mean(&buckets, 5, 164), Some((1984.0 + 4.0 + 5.0) / 5.0));
-
-        let mut holes: VecDeque<_> = (0..5).map(|at| (at, (at + 1) as f64)).collect();
-        assert_eq!(window_mean(&holes, 5, 4), Some(3.0));
-        record(&mut holes, 8, 2.0);
-        assert_eq!(window_mean(&holes, 5, 8), Some(7.0 / 5.0), "5, three zeros, 2");
-
-        // A window of another length at once, over the same values.
-        let six: VecDeque<_> = (0..6).map(|at| (at, (at + 1) as f64)).collect();
-        assert_eq!(window_mean(&six, 5, 5), Some(20.0 / 5.0));
-        let seven: VecDeque<_> = (1..7).map(|at| (at, (at + 1) as f64)).collect();
-        assert_eq!(
-            window_mean(&seven, 10, 6),
-            Some(27.0 / 6.0),
-            "as many as there are"
-        );
-        assert_eq!(window_mean(&seven, 4, 6), Some(22.0 / 4.0));
-
-        for (value, rounded) in [(3.6e-17, 0.0), (12_345.0, 12_345.0), (1.234_567_8, 1.234_567)] {
-            assert_eq!(window_mean(&VecDeque::from([(7, value)]), 5, 7), Some(rounded));
-        }
-        assert_eq!(window_mean(&VecDeque::new(), 5, 7), None);
     }
 }

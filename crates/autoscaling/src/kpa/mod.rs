@@ -7,6 +7,8 @@ mod decider;
 #[cfg(test)]
 mod knative;
 mod live;
+mod window;
 
 pub use decider::{Decider, Reading, Spec, State, Verdict};
 pub use live::Kpa;
+pub use window::Aggregation;

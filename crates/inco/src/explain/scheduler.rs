@@ -189,8 +189,15 @@ impl Case {
         };
         Scheduler::from_name(&self.policy).map_err(|error| Wrong::new("policy", error))?;
         let parameters = Value::Object(self.parameters.clone());
-        let mut scheduler = Scheduler::with_parameters(&self.policy, settings, parameters)
-            .map_err(|error| Wrong::new("parameters", error))?;
+        let mut track = serde_path_to_error::Track::new();
+        let tracked = serde_path_to_error::Deserializer::new(parameters, &mut track);
+        let mut scheduler = Scheduler::with_parameters(&self.policy, settings, tracked).map_err(|error| {
+            let field = match track.path().to_string().as_str() {
+                "." => "parameters".to_owned(),
+                path => format!("parameters.{path}"),
+            };
+            Wrong::new(field, error)
+        })?;
         scheduler.restore(&self.state);
         Ok(scheduler)
     }
@@ -602,7 +609,7 @@ mod tests {
             ),
             (
                 serde_json::json!({"policy": "rss", "parameters": {"x": 1}, "instances": [], "flows": []}),
-                "parameters",
+                "parameters.x",
             ),
         ] {
             let wrong = read(&case.to_string())

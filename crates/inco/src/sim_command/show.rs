@@ -1,9 +1,11 @@
 //! A scenario's result for people and for programs.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use serde::Serialize;
 use serde_json::{Value, json};
-use simulation::{Figure, ScenarioResult, SweepPoint, VariantResult};
+use simulation::{Checked, Decision, Figure, Point, ScenarioResult, SweepPoint, VariantResult};
 
 use crate::table::{Table, short};
 
@@ -97,37 +99,58 @@ pub(super) fn rows(result: &ScenarioResult) -> Vec<Vec<String>> {
     table(result).cells()
 }
 
+/// One variant, as it is written for programs. The series are not copied into values first: an hour with 64 instances has some
+/// hundred thousand figures, and as values they take 40 MB.
+#[derive(Serialize)]
+struct WrittenVariant<'a> {
+    name: &'a str,
+    metrics: &'a BTreeMap<String, Figure>,
+    decisions: &'a [Decision],
+    series: &'a [Point],
+}
+
+#[derive(Serialize)]
+struct WrittenExpectation<'a> {
+    met: bool,
+    what: String,
+    checks: &'a [Checked],
+}
+
+/// Everything, as it is written for programs.
+#[derive(Serialize)]
+pub(super) struct Written<'a> {
+    simulated: bool,
+    scenario: &'a str,
+    about: String,
+    source: &'a str,
+    duration_s: f64,
+    seeds: u64,
+    variants: Vec<WrittenVariant<'a>>,
+    expectation: WrittenExpectation<'a>,
+}
+
 /// Everything, for programs.
-pub(super) fn json(result: &ScenarioResult) -> Value {
-    let variants: Vec<Value> = result
-        .variants
-        .iter()
-        .map(|variant| {
-            json!({
-                "name": variant.name,
-                "metrics": variant.metrics,
-                "decisions": variant.first.decisions,
-                "series": variant.first.series,
-            })
-        })
-        .collect();
-    let checks: Vec<Value> = result
-        .checks
-        .iter()
-        .map(
-            |check| json!({"check": check.check, "left": check.left, "right": check.right, "met": check.met}),
-        )
-        .collect();
-    json!({
-        "simulated": true,
-        "scenario": result.name,
-        "about": one_line(&result.about),
-        "source": result.source,
-        "duration_s": result.duration_s,
-        "seeds": result.seeds,
-        "variants": variants,
-        "expectation": {"met": result.is_met(), "what": one_line(&result.expected), "checks": checks},
-    })
+pub(super) fn json(result: &ScenarioResult) -> Written<'_> {
+    let variants = result.variants.iter().map(|variant| WrittenVariant {
+        name: &variant.name,
+        metrics: &variant.metrics,
+        decisions: &variant.first.decisions,
+        series: &variant.first.series,
+    });
+    Written {
+        simulated: true,
+        scenario: &result.name,
+        about: one_line(&result.about),
+        source: &result.source,
+        duration_s: result.duration_s,
+        seeds: result.seeds,
+        variants: variants.collect(),
+        expectation: WrittenExpectation {
+            met: result.is_met(),
+            what: one_line(&result.expected),
+            checks: &result.checks,
+        },
+    }
 }
 
 /// Variants of both with the same name; where each has only one, these two.
