@@ -1136,6 +1136,7 @@ impl Steering {
         }
         while let Some(step) = self.prover.next(now) {
             match step {
+                Step::Separate => self.outbox.push_back(Outgoing::Message(Message::BarrierRequest)),
                 Step::Write(round) => {
                     self.outbox
                         .push_back(Outgoing::Rule(marker_rule(self.monitor, round)));
