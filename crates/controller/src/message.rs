@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
-use model::{Event, Generation, InstanceId, InstanceState, ServiceId, Slot};
+use model::{Event, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
 use thiserror::Error;
 
 use crate::settings::ServiceSettings;
@@ -87,10 +87,12 @@ pub enum SwitchReply {
         /// Whose.
         slot: Slot,
     },
-    /// The instance leaves packets in its ring and takes none.
+    /// The instance was given packets, and gives nothing back, nor probes.
     Stalled {
         /// Which one.
         slot: Slot,
+        /// For how long nothing has come back.
+        silent: Nanos,
     },
     /// Every worker steers by that table or a later one.
     Acknowledged(Generation),

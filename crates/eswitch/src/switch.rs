@@ -80,6 +80,13 @@ pub enum SwitchEvent {
         /// What it did.
         reason: String,
     },
+    /// The instance was given packets, and gives nothing back, nor probes. Told by switches that do not show how full a ring is.
+    Stalled {
+        /// The instance's place.
+        slot: Slot,
+        /// For how long nothing has come back.
+        silent: Nanos,
+    },
     /// No worker knows the slot any more.
     Removed {
         /// The instance's place.

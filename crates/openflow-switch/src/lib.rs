@@ -20,10 +20,10 @@
 //! cached decision on its own. So each step waits for a proof (a marker frame that follows four changes of its own
 //! rule) that everything written before is in force.
 //!
-//! 1. **Mark**: the bucket's rule sends to its instance as before, and has the switch remember the instance of each connection
-//!    that meets it. When that is in force, the flows known by then get their exact rules, and those come into force.
-//! 2. **Ask**: the bucket's rule looks a connection up: one with a mark stays with the marked instance, any other one is the new
-//!    instance's. Each flow is in one of the two from its first packet on, whatever the datapath has in its cache.
+//! 1. **Mark**: the bucket's rule looks a connection up: one with a mark stays with the marked instance, any other one comes to the old
+//!    instance and gets its mark. When that is in force, the flows known by then get their exact rules, and those come into force.
+//! 2. **Ask**: likewise, but a connection without a mark comes to the new instance and gets that one's mark. Each flow is in one of the two
+//!    from its first packet on, in both directions, whatever the datapath has in its cache and in which order rules change.
 //! 3. **Release**: when all flows of the old instance have exact rules in force, the bucket's rule becomes that of the new
 //!    instance.
 //!

@@ -6,6 +6,9 @@
 //! visited before the change are still old, and the next round may visit the marker before them; so only when the marker
 //! has followed **three** changes, one after the other, has a round that began after the first been completed. One more is
 //! for decisions that were being made while the rules changed and entered the cache after.
+//!
+//! All of that counts from the first change of the marker's rule on, which therefore comes after what it is to prove: there is a barrier
+//! before it, since a switch may carry out what is between two barriers in any order.
 
 use model::Nanos;
 
@@ -17,6 +20,8 @@ const CHANGES: u8 = 4;
 /// What is to be done next for the proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
+    /// Send a barrier: what was written before is to be carried out before what follows.
+    Separate,
     /// Write the marker's rule with this number, and a barrier behind it.
     Write(u8),
     /// Send a marker.
@@ -33,6 +38,7 @@ struct Run {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    ToSeparate,
     ToWrite,
     Written,
     Marking(Nanos),
@@ -92,12 +98,16 @@ impl Prover {
                 self.run.insert(Run {
                     covers,
                     changes_left: CHANGES,
-                    phase: Phase::ToWrite,
+                    phase: Phase::ToSeparate,
                 })
             }
             None => return None,
         };
         match run.phase {
+            Phase::ToSeparate => {
+                run.phase = Phase::ToWrite;
+                Some(Step::Separate)
+            }
             Phase::ToWrite => {
                 self.round = (self.round + 1) % ROUNDS;
                 run.phase = Phase::Written;
@@ -123,7 +133,7 @@ impl Prover {
     /// A marker came back with that number.
     pub(crate) fn marked(&mut self, round: u8) {
         let Some(run) = &mut self.run else { return };
-        if round != self.round || run.phase == Phase::ToWrite {
+        if round != self.round || matches!(run.phase, Phase::ToSeparate | Phase::ToWrite) {
             return;
         }
         run.changes_left -= 1;
@@ -144,6 +154,7 @@ mod tests {
         let mut prover = Prover::new(Nanos(10));
         assert_eq!(prover.next(Nanos(0)), None, "nobody wants to know");
         let epoch = prover.want();
+        assert_eq!(prover.next(Nanos(0)), Some(Step::Separate));
         for _ in 0..CHANGES {
             assert!(!prover.is_proven(epoch));
             let Some(Step::Write(round)) = prover.next(Nanos(0)) else {

@@ -499,10 +499,14 @@ impl Rule {
 pub(crate) enum BucketWay {
     /// Sends to the instance.
     Plain,
-    /// Likewise, and the switch remembers the instance of each connection: its mark, in that of [`ZONES`].
-    Marking(u32, u16),
-    /// What the switch remembers of a connection in that zone decides, else the bucket's rule in [`HANDOVER_TABLE`].
-    Asking(u16),
+    /// What the switch remembers of a connection decides. One of which it remembers nothing comes to the instance, and that is
+    /// remembered from its first packet on.
+    Tracked {
+        /// Where it is remembered: one of [`ZONES`].
+        zone: u16,
+        /// The instance's mark, where the bucket has one.
+        mark: Option<u32>,
+    },
 }
 
 /// What a rule of ours that the switch has says of where things are.
@@ -517,7 +521,8 @@ pub(crate) enum Meaning {
         service: ServiceId,
         bucket: usize,
         is_handover: bool,
-        way: BucketWay,
+        /// Where the switch remembers connections that meet it, in the table that packets meet.
+        zone: Option<u16>,
         to: Option<u32>,
     },
     /// A flow's rule.
@@ -565,22 +570,19 @@ pub(crate) fn meaning(of: &FlowStats) -> Option<Meaning> {
         };
     }
     if kind == cookie(RuleKind::Bucket, 0) {
-        let tracking = actions.iter().find_map(|action| match action {
-            Action::ConnectionTracking(of) => Some(of),
+        let asked = actions.iter().find_map(|action| match action {
+            Action::ConnectionTracking(of) if !of.commit => Some(of.zone),
             _ => None,
         });
-        let zone = |of: &ConnectionTracking| of.zone.checked_sub(FIRST_ZONE).filter(|zone| *zone < ZONES);
-        let way = match tracking {
-            None => BucketWay::Plain,
-            // Which mark it sets is the instance's.
-            Some(of) if of.commit => BucketWay::Marking(0, zone(of)?),
-            Some(of) => BucketWay::Asking(zone(of)?),
+        let zone = match asked {
+            Some(zone) => Some(zone.checked_sub(FIRST_ZONE).filter(|zone| *zone < ZONES)?),
+            None => None,
         };
         return Some(Meaning::Bucket {
             service: ServiceId((value >> 24) as u8 as u16),
             bucket: (value & 0xffff) as usize,
             is_handover: of.table == HANDOVER_TABLE,
-            way,
+            zone,
             to,
         });
     }
@@ -654,26 +656,29 @@ pub(crate) fn bucket_rules(
             actions,
         })
     };
+    let plain = to_instance(of, to, monitor);
+    let (met, unmarked) = match way {
+        BucketWay::Plain => (plain.clone(), plain),
+        BucketWay::Tracked { zone, mark } => {
+            let remember = mark.map(|mark| {
+                let mark = Action::SetField(Field::u32(FieldKind::CT_MARK, mark));
+                track(true, zone, None, vec![mark])
+            });
+            let ask = track(false, zone, Some(HANDOVER_TABLE), Vec::new());
+            (vec![ask], remember.into_iter().chain(plain).collect())
+        }
+    };
     let handover = Rule {
         table: HANDOVER_TABLE,
         priority: bucket_priority(place, of),
         cookie: cookie(RuleKind::Bucket, 1 << 32 | number),
         matches: Match::new(fields),
-        actions: to_instance(of, to, monitor),
+        actions: unmarked,
     };
     let first = Rule {
         table: TABLE,
         cookie: cookie(RuleKind::Bucket, number),
-        actions: match way {
-            BucketWay::Plain => handover.actions.clone(),
-            BucketWay::Marking(mark, zone) => {
-                let mark = Action::SetField(Field::u32(FieldKind::CT_MARK, mark));
-                let mut actions = vec![track(true, zone, None, vec![mark])];
-                actions.extend(handover.actions.iter().cloned());
-                actions
-            }
-            BucketWay::Asking(zone) => vec![track(false, zone, Some(HANDOVER_TABLE), Vec::new())],
-        },
+        actions: met,
         ..handover.clone()
     };
     Some([first, handover])
@@ -934,8 +939,11 @@ mod tests {
             (&plain.matches, &plain.actions),
             (&handover.matches, &handover.actions)
         );
-        let [marking, _] = rules(BucketWay::Marking(7, 5));
-        let (track, rest) = marking.actions.split_first().unwrap();
+        let [asking, handover] = rules(BucketWay::Tracked {
+            zone: 5,
+            mark: Some(7),
+        });
+        let (track, rest) = handover.actions.split_first().unwrap();
         assert_eq!(rest, plain.actions, "packets go where they went");
         let marks = Action::SetField(Field::u32(FieldKind::CT_MARK, 7));
         let tracking = |commit, table, actions| {
@@ -947,7 +955,6 @@ mod tests {
             })
         };
         assert_eq!(*track, tracking(true, None, vec![marks]));
-        let [asking, _] = rules(BucketWay::Asking(5));
         assert_eq!(
             asking.actions,
             [tracking(false, Some(HANDOVER_TABLE), Vec::new())]

@@ -218,8 +218,6 @@ pub struct Figures {
 #[derive(Debug)]
 struct Bucket {
     slot: Option<Slot>,
-    /// The instance that it is to have.
-    next: Option<Slot>,
     /// The zone in which its connections are marked.
     zone: u16,
     phase: BucketPhase,
@@ -357,7 +355,6 @@ impl Steering {
             })
                 .map(|_| Bucket {
                     slot: None,
-                    next: None,
                     zone: 0,
                     phase: BucketPhase::Steady,
                     on_bucket: BTreeSet::new(),
@@ -1015,16 +1012,16 @@ impl Steering {
             return packet_in_rule(&of.rules, service, side).filter(|rule| rule.table == table);
         }
         let state = of.buckets.get(bucket)?;
-        let slot = match table {
-            HANDOVER_TABLE => state.next.or(state.slot),
-            _ => state.slot,
-        };
-        let instance = slot.and_then(|slot| Some((slot, self.instances.get(&slot)?)));
+        let instance = state
+            .slot
+            .and_then(|slot| Some((slot, self.instances.get(&slot)?)));
         let to = instance.map(|(slot, instance)| (slot, instance.ports.as_slice()));
-        let way = match (state.phase, instance) {
-            (BucketPhase::Marking, Some((_, instance))) => BucketWay::Marking(instance.mark, state.zone),
-            (BucketPhase::Asking, _) => BucketWay::Asking(state.zone),
-            (BucketPhase::Steady | BucketPhase::Marking, _) => BucketWay::Plain,
+        let way = match state.phase {
+            BucketPhase::Steady => BucketWay::Plain,
+            BucketPhase::Marking | BucketPhase::Asking => BucketWay::Tracked {
+                zone: state.zone,
+                mark: instance.map(|(_, instance)| instance.mark),
+            },
         };
         let rules = bucket_rules(&of.rules, service, side, bucket, to, way, self.monitor)?;
         rules.into_iter().find(|rule| rule.table == table)
@@ -1136,6 +1133,7 @@ impl Steering {
         }
         while let Some(step) = self.prover.next(now) {
             match step {
+                Step::Separate => self.outbox.push_back(Outgoing::Message(Message::BarrierRequest)),
                 Step::Write(round) => {
                     self.outbox
                         .push_back(Outgoing::Rule(marker_rule(self.monitor, round)));

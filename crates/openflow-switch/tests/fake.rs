@@ -259,6 +259,43 @@ fn assert_none_astray(world: &mut World) {
     );
 }
 
+fn none_astray_while_scaling(faults: Faults, symmetric: bool, seed: u64, scales: &[u16]) {
+    let mut world = World::new(faults, quick(Setup::Proactive), symmetric, seed);
+    world.ready(INSTANCES);
+    traffic_while_scaling(&mut world, seed, symmetric, scales, Nanos::from_millis(120));
+    world.until("buckets have stopped moving", |world| {
+        !world.joined.steering.is_moving()
+    });
+    assert_none_astray(&mut world);
+}
+
+/// The rules of the two come into force one after the other, and in any order. Both ends send from the beginning on.
+#[test]
+fn both_directions_of_a_new_connection_have_one_instance() {
+    for seed in 0..2 {
+        let faults = Faults {
+            reorders: true,
+            ..lagging(1_000, 3_000, 30)
+        };
+        let mut world = World::new(faults, quick(Setup::Proactive), true, seed);
+        world.ready(4);
+        let mut next = 0..;
+        for active in [1, 4] {
+            world.scale(active, 4);
+            for flow in next.by_ref().take(750) {
+                world.send(flow, flow % 2 == 0);
+                world.send(flow, flow % 2 != 0);
+                world.run(Nanos(4 * STEP.0));
+            }
+        }
+        world.until("buckets have stopped moving", |world| {
+            !world.joined.steering.is_moving()
+        });
+        assert!(world.joined.steering.figures().moved_buckets >= 8);
+        assert_none_astray(&mut world);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 4, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default()
@@ -280,11 +317,7 @@ proptest! {
             rule_time: Nanos::from_micros(rule_us),
             ..lagging(round_us, control_us, port_us)
         };
-        let mut world = World::new(faults, quick(Setup::Proactive), symmetric, seed);
-        world.ready(INSTANCES);
-        traffic_while_scaling(&mut world, seed, symmetric, &scales, Nanos::from_millis(120));
-        world.until("buckets have stopped moving", |world| !world.joined.steering.is_moving());
-        assert_none_astray(&mut world);
+        none_astray_while_scaling(faults, symmetric, seed, &scales);
     }
 
     #[test]

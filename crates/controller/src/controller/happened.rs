@@ -226,14 +226,17 @@ impl Controller {
                     self.fail(index, "its data port went down".to_owned());
                 }
             }
-            SwitchReply::Stalled { slot } => {
+            SwitchReply::Stalled { slot, silent } => {
                 if let Some(index) = self.at_slot(*slot)
                     && self.instances[index].port == Port::Up
                     && self.instances[index].container != Container::Paused
                 {
+                    let silent = silent.as_millis();
                     self.fail(
                         index,
-                        "it stalled: it takes nothing out of a ring that is not empty".to_owned(),
+                        format!(
+                            "it stalled: packets and probes went to it, and nothing came back for {silent} ms"
+                        ),
                     );
                 }
             }

@@ -492,6 +492,9 @@ impl ControlLoop {
                     tracing::warn!(%slot, reason, "a port went down");
                     self.replies.push(SwitchReply::PortDown { slot });
                 }
+                SwitchEvent::Stalled { slot, silent } => {
+                    self.replies.push(SwitchReply::Stalled { slot, silent });
+                }
                 SwitchEvent::Removed { slot, outstanding } => {
                     self.pages.remove(slot);
                     self.probes.remove(&slot);

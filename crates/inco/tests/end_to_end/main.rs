@@ -23,6 +23,7 @@ mod failures;
 mod gaps;
 mod monitoring;
 mod openflow;
+mod openflow_host;
 mod openflow_tls;
 mod operations;
 mod page;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use model::{EventKind, InstanceState};
+use rustix::process::Signal;
 
 use crate::support::{Engine, IMAGE, Inco, Ovs, Place, Traffic, assert_clean, changes, eventually, kill};
 
@@ -237,15 +238,10 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
 
 /// What an instance had is lost with it and counted, also what its port had taken since it was last looked at. Its flows go on
 /// elsewhere, and nobody else notices.
-#[test]
-fn an_instance_that_is_killed_leaves_no_packet_uncounted() {
-    if !Engine::Oci.is_here() {
-        return;
-    }
-    let place = Place::alone();
-    let Some(ovs) = Ovs::start() else { return };
+/// An instance fails beside traffic: others have its flows, and what it had is counted. Gives why it failed.
+fn no_packet_is_uncounted(place: &Place, ovs: &Ovs, harm: Signal) -> String {
     let text =
-        configuration(&ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
+        configuration(ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
     let inco = place.run(&text);
     inco.settled(3, 1);
     let traffic = place.traffic(
@@ -266,7 +262,12 @@ rate_per_flow = "100pps"
             .filter(|row| row.live_flows > 0 && row.to_packets > 100);
         serving.next().cloned()
     });
-    kill(victim.pid.unwrap(), rustix::process::Signal::KILL);
+    kill(victim.pid.unwrap(), harm);
+    let why = eventually("it is noticed", Duration::from_secs(10), || {
+        let changes = changes(&inco.events(), victim.id).into_iter();
+        let mut failed = changes.filter(|(_, to, _)| *to == InstanceState::Failed);
+        Some(failed.next()?.2)
+    });
     inco.settled(3, 1);
     let report = traffic.report();
     let counts = &report.counts;
@@ -282,7 +283,30 @@ rate_per_flow = "100pps"
         (counts.offered_packets, counts.missing()),
         "{status:#?}"
     );
-    inco.stop(&place);
+    inco.stop(place);
+    why
+}
+
+#[test]
+fn an_instance_that_is_killed_leaves_no_packet_uncounted() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    no_packet_is_uncounted(&place, &ovs, Signal::KILL);
+}
+
+/// Its ring is not seen: it gives nothing back.
+#[test]
+fn an_instance_that_hangs_is_noticed_and_leaves_no_packet_uncounted() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    let why = no_packet_is_uncounted(&place, &ovs, Signal::STOP);
+    assert!(why.starts_with("it stalled"), "{why}");
 }
 
 /// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and somebody is

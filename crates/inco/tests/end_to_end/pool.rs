@@ -1,11 +1,10 @@
 //! The ports for instances: made before there is traffic, and used again.
 
-use std::process::Command;
 use std::time::Duration;
 
 use model::{EventKind, InstanceState};
 
-use crate::support::{Engine, IMAGE, Ovs, PATIENCE, Place, assert_clean, eventually, kill, text};
+use crate::support::{Engine, Function, IMAGE, Ovs, PATIENCE, Place, assert_clean, eventually, kill, text};
 
 /// As many ports as instances, and none to spare.
 fn configuration(ovs: &Ovs) -> String {
@@ -115,65 +114,6 @@ rate_per_flow = "50pps"
     inco.stop(&place);
     assert_eq!(ovs.bridges(), "", "the bridge is removed");
     assert_eq!(ovs.complaints(), "");
-}
-
-/// A veth pair that stands for a function of a card: one end is its representor, the other goes into containers.
-struct Function {
-    representor: String,
-    interface: String,
-}
-
-impl Function {
-    fn make(number: usize) -> Function {
-        let name = |what: &str| format!("in{what}{number}p{}", std::process::id() % 1_000_000);
-        let (representor, interface) = (name("r"), name("f"));
-        ip(&[
-            "link",
-            "add",
-            &representor,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            &interface,
-        ]);
-        // The kernel's own stack is not to speak on it.
-        let _no_ipv6 = std::fs::write(format!("/proc/sys/net/ipv6/conf/{representor}/disable_ipv6"), "1");
-        ip(&["link", "set", &representor, "up"]);
-        Function {
-            representor,
-            interface,
-        }
-    }
-
-    fn address(&self) -> Option<String> {
-        std::fs::read_to_string(format!("/sys/class/net/{}/address", self.interface)).ok()
-    }
-
-    fn toml(&self, mac: &str) -> String {
-        let Function {
-            representor,
-            interface,
-        } = self;
-        format!("{{ representor = \"{representor}\", interface = \"{interface}\", mac = \"{mac}\" }}")
-    }
-}
-
-impl Drop for Function {
-    fn drop(&mut self) {
-        let _gone = Command::new("ip")
-            .args(["link", "del", &self.representor])
-            .output();
-    }
-}
-
-fn ip(arguments: &[&str]) {
-    let output = Command::new("ip").args(arguments).output().unwrap();
-    assert!(
-        output.status.success(),
-        "ip {arguments:?}: {}",
-        text(&output.stderr)
-    );
 }
 
 fn with_devices(ovs: &Ovs, devices: &[String]) -> String {

@@ -10,6 +10,7 @@
 mod counters;
 mod matches;
 mod offloaded;
+mod silence;
 mod troubles;
 mod worker;
 

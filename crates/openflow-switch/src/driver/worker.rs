@@ -20,6 +20,7 @@ use scheduling::Scheduler;
 
 use super::counters::{Carried, Growing, PortCounters};
 use super::offloaded::OffloadedFlows;
+use super::silence::{Silence, Watch};
 use super::troubles::{Counts, Kind, Troubles};
 use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, instance_port, lock};
 use crate::steering::{Fallback, InstanceTerms, Settings, Setup, Steering};
@@ -116,6 +117,8 @@ struct Attachment {
     before: SlotCounters,
     /// By how many packets more came back than went out, at the last reading.
     excess: u64,
+    /// Whether it still takes packets.
+    watch: Watch,
 }
 
 /// A port of an instance.
@@ -532,6 +535,7 @@ impl Worker {
                 base: is_back.then(Base::default),
                 before: before.unwrap_or_default(),
                 excess: 0,
+                watch: Watch::default(),
             },
         );
         if self.steering.is_failing(slot) {
@@ -896,6 +900,10 @@ impl Worker {
             slot.lost += (slot.to_packets + slot.originated).saturating_sub(gone);
         }
         drop(shared);
+        // Functions have to connect again.
+        for attachment in self.attachments.values_mut() {
+            attachment.watch = Watch::default();
+        }
         self.miss(DropReason::Shutdown, now);
     }
 
@@ -957,6 +965,7 @@ impl Worker {
     fn count_instances(&mut self, now: Nanos) {
         let mut attached = Vec::new();
         let mut probes = Vec::new();
+        let mut stalled = Vec::new();
         let shared = Arc::clone(&self.shared);
         let mut shared = lock(&shared);
         let counters = &mut shared.reading.counters;
@@ -1022,6 +1031,24 @@ impl Worker {
                 attached.push(*slot);
             }
             let Some(base) = attachment.base else { continue };
+            let state = self.plan.slot(*slot).map(|row| row.state);
+            let serves = matches!(state, Some(InstanceState::Active | InstanceState::Draining))
+                && attachment.phase == Phase::Up
+                && !attachment.failed;
+            // Who does not give probes back cannot be asked.
+            let may_be_silent = !serves || totals.probes_back == 0;
+            let given = totals.sent_packets + totals.dropped;
+            match (attachment.watch).look(given, totals.received_packets, may_be_silent, now) {
+                Silence::None => {}
+                Silence::Ask => {
+                    if let Some(port) = attachment.ports.first_mut() {
+                        port.probes += 1;
+                        attachment.probed = now;
+                        probes.push((*slot, 0));
+                    }
+                }
+                Silence::Stalled(silent) => stalled.push((*slot, silent)),
+            }
             let service = self.plan.services.iter().find(|of| of.id == attachment.service);
             // A probe may be in the port's counter of what came back before it is here.
             let under_way = totals.probes.saturating_sub(totals.probes_back);
@@ -1070,6 +1097,9 @@ impl Worker {
         drop(shared);
         for (slot, number) in probes {
             self.steering.probe(slot, number);
+        }
+        for (slot, silent) in stalled {
+            self.tell(SwitchEvent::Stalled { slot, silent });
         }
         for slot in attached {
             self.tell(SwitchEvent::Attached {

@@ -3,7 +3,7 @@
 //! Flows that began while nobody steered have no rules of their own, and nothing is known of them: they are on their buckets, which
 //! therefore stay where they are until such flows have shown themselves or ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use model::{Nanos, ServiceId, Slot};
 use openflow::FlowStats;
@@ -11,7 +11,7 @@ use openflow::FlowStats;
 use super::moves::BucketPhase;
 use super::{Instance, InstanceTerms, Steering};
 use crate::flows::{Flow, FlowId, FlowRule, RuleState};
-use crate::rules::{BucketWay, Meaning, ZONES, fallback_number, meaning};
+use crate::rules::{Meaning, ZONES, fallback_number, meaning};
 
 /// What an earlier run may have left in the switch.
 #[derive(Clone, Debug)]
@@ -66,13 +66,13 @@ impl Steering {
             let slot = slot_of.get(&port).copied();
             slot.filter(|slot| steering.instances.contains_key(slot))
         };
-        let mut asking = Vec::new();
-        let mut zones = 0;
+        let mut asking = BTreeSet::new();
+        let mut unmarked = BTreeMap::new();
         for (_, meaning) in meanings() {
             let Meaning::Bucket {
                 service,
                 bucket,
-                way,
+                zone,
                 to,
                 is_handover,
             } = meaning
@@ -88,33 +88,29 @@ impl Steering {
                 continue;
             };
             of.unknown_until = unknown_until;
-            match way {
+            match zone {
+                _ if is_handover => drop(unmarked.insert((index, bucket), slot)),
                 // Which instance the bucket has is in the other table.
-                BucketWay::Asking(zone) => {
+                Some(zone) => {
                     of.zone = zone;
-                    asking.push((index, bucket));
+                    asking.insert((index, bucket));
                 }
-                BucketWay::Plain | BucketWay::Marking(..) if is_handover => of.next = slot,
-                BucketWay::Plain | BucketWay::Marking(..) => of.slot = slot,
+                None => of.slot = slot,
             }
         }
-        let places = self.services.iter().enumerate();
-        let places = places.flat_map(|(index, of)| (0..of.buckets.len()).map(move |bucket| (index, bucket)));
-        for place in places.collect::<Vec<_>>() {
-            let is_asking = asking.contains(&place);
-            if let Some(of) = self.bucket_mut(place) {
-                let next = of.next.take();
-                if is_asking && next.is_some() {
-                    // Flows that are marked stay with the instance that they are marked for.
-                    of.slot = next;
-                    of.phase = BucketPhase::Asking;
-                    zones = zones.max(of.zone + 1);
-                }
-            }
-        }
+        let mut zones = 0;
+        // On one side it may have been written already who has new connections, and not on the other: each of them has a mark.
+        asking.retain(|place| {
+            let slot = unmarked.get(place).copied().flatten();
+            let Some(of) = self.bucket_mut(*place).filter(|_| slot.is_some()) else {
+                return false;
+            };
+            of.slot = slot;
+            of.phase = BucketPhase::Asking;
+            zones = zones.max(of.zone + 1);
+            true
+        });
         self.next_zone = zones % ZONES;
-        asking.sort_unstable();
-        asking.dedup();
         self.go_on_asking(&asking, now);
         for (rule, meaning) in meanings() {
             if let Meaning::Pin {

@@ -1,5 +1,7 @@
 //! Giving buckets to other instances, step by step; the crate's documentation says why each is needed.
 
+use std::collections::BTreeSet;
+
 use model::{Nanos, Slot};
 
 use super::{Outgoing, Steering};
@@ -14,9 +16,9 @@ const WAITING_MOVES: usize = 8;
 pub(super) enum BucketPhase {
     /// Its rule sends to its instance.
     Steady,
-    /// Likewise, and the switch remembers which connections are that instance's.
+    /// The switch remembers the instance of each connection that meets it: it is still the old one.
     Marking,
-    /// Its rule sends those connections to their instance, and others to its own.
+    /// Likewise, and connections of which it remembers nothing are the new one's.
     Asking,
 }
 
@@ -72,8 +74,6 @@ impl Steering {
             let zone = self.next_zone;
             self.next_zone = (zone + 1) % ZONES;
             if let Some(bucket) = self.bucket_mut(target.place()) {
-                // Nobody is sent there yet: when somebody is, it has long been in force.
-                bucket.next = Some(target.to);
                 bucket.zone = zone;
             }
             // An earlier inco, or an earlier move, may have left marks there.
@@ -85,7 +85,7 @@ impl Steering {
 
     /// Goes on where an earlier run was with these buckets: the switch asks for their connections, and sends others to where they
     /// are by now. Of the flows that are not theirs none is known yet.
-    pub(super) fn go_on_asking(&mut self, places: &[(usize, usize)], now: Nanos) {
+    pub(super) fn go_on_asking(&mut self, places: &BTreeSet<(usize, usize)>, now: Nanos) {
         let target = |(service, bucket): &(usize, usize)| {
             let to = self.bucket((*service, *bucket))?.slot?;
             Some(Target {
@@ -218,7 +218,6 @@ impl Steering {
     fn settle(&mut self, target: &Target, slot: Slot) {
         if let Some(bucket) = self.bucket_mut(target.place()) {
             bucket.slot = Some(slot);
-            bucket.next = None;
         }
     }
 

@@ -5,17 +5,44 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::{PATIENCE, available, eventually, kill, mounts_under};
+use super::{PATIENCE, available, eventually, free_port, kill, mounts_under};
 
 /// `dockerd` with everything in one directory. It removes what it has and ends when it is dropped.
 pub(crate) struct PrivateDockerd {
     directory: PathBuf,
     daemon: Option<Child>,
+    remote: Option<Remote>,
+}
+
+/// How one is reached that is only reached over TLS, as from another machine.
+struct Remote {
+    port: u16,
+    /// The keys of the daemon, and those of who asks it.
+    server: PathBuf,
+    client: PathBuf,
 }
 
 impl PrivateDockerd {
     /// Starts one; `None`, said or failed, where there is no `dockerd`.
     pub(crate) fn start(directory: &Path) -> Option<PrivateDockerd> {
+        PrivateDockerd::start_as(directory, None)
+    }
+
+    /// The same, which listens at an address of this machine alone, for those with keys of its authority.
+    pub(crate) fn start_over_tls(
+        directory: &Path,
+        server: PathBuf,
+        client: PathBuf,
+    ) -> Option<PrivateDockerd> {
+        let remote = Remote {
+            port: free_port(),
+            server,
+            client,
+        };
+        PrivateDockerd::start_as(directory, Some(remote))
+    }
+
+    fn start_as(directory: &Path, remote: Option<Remote>) -> Option<PrivateDockerd> {
         let is_there = Command::new("dockerd").arg("--version").output().is_ok();
         if !available("docker", (!is_there).then(|| "there is no dockerd".to_owned())) {
             return None;
@@ -24,6 +51,7 @@ impl PrivateDockerd {
         let mut dockerd = PrivateDockerd {
             directory: directory.to_owned(),
             daemon: None,
+            remote,
         };
         dockerd.go_on();
         Some(dockerd)
@@ -31,7 +59,10 @@ impl PrivateDockerd {
 
     /// For `host` in a configuration.
     pub(crate) fn host(&self) -> String {
-        format!("unix://{}", self.directory.join("docker.sock").display())
+        match &self.remote {
+            Some(remote) => format!("tcp://127.0.0.1:{}", remote.port),
+            None => format!("unix://{}", self.directory.join("docker.sock").display()),
+        }
     }
 
     /// Ends the daemon; its containers go on.
@@ -61,6 +92,7 @@ impl PrivateDockerd {
                 path("exec-root", "exec"),
                 path("pidfile", "pid"),
             ])
+            .args(self.remote.iter().flat_map(|remote| tls(&remote.server)))
             .arg(format!("--host={}", self.host()))
             .stdin(Stdio::null())
             .stdout(Stdio::from(log.try_clone().unwrap()))
@@ -77,25 +109,37 @@ impl PrivateDockerd {
     }
 
     fn docker(&self, arguments: &[&str]) -> bool {
+        self.output(arguments).is_some()
+    }
+
+    /// What `docker` says of it; [`None`] where it fails.
+    pub(crate) fn output(&self, arguments: &[&str]) -> Option<String> {
         let asked = Command::new("docker")
             .args(["--host", &self.host()])
+            .args(self.remote.iter().flat_map(|remote| tls(&remote.client)))
             .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
-        asked.is_ok_and(|status| status.success())
+            .output()
+            .ok()?;
+        asked.status.success().then(|| super::text(&asked.stdout))
     }
+}
+
+/// Options by which `docker` and `dockerd` show the keys of a directory, and want to see some of their authority.
+fn tls(keys: &Path) -> [String; 4] {
+    let option = |name: &str, file: &str| format!("--{name}={}", keys.join(file).display());
+    [
+        "--tlsverify".to_owned(),
+        option("tlscacert", "ca.pem"),
+        option("tlscert", "cert.pem"),
+        option("tlskey", "key.pem"),
+    ]
 }
 
 impl Drop for PrivateDockerd {
     fn drop(&mut self) {
         if let Some(mut daemon) = self.daemon.take() {
             // Where the test failed there may be some; otherwise there is nothing to remove.
-            let listed = Command::new("docker")
-                .args(["--host", &self.host(), "ps", "-aq"])
-                .output();
-            if let Ok(listed) = listed {
-                let ids = super::text(&listed.stdout);
+            if let Some(ids) = self.output(&["ps", "-aq"]) {
                 let ids: Vec<&str> = ids.split_whitespace().collect();
                 if !ids.is_empty() {
                     let mut all = vec!["rm", "-f"];

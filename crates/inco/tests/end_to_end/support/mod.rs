@@ -1,6 +1,7 @@
 //! A running inco, the traffic against it, and what must not be left of it.
 
 mod dockerd;
+mod function;
 mod keys;
 mod leftovers;
 mod namespace;
@@ -18,6 +19,7 @@ use model::{Event, EventKind, InstanceId, InstanceState};
 use traffic::Report;
 
 pub(crate) use dockerd::PrivateDockerd;
+pub(crate) use function::{FileFunction, Function};
 pub(crate) use keys::{Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
