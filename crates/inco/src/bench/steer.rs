@@ -51,6 +51,9 @@ struct Row {
     ovs_mpps: Option<f64>,
     ratio_to_limit: f64,
     ratio_to_ovs: Option<f64>,
+    /// To the first of those that are measured in turn with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_first: Option<f64>,
 }
 
 /// What is measured in one comparison.
@@ -69,6 +72,30 @@ struct Case {
 }
 
 impl Case {
+    /// Whether OVS takes part.
+    fn has_room_in_ovs(self) -> bool {
+        self.with_ovs && self.flows as usize <= ovs::FRAMES_LIMIT
+    }
+
+    /// Writes a measurement down.
+    fn note(self, raw: &mut Raw, round: &str, who: &dyn Contestant, tuning: &str, measured: Measured) {
+        raw.row(&[
+            self.flows.to_string(),
+            self.size.to_string(),
+            self.ip.name().to_owned(),
+            self.instances.to_string(),
+            self.workers.to_string(),
+            self.port.name().to_owned(),
+            round.to_owned(),
+            who.name().to_owned(),
+            tuning.to_owned(),
+            measured.packets.to_string(),
+            format!("{:.6}", measured.seconds),
+            format!("{:.4}", measured.mpps()),
+            who.commands().join(" && "),
+        ]);
+    }
+
     /// The flows that come to that worker: as a card deals them that was told to, or any.
     fn flows_of(self, worker: usize) -> impl Iterator<Item = u32> + Clone {
         let hasher = FlowHasher::new([0; 4]).owning(self.ownership);
@@ -82,29 +109,36 @@ impl Case {
     }
 }
 
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (flows, instances) = (grouped(self.flows.into()), self.instances);
+        let (size, ip, port) = (self.size, self.ip.name(), self.port.name());
+        write!(
+            f,
+            "{flows} flows, {size} B, {ip}, {instances} instances on {port}"
+        )?;
+        f.write_str(match (self.workers, self.ownership) {
+            (1, _) => "",
+            (_, Ownership::Card) => ", two workers",
+            (_, Ownership::Keyed) => ", two workers, half of the packets cross",
+        })
+    }
+}
+
 /// Runs the bench.
 pub(super) fn run(args: &SteerArgs) -> Result<()> {
     let mut raw = None;
     let mut rows = Vec::new();
     let mut hash_rows = Vec::new();
     let with_ovs = !args.no_ovs && ovs::is_there();
-    for case in cases(args, with_ovs) {
-        output::complain(&format!(
-            "{} flows, {} B, {}, {} instances on {}{} ...",
-            grouped(case.flows.into()),
-            case.size,
-            case.ip.name(),
-            case.instances,
-            case.port.name(),
-            match (case.workers, case.ownership) {
-                (1, _) => "",
-                (_, Ownership::Card) => ", two workers",
-                (_, Ownership::Keyed) => ", two workers, half of the packets cross",
-            }
-        ));
-        let (row, hash) = compare(args, case, &mut raw)?;
-        rows.push(row);
-        hash_rows.push(hash);
+    for cases in cases(args, with_ovs) {
+        for case in &cases {
+            output::complain(&format!("{case} ..."));
+        }
+        for (row, hash) in compare(args, &cases, &mut raw)? {
+            rows.push(row);
+            hash_rows.push(hash);
+        }
         // Long before the last case somebody may have seen enough.
         if let Some(raw) = &raw {
             raw.write(&args.csv)?;
@@ -126,6 +160,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
         ">ovs hash",
         ">÷ limit",
         ">÷ ovs",
+        ">÷ first",
     ];
     let mut table = Table::new(&headings);
     for (row, hash) in rows.iter().zip(hash_rows) {
@@ -148,16 +183,18 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
             optional(hash, 2),
             format!("{:.2}", row.ratio_to_limit),
             optional(row.ratio_to_ovs, 1),
+            optional(row.ratio_to_first, 2),
         ]);
     }
     output::text(&table.text())?;
     output::line(format!(
-        "Mpps per core; the limit is testpmd without a look-up. Every measurement: {}",
+        "Mpps per core; the limit is testpmd without a look-up; ÷ first: to the first of rows measured in turn. Every measurement: {}",
         args.csv.display()
     ))
 }
 
-fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
+/// What is compared; those of one list are measured in turn.
+fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
     let plain = |flows| Case {
         flows,
         size: 64,
@@ -169,30 +206,33 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Case> {
         port: args.port,
         with_ovs,
     };
-    let mut cases: Vec<Case> = args.flows.iter().map(|&flows| plain(flows)).collect();
+    let mut cases: Vec<Vec<Case>> = args.flows.iter().map(|&flows| vec![plain(flows)]).collect();
     if args.full {
         let more = Case {
             with_ovs: false,
             ..plain(10_000)
         };
-        cases.extend([512, 1500].map(|size| Case { size, ..more }));
-        cases.push(Case { ip: Ip::V6, ..more });
-        cases.extend([Ownership::Card, Ownership::Keyed].map(|ownership| Case {
+        cases.extend([512, 1500].map(|size| vec![Case { size, ..more }]));
+        cases.push(vec![Case { ip: Ip::V6, ..more }]);
+        let two = [Ownership::Card, Ownership::Keyed].map(|ownership| Case {
             workers: 2,
             ownership,
             ..more
-        }));
-        cases.extend([4, 16, 64, 256].map(|instances| Case {
+        });
+        cases.push([more].into_iter().chain(two).collect());
+        let on_null = [4, 16, 64, 256].map(|instances| Case {
             instances,
             port: SinkPort::Null,
             ..more
-        }));
-        cases.extend([TAKING, 64].map(|instances| Case {
+        });
+        cases.push(on_null.to_vec());
+        let on_memif = [TAKING, 64].map(|instances| Case {
             instances,
             idle: instances - TAKING,
             port: SinkPort::Memif,
             ..more
-        }));
+        });
+        cases.push(on_memif.to_vec());
     }
     cases
 }
@@ -223,19 +263,16 @@ fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
         .to_vec())
 }
 
-fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, Option<f64>)> {
+/// Measures these cases in turn, a round of each after the other; gives their rows, and what OVS does with a hash.
+fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Vec<(Row, Option<f64>)>> {
     let folder = Folder::new()?;
-    let (control, cpu) = cpus()?;
-    let worker_cpus = worker_cpus(case.workers)?;
-    let with_ovs = case.with_ovs && case.flows as usize <= ovs::FRAMES_LIMIT;
-    let captures = captures(&folder.path, case.workers);
-    let mut frames = 0;
-    for (worker, capture) in captures.iter().enumerate() {
-        let flows = case.flows_of(worker);
-        frames = flows.clone().count().max(frames);
-        write_capture(capture, case.ip, flows, case.size)?;
-    }
-    let memory = Memory::reserve(2, case.flows as usize, with_ovs);
+    let frames = cases.iter().map(|case| case.flows as usize).max().unwrap_or(0);
+    // The limit and inco for each.
+    let memory = Memory::reserve(
+        2 * cases.len(),
+        frames,
+        cases.iter().any(|case| case.has_room_in_ovs()),
+    );
     let columns = [
         "flows",
         "size",
@@ -252,132 +289,200 @@ fn compare(args: &SteerArgs, case: Case, raw: &mut Option<Raw>) -> Result<(Row, 
         "command",
     ];
     let raw = raw.get_or_insert_with(|| Raw::new(&facts(memory.is_huge()), &columns));
-    let mut note = |round: &str, who: &dyn Contestant, tuning: &str, measured: Measured| {
-        raw.row(&[
-            case.flows.to_string(),
-            case.size.to_string(),
-            case.ip.name().to_owned(),
-            case.instances.to_string(),
-            case.workers.to_string(),
-            case.port.name().to_owned(),
-            round.to_owned(),
-            who.name().to_owned(),
-            tuning.to_owned(),
-            measured.packets.to_string(),
-            format!("{:.6}", measured.seconds),
-            format!("{:.4}", measured.mpps()),
-            who.commands().join(" && "),
-        ]);
-    };
-    let (mut limit, tuning) = best_limit(&captures, case, &memory, (control, &worker_cpus), &mut note)?;
-    let sinks = match case.port {
-        SinkPort::Memif => Some(MemifSinks::start(&folder.path, case.instances, control)?),
-        SinkPort::NetNull | SinkPort::Null => None,
-    };
-    let mut steering = Steering::start(&Spec {
-        way: Way::Sinks {
-            captures: captures.clone(),
-            frames,
-            port: case.port,
-            huge: memory.is_huge(),
-        },
-        instances: case.instances,
-        active: case.instances - case.idle,
-        sockets: sinks
-            .as_ref()
-            .map(|sinks| sinks.sockets.clone())
-            .unwrap_or_default(),
-        cpus: worker_cpus,
-        control_cpu: control,
-        table_flows: case.flows as usize + SPARE_FLOWS,
-        return_counters: false,
-        is_dealt: case.ownership == Ownership::Card,
-    })?;
-    suspend(&steering)?;
-    let mut ovs = None;
-    if let Some(capture) = captures.first().filter(|_| with_ovs) {
-        let flows = (case.ip, case.flows);
-        let started = Ovs::start(
-            &folder.path.join("ovs"),
-            capture,
-            flows,
-            case.instances.into(),
+    let mut bouts = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        bouts.push(Bout::start(
+            *case,
+            &folder.path.join(number.to_string()),
             &memory,
-            (control, cpu),
-        )
-        .and_then(|mut ovs| {
-            let warm_up = Duration::from_secs_f64(f64::from(case.flows) / OVS_SET_UPS).min(OVS_WARM_UP);
-            measure(&mut ovs, warm_up, TRIAL)?;
-            Ok(ovs)
-        });
-        match started {
-            Ok(started) => ovs = Some(started),
-            // What the others do is worth knowing without it.
-            Err(error) => {
-                output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
-            }
-        }
+            raw,
+        )?);
     }
-    let has_ovs = ovs.is_some();
-    let text = format!("burst {} cache {}", tuning.burst, tuning.cache);
-    let mut rounds = Vec::new();
     for round in 1..=args.rounds {
-        let round = round.to_string();
-        let io = measure(&mut limit, Duration::ZERO, WINDOW)?;
-        note(&round, &limit, &text, io);
-        let ours = measure(&mut steering, Duration::ZERO, WINDOW)?;
-        note(&round, &steering, "", ours);
-        let theirs = match &mut ovs {
-            Some(ovs) => {
-                let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
-                note(&round, ovs, "", theirs);
-                Some(theirs.mpps())
-            }
-            None => None,
-        };
-        rounds.push((ours.mpps(), io.mpps(), theirs));
-    }
-    steering_is_right(&mut steering, case)?;
-    let mut hash = None;
-    if let Some(ovs) = ovs.as_mut().filter(|_| !args.json) {
-        // Its control side must run to take the group.
-        resume(ovs)?;
-        ovs.select_by_hash(case.instances.into())?;
-        let mut rates = Vec::new();
-        for round in 1..=args.rounds {
-            let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
-            note(&round.to_string(), ovs, "", theirs);
-            rates.push(theirs.mpps());
+        for bout in &mut bouts {
+            bout.round(&round.to_string(), raw)?;
         }
-        hash = Some(median(rates));
     }
-    let theirs = || rounds.iter().filter_map(|r| r.2);
-    let some = |value: f64| has_ovs.then_some(value);
-    let row = Row {
-        flows: case.flows,
-        size: case.size,
-        ip: case.ip.name(),
-        instances: case.instances,
-        workers: case.workers,
-        crossing: case.workers > 1 && case.ownership == Ownership::Keyed,
-        port: case.port.name(),
-        mpps: median(rounds.iter().map(|r| r.0)),
-        io_limit_mpps: median(rounds.iter().map(|r| r.1)),
-        ovs_mpps: some(median(theirs())),
-        ratio_to_limit: median(rounds.iter().map(|r| r.0 / r.1)),
-        ratio_to_ovs: some(median(rounds.iter().filter_map(|r| Some(r.0 / r.2?)))),
+    let first: Vec<f64> = match bouts.as_slice() {
+        [first, _, ..] => first.rounds.iter().map(|round| round.ours).collect(),
+        _ => Vec::new(),
     };
-    Ok((row, hash))
+    let mut rows = Vec::new();
+    for mut bout in bouts {
+        bout.steering_is_right()?;
+        let hash = match args.json {
+            true => None,
+            false => bout.hash(args.rounds, raw)?,
+        };
+        rows.push((bout.row(&first), hash));
+    }
+    Ok(rows)
 }
 
-fn steering_is_right(steering: &mut Steering, case: Case) -> Result<()> {
-    resume(steering)?;
-    // Of several workers one that has no CPU of its own cannot take all that the others hand to it, nor can the thread that
-    // empties memif ports. What is dropped then is not in the rate.
-    let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
-    let checked = steering.check(case.flows.into(), may_be_dropped);
-    suspend(steering)?;
-    checked
+/// The rates of a round, in millions of packets per second.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    ours: f64,
+    limit: f64,
+    ovs: Option<f64>,
+}
+
+/// The contestants of a case. All are stopped but the one that is measured.
+struct Bout {
+    case: Case,
+    limit: Testpmd,
+    tuning: Tuning,
+    steering: Steering,
+    ovs: Option<Ovs>,
+    rounds: Vec<Round>,
+    /// What inco gives to memif instances goes there.
+    _sinks: Option<MemifSinks>,
+}
+
+impl Bout {
+    fn start(case: Case, folder: &Path, memory: &Memory, raw: &mut Raw) -> Result<Bout> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let (control, cpu) = cpus()?;
+        let worker_cpus = worker_cpus(case.workers)?;
+        let captures = captures(folder, case.workers);
+        let mut frames = 0;
+        for (worker, capture) in captures.iter().enumerate() {
+            let flows = case.flows_of(worker);
+            frames = flows.clone().count().max(frames);
+            write_capture(capture, case.ip, flows, case.size)?;
+        }
+        let (limit, tuning) = best_limit(&captures, case, memory, (control, &worker_cpus), raw)?;
+        let sinks = match case.port {
+            SinkPort::Memif => Some(MemifSinks::start(folder, case.instances, control)?),
+            SinkPort::NetNull | SinkPort::Null => None,
+        };
+        let steering = Steering::start(&Spec {
+            way: Way::Sinks {
+                captures: captures.clone(),
+                frames,
+                port: case.port,
+                huge: memory.is_huge(),
+            },
+            instances: case.instances,
+            active: case.instances - case.idle,
+            sockets: sinks
+                .as_ref()
+                .map(|sinks| sinks.sockets.clone())
+                .unwrap_or_default(),
+            cpus: worker_cpus,
+            control_cpu: control,
+            table_flows: case.flows as usize + SPARE_FLOWS,
+            return_counters: false,
+            is_dealt: case.ownership == Ownership::Card,
+        })?;
+        suspend(&steering)?;
+        let mut ovs = None;
+        if let Some(capture) = captures.first().filter(|_| case.has_room_in_ovs()) {
+            let flows = (case.ip, case.flows);
+            let started = Ovs::start(
+                &folder.join("ovs"),
+                capture,
+                flows,
+                case.instances.into(),
+                memory,
+                (control, cpu),
+            )
+            .and_then(|mut ovs| {
+                let warm_up = Duration::from_secs_f64(f64::from(case.flows) / OVS_SET_UPS).min(OVS_WARM_UP);
+                measure(&mut ovs, warm_up, TRIAL)?;
+                Ok(ovs)
+            });
+            match started {
+                Ok(started) => ovs = Some(started),
+                // What the others do is worth knowing without it.
+                Err(error) => {
+                    output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
+                }
+            }
+        }
+        Ok(Bout {
+            case,
+            limit,
+            tuning,
+            steering,
+            ovs,
+            rounds: Vec::new(),
+            _sinks: sinks,
+        })
+    }
+
+    /// Measures each contestant once.
+    fn round(&mut self, round: &str, raw: &mut Raw) -> Result<()> {
+        let case = self.case;
+        let text = format!("burst {} cache {}", self.tuning.burst, self.tuning.cache);
+        let limit = measure(&mut self.limit, Duration::ZERO, WINDOW)?;
+        case.note(raw, round, &self.limit, &text, limit);
+        let ours = measure(&mut self.steering, Duration::ZERO, WINDOW)?;
+        case.note(raw, round, &self.steering, "", ours);
+        let mut theirs = None;
+        if let Some(ovs) = &mut self.ovs {
+            let measured = measure(ovs, Duration::ZERO, WINDOW)?;
+            case.note(raw, round, ovs, "", measured);
+            theirs = Some(measured.mpps());
+        }
+        self.rounds.push(Round {
+            ours: ours.mpps(),
+            limit: limit.mpps(),
+            ovs: theirs,
+        });
+        Ok(())
+    }
+
+    /// Checks that the packets went where they should.
+    fn steering_is_right(&mut self) -> Result<()> {
+        let case = self.case;
+        resume(&self.steering)?;
+        // Of several workers one that has no CPU of its own cannot take all that the others hand to it, nor can the thread that
+        // empties memif ports. What is dropped then is not in the rate.
+        let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
+        let checked = self.steering.check(case.flows.into(), may_be_dropped);
+        suspend(&self.steering)?;
+        checked
+    }
+
+    /// What OVS, where it takes part, does with a group that selects by hash.
+    fn hash(&mut self, rounds: u32, raw: &mut Raw) -> Result<Option<f64>> {
+        let Some(ovs) = &mut self.ovs else {
+            return Ok(None);
+        };
+        // Its control side must run to take the group.
+        resume(ovs)?;
+        ovs.select_by_hash(self.case.instances.into())?;
+        let mut rates = Vec::new();
+        for round in 1..=rounds {
+            let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
+            self.case.note(raw, &round.to_string(), ovs, "", theirs);
+            rates.push(theirs.mpps());
+        }
+        Ok(Some(median(rates)))
+    }
+
+    /// What came out; `first` has our rates in the rounds of the case that the others are compared with, if there are others.
+    fn row(&self, first: &[f64]) -> Row {
+        let (case, rounds) = (self.case, || self.rounds.iter());
+        let some = |value: f64| self.ovs.is_some().then_some(value);
+        Row {
+            flows: case.flows,
+            size: case.size,
+            ip: case.ip.name(),
+            instances: case.instances,
+            workers: case.workers,
+            crossing: case.workers > 1 && case.ownership == Ownership::Keyed,
+            port: case.port.name(),
+            mpps: median(rounds().map(|r| r.ours)),
+            io_limit_mpps: median(rounds().map(|r| r.limit)),
+            ovs_mpps: some(median(rounds().filter_map(|r| r.ovs))),
+            ratio_to_limit: median(rounds().map(|r| r.ours / r.limit)),
+            ratio_to_ovs: some(median(rounds().filter_map(|r| Some(r.ours / r.ovs?)))),
+            ratio_to_first: (!first.is_empty())
+                .then(|| median(rounds().zip(first).map(|(round, first)| round.ours / first))),
+        }
+    }
 }
 
 /// The limit with the burst and the cache that are best for it here.
@@ -386,7 +491,7 @@ fn best_limit(
     case: Case,
     memory: &Memory,
     cpus: (usize, &[usize]),
-    note: &mut impl FnMut(&str, &dyn Contestant, &str, Measured),
+    raw: &mut Raw,
 ) -> Result<(Testpmd, Tuning)> {
     let frames = case.flows as usize;
     let captures: Vec<&Path> = captures.iter().map(PathBuf::as_path).collect();
@@ -405,7 +510,13 @@ fn best_limit(
             limit.set_burst(burst)?;
             let tuning = Tuning { burst, cache };
             let tried = measure(&mut limit, Duration::ZERO, TRIAL)?;
-            note("trial", &limit, &format!("burst {burst} cache {cache}"), tried);
+            case.note(
+                raw,
+                "trial",
+                &limit,
+                &format!("burst {burst} cache {cache}"),
+                tried,
+            );
             resume(&limit)?;
             if best.is_none_or(|(mpps, _)| tried.mpps() > mpps) {
                 best = Some((tried.mpps(), tuning));
