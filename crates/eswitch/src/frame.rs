@@ -205,18 +205,18 @@ impl FrameMemory for HeapMemory {
     fn register_thread() {}
 
     fn take(&mut self) -> Option<HeapFrame> {
-        if let Some(frame) = self.cache.pop() {
-            return Some(frame);
+        if self.cache.is_empty() {
+            while self.cache.len() < CACHE_FRAMES {
+                let Some(frame) = self.shared.pop() else { break };
+                self.cache.push(frame);
+            }
         }
-        while self.cache.len() < CACHE_FRAMES {
-            let Some(frame) = self.shared.pop() else { break };
-            self.cache.push(frame);
-        }
-        self.cache.pop()
+        let mut frame = self.cache.pop()?;
+        frame.len = 0;
+        Some(frame)
     }
 
-    fn give(&mut self, mut frame: HeapFrame) {
-        frame.len = 0;
+    fn give(&mut self, frame: HeapFrame) {
         if self.cache.len() == 2 * CACHE_FRAMES {
             for spare in self.cache.drain(CACHE_FRAMES..) {
                 // The list has room for every frame of the pool, so this cannot fail.
@@ -224,6 +224,16 @@ impl FrameMemory for HeapMemory {
             }
         }
         self.cache.push(frame);
+    }
+
+    fn give_all(&mut self, frames: &mut Vec<HeapFrame>) {
+        if self.cache.len() + frames.len() <= 2 * CACHE_FRAMES {
+            self.cache.append(frames);
+            return;
+        }
+        for frame in frames.drain(..) {
+            self.give(frame);
+        }
     }
 
     fn frame_limit(&self) -> usize {

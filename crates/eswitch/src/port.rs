@@ -57,6 +57,15 @@ pub struct Received {
     pub too_large: u64,
 }
 
+impl AddAssign for Received {
+    fn add_assign(&mut self, other: Received) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.bad += other.bad;
+        self.too_large += other.too_large;
+    }
+}
+
 /// How full a port's rings are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
@@ -156,6 +165,27 @@ impl<M: FrameMemory> Port<M> {
                     port.send_staged(memory);
                 }
             }
+        }
+    }
+
+    /// Puts frames into the port as [`Port::send`] does, and leaves the list empty.
+    pub fn put_all(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) {
+        match self {
+            Port::Memif(port) => port.put_all(frames, memory),
+            Port::Null(_) | Port::Device(_) => {
+                for frame in frames.drain(..) {
+                    self.send(frame, memory);
+                }
+            }
+        }
+    }
+
+    /// Moves packets straight into another port, where both are rings, as far as that has room and carries them; they are sent with
+    /// its next flush. What stays is to be received and sent as from any port.
+    pub fn pass_on(&mut self, to: &mut Port<M>, limit: usize) -> Received {
+        match (self, to) {
+            (Port::Memif(from), Port::Memif(to)) => from.pass_on(to, limit),
+            _ => Received::default(),
         }
     }
 
@@ -284,13 +314,33 @@ impl MemifPort {
         received
     }
 
-    fn send_all<M: FrameMemory>(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) -> Pending {
+    fn put_all<M: FrameMemory>(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) {
         for frame in frames.iter() {
             self.send(frame.bytes());
         }
         memory.give_all(frames);
+    }
+
+    fn send_all<M: FrameMemory>(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) -> Pending {
+        self.put_all(frames, memory);
         self.queues.tx.flush();
         std::mem::take(&mut self.pending)
+    }
+
+    fn pass_on(&mut self, to: &mut MemifPort, limit: usize) -> Received {
+        let rx = &mut self.queues.rx;
+        let before = rx.counters();
+        let longest = self.frame_limit.min(to.frame_limit);
+        let passed = rx.forward_within(&mut to.queues.tx, limit, longest);
+        let after = rx.counters();
+        to.pending.packets += passed.packets as u64;
+        to.pending.bytes += passed.bytes;
+        Received {
+            packets: passed.packets,
+            bytes: passed.bytes,
+            bad: after.bad_descriptors - before.bad_descriptors,
+            too_large: after.too_large - before.too_large,
+        }
     }
 
     #[inline]

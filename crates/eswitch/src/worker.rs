@@ -27,7 +27,7 @@ use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
 use crate::plan::{Fallback, LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
-use crate::port::Port;
+use crate::port::{Port, Received};
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 
@@ -1627,6 +1627,18 @@ impl<M: FrameMemory> Worker<M> {
 
     /// Sends a frame out of an uplink.
     #[inline]
+    /// Sends frames out on an uplink, and leaves the list empty.
+    fn send_all_out(&mut self, frames: &mut Vec<M::Frame>, uplink: UplinkId) {
+        if let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) {
+            port.put_all(frames, &mut self.parts.memory);
+            self.uplinks_touched[uplink.index() % UPLINK_LIMIT] = true;
+            return;
+        }
+        for frame in frames.drain(..) {
+            self.send_out(frame, uplink);
+        }
+    }
+
     fn send_out(&mut self, frame: M::Frame, uplink: UplinkId) {
         if let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) {
             port.send(frame, &mut self.parts.memory);
@@ -1770,7 +1782,23 @@ impl<M: FrameMemory> Worker<M> {
         let Some(ring) = instance.ports.get_mut(port) else {
             return 0;
         };
-        let received = ring.receive(&mut self.parts.memory, &mut self.received, BURST_FRAMES);
+        let way = instance.ways.get(port).copied().flatten();
+        let mut received = Received::default();
+        // What nobody has to look at goes from ring to ring.
+        if let Some(ReturnWay {
+            uplink,
+            counted: false,
+        }) = way
+            && !instance.is_probed
+            && let Some(Some(out)) = self.uplinks.get_mut(uplink.index())
+        {
+            received = ring.pass_on(out, BURST_FRAMES);
+            self.uplinks_touched[uplink.index() % UPLINK_LIMIT] |= received.packets > 0;
+        }
+        let passed = (received.packets as u64, received.bytes);
+        let taken = passed.0 + received.bad + received.too_large;
+        let left = BURST_FRAMES.saturating_sub(taken as usize);
+        received += ring.receive(&mut self.parts.memory, &mut self.received, left);
         let bad = received.bad + received.too_large;
         if received.packets == 0 && bad == 0 {
             return 0;
@@ -1780,8 +1808,8 @@ impl<M: FrameMemory> Worker<M> {
                 self.parts.memory.give(frame);
             }
         }
-        let packets = self.received.len() as u64;
-        let bytes: u64 = self.received.iter().map(|f| f.len() as u64).sum();
+        let packets = passed.0 + self.received.len() as u64;
+        let bytes = passed.1 + self.received.iter().map(|f| f.len() as u64).sum::<u64>();
         if let Some(counters) = self.parts.counters.slots.get(slot.index()) {
             instance.returned(packets + bad, bytes, counters);
         }
@@ -1792,23 +1820,44 @@ impl<M: FrameMemory> Worker<M> {
             .counters
             .drop_packets(DropReason::TooLarge, received.too_large);
         instance.is_broken |= received.bad > 0;
-        let way = instance.ways.get(port).copied().flatten();
         let mut frames = std::mem::take(&mut self.received);
-        for frame in frames.drain(..) {
-            match way {
-                Some(ReturnWay {
-                    uplink,
-                    counted: false,
-                }) => self.send_out(frame, uplink),
-                Some(ReturnWay {
-                    uplink,
-                    counted: true,
-                }) => self.return_counted(frame, slot, uplink),
-                None => self.discard(frame, DropReason::NoInstance),
+        match way {
+            Some(ReturnWay { uplink, counted }) if !counted || self.parts.workers == 1 => {
+                if counted {
+                    self.count_returns(&frames, slot);
+                }
+                self.send_all_out(&mut frames, uplink);
+            }
+            Some(ReturnWay { uplink, .. }) => {
+                for frame in frames.drain(..) {
+                    self.return_counted(frame, slot, uplink);
+                }
+            }
+            None => {
+                for frame in frames.drain(..) {
+                    self.discard(frame, DropReason::NoInstance);
+                }
             }
         }
         self.received = frames;
         received.packets
+    }
+
+    /// Counts returned packets with their flows, all of them this worker's.
+    fn count_returns(&mut self, frames: &[M::Frame], slot: Slot) {
+        self.level.run(Look {
+            frames,
+            headers: &mut self.headers,
+            burst: &mut self.burst,
+            table: &self.parts.table,
+        });
+        let mut others = self.parts.table.count_returned_burst(&self.burst, slot);
+        while others != 0 {
+            if let Some(frame) = frames.get(others.trailing_zeros() as usize) {
+                self.count_return(frame, slot);
+            }
+            others &= others - 1;
+        }
     }
 
     /// Counts a returned packet with its flow, on the worker that owns it, and sends it out.

@@ -1,5 +1,6 @@
-//! What a packet of a known flow costs, and one of a new flow, in instructions, which no busy machine changes: counted by valgrind's callgrind,
-//! so that a slower commit is noticed. A machine without valgrind says so and skips.
+//! What a packet of a known flow costs, one of a new flow, and one between memif ports there and back, in instructions, which no
+//! busy machine changes: counted by valgrind's callgrind, so that a slower commit is noticed. A machine without valgrind says so
+//! and skips.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
@@ -12,6 +13,8 @@ use model::Nanos;
 use packet::TcpFlags;
 
 mod bare;
+
+use bare::chain::{Chain, TURN_PACKETS};
 
 /// Turns of a run, in the variable's value; the run is this test program again.
 const TURNS: &str = "INCO_TEST_TURNS";
@@ -106,6 +109,26 @@ impl Device<Bytes> for Known {
     }
 }
 
+/// So many turns of a worker between a network and four functions, each with 256 packets there and as many back.
+fn run_chain(is_counted: bool, turns: u64) {
+    let mut chain = Chain::new(FLOWS as u32, 4, is_counted);
+    let mut step = || {
+        chain.send();
+        chain.turn();
+        chain.take()
+    };
+    // The first turns take fewer, and what the last one sent is back after the next.
+    for _ in 0..4 * FLOWS / BURST_FRAMES {
+        step();
+    }
+    let allocations = allocation_counter::measure(|| {
+        for _ in 0..turns {
+            assert_eq!(step(), TURN_PACKETS as u64);
+        }
+    });
+    assert_eq!(allocations.count_total, 0);
+}
+
 /// Packets that a turn takes: of new flows one burst.
 fn turn_frames(traffic: &str) -> u64 {
     match traffic {
@@ -158,10 +181,19 @@ fn run(traffic: &str, turns: u64) {
     assert_eq!(pinned, seen);
 }
 
-/// Instructions of a run.
+fn run_any(traffic: &str, turns: u64) {
+    match traffic {
+        "chain" => run_chain(false, turns),
+        "counted" => run_chain(true, turns),
+        _ => run(traffic, turns),
+    }
+}
+
+/// Instructions of a run's turns.
 fn counted(traffic: &str, turns: u64) -> u64 {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg("--toggle-collect=*Worker*::turn")
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "a_run_that_is_counted", "--nocapture"])
         .env(TURNS, turns.to_string())
@@ -179,28 +211,32 @@ fn counted(traffic: &str, turns: u64) -> u64 {
 fn a_run_that_is_counted() {
     let turns = std::env::var(TURNS).map_or(20, |turns| turns.parse().unwrap());
     match std::env::var(TRAFFIC) {
-        Ok(traffic) => run(&traffic, turns),
-        Err(_) => ["udp", "tcp", "wide", "ipv6", "new"]
+        Ok(traffic) => run_any(&traffic, turns),
+        Err(_) => ["udp", "tcp", "wide", "ipv6", "new", "chain", "counted"]
             .into_iter()
-            .for_each(|traffic| run(traffic, turns)),
+            .for_each(|traffic| run_any(traffic, turns)),
     }
 }
 
-/// Instructions per packet, the source's and the sinks' included: what was counted with AVX2, and a tenth more. In the
+/// Instructions of a worker's turns per packet, the source's and the sinks' included: what was counted with AVX2, and a tenth more. In the
 /// development profile, and in the release profile.
-const DEV: [(&str, f64); 5] = [
+const DEV: [(&str, f64); 7] = [
     ("udp", 542.0),
     ("tcp", 542.0),
     ("wide", 778.0),
     ("ipv6", 1450.0),
     ("new", 1430.0),
+    ("chain", 1083.0),
+    ("counted", 1699.0),
 ];
-const RELEASE: [(&str, f64); 5] = [
+const RELEASE: [(&str, f64); 7] = [
     ("udp", 224.0),
     ("tcp", 224.0),
     ("wide", 327.0),
     ("ipv6", 824.0),
     ("new", 976.0),
+    ("chain", 612.0),
+    ("counted", 903.0),
 ];
 
 #[test]
@@ -219,6 +255,7 @@ fn a_packet_costs_no_more_instructions_than_it_did() {
         let more = counted(traffic, many) - counted(traffic, few);
         let cost = more as f64 / ((many - few) * turn_frames(traffic)) as f64;
         eprintln!("{traffic}: {cost:.1} instructions per packet");
+        assert!(cost > 0.0, "nothing was counted");
         assert!(
             cost < limit,
             "{traffic}: {cost:.1} instructions per packet; the limit is {limit}"

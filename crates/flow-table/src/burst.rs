@@ -194,6 +194,13 @@ impl Burst {
         self.candidates.get(at).is_some_and(|&entry| entry != u32::MAX) && !self.is_odd(at)
     }
 
+    /// Whether an entry is that of the packet's flow.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, at: usize, entry: &[u64; 4]) -> bool {
+        let [ports, _, _, addresses] = self.packets[at % BURST];
+        (entry[0] ^ ports) & PORTS_MASK == 0 && entry[3] == addresses
+    }
+
     #[inline(always)]
     pub(crate) fn key(&self, at: usize) -> KeyWords<1> {
         let [ports, _, _, addresses] = self.packets[at];

@@ -318,6 +318,14 @@ impl Region {
         lines[self.returns_at? + i / 4].0.get(i % 4 * 2..i % 4 * 2 + 2)
     }
 
+    /// Asks for the line of an entry's return counters, where there are any.
+    #[inline(always)]
+    pub(crate) fn prefetch_returns(&self, lines: &[Line], entry: u32) {
+        if let Some(at) = self.returns_at {
+            simd::prefetch_at(lines, at + entry as usize / 4);
+        }
+    }
+
     #[inline]
     pub(crate) fn returns_mut<'a>(&self, lines: &'a mut [Line], entry: u32) -> Option<&'a mut [u64]> {
         let i = entry as usize;

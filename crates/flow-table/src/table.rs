@@ -752,6 +752,35 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.count_return(entry, 0, packets);
     }
 
+    /// Counts the packets of a burst that came back from the instance of that slot, each with its flow where that is one of the
+    /// slot's. Gives the places of those that were not, a bit each: they may need a closer look. The burst was put through
+    /// [`FlowTable::ask`] and [`FlowTable::choose`].
+    pub fn count_returned_burst(&mut self, burst: &Burst, slot: Slot) -> u64 {
+        const { assert!(BURST <= u64::BITS as usize, "a place has a bit") };
+        let n = burst.len.min(BURST);
+        let region = &self.regions[0];
+        let (_, flows) = region.split(&self.storage);
+        let (mut its, mut others) = (0_u64, 0);
+        for at in 0..n {
+            let candidate = burst.candidates[at];
+            region.prefetch_returns(&self.storage, candidate);
+            let is_its = burst.has_candidate(at)
+                && flows.get(candidate as usize).is_some_and(|head| {
+                    burst.is_of(at, head) && self.slots.effective_pins(head).contains(&slot)
+                });
+            its |= u64::from(is_its) << at;
+            others |= u64::from(!is_its) << at;
+        }
+        while its != 0 {
+            let candidate = burst.candidates[its.trailing_zeros() as usize % BURST];
+            if let Some([returned, ..]) = region.returns_mut(&mut self.storage, candidate) {
+                *returned = returned.wrapping_add(1);
+            }
+            its &= its - 1;
+        }
+        others
+    }
+
     /// Counts packets of the flow that were dropped on the way to or from its instance, likewise.
     #[inline]
     pub fn count_dropped(&mut self, entry: EntryIndex, packets: u64) {

@@ -112,6 +112,7 @@ fn the_steady_state_allocates_nothing() {
                 table.ask(&mut burst);
                 table.choose(&mut burst);
                 let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
+                shown += table.count_returned_burst(&burst, Slot(3)).count_ones();
                 shown += found.iter().take(until).map(|&lane| u32::from(lane)).sum::<u32>();
                 now = now + Nanos::from_micros(50);
                 table.expire(now, 64);

@@ -84,6 +84,23 @@ pub struct RxCounters {
     pub too_large: u64,
 }
 
+/// What [`RxQueue::forward_within`] moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forwarded {
+    /// Packets.
+    pub packets: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Forwarded {
+    #[inline(always)]
+    fn add(&mut self, len: usize) {
+        self.packets += 1;
+        self.bytes += len as u64;
+    }
+}
+
 /// One ring in each direction, for one thread or two.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -451,43 +468,58 @@ impl RxQueue {
         })
     }
 
-    /// Moves up to `most` packets straight into `tx` and gives their slots back; returns how many arrived there. Stops
+    /// Takes up to `most` packets, moves them straight into `tx` and gives their slots back; returns how many arrived there. Stops
     /// when `tx` is full. The caller flushes `tx`. Packets that cannot be carried are counted in [`RxQueue::counters`].
     ///
     /// The bytes are not looked at: for a function that sends back what it gets.
     pub fn forward_to(&mut self, tx: &mut TxQueue, most: usize) -> usize {
-        let mut moved = 0;
-        while moved < most {
+        self.forward_within(tx, most, usize::MAX).packets
+    }
+
+    /// As [`RxQueue::forward_to`], but stops at a packet of more than `longest` bytes, too, which stays.
+    pub fn forward_within(&mut self, tx: &mut TxQueue, most: usize, longest: usize) -> Forwarded {
+        let (mut moved, mut refused) = (Forwarded::default(), 0);
+        while moved.packets + refused < most {
             if self.consumer.known_filled() == 0 && self.available() == 0 {
                 break;
             }
             match self.find() {
+                Found::Whole(_, len) if len > longest => break,
                 Found::Whole(source, len) => {
                     // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping. The rings may share
                     // it, but no buffer: if a hostile client says so, bytes of that client's packets get mixed.
                     match unsafe { tx.push_from(source, len) } {
-                        Ok(()) => moved += 1,
-                        Err(TxError::TooLarge) => self.counters.too_large += 1,
+                        Ok(()) => moved.add(len),
+                        Err(TxError::TooLarge) => {
+                            self.counters.too_large += 1;
+                            refused += 1;
+                        }
                         Err(TxError::Full | TxError::Violated) => break,
                     }
                     self.take_one();
                 }
                 Found::Chain => {
-                    if tx.free() < tx.slots_for(self.chain_bytes()) {
+                    let bytes = self.chain_bytes();
+                    if bytes > longest || tx.free() < tx.slots_for(bytes) {
                         break;
                     }
                     let mut scratch = std::mem::take(&mut self.scratch);
-                    if let Ok(len) = self.pop_chain(&mut scratch) {
-                        match tx.push(&scratch[..len]) {
-                            Ok(()) => moved += 1,
-                            Err(_) => self.counters.too_large += 1,
+                    let room = longest.min(scratch.len());
+                    let popped = self.pop_chain(&mut scratch[..room]);
+                    match popped.map(|len| (len, tx.push(&scratch[..len]))) {
+                        Ok((len, Ok(()))) => moved.add(len),
+                        Ok((_, Err(_))) => {
+                            self.counters.too_large += 1;
+                            refused += 1;
                         }
+                        Err(_) => refused += 1,
                     }
                     self.scratch = scratch;
                 }
                 Found::Bad => {
                     self.take_one();
                     self.bad_descriptor();
+                    refused += 1;
                 }
             }
         }

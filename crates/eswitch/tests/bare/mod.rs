@@ -13,6 +13,9 @@ use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Uplin
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 
+#[allow(dead_code, reason = "not everybody has functions")]
+pub(crate) mod chain;
+
 /// The worker, and what its control plane would have.
 pub(crate) struct Bare<M: FrameMemory> {
     pub(crate) worker: Worker<M>,
@@ -36,7 +39,18 @@ impl<M: FrameMemory> Bare<M> {
 }
 
 /// A worker with these sinks as instances of one service, which takes all packets, and a table for so many IPv4 flows.
+#[allow(dead_code, reason = "not everybody has sinks")]
 pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port<M>>) -> Bare<M> {
+    counting(ipv4_flows, memory, sinks, false)
+}
+
+/// The same, with ports that may give packets back, counted for each flow or not.
+pub(crate) fn counting<M: FrameMemory>(
+    ipv4_flows: usize,
+    memory: M,
+    sinks: Vec<Port<M>>,
+    return_counters: bool,
+) -> Bare<M> {
     let service = ServicePlan {
         id: ServiceId(0),
         matches: Match::default(),
@@ -45,7 +59,7 @@ pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port
         scheduler: Scheduler::from_name("round-robin").unwrap(),
         fit: 1.0,
         table_full: TableFull::Hash,
-        return_counters: false,
+        return_counters,
         relaxed: false,
     };
     let slot = |id| SlotPlan {
@@ -66,7 +80,7 @@ pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port
     let config = TableConfig {
         ipv4_flows,
         ipv6_flows: 1000,
-        return_counters: false,
+        return_counters,
         pin_times: true,
     };
     let hasher = FlowHasher::new([1, 2, 3, 4]);

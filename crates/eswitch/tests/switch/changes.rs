@@ -153,11 +153,8 @@ fn what_an_instance_keeps_is_counted_when_it_leaves() {
     bed.finish();
 }
 
-#[test]
-fn what_a_function_makes_itself_is_counted_as_originated() {
-    let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
-    bed.add(0, 0, 1, |_, _, _| None);
-    // A function by hand, which sends three packets of its own.
+/// A function by hand, on slot 1.
+fn by_hand(bed: &mut Bed) -> memif::Link {
     let socket = bed.directory.path().join("by-hand.sock");
     let mut listener = memif::Listener::bind(&socket, memif::ServerConfig::new("by-hand")).unwrap();
     bed.begin_attach(1, 0, socket, 1, 1);
@@ -166,9 +163,69 @@ fn what_a_function_makes_itself_is_counted_as_originated() {
         link = link
             .take()
             .or(listener.accept(std::time::Duration::ZERO).unwrap());
-        bed.saw(|e| matches!(e, SwitchEvent::Attached { .. }))
+        bed.saw(|e| matches!(e, SwitchEvent::Attached { slot, .. } if slot.0 == 1))
     });
-    let mut link = link.unwrap();
+    link.unwrap()
+}
+
+#[test]
+fn what_comes_back_to_an_uplink_that_nobody_empties_is_dropped_and_the_function_goes_on() {
+    /// Slots of the uplink's ring.
+    const ROOM: usize = 1024;
+    let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
+    let mut link = by_hand(&mut bed);
+    let frames = udp_flows(2000);
+    let ends = std::time::Instant::now() + crate::bed::PATIENCE;
+    for frame in &frames {
+        while link.queues[0].tx.push(frame).is_err() {
+            link.queues[0].tx.flush();
+            assert!(std::time::Instant::now() < ends, "the switch takes nothing");
+        }
+    }
+    link.queues[0].tx.flush();
+    let dropped = (frames.len() - ROOM) as u64;
+    bed.until("what has no room is dropped", |bed| {
+        bed.drops(DropReason::UplinkRingFull) == dropped
+    });
+    assert_eq!(bed.slot(1).back_packets, frames.len() as u64);
+    let bytes: usize = frames.iter().map(Vec::len).sum();
+    assert_eq!(bed.slot(1).back_bytes, bytes as u64);
+    assert_eq!(bed.take_all(0, ROOM), frames[..ROOM]);
+    bed.assert_accounts_close();
+    bed.finish();
+}
+
+#[test]
+fn what_comes_back_longer_than_the_uplink_carries_is_dropped_and_the_rest_keeps_its_order() {
+    let mut bed = Bed::with(1, 1, vec![service(0, &[0], Match::default())], |config| {
+        config.uplinks[0].max_frame = 300;
+    });
+    let mut link = by_hand(&mut bed);
+    let mut frames = udp_flows(30);
+    for (n, frame) in frames.iter_mut().enumerate() {
+        // One in three too long, some of them for one buffer.
+        let len = [frame.len(), 300, [301, 5000][n % 2]][n % 3];
+        frame.resize(len, 7);
+    }
+    for frame in &frames {
+        link.queues[0].tx.push(frame).unwrap();
+    }
+    link.queues[0].tx.flush();
+    bed.until("the long ones are dropped", |bed| {
+        bed.drops(DropReason::TooLarge) == 10
+    });
+    frames.retain(|frame| frame.len() <= 300);
+    assert_eq!(bed.take_all(0, 20), frames);
+    bed.assert_accounts_close();
+    bed.finish();
+}
+
+#[test]
+fn what_a_function_makes_itself_is_counted_as_originated() {
+    let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
+    bed.add(0, 0, 1, |_, _, _| None);
+    // It sends three packets of its own.
+    let mut link = by_hand(&mut bed);
     let frames = udp_flows(3);
     for frame in &frames {
         link.queues[0].tx.push(frame).unwrap();
