@@ -1,6 +1,8 @@
 //! An Open vSwitch of the demo's own, so that it touches none of the machine's: a database and a switch with DPDK in a
 //! directory beside the demo's, which end with it.
 
+#[cfg(feature = "dpdk")]
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,6 +22,11 @@ const MEMORY_MIB: u32 = 512;
 const POLLER_SLEEP_US: u32 = 100;
 /// How late its counters may be, in milliseconds: the least that it can do.
 const COUNTERS_LAG_MS: u32 = 100;
+
+/// What it counts when it drops a packet on its way to a controller: between its datapath and the connection, and where too many
+/// wait for the connection.
+#[cfg(feature = "dpdk")]
+const CONTROLLER_DROPS: [&str; 2] = ["packet_in_overflow", "rconn_overflow"];
 
 /// Lines of its log that an error quotes.
 const LOG_LINES: usize = 4;
@@ -133,6 +140,29 @@ impl OpenVSwitch {
         Ok((killed, Instant::now()))
     }
 
+    /// How often it has dropped a packet that was to be sent to a controller, since it was started: by the name that its counter has in
+    /// `ovs-appctl coverage/show`, which leaves out those that are 0.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    #[cfg(feature = "dpdk")]
+    pub(crate) fn controller_drops(&self) -> Result<BTreeMap<&'static str, u64>> {
+        let mut command = Command::new("ovs-appctl");
+        command
+            .arg(format!("--target={}", self.path("switch.ctl").display()))
+            .arg("coverage/show");
+        let said = self.must(&mut command)?;
+        let total = |name: &str| {
+            let line = said
+                .lines()
+                .find(|line| line.split_whitespace().next() == Some(name))?;
+            line.rsplit_once("total:")?.1.trim().parse().ok()
+        };
+        Ok(CONTROLLER_DROPS
+            .map(|name| (name, total(name).unwrap_or(0)))
+            .into())
+    }
+
     /// The socket on which a bridge of that name takes OpenFlow.
     #[cfg(feature = "dpdk")]
     pub(crate) fn control(&self, bridge: &str) -> PathBuf {
@@ -158,7 +188,8 @@ impl OpenVSwitch {
         command
     }
 
-    fn must(&self, command: &mut Command) -> Result<()> {
+    /// Runs it, and gives what it says.
+    fn must(&self, command: &mut Command) -> Result<String> {
         let output = command
             .env("OVS_RUNDIR", &self.folder)
             .stdin(Stdio::null())
@@ -170,7 +201,7 @@ impl OpenVSwitch {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     fn spawn(&self, mut command: Command) -> Result<Child> {
