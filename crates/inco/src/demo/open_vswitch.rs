@@ -22,6 +22,8 @@ const MEMORY_MIB: u32 = 512;
 const POLLER_SLEEP_US: u32 = 100;
 /// How late its counters may be, in milliseconds: the least that it can do.
 const COUNTERS_LAG_MS: u32 = 100;
+/// How long an entry of its cache stays without a packet, in milliseconds: it goes over all of them after each change of rules.
+const ENTRY_IDLE_MS: u32 = 1_000;
 
 /// What it counts when it drops a packet on its way to a controller: between its datapath and the connection, and where too many
 /// wait for the connection.
@@ -78,6 +80,7 @@ impl OpenVSwitch {
                 .arg(format!("other_config:pmd-cpu-mask={:#x}", 1_u64 << (cpus - 1).min(63)))
                 .arg(format!("other_config:pmd-maxsleep={POLLER_SLEEP_US}"))
                 .arg(format!("other_config:max-revalidator={COUNTERS_LAG_MS}"))
+                .arg(format!("other_config:max-idle={ENTRY_IDLE_MS}"))
                 // Without `--legacy-mem` Open vSwitch adds an option that does not go with ordinary pages.
                 .arg(format!(
                     "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m {MEMORY_MIB} --file-prefix=inco-demo-{}\"",
