@@ -121,10 +121,11 @@ impl OpenVSwitch {
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
+    /// Whether it answers, and its DPDK has been set up: for a moment before that it answers, too.
     fn answers(&self) -> bool {
         let asked = Command::new("ovs-appctl")
             .arg(format!("--target={}", self.path("switch.ctl").display()))
-            .arg("version")
+            .arg("dpdk/log-list")
             .stdin(Stdio::null())
             .output();
         asked.is_ok_and(|output| output.status.success())
