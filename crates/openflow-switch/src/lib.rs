@@ -9,7 +9,8 @@
 //! # Life of a flow, set up proactively
 //!
 //! 1. Its first packet meets the rule of its bucket: it goes straight to the bucket's instance, and a copy with a tag
-//!    that says which one goes to the monitor port.
+//!    that says which one goes to the monitor port. The rule reads all addresses and ports besides, so that what the switch
+//!    keeps of its decision rests on as much as the exact rule.
 //! 2. The copy enters the flow here, **at the instance of the tag**, whatever the bucket says by now. Exact rules for it,
 //!    in both directions where the service is symmetric, follow. They change nothing for its packets.
 //! 3. When no packet of it has been noticed for its idle time, its rules are deleted.

@@ -61,6 +61,12 @@ pub(crate) enum RuleKind {
     Fallback = 4,
 }
 
+/// Makes what Open vSwitch decides by a bucket's rule rest on all addresses and ports, as what it decides by a flow's own does. An
+/// entry of its cache that rests on less would be removed when the flow gets a rule of its own, amidst its packets: one that finds no
+/// entry leaves before those of its burst that found the old one. One that rests on as much is given other actions where it is. The
+/// hash itself is always 0.
+const READ_ALL: Action = Action::Multipath { highest: 0 };
+
 /// The cookie of a rule.
 pub(crate) const fn cookie(kind: RuleKind, value: u64) -> u64 {
     OWNER | (kind as u64) << KIND_SHIFT | value & VALUE_MASK
@@ -657,7 +663,7 @@ pub(crate) fn bucket_rules(
         })
     };
     let plain = to_instance(of, to, monitor);
-    let (met, unmarked) = match way {
+    let (then, unmarked) = match way {
         BucketWay::Plain => (plain.clone(), plain),
         BucketWay::Tracked { zone, mark } => {
             let remember = mark.map(|mark| {
@@ -668,6 +674,7 @@ pub(crate) fn bucket_rules(
             (vec![ask], remember.into_iter().chain(plain).collect())
         }
     };
+    let met = [READ_ALL].into_iter().chain(then).collect();
     let handover = Rule {
         table: HANDOVER_TABLE,
         priority: bucket_priority(place, of),
@@ -935,16 +942,15 @@ mod tests {
         let rules = |way| bucket_rules(&service, 0, 0, 1, Some(to), way, 9).unwrap();
         let [plain, handover] = rules(BucketWay::Plain);
         assert_eq!((plain.table, handover.table), (TABLE, HANDOVER_TABLE));
-        assert_eq!(
-            (&plain.matches, &plain.actions),
-            (&handover.matches, &handover.actions)
-        );
+        assert_eq!(plain.matches, handover.matches);
+        let (first, sent) = plain.actions.split_first().unwrap();
+        assert_eq!((first, sent), (&READ_ALL, handover.actions.as_slice()));
         let [asking, handover] = rules(BucketWay::Tracked {
             zone: 5,
             mark: Some(7),
         });
         let (track, rest) = handover.actions.split_first().unwrap();
-        assert_eq!(rest, plain.actions, "packets go where they went");
+        assert_eq!(rest, sent, "packets go where they went");
         let marks = Action::SetField(Field::u32(FieldKind::CT_MARK, 7));
         let tracking = |commit, table, actions| {
             Action::ConnectionTracking(ConnectionTracking {
@@ -957,14 +963,14 @@ mod tests {
         assert_eq!(*track, tracking(true, None, vec![marks]));
         assert_eq!(
             asking.actions,
-            [tracking(false, Some(HANDOVER_TABLE), Vec::new())]
+            [READ_ALL, tracking(false, Some(HANDOVER_TABLE), Vec::new())]
         );
         assert_eq!(asking.matches, plain.matches, "each takes the other's place");
         // What has a mark comes to its instance on each side, before the bucket's own rule.
         let marked = marked_rules(Slot(3), 7, &[22], &service.sides, 9);
         assert_eq!(marked.len(), 2);
         assert!(marked.iter().all(|rule| rule.priority > handover.priority));
-        assert_eq!(marked.first().map(|rule| &rule.actions), Some(&plain.actions));
+        assert_eq!(marked.first().map(|rule| rule.actions.as_slice()), Some(sent));
     }
 
     #[test]

@@ -12,6 +12,13 @@ const EXPERIMENTER: u16 = 0xffff;
 /// Nicira, whose extensions Open vSwitch has.
 const NICIRA: u32 = 0x0000_2320;
 const NICIRA_CT: u16 = 35;
+const NICIRA_MULTIPATH: u16 = 10;
+/// What is hashed (`symmetric_l3l4+udp`), the first of Open vSwitch's algorithms (`modulo_n`), and where the number goes: all 32 bits of
+/// the first register, as its header in a match says.
+const ADDRESSES_AND_PORTS: u16 = 3;
+const MODULO: u16 = 0;
+const WHOLE_REGISTER: u16 = 31;
+const REGISTER_0: u32 = 0x0001_0004;
 /// Connection tracking without a table to go on in.
 const NO_TABLE: u8 = 0xff;
 const CT_COMMIT: u16 = 1;
@@ -40,6 +47,11 @@ pub enum Action {
     PopVlan,
     /// Track its connection (Open vSwitch).
     ConnectionTracking(ConnectionTracking),
+    /// Hash its addresses, protocol and ports into the first register, as one of the numbers from 0 on (Open vSwitch).
+    Multipath {
+        /// The highest of them.
+        highest: u16,
+    },
     /// One that is not known here, as it came, without its type and length.
     Other {
         /// Its type.
@@ -114,6 +126,20 @@ impl Action {
                 out.pad(5);
                 of.actions.iter().for_each(|action| action.encode(out));
             }
+            Action::Multipath { highest } => {
+                head(out, EXPERIMENTER);
+                out.put_u32(NICIRA);
+                out.put_u16(NICIRA_MULTIPATH);
+                out.put_u16(ADDRESSES_AND_PORTS);
+                // Nothing is added to what is hashed.
+                out.put_u16(0);
+                out.pad(2);
+                out.put_u16(MODULO);
+                out.put_u16(*highest);
+                out.pad(6);
+                out.put_u16(WHOLE_REGISTER);
+                out.put_u32(REGISTER_0);
+            }
             Action::Other { kind, body } => {
                 head(out, *kind);
                 out.put(body);
@@ -144,12 +170,14 @@ impl Action {
             PUSH_VLAN => Action::PushVlan(body.u16()?),
             POP_VLAN => Action::PopVlan,
             EXPERIMENTER if length >= 24 => {
-                let (vendor, subtype) = (body.u32()?, body.u16()?);
-                let tracking = (vendor == NICIRA && subtype == NICIRA_CT)
-                    .then(|| connection_tracking(&mut body, depth))
-                    .transpose()?
-                    .flatten();
-                tracking.map_or_else(|| other(kind, whole), Action::ConnectionTracking)
+                let known = match (body.u32()?, body.u16()?) {
+                    (NICIRA, NICIRA_CT) => {
+                        connection_tracking(&mut body, depth)?.map(Action::ConnectionTracking)
+                    }
+                    (NICIRA, NICIRA_MULTIPATH) => multipath(&mut body)?,
+                    _ => None,
+                };
+                known.unwrap_or_else(|| other(kind, whole))
             }
             _ => other(kind, whole),
         })
@@ -203,6 +231,19 @@ fn connection_tracking(body: &mut Reader<'_>, depth: u8) -> Result<Option<Connec
         table: (table != NO_TABLE).then_some(table),
         actions: list(body, depth + 1)?,
     }))
+}
+
+/// Likewise.
+fn multipath(body: &mut Reader<'_>) -> Result<Option<Action>> {
+    let (hashed, added) = (body.u16()?, body.u16()?);
+    body.skip(2)?;
+    let (algorithm, highest) = (body.u16()?, body.u16()?);
+    let argument = body.u32()?;
+    body.skip(2)?;
+    let to = (body.u16()?, body.u32()?);
+    let is_ours = (hashed, added, algorithm, argument, to)
+        == (ADDRESSES_AND_PORTS, 0, MODULO, 0, (WHOLE_REGISTER, REGISTER_0));
+    Ok((is_ours && body.is_empty()).then_some(Action::Multipath { highest }))
 }
 
 /// What a rule does with its actions.

@@ -107,6 +107,21 @@ fn open_vswitch_reads_connection_tracking_as_it_was_meant() {
 }
 
 #[test]
+fn open_vswitch_reads_what_is_hashed_as_it_was_meant() {
+    let flow = FlowMod {
+        instructions: vec![Instruction::ApplyActions(vec![Action::Multipath { highest: 6 }])],
+        ..FlowMod::default()
+    };
+    let Some(text) = printed(Version::V13, &Message::FlowMod(flow)) else {
+        return;
+    };
+    assert!(
+        text.contains("multipath(symmetric_l3l4+udp,0,modulo_n,7,0,NXM_NX_REG0[])"),
+        "{text}"
+    );
+}
+
+#[test]
 fn open_vswitch_reads_the_other_messages_too() {
     let packet = PacketOut {
         in_port: openflow::port::CONTROLLER,

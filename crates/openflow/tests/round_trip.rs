@@ -39,6 +39,7 @@ fn action() -> impl Strategy<Value = Action> {
         field().prop_map(Action::SetField),
         any::<u16>().prop_map(Action::PushVlan),
         Just(Action::PopVlan),
+        any::<u16>().prop_map(|highest| Action::Multipath { highest }),
         vec(any::<u8>(), 4..=4).prop_map(|body| Action::Other { kind: 77, body }),
     ];
     let tracking = (

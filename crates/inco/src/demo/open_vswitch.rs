@@ -1,6 +1,8 @@
 //! An Open vSwitch of the demo's own, so that it touches none of the machine's: a database and a switch with DPDK in a
 //! directory beside the demo's, which end with it.
 
+#[cfg(feature = "dpdk")]
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,6 +22,13 @@ const MEMORY_MIB: u32 = 512;
 const POLLER_SLEEP_US: u32 = 100;
 /// How late its counters may be, in milliseconds: the least that it can do.
 const COUNTERS_LAG_MS: u32 = 100;
+/// How long an entry of its cache stays without a packet, in milliseconds: it goes over all of them after each change of rules.
+const ENTRY_IDLE_MS: u32 = 1_000;
+
+/// What it counts when it drops a packet on its way to a controller: between its datapath and the connection, and where too many
+/// wait for the connection.
+#[cfg(feature = "dpdk")]
+const CONTROLLER_DROPS: [&str; 2] = ["packet_in_overflow", "rconn_overflow"];
 
 /// Lines of its log that an error quotes.
 const LOG_LINES: usize = 4;
@@ -71,6 +80,7 @@ impl OpenVSwitch {
                 .arg(format!("other_config:pmd-cpu-mask={:#x}", 1_u64 << (cpus - 1).min(63)))
                 .arg(format!("other_config:pmd-maxsleep={POLLER_SLEEP_US}"))
                 .arg(format!("other_config:max-revalidator={COUNTERS_LAG_MS}"))
+                .arg(format!("other_config:max-idle={ENTRY_IDLE_MS}"))
                 // Without `--legacy-mem` Open vSwitch adds an option that does not go with ordinary pages.
                 .arg(format!(
                     "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m {MEMORY_MIB} --file-prefix=inco-demo-{}\"",
@@ -111,10 +121,11 @@ impl OpenVSwitch {
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
+    /// Whether it answers, and its DPDK has been set up: for a moment before that it answers, too.
     fn answers(&self) -> bool {
         let asked = Command::new("ovs-appctl")
             .arg(format!("--target={}", self.path("switch.ctl").display()))
-            .arg("version")
+            .arg("dpdk/log-list")
             .stdin(Stdio::null())
             .output();
         asked.is_ok_and(|output| output.status.success())
@@ -131,6 +142,29 @@ impl OpenVSwitch {
         let killed = Instant::now();
         self.start_switch()?;
         Ok((killed, Instant::now()))
+    }
+
+    /// How often it has dropped a packet that was to be sent to a controller, since it was started: by the name that its counter has in
+    /// `ovs-appctl coverage/show`, which leaves out those that are 0.
+    ///
+    /// # Errors
+    /// Where it does not answer.
+    #[cfg(feature = "dpdk")]
+    pub(crate) fn controller_drops(&self) -> Result<BTreeMap<&'static str, u64>> {
+        let mut command = Command::new("ovs-appctl");
+        command
+            .arg(format!("--target={}", self.path("switch.ctl").display()))
+            .arg("coverage/show");
+        let said = self.must(&mut command)?;
+        let total = |name: &str| {
+            let line = said
+                .lines()
+                .find(|line| line.split_whitespace().next() == Some(name))?;
+            line.rsplit_once("total:")?.1.trim().parse().ok()
+        };
+        Ok(CONTROLLER_DROPS
+            .map(|name| (name, total(name).unwrap_or(0)))
+            .into())
     }
 
     /// The socket on which a bridge of that name takes OpenFlow.
@@ -158,7 +192,8 @@ impl OpenVSwitch {
         command
     }
 
-    fn must(&self, command: &mut Command) -> Result<()> {
+    /// Runs it, and gives what it says.
+    fn must(&self, command: &mut Command) -> Result<String> {
         let output = command
             .env("OVS_RUNDIR", &self.folder)
             .stdin(Stdio::null())
@@ -170,7 +205,7 @@ impl OpenVSwitch {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        Ok(())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     fn spawn(&self, mut command: Command) -> Result<Child> {

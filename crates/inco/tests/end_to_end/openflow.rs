@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::types::InstanceRow;
 use model::{EventKind, InstanceState};
 use rustix::process::Signal;
 
@@ -236,9 +237,27 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
     assert_eq!(ovs.bridges(), "", "the bridge is removed");
 }
 
-/// What an instance had is lost with it and counted, also what its port had taken since it was last looked at. Its flows go on
-/// elsewhere, and nobody else notices.
-/// An instance fails beside traffic: others have its flows, and what it had is counted. Gives why it failed.
+/// Harms an instance that was given so many packets, and waits until it has failed: which one it was, and why it is said to have
+/// failed.
+fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String) {
+    let victim = eventually("an instance has flows", Duration::from_secs(15), || {
+        let rows = inco.instances();
+        let mut serving = rows
+            .iter()
+            .filter(|row| row.live_flows > 0 && row.to_packets > packets);
+        serving.next().cloned()
+    });
+    kill(victim.pid.unwrap(), harm);
+    let why = eventually("it is noticed", Duration::from_secs(10), || {
+        let changes = changes(&inco.events(), victim.id).into_iter();
+        let mut failed = changes.filter(|(_, to, _)| *to == InstanceState::Failed);
+        Some(failed.next()?.2)
+    });
+    (victim, why)
+}
+
+/// An instance fails beside traffic: others have its flows, and what it had is counted, also what its port had taken since it was
+/// last looked at. Nobody else notices. Gives why it failed.
 fn no_packet_is_uncounted(place: &Place, ovs: &Ovs, harm: Signal) -> String {
     let text =
         configuration(ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
@@ -255,19 +274,7 @@ flows = 30
 rate_per_flow = "100pps"
 "#,
     );
-    let victim = eventually("each instance has flows", Duration::from_secs(10), || {
-        let rows = inco.instances();
-        let mut serving = rows
-            .iter()
-            .filter(|row| row.live_flows > 0 && row.to_packets > 100);
-        serving.next().cloned()
-    });
-    kill(victim.pid.unwrap(), harm);
-    let why = eventually("it is noticed", Duration::from_secs(10), || {
-        let changes = changes(&inco.events(), victim.id).into_iter();
-        let mut failed = changes.filter(|(_, to, _)| *to == InstanceState::Failed);
-        Some(failed.next()?.2)
-    });
+    let (victim, why) = noticed_harm(&inco, 100, harm);
     inco.settled(3, 1);
     let report = traffic.report();
     let counts = &report.counts;
@@ -307,6 +314,35 @@ fn an_instance_that_hangs_is_noticed_and_leaves_no_packet_uncounted() {
     let Some(ovs) = Ovs::start() else { return };
     let why = no_packet_is_uncounted(&place, &ovs, Signal::STOP);
     assert!(why.starts_with("it stalled"), "{why}");
+}
+
+/// The next run has not attached it, and asks it nonetheless.
+#[test]
+fn an_instance_that_hangs_after_kill_9_is_noticed() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::alone();
+    let Some(ovs) = Ovs::start() else { return };
+    let text = configuration(&ovs, "3", "").replace("udp = \"1s\"", "udp = \"30s\"");
+    let inco = place.run(&text);
+    inco.settled(3, 0);
+    let mut traffic = thirty_flows(&place, 60);
+    has_rules(&place);
+    inco.kill();
+    let inco = place.run(&text);
+    inco.settled(3, 0);
+    assert!(inco.instances().iter().all(|row| row.adopted), "{}", inco.told());
+    has_rules(&place);
+    // As many as it gets while it is asked: one that hangs before it has answered is not judged.
+    let (victim, why) = noticed_harm(&inco, 1_000, Signal::STOP);
+    assert!(victim.adopted && why.starts_with("it stalled"), "{why}");
+    inco.settled(3, 0);
+    assert!(traffic.is_running(), "it has to go on until after that");
+    traffic.interrupt();
+    let report = traffic.report();
+    assert_eq!(report.counts.mis_steered, 0, "{:?}", report.counts);
+    inco.stop(&place);
 }
 
 /// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and somebody is

@@ -38,6 +38,10 @@ const PORTS_PATIENCE: Nanos = Nanos::from_millis(500);
 const PROBE_PATIENCE: Nanos = Nanos::from_millis(100);
 /// How long probes may wait for their place in an instance's ring. One that no ring took would be missed for good.
 const PROBE_LIMIT: Nanos = Nanos::from_secs(2);
+/// Probes that an instance which was taken over gets at most, and how far apart, until one comes back. Who has not given one back is
+/// not judged by its silence; one that keeps them for good gets no more than these.
+const INTRODUCTIONS: u8 = 5;
+const INTRODUCTION_EVERY: Nanos = Nanos::from_millis(100);
 /// How long the removal of an instance waits for a proof: without a switch there is none.
 const REMOVE_PATIENCE: Nanos = Nanos::from_secs(1);
 /// How long it may take until nothing moves, before what is missing is counted anyhow.
@@ -119,6 +123,8 @@ struct Attachment {
     excess: u64,
     /// Whether it still takes packets.
     watch: Watch,
+    /// Probes that it still gets without need, until it has given one back: it was taken over, and has not been asked yet.
+    introductions: u8,
 }
 
 /// A port of an instance.
@@ -536,6 +542,7 @@ impl Worker {
                 before: before.unwrap_or_default(),
                 excess: 0,
                 watch: Watch::default(),
+                introductions: if is_back { INTRODUCTIONS } else { 0 },
             },
         );
         if self.steering.is_failing(slot) {
@@ -1035,6 +1042,18 @@ impl Worker {
             let serves = matches!(state, Some(InstanceState::Active | InstanceState::Draining))
                 && attachment.phase == Phase::Up
                 && !attachment.failed;
+            if totals.probes_back > 0 {
+                attachment.introductions = 0;
+            } else if attachment.introductions > 0
+                && serves
+                && now.since(attachment.probed) >= INTRODUCTION_EVERY
+                && let Some(port) = attachment.ports.first_mut()
+            {
+                attachment.introductions -= 1;
+                port.probes += 1;
+                attachment.probed = now;
+                probes.push((*slot, 0));
+            }
             // Who does not give probes back cannot be asked.
             let may_be_silent = !serves || totals.probes_back == 0;
             let given = totals.sent_packets + totals.dropped;

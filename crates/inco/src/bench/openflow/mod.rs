@@ -7,6 +7,7 @@
 mod relay;
 mod rules;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -128,7 +129,9 @@ struct Row {
     lost_in_restarts: u64,
     /// Of those, packets that inco counted as dropped, by reason.
     dropped: BTreeMap<String, u64>,
-    /// Packets that inco's own counters do not account for at the end.
+    /// Of those, packets on their way to inco that Open vSwitch dropped, by its counter (`ovs-appctl coverage/show`).
+    dropped_by_switch: BTreeMap<&'static str, u64>,
+    /// Packets that neither inco's own counters nor those of Open vSwitch account for at the end.
     unaccounted: i64,
     duplicated: u64,
     reordered: u64,
@@ -153,7 +156,12 @@ struct Row {
 }
 
 impl Row {
-    fn of(case: OpenflowCase, report: &Report, status: &Status) -> Row {
+    fn of(
+        case: OpenflowCase,
+        report: &Report,
+        status: &Status,
+        dropped_by_switch: BTreeMap<&'static str, u64>,
+    ) -> Row {
         let Counts {
             offered_packets,
             lost_at_uplink,
@@ -163,6 +171,9 @@ impl Row {
             mis_steered,
             ..
         } = report.counts;
+        let in_neither =
+            status.accounting.gap() + i64::try_from(status.accounting.in_flight).unwrap_or(i64::MAX);
+        let by_switch = dropped_by_switch.values().sum::<u64>();
         Row {
             case: case.name(),
             sent_s: report.sending_s,
@@ -171,9 +182,9 @@ impl Row {
             lost: report.lost,
             lost_at_uplink,
             lost_in_restarts,
-            unaccounted: status.accounting.gap()
-                + i64::try_from(status.accounting.in_flight).unwrap_or(i64::MAX),
+            unaccounted: in_neither.saturating_sub_unsigned(by_switch),
             dropped: status.drops.clone(),
+            dropped_by_switch,
             duplicated,
             reordered,
             mis_steered,
@@ -213,6 +224,8 @@ impl Row {
         }
         let dropped = self.dropped.iter().filter(|(_, packets)| **packets > 0);
         words.extend(dropped.map(|(reason, packets)| format!("{} {reason}", grouped(*packets))));
+        let by_switch = self.dropped_by_switch.iter().filter(|(_, packets)| **packets > 0);
+        words.extend(by_switch.map(|(counter, packets)| format!("{} {counter}", grouped(*packets))));
         words.join(", ")
     }
 }
@@ -236,6 +249,7 @@ pub(super) fn run(args: &OpenflowArgs) -> Result<()> {
             args,
             ground: &ground,
             case,
+            dropped_before: RefCell::default(),
         };
         rows.extend(bench.rows().with_context(|| case.name())?);
     }
@@ -283,6 +297,7 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
         "lost_at_uplink",
         "lost_in_restarts",
         "dropped",
+        "dropped_by_switch",
         "unaccounted",
         "duplicated",
         "reordered",
@@ -303,6 +318,9 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
         let dropped: Vec<String> = (row.dropped.iter())
             .map(|(reason, packets)| format!("{reason} {packets}"))
             .collect();
+        let dropped_by_switch: Vec<String> = (row.dropped_by_switch.iter())
+            .map(|(counter, packets)| format!("{counter} {packets}"))
+            .collect();
         raw.row(&[
             row.case.to_owned(),
             format!("{:.3}", row.sent_s),
@@ -312,6 +330,7 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
             row.lost_at_uplink.to_string(),
             row.lost_in_restarts.to_string(),
             dropped.join(" "),
+            dropped_by_switch.join(" "),
             row.unaccounted.to_string(),
             row.duplicated.to_string(),
             row.reordered.to_string(),
@@ -391,6 +410,8 @@ struct Bench<'a> {
     args: &'a OpenflowArgs,
     ground: &'a Ground,
     case: OpenflowCase,
+    /// What Open vSwitch had dropped on its way to a controller when the last inco was started.
+    dropped_before: RefCell<BTreeMap<&'static str, u64>>,
 }
 
 impl Bench<'_> {
@@ -415,6 +436,8 @@ impl Bench<'_> {
     /// An inco with the fewest instances.
     fn start(&self, rules: u32, idle: Duration, control: Option<&Path>) -> Result<Session<'_>> {
         let database = self.open_vswitch()?.database();
+        self.dropped_before
+            .replace(self.open_vswitch()?.controller_drops()?);
         let terms = Terms {
             setup: self.case.setup(),
             rules,
@@ -436,7 +459,13 @@ impl Bench<'_> {
             }
             thread::sleep(LOOK);
         };
-        let row = Row::of(self.case, report, &status);
+        let before = self.dropped_before.take();
+        let mut dropped = self.open_vswitch()?.controller_drops()?;
+        for (counter, packets) in &mut dropped {
+            // One that was started again counts anew.
+            *packets = packets.saturating_sub(before.get(counter).copied().unwrap_or(0));
+        }
+        let row = Row::of(self.case, report, &status, dropped);
         let left = session.stop()?;
         if !left.is_empty() {
             bail!("inco left behind: {}", left.join(", "));
@@ -681,11 +710,12 @@ mod tests {
             rules_per_s: Some(9_000.0),
             moved_buckets: 12,
             dropped: BTreeMap::from([("instance_ring_full".to_owned(), 7), ("other".to_owned(), 0)]),
+            dropped_by_switch: BTreeMap::from([("packet_in_overflow", 0), ("rconn_overflow", 5)]),
             ..Row::default()
         };
         assert_eq!(
             row.remark(),
-            "9.00k rules/s, 12 buckets moved, 7 instance_ring_full"
+            "9.00k rules/s, 12 buckets moved, 7 instance_ring_full, 5 rconn_overflow"
         );
     }
 }
