@@ -244,22 +244,28 @@ impl Candidates {
             let (mut fitting, mut idle) = (0, 0);
             for (bit, (row, place)) in rows.iter_mut().zip(steps).enumerate() {
                 let renewed = now(word * Bits::OF_WORD + bit, row);
-                row.load = renewed.load;
-                row.live_flows = renewed.live_flows;
-                row.active_for = renewed.active_for;
-                row.queues = carried_queues(Some(&row.queues), row.load, self.has_priorities);
-                let step = ramp_step(row.active_for, terms.slow_start);
+                let Renewed {
+                    load,
+                    live_flows,
+                    active_for,
+                } = renewed;
+                // A copy of its own, written back at the end: what was just written in parts cannot be read as a whole at once.
+                let mut fresh = *row;
+                (fresh.load, fresh.live_flows, fresh.active_for) = (load, live_flows, active_for);
+                fresh.queues = carried_queues(Some(&row.queues), load, self.has_priorities);
+                let step = ramp_step(active_for, terms.slow_start);
                 has_other_steps |= step != *place;
                 *place = step;
                 if step > highest_step {
                     (highest_step, grown_load, grown_capacity) = (step, 0.0, 0.0);
                 }
                 if step == highest_step {
-                    grown_load += row.load;
-                    grown_capacity += row.capacity;
+                    grown_load += load;
+                    grown_capacity += fresh.capacity;
                 }
-                fitting |= u64::from(row.fits(terms.fit)) << bit;
-                idle |= u64::from(row.is_idle()) << bit;
+                fitting |= u64::from(fresh.fits(terms.fit)) << bit;
+                idle |= u64::from(fresh.is_idle()) << bit;
+                *row = fresh;
             }
             self.fitting.put_word(word, fitting);
             self.idle.put_word(word, idle);

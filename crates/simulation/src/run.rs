@@ -15,6 +15,9 @@ use crate::{Error, event, fluid, load};
 /// Quantile of the normal distribution for a two-sided interval of 95 %.
 const NORMAL_95: f64 = 1.959_964;
 
+/// Runs at the same time at most: the traffic of one may take some hundred megabytes.
+const THREADS_LIMIT: usize = 8;
+
 /// A figure over several seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
