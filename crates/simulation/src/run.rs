@@ -186,9 +186,8 @@ fn in_parallel<T: Send>(
     run: impl Fn(usize) -> Result<T, Error> + Sync,
     progress: &mut dyn FnMut(usize, usize, usize),
 ) -> Result<Vec<T>, Error> {
-    let threads = std::thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(count);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = processors.min(THREADS_LIMIT).min(count);
     let next = AtomicUsize::new(0);
     let mut results: Vec<Option<Result<T, Error>>> = (0..count).map(|_| None).collect();
     std::thread::scope(|scope| {
