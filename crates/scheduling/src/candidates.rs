@@ -249,7 +249,7 @@ impl Candidates {
                     live_flows,
                     active_for,
                 } = renewed;
-                // A copy of its own, written back at the end: what was just written in parts cannot be read as a whole at once.
+                // A copy, so that nothing is read as a whole that was written in parts just before: that has to wait.
                 let mut fresh = *row;
                 (fresh.load, fresh.live_flows, fresh.active_for) = (load, live_flows, active_for);
                 fresh.queues = carried_queues(Some(&row.queues), load, self.has_priorities);
@@ -265,7 +265,8 @@ impl Candidates {
                 }
                 fitting |= u64::from(fresh.fits(terms.fit)) << bit;
                 idle |= u64::from(fresh.is_idle()) << bit;
-                *row = fresh;
+                (row.load, row.live_flows, row.active_for) = (load, live_flows, active_for);
+                row.queues = fresh.queues;
             }
             self.fitting.put_word(word, fitting);
             self.idle.put_word(word, idle);
