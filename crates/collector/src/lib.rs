@@ -227,6 +227,16 @@ impl Counted {
             throttled_ns: raw.throttled_ns,
         }
     }
+
+    /// Follows drops at the ring, times that it was hot and throttled time.
+    #[cold]
+    fn follow_rare(&mut self, raw: &SlotCounters) -> (u64, u64, u64) {
+        (
+            follow(&mut self.ring_drops, raw.ring_drops),
+            follow(&mut self.hot, raw.hot),
+            follow(&mut self.throttled_ns, raw.throttled_ns),
+        )
+    }
 }
 
 #[derive(Debug)]
@@ -276,14 +286,20 @@ impl SlotState {
             self.last = Counted::of(raw);
         }
         let last = &mut self.last;
+        // What mostly stands still, seen at one look.
+        let stands = (raw.ring_drops ^ last.ring_drops)
+            | (raw.hot ^ last.hot)
+            | (raw.throttled_ns ^ last.throttled_ns);
+        let (dropped, hot_events, throttled) = if stands == 0 {
+            (0, 0, 0)
+        } else {
+            last.follow_rare(raw)
+        };
         let arrivals = follow(&mut last.arrivals, raw.to_packets.wrapping_add(raw.ring_drops));
         let to_bytes = follow(&mut last.to_bytes, raw.to_bytes);
         let returns = follow(&mut last.returns, raw.back_packets);
         let new_flows = follow(&mut last.new_flows, raw.new_flows);
         let taken = follow(&mut last.consumed, raw.consumed);
-        let dropped = follow(&mut last.ring_drops, raw.ring_drops);
-        let hot_events = follow(&mut last.hot, raw.hot);
-        let throttled = follow(&mut last.throttled_ns, raw.throttled_ns);
         self.new_flows = new_flows;
         self.arrivals = self.arrivals.wrapping_add(arrivals);
 

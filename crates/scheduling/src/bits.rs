@@ -1,12 +1,15 @@
 use model::Slot;
 
-const WORDS: usize = Slot::LIMIT / 64;
+const WORDS: usize = Slot::LIMIT / Bits::OF_WORD;
 
 /// A set of indices below [`Slot::LIMIT`].
 #[derive(Clone, Debug)]
 pub(crate) struct Bits([u64; WORDS]);
 
 impl Bits {
+    /// Indices that one word holds.
+    pub(crate) const OF_WORD: usize = 64;
+
     pub(crate) const fn new() -> Bits {
         Bits([0; WORDS])
     }
@@ -19,6 +22,14 @@ impl Bits {
     pub(crate) fn put(&mut self, index: usize, is_in: bool) {
         if let Some(word) = self.0.get_mut(index / 64) {
             *word = *word & !(1 << (index % 64)) | u64::from(is_in) << (index % 64);
+        }
+    }
+
+    /// Whether the indices from `index` times [`Bits::OF_WORD`] on are in it, the lowest bit for the first.
+    #[inline]
+    pub(crate) fn put_word(&mut self, index: usize, bits: u64) {
+        if let Some(word) = self.0.get_mut(index) {
+            *word = bits;
         }
     }
 

@@ -62,6 +62,12 @@ impl Candidate {
         }
     }
 
+    /// Whether it has no flow and nothing to do.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.live_flows == 0 && self.utilisation() <= IDLE_UTILISATION
+    }
+
     /// What it can process as a factor to compare instances by: 1 where it is not known.
     #[inline]
     pub(crate) fn size(&self) -> f32 {
@@ -88,6 +94,17 @@ impl Default for Terms {
             slow_start: Nanos::ZERO,
         }
     }
+}
+
+/// What changes of a candidate while the instances and their weights stay: see [`Candidates::renew`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Renewed {
+    /// See [`Candidate::load`].
+    pub load: f32,
+    /// See [`Candidate::live_flows`].
+    pub live_flows: u32,
+    /// See [`Candidate::active_for`].
+    pub active_for: Nanos,
 }
 
 /// The candidates of one service on one worker.
@@ -208,6 +225,60 @@ impl Candidates {
         self.derive(at, &candidate);
     }
 
+    /// Begins a new list of the same instances, each with the load, flows and age that `now` gives for it and its index: what
+    /// [`begin`](Candidates::begin) and a [`push`](Candidates::push) of each come to, its load by priority not known, in
+    /// fewer steps. For a caller that knows that no instance has come or left and that none has another capacity or weight.
+    pub fn renew(&mut self, terms: Terms, mut now: impl FnMut(usize, &Candidate) -> Renewed) {
+        self.terms = terms;
+        self.rows.truncate(self.count);
+        self.revision += 1;
+        self.pins = 0;
+        let mut highest_step = 0;
+        let (mut grown_load, mut grown_capacity) = (0.0, 0.0);
+        let mut has_other_steps = false;
+        let rows = self
+            .rows
+            .chunks_mut(Bits::OF_WORD)
+            .zip(self.steps.chunks_mut(Bits::OF_WORD));
+        for (word, (rows, steps)) in rows.enumerate() {
+            let (mut fitting, mut idle) = (0, 0);
+            for (bit, (row, place)) in rows.iter_mut().zip(steps).enumerate() {
+                let renewed = now(word * Bits::OF_WORD + bit, row);
+                let Renewed {
+                    load,
+                    live_flows,
+                    active_for,
+                } = renewed;
+                // A copy, so that nothing is read as a whole that was written in parts just before: that has to wait.
+                let mut fresh = *row;
+                (fresh.load, fresh.live_flows, fresh.active_for) = (load, live_flows, active_for);
+                fresh.queues = carried_queues(Some(&row.queues), load, self.has_priorities);
+                let step = ramp_step(active_for, terms.slow_start);
+                has_other_steps |= step != *place;
+                *place = step;
+                if step > highest_step {
+                    (highest_step, grown_load, grown_capacity) = (step, 0.0, 0.0);
+                }
+                if step == highest_step {
+                    grown_load += load;
+                    grown_capacity += fresh.capacity;
+                }
+                fitting |= u64::from(fresh.fits(terms.fit)) << bit;
+                idle |= u64::from(fresh.is_idle()) << bit;
+                (row.load, row.live_flows, row.active_for) = (load, live_flows, active_for);
+                row.queues = fresh.queues;
+            }
+            self.fitting.put_word(word, fitting);
+            self.idle.put_word(word, idle);
+        }
+        (self.highest_step, self.grown_load, self.grown_capacity) =
+            (highest_step, grown_load, grown_capacity);
+        if has_other_steps {
+            let rows = self.rows.iter().zip(&self.steps);
+            self.shape = rows.fold(0, |shape, (row, step)| with_row(shape, row, *step));
+        }
+    }
+
     /// What follows from the row at `index`, after those of the rows before it.
     // Always: what a caller has in registers need not be put together first.
     #[inline(always)]
@@ -226,12 +297,7 @@ impl Candidates {
             self.grown_load += row.load;
             self.grown_capacity += row.capacity;
         }
-        let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
-        // Each step is undone by nothing but itself, so lists that differ in one place never look alike.
-        self.shape = (self.shape ^ identity)
-            .wrapping_mul(SPREAD)
-            .rotate_left(29)
-            .wrapping_add(1);
+        self.shape = with_row(self.shape, row, step);
         self.note(index, row);
     }
 
@@ -273,8 +339,12 @@ impl Candidates {
         self.has_priorities |= priority > 0;
         // All of them are written, not the one that grows alone: who reads them next reads them together, and would have to
         // wait until a narrower write has left the processor's store buffer.
-        row.queues =
-            std::array::from_fn(|at| row.queues[at] + if at as u32 == priority { load } else { 0.0 });
+        row.queues = if self.has_priorities {
+            std::array::from_fn(|at| row.queues[at] + if at as u32 == priority { load } else { 0.0 })
+        } else {
+            let [lowest, ..] = row.queues;
+            of_lowest(lowest + load)
+        };
         let fits = row.fits(self.terms.fit);
         self.pins += 1;
         self.pinned = index;
@@ -287,8 +357,7 @@ impl Candidates {
     #[inline]
     fn note(&mut self, index: usize, row: &Candidate) {
         self.fitting.put(index, row.fits(self.terms.fit));
-        let is_idle = row.live_flows == 0 && row.utilisation() <= IDLE_UTILISATION;
-        self.idle.put(index, is_idle);
+        self.idle.put(index, row.is_idle());
     }
 
     /// How many there are.
@@ -419,6 +488,15 @@ impl Candidates {
     pub(crate) fn pins(&self) -> (u64, usize) {
         (self.pins, self.pinned)
     }
+}
+
+/// A list's [shape](Candidates::shape) with one more row at its end.
+#[inline]
+fn with_row(shape: u64, row: &Candidate, step: u8) -> u64 {
+    let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
+    // Each step is undone by nothing but itself, so lists that differ in one place never look alike.
+    let mixed = (shape ^ identity).wrapping_mul(SPREAD);
+    mixed.rotate_left(29).wrapping_add(1)
 }
 
 /// A load whose priorities are not known has those of the flows pinned so far, of which the list before knows.

@@ -64,7 +64,7 @@ impl Least {
         self.nodes[node] = smallest;
         while node > 1 {
             // The other child of the same node.
-            smallest = smallest.min(self.nodes[node ^ 1]);
+            smallest = smallest.min(self.nodes[(node ^ 1) % NODES]);
             node /= 2;
             self.nodes[node] = smallest;
         }

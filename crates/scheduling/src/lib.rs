@@ -44,7 +44,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 pub use best_fit::BestFit;
-pub use candidates::{Candidate, Candidates, PRIORITIES, RAMP_STEPS, Terms};
+pub use candidates::{Candidate, Candidates, PRIORITIES, RAMP_STEPS, Renewed, Terms};
 pub use jbsq::Jbsq;
 pub use least_connections::LeastConnections;
 pub use maglev::Maglev;

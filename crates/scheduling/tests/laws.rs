@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use model::{Direction, FlowKey, Nanos, Slot, Tuple, protocol};
 use proptest::prelude::*;
 use scheduling::{
-    Candidate, Candidates, NewFlow, PRIORITIES, Pick, Scheduler, Settings, State, TOTAL_WEIGHT, Terms,
-    rss_hash,
+    Candidate, Candidates, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Settings, State, TOTAL_WEIGHT,
+    Terms, rss_hash,
 };
 
 const FIT: f32 = 0.9;
@@ -179,6 +179,44 @@ proptest! {
                     candidates.pin(index, &flow);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn candidates_are_renewed_as_if_they_were_listed_again(
+        rows in rows(),
+        lists in proptest::collection::vec(proptest::collection::vec((0u32..12, 0u32..3, 0u64..8), 80), 1..4),
+        pins in 0u32..20,
+        fit in 0.1f32..1.2,
+    ) {
+        let (mut again, mut renewed) = (listed(&rows, terms(0, FIT)), listed(&rows, terms(0, FIT)));
+        let mut scheduler = named("worst-fit");
+        for (n, list) in (1..).zip(lists) {
+            for number in 0..pins.min(rows.len() as u32) {
+                // Every second list has flows of other priorities, too.
+                let mut flow = Flow::number(number);
+                flow.dscp *= (n % 2) as u8;
+                let flow = flow.new_flow(70.0);
+                let index = scheduler.pick(&flow, &again).index().unwrap();
+                again.pin(index, &flow);
+                renewed.pin(index, &flow);
+            }
+            let of = |(load, live_flows, age): (u32, u32, u64)| Renewed {
+                load: load as f32 * 100.0,
+                live_flows,
+                active_for: Nanos::from_millis(age * 250),
+            };
+            let fresh: Vec<Candidate> = rows
+                .iter()
+                .zip(&list)
+                .map(|(row, new)| {
+                    let Renewed { load, live_flows, active_for } = of(*new);
+                    Candidate { load, live_flows, active_for, ..*row }
+                })
+                .collect();
+            relist(&mut again, &fresh, terms(n, fit));
+            renewed.renew(terms(n, fit), |index, _| of(list[index]));
+            prop_assert_eq!(format!("{again:?}"), format!("{renewed:?}"));
         }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct Control {
     pub(crate) rows: Vec<InstanceRow>,
     /// Since when each of them is in its state.
     pub(crate) rows_since: Vec<Nanos>,
+    /// How many tables there were.
+    pub(crate) tables: u64,
     pub(crate) changes: Vec<SlotChange>,
     pub(crate) events: Vec<Event>,
     /// Active instances, and those that exist and are not frozen.
@@ -164,6 +166,7 @@ impl Control {
             actions: VecDeque::new(),
             rows: Vec::new(),
             rows_since: Vec::new(),
+            tables: 0,
             changes: Vec::new(),
             events: Vec::new(),
             active: 0,
@@ -376,6 +379,7 @@ impl Control {
                 };
                 self.rows_since = rows.iter().map(since).collect();
                 self.rows = rows;
+                self.tables += 1;
                 self.answer(Nanos::ZERO, SwitchReply::Acknowledged(generation));
             }
             SwitchRequest::Probe(slot) => self.answer(Nanos::ZERO, SwitchReply::Consumed { slot }),

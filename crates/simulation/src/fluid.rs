@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use collector::{FunctionCounters, HOT_OCCUPANCY};
+use collector::HOT_OCCUPANCY;
 use model::{Nanos, Slot};
 use traffic::Random;
 
@@ -13,7 +13,7 @@ use crate::Error;
 use crate::control::{Control, SERVICE, SlotChange};
 use crate::load::{Class, Compiled, Single, nearest, whole, whole_ms};
 use crate::outcome::{Interval, Recorder};
-use crate::scenario::{Instances, Scenario};
+use crate::scenario::{Capacities, Instances, Scenario};
 use crate::steering::Steering;
 
 /// Picks at most, and at least where there are so many flows, for an aggregate's new flows of one step: each then
@@ -416,7 +416,10 @@ impl<'a> Fluid<'a> {
                             ..Place::default()
                         };
                     }
-                    control.raw.slots[slot.index()] = collector::SlotCounters::default();
+                    control.raw.slots[slot.index()] = collector::SlotCounters {
+                        ring_slots: u64::from(self.instances.ring_slots),
+                        ..collector::SlotCounters::default()
+                    };
                 }
                 SlotChange::Unpinned(slot) => self.unpin(slot),
                 SlotChange::Failed(slot) => {
@@ -635,19 +638,15 @@ impl<'a> Fluid<'a> {
                 .each
                 .extend(of_class.map(|(class, again)| (whole * class.share + again) / picks));
             self.homeless[from..to].fill(0.0);
-            for _ in 0..picks as u64 {
-                // A number is a key of its own, where somebody looks at keys.
-                let number = if self.steering.is_by_flow {
-                    self.random.bits()
-                } else {
-                    0
-                };
-                let slot = self.steering.pick(number, each, 0);
-                if let Some(place) = self.places.get_mut(slot.index()) {
+            let (random, places) = (&mut self.random, &mut self.places);
+            // A number is a key of its own, where somebody looks at keys.
+            let numbers = || random.bits();
+            self.steering.pick_often(picks as u64, each, numbers, |slot| {
+                if let Some(place) = places.get_mut(slot.index()) {
                     place.new_flows += each;
                     fresh.pick(slot);
                 }
-            }
+            });
         }
     }
 
@@ -758,16 +757,20 @@ impl<'a> Fluid<'a> {
     fn serve(&mut self, control: &mut Control, recorder: &mut Recorder, dt_s: f64) {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
-        let alone = instances.capacity_pps.of(1);
         let arrivals_pps = &self.arrivals_pps;
         let places = || {
             let places = self.places.iter().zip(arrivals_pps).zip(&self.is_used);
             places.filter_map(|((place, arrivals), is_used)| is_used.then_some((place, *arrivals)))
         };
-        let busy = places()
-            .filter(|(place, arrivals)| *arrivals > BUSY_SHARE * alone || place.queue > 0.0)
-            .count();
-        let each = instances.capacity_pps.of(busy);
+        let each = match &instances.capacity_pps {
+            Capacities::One(pps) => *pps,
+            by_busy @ Capacities::ByBusy(_) => {
+                let alone = by_busy.of(1);
+                let busy =
+                    places().filter(|(place, arrivals)| *arrivals > BUSY_SHARE * alone || place.queue > 0.0);
+                by_busy.of(busy.count())
+            }
+        };
         let capacity_of = |place: &Place, arrivals: f64| {
             let cpus = place
                 .quota
@@ -809,38 +812,60 @@ impl<'a> Fluid<'a> {
                 || capacity_of(place, arrivals),
                 |(total, demand)| wants(place, arrivals) * total / demand,
             );
-            let mut stalled = 0.0;
-            if let Some((cpus, period_s)) = place.quota {
-                // A polling function uses its quota up whatever it is offered, and then stands still for the rest of
-                // each period: what does not fit the ring meanwhile is lost.
-                let still_s = period_s * (1.0 - cpus / instances.threads).max(0.0);
-                if still_s > 0.0 {
-                    let room = (ring - place.queue).max(0.0);
-                    let over = (arrivals * still_s - room).max(0.0);
-                    // Beyond the capacity the loss is the ring's anyway.
-                    stalled = (over / period_s).min((arrivals - (arrivals - capacity).max(0.0)).max(0.0));
-                    place.throttled_ns += still_s / period_s * dt_s * 1e9;
-                    raw.throttled_ns = whole(place.throttled_ns);
-                }
-            }
-            let arriving = (arrivals - stalled) * dt_s;
             let could = capacity * dt_s;
-            let before = place.queue;
-            let after = (before + arriving - could).max(0.0);
-            let dropped = (after - ring).max(0.0);
-            place.queue = after.min(ring);
-            let taken = before + arriving - dropped - place.queue;
-            let lost_stalled = stalled * dt_s;
-            place.to += arriving - dropped;
+            // What mostly is: nothing waits, and all that arrives is taken at once.
+            let is_light = place.queue == 0.0 && arrivals <= capacity && place.quota.is_none();
+            let (kept, taken) = if is_light {
+                let taken = arrivals * dt_s;
+                noted.0 += taken;
+                raw.ring_used = 0;
+                (taken, taken)
+            } else {
+                let mut stalled = 0.0;
+                if let Some((cpus, period_s)) = place.quota {
+                    // A polling function uses its quota up whatever it is offered, and then stands still for the rest of
+                    // each period: what does not fit the ring meanwhile is lost.
+                    let still_s = period_s * (1.0 - cpus / instances.threads).max(0.0);
+                    if still_s > 0.0 {
+                        let room = (ring - place.queue).max(0.0);
+                        let over = (arrivals * still_s - room).max(0.0);
+                        // Beyond the capacity the loss is the ring's anyway.
+                        stalled = (over / period_s).min((arrivals - (arrivals - capacity).max(0.0)).max(0.0));
+                        place.throttled_ns += still_s / period_s * dt_s * 1e9;
+                        raw.throttled_ns = whole(place.throttled_ns);
+                    }
+                }
+                let arriving = (arrivals - stalled) * dt_s;
+                let before = place.queue;
+                let after = (before + arriving - could).max(0.0);
+                let dropped = (after - ring).max(0.0);
+                place.queue = after.min(ring);
+                let lost_stalled = stalled * dt_s;
+                let lost = dropped + lost_stalled;
+                if lost > 0.0 {
+                    place.drops += lost;
+                    raw.ring_drops = whole(place.drops);
+                }
+                interval.lost_ring += dropped;
+                interval.lost_stalled += lost_stalled;
+                self.moving |= (place.queue - before).abs() > 1e-6;
+                noted.0 += arriving + lost_stalled;
+                let net = arrivals - capacity;
+                if net > 0.0 {
+                    let levels = [HOT_OCCUPANCY * ring, ring];
+                    if let Some(level) = levels.into_iter().find(|level| place.queue < level - 1e-6) {
+                        let after = (level - place.queue) / net;
+                        self.crossing_s = Some(self.crossing_s.map_or(after, |soonest| soonest.min(after)));
+                    }
+                }
+                raw.ring_used = whole(place.queue);
+                (arriving - dropped, before + arriving - dropped - place.queue)
+            };
+            place.to += kept;
             place.back += taken;
             if arrivals > 0.0 {
                 // What the ring takes is as large as what arrives.
-                place.to_bytes += (arriving - dropped) * bytes / arrivals;
-            }
-            let lost = dropped + lost_stalled;
-            if lost > 0.0 {
-                place.drops += lost;
-                raw.ring_drops = whole(place.drops);
+                place.to_bytes += kept * bytes / arrivals;
             }
             place.busy_ns += if could > 0.0 {
                 (taken / could).min(1.0) * dt_s * 1e9
@@ -848,20 +873,7 @@ impl<'a> Fluid<'a> {
                 dt_s * 1e9
             };
             interval.served += taken;
-            interval.lost_ring += dropped;
-            interval.lost_stalled += lost_stalled;
-            self.moving |= (place.queue - before).abs() > 1e-6;
-            noted.0 += arriving + lost_stalled;
             noted.1 += taken;
-
-            let net = arrivals - capacity;
-            if net > 0.0 {
-                let levels = [HOT_OCCUPANCY * ring, ring];
-                if let Some(level) = levels.into_iter().find(|level| place.queue < level - 1e-6) {
-                    let after = (level - place.queue) / net;
-                    self.crossing_s = Some(self.crossing_s.map_or(after, |soonest| soonest.min(after)));
-                }
-            }
 
             raw.to_packets = whole(place.to);
             raw.to_bytes = whole(place.to_bytes);
@@ -869,13 +881,9 @@ impl<'a> Fluid<'a> {
             raw.consumed = raw.back_packets;
             raw.new_flows = whole(place.new_flows);
             raw.live_flows = nearest(place.single_flows + live);
-            raw.ring_used = whole(place.queue);
-            raw.ring_slots = u64::from(instances.ring_slots);
-            raw.function = Some(FunctionCounters {
-                packets: raw.back_packets,
-                busy_ns: whole(place.busy_ns),
-                ..FunctionCounters::default()
-            });
+            let function = raw.function.get_or_insert_default();
+            function.packets = raw.back_packets;
+            function.busy_ns = whole(place.busy_ns);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use serde::Serialize;
 
@@ -12,6 +14,9 @@ use crate::{Error, event, fluid, load};
 
 /// Quantile of the normal distribution for a two-sided interval of 95 %.
 const NORMAL_95: f64 = 1.959_964;
+
+/// Runs at the same time at most: the traffic of one may take some hundred megabytes.
+const THREADS_LIMIT: usize = 8;
 
 /// A figure over several seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -111,21 +116,35 @@ pub fn run(
     }
     let beside = file.path.parent().unwrap_or_else(|| Path::new("."));
     let names: Vec<String> = file.variants().map(str::to_owned).collect();
+    let scenarios: Vec<Scenario> = names
+        .iter()
+        .map(|name| file.variant(name))
+        .collect::<Result<_, _>>()?;
+    let of_variant = seeds as usize;
+    let mut outcomes = in_parallel(
+        scenarios.len() * of_variant,
+        |run| {
+            let scenario = &scenarios[run / of_variant];
+            let nth = run % of_variant;
+            let mut outcome = play(scenario, scenario.seed.saturating_add(nth as u64), data, beside)?;
+            if nth > 0 {
+                // Of all but the first seed, only figures are kept.
+                (outcome.series, outcome.decisions) = (Vec::new(), Vec::new());
+            }
+            Ok(outcome)
+        },
+        &mut |run, done, all| progress(&names[run / of_variant], done as u64, all as u64),
+    )?
+    .into_iter();
     let mut variants = Vec::new();
-    let mut done = 0;
-    let mut head = None;
     for name in &names {
-        let scenario = file.variant(name)?;
         let mut first = None;
         let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for seed in scenario.seed..scenario.seed.saturating_add(seeds) {
-            let outcome = play(&scenario, seed, data, beside)?;
+        for outcome in outcomes.by_ref().take(of_variant) {
             for (metric, value) in &outcome.metrics {
                 values.entry(metric.clone()).or_default().push(*value);
             }
             first.get_or_insert(outcome);
-            done += 1;
-            progress(name, done, seeds * names.len() as u64);
         }
         let metrics = values
             .into_iter()
@@ -135,8 +154,8 @@ pub fn run(
             metrics: metrics.collect(),
             first: first.unwrap_or_default(),
         });
-        head.get_or_insert(scenario);
     }
+    let head = scenarios.into_iter().next();
     let expectation = file.expectation();
     let mut result = ScenarioResult {
         name: head.as_ref().map_or_else(String::new, |s| s.name.clone()),
@@ -155,6 +174,52 @@ pub fn run(
         .map(|check| check.look(&means))
         .collect::<Result<_, _>>()?;
     Ok(result)
+}
+
+/// Does so many runs, each on a thread of its own where there is a processor for it, and gives what came of them in their order.
+/// `progress` is told each that has ended: which, how many have, and how many there are.
+///
+/// # Errors
+/// That of the first run, in their order, which had one.
+fn in_parallel<T: Send>(
+    count: usize,
+    run: impl Fn(usize) -> Result<T, Error> + Sync,
+    progress: &mut dyn FnMut(usize, usize, usize),
+) -> Result<Vec<T>, Error> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = processors.min(THREADS_LIMIT).min(count);
+    let next = AtomicUsize::new(0);
+    let mut results: Vec<Option<Result<T, Error>>> = (0..count).map(|_| None).collect();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..threads {
+            let (sender, next, run) = (sender.clone(), &next, &run);
+            scope.spawn(move || {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        break;
+                    }
+                    let result = run(index);
+                    if result.is_err() {
+                        // Those before it are under way; the others are of no use.
+                        next.store(count, Ordering::Relaxed);
+                    }
+                    if sender.send((index, result)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (done, (index, result)) in (1..).zip(receiver) {
+            if result.is_ok() {
+                progress(index, done, count);
+            }
+            results[index] = Some(result);
+        }
+    });
+    results.into_iter().flatten().collect()
 }
 
 /// The mean and its 95 % confidence interval.
@@ -193,6 +258,35 @@ fn student_95(freedom: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_in_parallel_give_what_they_give_in_their_order() {
+        let mut told = Vec::new();
+        let squares = in_parallel(100, |n| Ok(n * n), &mut |run, done, all| {
+            told.push((run, done, all))
+        });
+        assert_eq!(squares.unwrap(), (0..100).map(|n| n * n).collect::<Vec<_>>());
+        assert!(
+            (1..)
+                .zip(&told)
+                .all(|(nth, (_, done, all))| *done == nth && *all == 100)
+        );
+        told.sort_unstable();
+        assert_eq!(
+            told.iter().map(|(run, ..)| *run).collect::<Vec<_>>(),
+            (0..100).collect::<Vec<_>>()
+        );
+        let fails = |n: usize| {
+            if n % 7 == 5 {
+                Err(Error::value(n.to_string(), "no"))
+            } else {
+                Ok(n)
+            }
+        };
+        let error = in_parallel(100, fails, &mut |_, _, _| {}).unwrap_err();
+        assert_eq!(error.to_string(), Error::value("5", "no").to_string());
+        assert!(in_parallel(0, Ok, &mut |_, _, _| {}).unwrap().is_empty());
+    }
 
     #[test]
     fn confidence_intervals_are_those_of_the_tables() {

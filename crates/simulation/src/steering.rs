@@ -1,7 +1,8 @@
 //! The one place where flows are given to instances: as a worker of the switch does it.
 
-use model::{Direction, FlowKey, Slot};
-use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
+use collector::ServiceRates;
+use model::{Direction, FlowKey, Nanos, Slot};
+use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Terms};
 
 use crate::Error;
 use crate::control::{Control, SERVICE, scheduler_of};
@@ -15,6 +16,10 @@ pub(crate) struct Steering {
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
+    /// The table that the candidates are those of, where they can be renewed.
+    table: Option<u64>,
+    /// Since when each of them is in its state.
+    since: Vec<Nanos>,
     /// Whether the scheduler looks at which flow it is.
     pub(crate) is_by_flow: bool,
     /// Key and hash of the flow at hand, or of any where nobody looks at them.
@@ -34,6 +39,8 @@ impl Steering {
             limit,
             fit: scenario.service.fit,
             candidates: Candidates::new(),
+            table: None,
+            since: Vec::new(),
             flow: key_of(0),
             expected: 0.0,
             overcommitted: 0.0,
@@ -42,33 +49,54 @@ impl Steering {
 
     /// Lists the candidates with their loads as the collector has them and the flows that are pinned now.
     pub(crate) fn relist(&mut self, control: &Control, live: impl Fn(Slot) -> f64) {
-        self.candidates.begin(Terms {
+        let terms = Terms {
             at: control.now,
             fit: self.fit,
             slow_start: self.scheduler.settings().slow_start,
-        });
+        };
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
-        for (row, since) in control.rows.iter().zip(&control.rows_since) {
-            if !row.state.takes_new_flows() {
-                continue;
-            }
-            let flows = live(row.slot);
-            let load = match (metric, control.collector.slot(row.slot)) {
-                // A worker knows them without waiting for counters.
-                (Metric::Flows, _) => flows,
-                (_, Some(rates)) => rates.load(metric, &service, f64::from(row.capacity_pps)),
-                (_, None) => 0.0,
-            };
-            self.candidates.push(Candidate {
-                slot: row.slot,
-                capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
-                load: load as f32,
-                weight: row.weight,
-                live_flows: nearest(flows).min(u64::from(u32::MAX)) as u32,
-                active_for: control.now.since(*since),
-                queues: [0.0; PRIORITIES],
+        if self.table == Some(control.tables) {
+            let since = &self.since;
+            self.candidates.renew(terms, |index, row| {
+                let flows = live(row.slot);
+                let since = since.get(index).copied().unwrap_or(control.now);
+                Renewed {
+                    load: load(
+                        control,
+                        metric,
+                        &service,
+                        row.slot,
+                        f64::from(row.capacity),
+                        flows,
+                    ),
+                    live_flows: count_of(flows),
+                    active_for: control.now.since(since),
+                }
             });
+        } else {
+            self.candidates.begin(terms);
+            self.since.clear();
+            for (row, since) in control.rows.iter().zip(&control.rows_since) {
+                if !row.state.takes_new_flows() {
+                    continue;
+                }
+                let flows = live(row.slot);
+                let capacity_pps = f64::from(row.capacity_pps);
+                self.candidates.push(Candidate {
+                    slot: row.slot,
+                    capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
+                    load: load(control, metric, &service, row.slot, capacity_pps, flows),
+                    weight: row.weight,
+                    live_flows: count_of(flows),
+                    active_for: control.now.since(*since),
+                    queues: [0.0; PRIORITIES],
+                });
+                self.since.push(*since);
+            }
+            // Where one was left out, or its capacity is not that of packets, what belongs to which is not known.
+            let is_known = self.limit.is_none() && self.since.len() == self.candidates.len();
+            self.table = is_known.then_some(control.tables);
         }
         let capacity_pps = control
             .rows
@@ -82,9 +110,28 @@ impl Steering {
         self.candidates.is_empty()
     }
 
-    /// Where a new flow goes, or so many of them that go the same way; [`Slot::NONE`] where no instance takes any.
-    /// The flow's key follows from `number`.
+    /// Where a new flow goes; [`Slot::NONE`] where no instance takes any. Its key follows from `number`.
     pub(crate) fn pick(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
+        self.pick_one(number, flows, dscp)
+    }
+
+    /// So many times, where so many flows that go the same way go; `number` gives each time's number where the scheduler looks
+    /// at keys.
+    pub(crate) fn pick_often(
+        &mut self,
+        times: u64,
+        flows: f64,
+        mut number: impl FnMut() -> u64,
+        mut picked: impl FnMut(Slot),
+    ) {
+        for _ in 0..times {
+            let number = if self.is_by_flow { number() } else { 0 };
+            picked(self.pick_one(number, flows, 0));
+        }
+    }
+
+    #[inline(always)]
+    fn pick_one(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
         if self.is_by_flow {
             self.flow = key_of(number);
         }
@@ -107,4 +154,29 @@ impl Steering {
         self.candidates.pin_many(index, &flow, flows as f32);
         self.candidates.get(index).map_or(Slot::NONE, |row| row.slot)
     }
+}
+
+/// An instance's load in the scheduler's metric.
+#[inline]
+fn load(
+    control: &Control,
+    metric: Metric,
+    service: &ServiceRates,
+    slot: Slot,
+    capacity_pps: f64,
+    flows: f64,
+) -> f32 {
+    let load = match (metric, control.collector.slot(slot)) {
+        // A worker knows them without waiting for counters.
+        (Metric::Flows, _) => flows,
+        (_, Some(rates)) => rates.load(metric, service, capacity_pps),
+        (_, None) => 0.0,
+    };
+    load as f32
+}
+
+/// Flows as a candidate has them.
+#[inline]
+fn count_of(flows: f64) -> u32 {
+    nearest(flows).min(u64::from(u32::MAX)) as u32
 }

@@ -762,6 +762,34 @@ fn the_controller() {
             (4, "DesiredWithinRange"),
         ),
         Row(
+            "up, a metric of pods, unready counts",
+            (2, 6, 3),
+            vec![Metric::InstancesAverage {
+                target_average: 15000,
+            }],
+            ("rru", &[50000, 10000, 30000], ONE),
+            None,
+            (6, "DesiredWithinRange"),
+        ),
+        Row(
+            "up at once after a change, a metric of pods",
+            (1, 5, 3),
+            vec![Metric::InstancesAverage {
+                target_average: 15000,
+            }],
+            ("rrr", &[20000, 10000, 30000], ONE),
+            None,
+            (4, "DesiredWithinRange"),
+        ),
+        Row(
+            "within tolerance",
+            (1, 5, 3),
+            vec![u(100)],
+            ("rrr", &[1010, 1030, 1020], MIXED),
+            None,
+            (3, "DesiredWithinRange"),
+        ),
+        Row(
             "within tolerance, a metric of pods",
             (1, 5, 3),
             vec![Metric::InstancesAverage {
