@@ -1625,9 +1625,7 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    /// Sends a frame out of an uplink.
-    #[inline]
-    /// Sends frames out on an uplink, and leaves the list empty.
+    /// Sends frames out of an uplink, and leaves the list empty.
     fn send_all_out(&mut self, frames: &mut Vec<M::Frame>, uplink: UplinkId) {
         if let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) {
             port.put_all(frames, &mut self.parts.memory);
@@ -1639,6 +1637,8 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
+    /// Sends a frame out of an uplink.
+    #[inline]
     fn send_out(&mut self, frame: M::Frame, uplink: UplinkId) {
         if let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) {
             port.send(frame, &mut self.parts.memory);
