@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -644,6 +645,17 @@ impl Lengths {
         range.is_some_and(|range| len.wrapping_sub(FRAME_BYTES_MIN) <= range)
     }
 
+    /// Whether all of them may go as they are. Without a branch for each; nearly always they may.
+    #[inline]
+    fn suit(&self, mbufs: &[Mbuf]) -> bool {
+        let (mut segments, mut are_right) = (0, true);
+        for mbuf in mbufs {
+            segments |= mbuf.segment_count();
+            are_right &= self.are_right(mbuf.len());
+        }
+        segments <= 1 && are_right
+    }
+
     fn allow(&self, mbuf: &Mbuf) -> bool {
         let len = mbuf.len();
         let is_tagged = || mbuf.data().get(12..14) == Some(&ETHERTYPE_VLAN);
@@ -675,16 +687,29 @@ impl TxQueue {
         usize::from(count)
     }
 
-    /// As [`TxQueue::send`], from a vector, at most 65,535 at once, and no frame longer than `longest` bytes.
-    pub fn send_from(&mut self, mbufs: &mut Vec<Mbuf>, longest: usize) -> usize {
+    /// As [`TxQueue::send`], from a vector, at most 65,535 at once, and no frame longer than `longest` bytes. Whoever knows that
+    /// all of them are one piece each and have lengths in a range says so: where the device carries all of these, none is
+    /// looked at.
+    pub fn send_from(
+        &mut self,
+        mbufs: &mut Vec<Mbuf>,
+        longest: usize,
+        known: Option<RangeInclusive<usize>>,
+    ) -> usize {
         let lengths = self.lengths.cut_to(longest);
-        // Without a branch for each; nearly always all may go as they are.
-        let (mut segments, mut are_right) = (0, true);
-        for mbuf in mbufs.iter() {
-            segments |= mbuf.segment_count();
-            are_right &= lengths.are_right(mbuf.len());
-        }
-        if segments > 1 || !are_right {
+        let are_right = match known {
+            Some(known) => {
+                debug_assert!(
+                    mbufs
+                        .iter()
+                        .all(|mbuf| mbuf.is_contiguous() && known.contains(&mbuf.len())),
+                    "a frame is not as it is said to be"
+                );
+                lengths.are_right(*known.start()) && lengths.are_right(*known.end())
+            }
+            None => false,
+        };
+        if !are_right && !lengths.suit(mbufs) {
             let (segments, refused) = (self.segments_max, &mut self.refused);
             mbufs.retain_mut(|mbuf| {
                 let may_go = may_send(mbuf, &lengths, segments);

@@ -85,7 +85,7 @@ fn main() {
         let mut limit = || {
             limit_in.receive(&mut frames, BURST);
             let moved = frames.len();
-            limit_out.send(&mut frames, MAX_FRAME);
+            limit_out.send(&mut frames, MAX_FRAME, None);
             moved
         };
         let started = Instant::now();

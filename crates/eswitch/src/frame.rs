@@ -25,6 +25,12 @@ pub trait Frame: Send + 'static {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// In how many pieces it lies: [`Frame::bytes`] are those of the first one.
+    fn pieces(&self) -> u16 {
+        1
+    }
+    /// Makes it one piece where there is room for all of it.
+    fn join(&mut self) {}
 }
 
 /// Where a worker's frames come from and go back to. Neither call allocates, locks or waits.
@@ -53,38 +59,46 @@ pub trait FrameMemory: Send + 'static {
 
 /// A port whose frames are already in the worker's memory.
 pub trait Device<F>: Send + 'static {
-    /// Appends at most `limit` received frames, and says how long they are: whoever looks at each of them first.
-    fn receive(&mut self, into: &mut Vec<F>, limit: usize) -> Arrived;
+    /// Appends at most `limit` received frames, of any length and in any number of pieces.
+    fn receive(&mut self, into: &mut Vec<F>, limit: usize);
     /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer than
-    /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send.
-    fn send(&mut self, frames: &mut Vec<F>, longest: usize) -> Unsendable;
+    /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send. Where all of them are
+    /// known to lie within these sizes, they need not be looked at one by one.
+    fn send(&mut self, frames: &mut Vec<F>, longest: usize, known: Option<Sizes>) -> Unsendable;
 }
 
-/// How long the frames are that a device gave at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arrived {
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes of the longest one.
-    pub longest: usize,
+/// Between which lengths some frames are, each of them one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of the shortest one, or less.
+    pub shortest: u32,
+    /// Bytes of the longest one, or more.
+    pub longest: u32,
 }
 
-impl Arrived {
-    /// Those frames.
-    #[inline(always)]
-    pub fn of<F: Frame>(frames: &[F]) -> Arrived {
-        let mut arrived = Arrived::default();
-        for frame in frames {
-            arrived.note(frame.len());
-        }
-        arrived
-    }
+impl Sizes {
+    /// Of no frame.
+    pub const NONE: Sizes = Sizes {
+        shortest: u32::MAX,
+        longest: 0,
+    };
 
     /// One more frame of so many bytes.
-    #[inline(always)]
+    #[inline]
     pub fn note(&mut self, len: usize) {
-        self.bytes += len as u64;
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.shortest = self.shortest.min(len);
         self.longest = self.longest.max(len);
+    }
+
+    /// Those frames beside these.
+    #[inline(always)]
+    #[must_use]
+    pub fn and(self, other: Sizes) -> Sizes {
+        Sizes {
+            shortest: self.shortest.min(other.shortest),
+            longest: self.longest.max(other.longest),
+        }
     }
 }
 
@@ -119,10 +133,10 @@ pub struct DeviceState {
 pub enum NoDevice {}
 
 impl<F> Device<F> for NoDevice {
-    fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) -> Arrived {
+    fn receive(&mut self, _into: &mut Vec<F>, _limit: usize) {
         match *self {}
     }
-    fn send(&mut self, _frames: &mut Vec<F>, _longest: usize) -> Unsendable {
+    fn send(&mut self, _frames: &mut Vec<F>, _longest: usize, _known: Option<Sizes>) -> Unsendable {
         match *self {}
     }
 }

@@ -3,7 +3,7 @@
 use model::{InstanceId, UplinkId};
 
 use crate::counters::SlotCounters;
-use crate::frame::{Frame, FrameMemory};
+use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::plan::{Plan, SlotPlan};
 use crate::port::{Pending, Port};
 use crate::worker::OUTBOX_FRAMES;
@@ -160,21 +160,21 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Sends frames, `bytes` in all, on a port, and leaves the list empty. Counts what came of it, and that the instance is hot
+    /// Sends frames, `bytes` in all and each of these sizes, on a port, and leaves the list empty. Counts what came of it, and that the instance is hot
     /// where the port's ring was full, or a quarter of it in use at two flushes in a row.
     #[inline(always)]
     pub fn send_all(
         &mut self,
         port: usize,
         frames: &mut Vec<M::Frame>,
-        bytes: u64,
+        (bytes, sizes): (u64, Sizes),
         memory: &mut M,
         counters: &SlotCounters,
     ) -> Pending {
         let (Some(ring), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
             return Pending::default();
         };
-        let sent = ring.send_all(frames, bytes, memory);
+        let sent = ring.send_all(frames, bytes, sizes, memory);
         // Something is being sent: an answer is likely.
         self.quiet = 0;
         self.outstanding += sent.packets;

@@ -42,8 +42,7 @@ pub use counters::{
 pub use dump::{FlowDump, FlowFilter, HeavyDump};
 pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
 pub use frame::{
-    Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice,
-    Unsendable,
+    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
 };
 pub use idle::{Alarm, Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;

@@ -7,7 +7,7 @@ use dpdk::{
 
 use flow_table::{CARD_KEY, CARD_SHARES, taker};
 
-use crate::frame::{Arrived, Device, DeviceState, DeviceWatch, Frame, FrameMemory, Unsendable};
+use crate::frame::{Device, DeviceState, DeviceWatch, Frame, FrameMemory, Sizes, Unsendable};
 use crate::soft::OpenDevice;
 
 /// Mbufs that a worker takes from the pool at a time.
@@ -34,6 +34,14 @@ impl Frame for Mbuf {
     #[inline(always)]
     fn len(&self) -> usize {
         Mbuf::len(self)
+    }
+    #[inline(always)]
+    fn pieces(&self) -> u16 {
+        self.segment_count()
+    }
+    fn join(&mut self) {
+        // One that does not fit stays as it is: the pool has room for the longest that any uplink carries.
+        let _in_pieces = self.linearize();
     }
 }
 
@@ -103,28 +111,15 @@ pub struct DpdkQueue {
 }
 
 impl Device<Mbuf> for DpdkQueue {
-    fn receive(&mut self, into: &mut Vec<Mbuf>, limit: usize) -> Arrived {
-        let first = into.len();
+    #[inline(always)]
+    fn receive(&mut self, into: &mut Vec<Mbuf>, limit: usize) {
         self.rx.receive_into(into, limit);
-        let frames = into.get_mut(first..).unwrap_or_default();
-        let (mut arrived, mut segments) = (Arrived::default(), 0);
-        for frame in frames.iter() {
-            arrived.note(frame.len());
-            segments |= frame.segment_count();
-        }
-        if segments > 1 {
-            // A frame in several pieces becomes one, so that it can be parsed and copied; the pool has room for the longest.
-            for frame in frames {
-                // One that does not fit stays as it is: it is longer than any uplink carries.
-                let _in_pieces = frame.linearize();
-            }
-        }
-        arrived
     }
 
-    fn send(&mut self, frames: &mut Vec<Mbuf>, longest: usize) -> Unsendable {
+    fn send(&mut self, frames: &mut Vec<Mbuf>, longest: usize, known: Option<Sizes>) -> Unsendable {
         let before = self.tx.refused();
-        self.tx.send_from(frames, longest);
+        let known = known.map(|sizes| sizes.shortest as usize..=sizes.longest as usize);
+        self.tx.send_from(frames, longest, known);
         let refused = self.tx.refused();
         Unsendable {
             packets: refused.packets - before.packets,

@@ -8,7 +8,7 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::frame::{Device, Frame, FrameMemory};
+use crate::frame::{Device, Frame, FrameMemory, Sizes};
 
 /// One queue of a port.
 #[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
@@ -49,7 +49,7 @@ impl AddAssign for Pending {
 pub struct Received {
     /// Packets received.
     pub packets: usize,
-    /// Their bytes.
+    /// Their bytes, where they went from ring to ring: who receives frames sees these for himself.
     pub bytes: u64,
     /// Packets that the peer announced with a descriptor that cannot be true.
     pub bad: u64,
@@ -138,12 +138,12 @@ impl<M: FrameMemory> Port<M> {
     }
 
     /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then
-    /// stay in the ring.
+    /// stay in the ring. Of a device's frames it is still to be seen whether they are [right](Port::is_right).
     pub fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
         match self {
             Port::Memif(port) => port.receive(memory, into, limit),
             Port::Null(_) => Received::default(),
-            Port::Device(port) => port.receive(memory, into, limit),
+            Port::Device(port) => port.receive(into, limit),
         }
     }
 
@@ -180,6 +180,30 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
+    /// Whether frames that it gave, the longest of so many bytes and in so many pieces, are all such as it carries, and whole.
+    #[inline]
+    pub fn is_right(&self, longest: usize, pieces: u16) -> bool {
+        match self {
+            Port::Device(port) => pieces <= 1 && longest <= port.frame_limit,
+            Port::Memif(_) | Port::Null(_) => true,
+        }
+    }
+
+    /// Makes frames that it gave whole, and gives those back that cannot be, or are longer than it carries; gives how many.
+    #[cold]
+    pub fn mend(&self, frames: &mut Vec<M::Frame>, memory: &mut M) -> u64 {
+        let mut too_large = 0;
+        let is_wrong = |frame: &mut M::Frame| {
+            frame.join();
+            !self.is_right(frame.len(), frame.pieces())
+        };
+        for frame in frames.extract_if(.., is_wrong) {
+            too_large += 1;
+            memory.give(frame);
+        }
+        too_large
+    }
+
     /// Moves packets straight into another port, where both are rings, as far as that has room and carries them; they are sent with
     /// its next flush. What stays is to be received and sent as from any port.
     pub fn pass_on(&mut self, to: &mut Port<M>, limit: usize) -> Received {
@@ -189,10 +213,16 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
-    /// Sends frames, `bytes` in all, after those put before, and leaves the list empty. Makes everything visible to the peer,
+    /// Sends frames, `bytes` in all and each of these sizes, after those put before, and leaves the list empty. Makes everything visible to the peer,
     /// and says what came of it since the last flush.
     #[inline(always)]
-    pub fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) -> Pending {
+    pub fn send_all(
+        &mut self,
+        frames: &mut Vec<M::Frame>,
+        bytes: u64,
+        sizes: Sizes,
+        memory: &mut M,
+    ) -> Pending {
         match self {
             Port::Memif(port) => port.send_all(frames, memory),
             Port::Null(pending) => {
@@ -207,7 +237,7 @@ impl<M: FrameMemory> Port<M> {
                 }
                 all
             }
-            Port::Device(port) => port.send_all(frames, bytes, memory),
+            Port::Device(port) => port.send_all(frames, bytes, sizes, memory),
         }
     }
 
@@ -361,31 +391,22 @@ impl MemifPort {
 }
 
 impl<M: FrameMemory> DevicePort<M> {
-    fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
+    fn receive(&mut self, into: &mut Vec<M::Frame>, limit: usize) -> Received {
         // Acquire: what was published before it was opened is seen by whoever looks from here on.
         if !self.is_open.load(Ordering::Acquire) {
             return Received::default();
         }
         let first = into.len();
-        let arrived = self.device.receive(into, limit);
-        let mut received = Received {
-            bytes: arrived.bytes,
+        self.device.receive(into, limit);
+        Received {
+            packets: into.len() - first,
             ..Received::default()
-        };
-        if arrived.longest > self.frame_limit {
-            for frame in into.extract_if(first.., |frame| frame.len() > self.frame_limit) {
-                received.too_large += 1;
-                received.bytes -= frame.len() as u64;
-                memory.give(frame);
-            }
         }
-        received.packets = into.len() - first;
-        received
     }
 
-    fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) -> Pending {
+    fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, sizes: Sizes, memory: &mut M) -> Pending {
         self.send_staged(memory);
-        self.send_now(frames, bytes, memory);
+        self.send_now(frames, bytes, Some(sizes), memory);
         std::mem::take(&mut self.pending)
     }
 
@@ -395,13 +416,13 @@ impl<M: FrameMemory> DevicePort<M> {
         }
         let mut staged = std::mem::take(&mut self.staged);
         let bytes = staged.iter().map(|f| f.len() as u64).sum();
-        self.send_now(&mut staged, bytes, memory);
+        self.send_now(&mut staged, bytes, None, memory);
         self.staged = staged;
     }
 
-    fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, memory: &mut M) {
+    fn send_now(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, known: Option<Sizes>, memory: &mut M) {
         let offered = frames.len() as u64;
-        let unsendable = self.device.send(frames, self.frame_limit);
+        let unsendable = self.device.send(frames, self.frame_limit, known);
         let left = frames.len() as u64;
         let left_bytes: u64 = frames.iter().map(|f| f.len() as u64).sum();
         self.pending.packets += offered - unsendable.packets - left;

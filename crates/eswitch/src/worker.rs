@@ -13,7 +13,7 @@ use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progr
 use model::{
     Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
 };
-use packet::{FragmentTracker, Offer, PacketInfo, Parsed, PlainBurst, TcpFlags};
+use packet::{FragmentTracker, Lengths, Offer, PacketInfo, Parsed, PlainBurst, TcpFlags};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use simd::{Kernel, Level, Words};
@@ -21,7 +21,7 @@ use simd::{Kernel, Level, Words};
 use crate::counters::{SERVICE_LIMIT, SlotCounters, UPLINK_LIMIT, WorkerCounters};
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump, HeavyDump};
 use crate::elephants::Elephants;
-use crate::frame::{Frame, FrameMemory};
+use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
@@ -139,6 +139,10 @@ pub struct Worker<M: FrameMemory> {
     touched: Box<Touched>,
     /// Frames in all outboxes.
     waiting: usize,
+    /// Between which lengths these are.
+    sizes: Sizes,
+    /// Those of the current burst.
+    burst_sizes: Sizes,
     /// By uplink: the outbox of each slot to which packets of known flows go without another look.
     lanes: Box<[Lanes]>,
     /// Whether what the lanes follow from has changed.
@@ -375,6 +379,8 @@ impl<M: FrameMemory> Worker<M> {
             outboxes: (0..Slot::LIMIT * PORT_LIMIT).map(|_| Outbox::EMPTY).collect(),
             touched: Box::default(),
             waiting: 0,
+            sizes: Sizes::NONE,
+            burst_sizes: Sizes::NONE,
             lanes: (0..UPLINK_LIMIT).map(|_| Lanes::default()).collect(),
             lanes_are_stale: true,
             sweeps: Vec::with_capacity(Slot::LIMIT),
@@ -931,20 +937,24 @@ impl<M: FrameMemory> Worker<M> {
         let Some(Some(port)) = self.uplinks.get_mut(uplink.index()) else {
             return 0;
         };
-        let received = port.receive(&mut self.parts.memory, &mut self.received, BURST_FRAMES);
-        let bad = received.bad + received.too_large;
-        if received.packets == 0 && bad == 0 {
+        let mut received = port.receive(&mut self.parts.memory, &mut self.received, BURST_FRAMES);
+        if received.packets == 0 && received.bad + received.too_large == 0 {
             return 0;
         }
-        if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
-            counters.received_packets.add(received.packets as u64 + bad);
-            counters.received_bytes.add(received.bytes);
+        let (mut lengths, pieces) = self.look();
+        if let Some(Some(port)) = self.uplinks.get_mut(uplink.index())
+            && !port.is_right(lengths.longest as usize, pieces)
+        {
+            received.too_large += port.mend(&mut self.received, &mut self.parts.memory);
+            (lengths, _) = self.look();
         }
-        self.parts
-            .counters
-            .figures
-            .received
-            .add(received.packets as u64 + bad);
+        let packets = self.received.len();
+        let bad = received.bad + received.too_large;
+        if let Some(counters) = self.parts.counters.uplinks.get(uplink.index()) {
+            counters.received_packets.add(packets as u64 + bad);
+            counters.received_bytes.add(lengths.bytes);
+        }
+        self.parts.counters.figures.received.add(packets as u64 + bad);
         self.parts
             .counters
             .drop_packets(DropReason::BadDescriptor, received.bad);
@@ -952,11 +962,29 @@ impl<M: FrameMemory> Worker<M> {
             .counters
             .drop_packets(DropReason::TooLarge, received.too_large);
         self.steer(uplink, now);
-        received.packets
+        packets
     }
 
-    /// Steers the frames in `self.received`, which came in on that uplink, in their order. Packets of known flows take
-    /// the short way, a step at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
+    /// Reads the headers of the frames in `self.received`, and fetches what the table has of their flows. Gives how long they
+    /// are, and in how many pieces one of them is, or more.
+    #[inline]
+    fn look(&mut self) -> (Lengths, u16) {
+        let (lengths, pieces) = self.level.run(Look {
+            frames: &self.received,
+            headers: &mut self.headers,
+            burst: &mut self.burst,
+            table: &mut self.parts.table,
+        });
+        self.burst_sizes = Sizes {
+            shortest: lengths.shortest,
+            longest: lengths.longest,
+        };
+        (lengths, pieces)
+    }
+
+    /// Steers the frames in `self.received`, which came in on that uplink and have been looked at, in their order. Packets of
+    /// known flows take the short way, a step at a time for the whole burst, so that what one of them waits for is fetched
+    /// meanwhile.
     fn steer(&mut self, uplink: UplinkId, now: Nanos) {
         if self.lanes_are_stale {
             self.draw_lanes();
@@ -964,13 +992,8 @@ impl<M: FrameMemory> Worker<M> {
         if self.waiting + self.received.len() > OUTBOX_FRAMES {
             self.flush_instances();
         }
+        self.sizes = self.sizes.and(self.burst_sizes);
         let hasher = self.parts.hasher;
-        self.level.run(Look {
-            frames: &self.received,
-            headers: &mut self.headers,
-            burst: &mut self.burst,
-            table: &self.parts.table,
-        });
         if !self.headers.packets.are_all_plain() {
             self.look_at_unusual();
         }
@@ -1000,14 +1023,15 @@ impl<M: FrameMemory> Worker<M> {
         let mut rest = frames.drain(..);
         while place < count {
             if self.burst.has_candidate(place) {
-                let until = self.level.run(Hit {
+                let until;
+                (until, rest) = self.level.run(Hit {
                     table: &mut self.parts.table,
                     burst: &self.burst,
                     from: place,
                     now,
                     lanes: &self.lanes[uplink.index() % UPLINK_LIMIT],
                     to: ToOutboxes {
-                        frames: &mut rest,
+                        frames: rest,
                         bytes: &self.headers.packets.bytes,
                         outboxes: &mut self.outboxes,
                         touched: &mut self.touched,
@@ -1601,14 +1625,15 @@ impl<M: FrameMemory> Worker<M> {
     /// Puts a frame that is still to be counted as offered into an outbox.
     #[inline(always)]
     fn put_uncounted(&mut self, place: usize, frame: M::Frame) {
-        let bytes = frame.len() as u64;
+        let bytes = frame.len();
         let Some(outbox) = self.outboxes.get_mut(place) else {
             return self.discard(frame, DropReason::NoInstance);
         };
+        self.sizes.note(bytes);
         if outbox.frames.is_empty() {
             self.touched.push(place as u16);
         }
-        outbox.put(frame, bytes);
+        outbox.put(frame, bytes as u64);
         self.waiting += 1;
         if self.waiting >= OUTBOX_FRAMES {
             self.flush_instances();
@@ -1716,6 +1741,7 @@ impl<M: FrameMemory> Worker<M> {
             if let Some(uplink) = burst
                 && to != Destination::Steering(uplink)
             {
+                self.look();
                 self.steer(uplink, now);
                 burst = None;
             }
@@ -1734,6 +1760,7 @@ impl<M: FrameMemory> Worker<M> {
         }
         self.arrived = arrived;
         if let Some(uplink) = burst {
+            self.look();
             self.steer(uplink, now);
         }
         self.parts.counters.figures.taken_over.add(taken as u64);
@@ -1799,6 +1826,13 @@ impl<M: FrameMemory> Worker<M> {
         let taken = passed.0 + received.bad + received.too_large;
         let left = BURST_FRAMES.saturating_sub(taken as usize);
         received += ring.receive(&mut self.parts.memory, &mut self.received, left);
+        let are_right = self
+            .received
+            .iter()
+            .all(|frame| ring.is_right(frame.len(), frame.pieces()));
+        if !are_right {
+            received.too_large += ring.mend(&mut self.received, &mut self.parts.memory);
+        }
         let bad = received.bad + received.too_large;
         if received.packets == 0 && bad == 0 {
             return 0;
@@ -1849,7 +1883,7 @@ impl<M: FrameMemory> Worker<M> {
             frames,
             headers: &mut self.headers,
             burst: &mut self.burst,
-            table: &self.parts.table,
+            table: &mut self.parts.table,
         });
         let mut others = self.parts.table.count_returned_burst(&self.burst, slot);
         while others != 0 {
@@ -1924,6 +1958,8 @@ impl<M: FrameMemory> Worker<M> {
         flush.offered.count(flush.counters);
         touched.count = 0;
         self.waiting = 0;
+        // Of the current burst some may still follow.
+        self.sizes = self.burst_sizes;
     }
 
     /// Gives one instance what waits for it.
@@ -1953,6 +1989,7 @@ impl<M: FrameMemory> Worker<M> {
             slots: counters.slots.first_chunk()?,
             counters,
             memory: &mut self.parts.memory,
+            sizes: self.sizes,
             offered: Offered::default(),
         };
         Some((flush, &mut self.touched))
@@ -2125,42 +2162,48 @@ struct Look<'a, F> {
     frames: &'a [F],
     headers: &'a mut PlainBurst,
     burst: &'a mut Burst,
-    table: &'a FlowTable<TableMemory>,
+    table: &'a mut FlowTable<TableMemory>,
 }
 
 impl<F: Frame> Kernel for Look<'_, F> {
-    type Output = ();
+    /// How long they are; all their numbers of pieces, bit by bit or.
+    type Output = (Lengths, u16);
 
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
         reason = "iterators over columns side by side keep a loop from becoming vector instructions"
     )]
-    fn run<W: Words>(self) {
+    fn run<W: Words>(self) -> (Lengths, u16) {
+        let mut pieces = 0;
         let (groups, rest) = self.frames.as_chunks::<{ PlainBurst::GROUP }>();
+        let mut group = [PlainBurst::NOTHING; PlainBurst::GROUP];
         for at in 0..groups.len() {
-            let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
+            let first = at * PlainBurst::GROUP;
             for i in 0..PlainBurst::GROUP {
-                group[i] = groups[at][i].bytes();
+                pieces |= groups[at][i].pieces();
+                group[i] = self.headers.put(first + i, groups[at][i].bytes());
             }
-            self.headers.load::<W>(at * PlainBurst::GROUP, &group);
+            self.headers.load::<W>(first, &group);
         }
         if !rest.is_empty() {
-            let mut group: [&[u8]; PlainBurst::GROUP] = [&[]; PlainBurst::GROUP];
+            let first = groups.len() * PlainBurst::GROUP;
             for i in 0..rest.len() {
-                group[i] = rest[i].bytes();
+                pieces |= rest[i].pieces();
+                group[i] = self.headers.put(first + i, rest[i].bytes());
             }
-            self.headers.load::<W>(groups.len() * PlainBurst::GROUP, &group);
+            self.headers.load::<W>(first, &group);
         }
         self.headers.judge(self.frames.len());
         self.burst.fill::<W>(&self.headers.packets);
-        self.table.ask(self.burst);
+        self.table.ask(self.burst, &self.headers.packets);
         self.table.choose(self.burst);
+        (self.headers.packets.lengths(), pieces)
     }
 }
 
 /// The last one: counts packets of known flows and puts them into their outboxes, from one place on up to the first that
-/// needs more. Gives its place.
+/// needs more. Gives its place, and what is left of the frames.
 struct Hit<'a, 'b, F> {
     table: &'a mut FlowTable<TableMemory>,
     burst: &'a Burst,
@@ -2170,46 +2213,50 @@ struct Hit<'a, 'b, F> {
     to: ToOutboxes<'a, 'b, F>,
 }
 
-impl<F> Kernel for Hit<'_, '_, F> {
-    type Output = usize;
+impl<'b, F> Kernel for Hit<'_, 'b, F> {
+    type Output = (usize, Drain<'b, F>);
 
     #[inline(always)]
-    fn run<W: Words>(self) -> usize {
+    fn run<W: Words>(self) -> Self::Output {
         // Two loops with few things to keep at hand each are cheaper than one with many.
         let mut lanes = [0; BURST_FRAMES];
         let until = self
             .table
             .hit_burst::<W>(self.burst, self.from, self.now, self.lanes, &mut lanes);
-        self.to
+        let left = self
+            .to
             .put_all(self.from, lanes.get(self.from..until).unwrap_or_default());
-        until
+        (until, left)
     }
 }
 
 /// Frames of a burst on their way; their lanes are the outboxes' places.
 struct ToOutboxes<'a, 'b, F> {
-    /// Those that are left, the next one first.
-    frames: &'a mut Drain<'b, F>,
+    /// Those that are left, the next one first. By value, so that a loop over them has its place in a register.
+    frames: Drain<'b, F>,
     bytes: &'a [u32; BURST_FRAMES],
     outboxes: &'a mut [Outbox<F>],
     touched: &'a mut Touched,
 }
 
-impl<F> ToOutboxes<'_, '_, F> {
-    /// Puts the next frames, the first of which has that place in the burst, into these outboxes.
+impl<'b, F> ToOutboxes<'_, 'b, F> {
+    /// Puts the next frames, the first of which has that place in the burst, into these outboxes. Gives the others.
     #[inline(always)]
-    fn put_all(self, first: usize, lanes: &[u16]) {
+    fn put_all(self, first: usize, lanes: &[u16]) -> Drain<'b, F> {
+        let mut frames = self.frames;
         let Some(outboxes) = self.outboxes.first_chunk_mut::<OUTBOXES>() else {
-            return;
+            return frames;
         };
         let bytes = self.bytes.get(first..).unwrap_or_default();
-        for ((&lane, &bytes), frame) in lanes.iter().zip(bytes).zip(self.frames) {
+        for (&lane, &bytes) in lanes.iter().zip(bytes) {
+            let Some(frame) = frames.next() else { break };
             let outbox = &mut outboxes[usize::from(lane) % OUTBOXES];
             if outbox.frames.is_empty() {
                 self.touched.push(lane);
             }
             outbox.put(frame, bytes.into());
         }
+        frames
     }
 }
 
@@ -2224,6 +2271,7 @@ struct Flush<'a, M: FrameMemory> {
     slots: &'a [SlotCounters; Slot::LIMIT],
     counters: &'a WorkerCounters,
     memory: &'a mut M,
+    sizes: Sizes,
     offered: Offered,
 }
 
@@ -2262,7 +2310,13 @@ impl<M: FrameMemory> Flush<'_, M> {
             self.offered.bytes -= bytes_counted;
         }
         let (port, counters) = (lane % PORT_LIMIT, &self.slots[slot]);
-        let sent = instance.send_all(port, &mut outbox.frames, bytes, self.memory, counters);
+        let sent = instance.send_all(
+            port,
+            &mut outbox.frames,
+            (bytes, self.sizes),
+            self.memory,
+            counters,
+        );
         if sent.full + sent.too_large > 0 {
             self.counters
                 .drop_packets(DropReason::InstanceRingFull, sent.full);

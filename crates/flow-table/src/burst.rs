@@ -39,6 +39,10 @@ pub struct Burst {
     /// The entry that may be the packet's; `u32::MAX` where there is none.
     pub(crate) candidates: [u32; BURST],
     pub(crate) len: usize,
+    /// What the front cache tells flows by, where it was asked.
+    pub(crate) marks: [u32; BURST],
+    /// Plain packets that the front cache had nothing for, a bit each: those have a hash.
+    pub(crate) missed: u64,
     /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
     columns: [[u32; BURST]; 3],
 }
@@ -63,6 +67,8 @@ impl Default for Burst {
             directions: [0; BURST],
             candidates: [u32::MAX; BURST],
             len: 0,
+            marks: [0; BURST],
+            missed: 0,
             columns: [[0; BURST]; 3],
         }
     }
@@ -132,7 +138,7 @@ impl Burst {
         }
     }
 
-    /// The hash of a packet's flow, once [`FlowTable::ask`](crate::FlowTable::ask) was called; 0 where there is none.
+    /// The hash of a packet's flow, once [`FlowTable::whose`](crate::FlowTable::whose) was asked about it; 0 where there is none.
     #[inline]
     pub fn hash(&self, at: usize) -> u64 {
         self.hashes.get(at).copied().unwrap_or(0)

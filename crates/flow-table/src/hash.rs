@@ -125,6 +125,18 @@ impl FlowHasher {
         self.key
     }
 
+    /// Secrets for the front cache.
+    pub(crate) const fn front_key(&self) -> [u32; 4] {
+        let first = fold(self.key[0] ^ SALT[3], self.key[1] ^ SALT[2]);
+        let second = fold(self.key[2] ^ SALT[1], self.key[3] ^ SALT[0]);
+        [
+            first as u32,
+            (first >> 32) as u32,
+            second as u32,
+            (second >> 32) as u32,
+        ]
+    }
+
     /// The hash of a flow, the same for both directions.
     #[inline(always)]
     pub fn hash(&self, key: &FlowKey) -> u64 {

@@ -7,7 +7,8 @@
 //!
 //! # Life of a flow
 //!
-//! 1. A [`Burst`] of IPv4 packets is filled and hashed; the table is asked for all their buckets ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
+//! 1. A [`Burst`] of IPv4 packets is filled. The table looks where it found their flows last, hashes the others and asks for their
+//!    buckets ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
 //!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
 //! 2. That one is looked up alone ([`FlowTable::whose`], or [`FlowTable::lookup`] by its key). Of a flow that is not there the
 //!    caller picks an instance, and [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`],
@@ -26,6 +27,7 @@
 mod bucket;
 mod burst;
 mod entry;
+mod front;
 mod hash;
 mod header;
 mod line;

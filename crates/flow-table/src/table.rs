@@ -2,11 +2,12 @@ use std::num::NonZeroU32;
 use std::ops::DerefMut;
 
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
-use packet::BURST;
+use packet::{BURST, PacketColumns};
 use simd::Words;
 
 use crate::burst::{self, Burst, Lanes, Whose};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
+use crate::front::Front;
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
 use crate::slots::{Slots, Use};
@@ -89,6 +90,7 @@ pub struct FlowTable<S> {
     storage: S,
     config: TableConfig,
     hasher: FlowHasher,
+    front: Front,
     timeouts: [u32; TimeoutClass::COUNT],
     regions: [Region; 2],
     slots: Box<Slots>,
@@ -152,6 +154,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             storage,
             config,
             hasher,
+            front: Front::new(&hasher),
             timeouts,
             regions,
             slots: Slots::boxed(),
@@ -313,32 +316,43 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     // The short way: known IPv4 flows, a burst at a time.
 
-    /// Hashes a burst's packets and asks for their buckets.
+    /// Looks into the front cache for a burst's packets; hashes the others, and asks for their buckets. `packets` are those that
+    /// the burst was filled with.
     #[inline(always)]
-    #[allow(
-        clippy::needless_range_loop,
-        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
-    )]
-    pub fn ask(&self, burst: &mut Burst) {
-        let (index, _) = self.regions[0].split(&self.storage);
-        for at in 0..burst.len.min(BURST) {
+    pub fn ask(&mut self, burst: &mut Burst, packets: &PacketColumns) {
+        let (index, flows) = self.regions[0].split(&self.storage);
+        let plain = packets.plain();
+        burst.missed = plain;
+        if plain != 0 && self.front.is_asked(packets.len) {
+            let ask_for = |entry| simd::prefetch_at(flows, entry as usize);
+            let (marks, candidates) = (&mut burst.marks, &mut burst.candidates);
+            burst.missed = self.front.find(packets, plain, marks, candidates, ask_for);
+        }
+        let mut missed = burst.missed;
+        while missed != 0 {
+            let at = missed.trailing_zeros() as usize % BURST;
+            missed &= missed - 1;
             let hash = self.hasher.hash_words(burst.key(at));
             burst.hashes[at] = hash;
             burst.candidates[at] = Region::prefetch_bucket_in(index, hash);
         }
     }
 
-    /// Chooses for each packet of a burst the entry that may be its flow's, and asks for that.
+    /// Asks for the entries that may be those packets' that have only a bucket, and notes them in the front cache.
     #[inline(always)]
-    #[allow(
-        clippy::needless_range_loop,
-        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
-    )]
-    pub fn choose(&self, burst: &mut Burst) {
+    pub fn choose(&mut self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
-        for at in 0..burst.len.min(BURST) {
+        let notes = self.front.is_used();
+        let mut missed = burst.missed;
+        while missed != 0 {
+            let at = missed.trailing_zeros() as usize % BURST;
+            missed &= missed - 1;
             let bucket = burst.candidates[at] as usize;
-            burst.candidates[at] = Region::prefetch_candidate_v4(index, flows, bucket, burst.hashes[at]);
+            let entry = Region::prefetch_candidate_v4(index, flows, bucket, burst.hashes[at]);
+            burst.candidates[at] = entry;
+            if notes && entry != u32::MAX {
+                self.front.note(burst.marks[at], entry);
+            }
         }
     }
 
@@ -412,6 +426,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Whose packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
     pub fn whose(&mut self, burst: &mut Burst, at: usize) -> Whose {
+        if burst.missed >> (at % BURST) & 1 == 0 {
+            // The front cache had its entry, or seemed to.
+            burst.hashes[at] = self.hasher.hash_words(burst.key(at));
+        }
         if burst.needs_more(at) {
             return Whose::Odd;
         }
@@ -424,6 +442,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             // A few in a hundred share a signature with another flow, or lie in their second bucket.
             Some(entry) if entry != burst.candidates[at] && !burst.is_odd(at) => {
                 burst.candidates[at] = entry;
+                if self.front.is_used() {
+                    self.front.note(burst.marks[at], entry);
+                }
                 Whose::Known
             }
             Some(_) => Whose::Odd,

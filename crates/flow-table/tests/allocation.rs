@@ -109,7 +109,7 @@ fn the_steady_state_allocates_nothing() {
                     packets.push(key, Direction::Forward, TcpFlags(0), 60);
                 }
                 burst.fill::<simd::scalar::Words>(&packets);
-                table.ask(&mut burst);
+                table.ask(&mut burst, &packets);
                 table.choose(&mut burst);
                 let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
                 shown += table.count_returned_burst(&burst, Slot(3)).count_ones();

@@ -5,10 +5,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, LAYOUT_VERSION, Line, Progress,
-    TableConfig, TableError, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, LAYOUT_VERSION, Lanes, Line,
+    Progress, TableConfig, TableError, TcpState, TimeoutClass, TimeoutPolicy, Whose, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use packet::{BURST, PacketColumns, TcpFlags};
 use proptest::prelude::*;
 
 type Table = FlowTable<Vec<Line>>;
@@ -652,5 +653,67 @@ proptest! {
     #[test]
     fn random_storage_is_no_table(words in prop::collection::vec(any::<[u64; 8]>(), 0..64)) {
         prop_assert!(attach(words.into_iter().map(Line).collect()).is_err());
+    }
+}
+
+/// More flows take turns than the front cache has places: it is filled, given up, and tried again on the way.
+#[test]
+fn every_packet_is_counted_however_many_flows_take_turns() {
+    const FLOWS: u32 = 150_000;
+    const PASSES: u64 = 20;
+    let config = TableConfig {
+        ipv4_flows: FLOWS as usize,
+        ..SIZE
+    };
+    let mut table = table_of(&config, &TimeoutPolicy::default());
+    let mut lanes = Lanes::default();
+    for slot in 0..7 {
+        lanes.set(Slot(slot), 100 + slot);
+    }
+    for i in 0..FLOWS {
+        enter(
+            &mut table,
+            &key(i, protocol::UDP),
+            [Slot((i % 7) as u16); 2],
+            START,
+        );
+    }
+    let (mut burst, mut found) = (Burst::default(), [0; BURST]);
+    let (mut packets, mut known_late) = (PacketColumns::default(), 0);
+    for _ in 0..PASSES {
+        for first in (0..FLOWS).step_by(BURST) {
+            packets.len = 0;
+            for i in first..FLOWS.min(first + BURST as u32) {
+                let FlowKey::V4(key) = key(i, protocol::UDP) else {
+                    panic!("an IPv4 flow")
+                };
+                packets.push(Some(key), Direction::Forward, TcpFlags(0), 60);
+            }
+            burst.fill::<simd::scalar::Words>(&packets);
+            table.ask(&mut burst, &packets);
+            table.choose(&mut burst);
+            let mut at = 0;
+            while at < packets.len {
+                let until = table.hit_burst::<simd::scalar::Words>(&burst, at, START, &lanes, &mut found);
+                for (place, &lane) in found.iter().enumerate().take(until).skip(at) {
+                    assert_eq!(u32::from(lane), 100 + (first + place as u32) % 7);
+                }
+                at = until;
+                if at < packets.len {
+                    assert_eq!(table.whose(&mut burst, at), Whose::Known);
+                    known_late += 1;
+                }
+            }
+        }
+    }
+    let all = u64::from(FLOWS) * PASSES;
+    assert_eq!((table.counters().hits, table.counters().misses), (all, 0));
+    assert!(
+        known_late < all / 10,
+        "{known_late} of {all} packets were found late"
+    );
+    for i in (0..FLOWS).step_by(997) {
+        let row = table.get(&key(i, protocol::UDP), START).unwrap();
+        assert_eq!(row.packets, [PASSES, 0]);
     }
 }

@@ -311,7 +311,7 @@ impl Harness {
         }
         burst.fill::<simd::scalar::Words>(&packets);
         let lanes = self.lanes();
-        self.table().ask(&mut burst);
+        self.table().ask(&mut burst, &packets);
         self.table().choose(&mut burst);
         let mut from = 0;
         while from < keys.len() {

@@ -18,8 +18,8 @@ use crate::parse::{PacketInfo, SHORTEST_PLAIN, TCP_LEN, TcpFlags, UDP_LEN};
 /// Where the columns begin: at the EtherType, so that they lie at multiples of four bytes.
 const FIRST: usize = 12;
 const GROUP: usize = PlainBurst::GROUP;
-/// A frame of which nothing is known: not plain.
-const NOTHING: [u8; SHORTEST_PLAIN] = [0; SHORTEST_PLAIN];
+/// As much of a frame as the short way reads.
+pub type PlainHeader = [u8; SHORTEST_PLAIN];
 
 /// A burst of packets whose headers are read together.
 #[derive(Clone, Debug, Default)]
@@ -51,20 +51,25 @@ impl PlainBurst {
     /// Packets whose headers are turned from rows into columns at once.
     pub const GROUP: usize = 8;
 
-    /// Reads up to [`GROUP`](PlainBurst::GROUP) frames of the burst, which begin at the destination address: those from
-    /// place `first` on, a multiple of that. [`PlainBurst::judge`] then says what they are.
+    /// The header of a frame of which nothing is known: not plain.
+    pub const NOTHING: &'static PlainHeader = &[0; SHORTEST_PLAIN];
+
+    /// Notes the frame in a place of the burst, which begins at the destination address, and gives its header.
     #[inline(always)]
-    pub fn load<W: simd::Words>(&mut self, first: usize, frames: &[&[u8]; PlainBurst::GROUP]) {
+    pub fn put<'f>(&mut self, at: usize, frame: &'f [u8]) -> &'f PlainHeader {
+        let header = frame.first_chunk().unwrap_or(PlainBurst::NOTHING);
+        let at = at % BURST;
+        self.words.at_44.as_flattened_mut()[at] = word(header, 44);
+        self.packets.bytes[at] = frame.len() as u32;
+        header
+    }
+
+    /// Reads the headers of a [`GROUP`](PlainBurst::GROUP) of frames that have been [put](PlainBurst::put): those from place
+    /// `first` on, a multiple of that. [`PlainBurst::judge`] then says what they are.
+    #[inline(always)]
+    pub fn load<W: simd::Words>(&mut self, first: usize, headers: &[&PlainHeader; PlainBurst::GROUP]) {
         let group = first / GROUP % (BURST / GROUP);
         let w = &mut self.words;
-        let mut headers = [&NOTHING; GROUP];
-        for i in 0..GROUP {
-            if let Some(header) = frames[i].first_chunk() {
-                headers[i] = header;
-            }
-            w.at_44[group][i] = word(headers[i], 44);
-            self.packets.bytes[group * GROUP + i] = frames[i].len() as u32;
-        }
         let mut parts = [&[0; 16]; GROUP];
         for i in 0..GROUP {
             parts[i] = part(headers[i], FIRST);
@@ -82,7 +87,7 @@ impl PlainBurst {
     #[inline]
     pub fn info(&self, at: usize, frame: &[u8]) -> PacketInfo {
         let key = self.packets.key(at);
-        let header = frame.first_chunk().unwrap_or(&NOTHING);
+        let header = frame.first_chunk().unwrap_or(PlainBurst::NOTHING);
         let is_tcp = key.protocol == protocol::TCP;
         PacketInfo {
             key: FlowKey::V4(key),

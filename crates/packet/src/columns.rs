@@ -52,7 +52,39 @@ impl Default for PacketColumns {
     }
 }
 
+/// How long the packets of a burst are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Bytes of all.
+    pub bytes: u64,
+    /// Bytes of the shortest one; `u32::MAX` where there is none.
+    pub shortest: u32,
+    /// Bytes of the longest one; 0 where there is none.
+    pub longest: u32,
+}
+
 impl PacketColumns {
+    /// How long the packets are.
+    #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "an iterator's own functions are compiled for every processor, not for the one of a kernel"
+    )]
+    pub fn lengths(&self) -> Lengths {
+        let mut all = Lengths {
+            bytes: 0,
+            shortest: u32::MAX,
+            longest: 0,
+        };
+        let bytes = &self.bytes[..self.len.min(BURST)];
+        for at in 0..bytes.len() {
+            all.bytes += u64::from(bytes[at]);
+            all.shortest = all.shortest.min(bytes[at]);
+            all.longest = all.longest.max(bytes[at]);
+        }
+        all
+    }
+
     /// Appends a packet, or one that is not plain where there is no key. `flags` are 0 where it is not TCP. Nothing happens
     /// in a full burst.
     pub fn push(&mut self, key: Option<FlowKeyV4>, direction: Direction, flags: TcpFlags, bytes: u32) {
@@ -99,6 +131,18 @@ impl PacketColumns {
         }
     }
 
+    /// The plain packets, a bit each.
+    #[inline(always)]
+    pub fn plain(&self) -> u64 {
+        const { assert!(BURST <= u64::BITS as usize, "a place has a bit") };
+        let len = self.len.min(BURST);
+        if self.are_all_plain() {
+            return u64::MAX.checked_shr((BURST - len) as u32).unwrap_or(0);
+        }
+        let bits = self.is_plain[..len].iter().enumerate();
+        bits.fold(0, |plain, (at, is)| plain | u64::from(is & 1) << at)
+    }
+
     /// Whether all packets are plain.
     #[inline(always)]
     pub fn are_all_plain(&self) -> bool {
@@ -128,9 +172,15 @@ mod tests {
         }
         assert_eq!((columns.len, columns.key(63)), (BURST, key));
         assert!(columns.are_all_plain());
+        assert_eq!(columns.plain(), u64::MAX);
+        for len in [0, 1, 63] {
+            columns.len = len;
+            assert_eq!(columns.plain(), (1 << len) - 1);
+        }
         columns.len = 3;
         columns.push(None, Direction::Forward, TcpFlags(0), 64);
         assert!(!columns.are_all_plain());
+        assert_eq!(columns.plain(), 0b111);
         assert_eq!((columns.is_plain[2], columns.is_plain[3]), (YES, 0));
     }
 }

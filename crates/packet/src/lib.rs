@@ -25,8 +25,8 @@ mod headers;
 mod parse;
 mod siphash;
 
-pub use burst::PlainBurst;
-pub use columns::{BURST, PacketColumns};
+pub use burst::{PlainBurst, PlainHeader};
+pub use columns::{BURST, Lengths, PacketColumns};
 pub use fragments::{
     DATAGRAM_LIFETIME, DATAGRAM_LIMIT, FragmentCounters, FragmentTracker, GAP_LIMIT, Offer, WAITING_LIMIT,
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,

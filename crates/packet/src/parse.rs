@@ -892,7 +892,11 @@ mod tests {
         type Output = ();
         #[inline(always)]
         fn run<W: simd::Words>(self) {
-            self.0.load::<W>(0, self.1);
+            let mut headers = [crate::PlainBurst::NOTHING; 8];
+            for (at, header) in headers.iter_mut().enumerate() {
+                *header = self.0.put(at, self.1[at]);
+            }
+            self.0.load::<W>(0, &headers);
             self.0.judge(8);
         }
     }

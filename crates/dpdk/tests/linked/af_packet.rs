@@ -76,7 +76,7 @@ fn frames_cross_a_veth_pair() {
             while received.len() < frames.len() && Instant::now() < deadline {
                 // In small bursts: the ring of the kernel must not overflow.
                 let mut next: Vec<Mbuf> = waiting.drain(..waiting.len().min(16)).collect();
-                from.tx[0].send_from(&mut next, usize::MAX);
+                from.tx[0].send_from(&mut next, usize::MAX, None);
                 next.append(&mut waiting);
                 waiting = next;
                 to.rx[0].receive_into(&mut burst, 64);
@@ -93,7 +93,7 @@ fn frames_cross_a_veth_pair() {
         };
         let frames = [frame(1, 9014), frame(2, 9015), tagged(9018), tagged(9019)];
         let mut mbufs: Vec<Mbuf> = frames.iter().map(|f| pool.copy_from_slice(f).unwrap()).collect();
-        assert_eq!(at_a.tx[0].send_from(&mut mbufs, usize::MAX), 2);
+        assert_eq!(at_a.tx[0].send_from(&mut mbufs, usize::MAX, None), 2);
         let refused = Refused {
             packets: 2,
             bytes: 9015 + 9019,

@@ -55,7 +55,7 @@ fn a_capture_is_received_as_it_is() {
         assert_eq!(mbuf.is_contiguous(), frame.len() <= 2048);
     }
     // What is sent to it goes nowhere, and is freed.
-    queues.tx[0].send_from(&mut received, usize::MAX);
+    queues.tx[0].send_from(&mut received, usize::MAX, None);
     drop((received, queues));
     port.close().unwrap();
     assert_full(&pool);
@@ -77,7 +77,10 @@ fn jumbo_frames_are_one_piece_in_a_pool_made_for_them() {
     let mut queues = port.start(&config).unwrap();
     let mut received = receive(&mut queues.rx[0], frames.len());
     assert!(received.iter().all(dpdk::Mbuf::is_contiguous));
-    assert_eq!(queues.tx[0].send_from(&mut received, usize::MAX), frames.len());
+    assert_eq!(
+        queues.tx[0].send_from(&mut received, usize::MAX, None),
+        frames.len()
+    );
     drop((received, queues));
     port.close().unwrap();
     assert_full(&pool);

@@ -51,20 +51,20 @@ fn what_does_not_fit_stays_in_order() {
         .map(|n| pool.copy_from_slice(&frame(n, 60)).unwrap())
         .collect();
     // DPDK's ring device has 1,024 places, one of which stays free.
-    let first = queues.tx[0].send_from(&mut mbufs, usize::MAX);
+    let first = queues.tx[0].send_from(&mut mbufs, usize::MAX, None);
     assert!((1000..=1024).contains(&first), "{first}");
     assert_eq!(mbufs.len(), 3000 - first);
-    assert_eq!(queues.tx[0].send_from(&mut mbufs, usize::MAX), 0);
+    assert_eq!(queues.tx[0].send_from(&mut mbufs, usize::MAX, None), 0);
     let mut all = Vec::new();
     while all.len() < 3000 {
         all.extend(receive(&mut queues.rx[0], 64.min(3000 - all.len())));
-        queues.tx[0].send_from(&mut mbufs, usize::MAX);
+        queues.tx[0].send_from(&mut mbufs, usize::MAX, None);
     }
     for (number, mbuf) in all.iter().enumerate() {
         assert_eq!(mbuf.data(), frame(number, 60));
     }
     // Some in the ring while everything is dropped, queues first or port first.
-    queues.tx[0].send_from(&mut all, usize::MAX);
+    queues.tx[0].send_from(&mut all, usize::MAX, None);
     drop(all);
     receive(&mut queues.rx[0], 3000);
     drop(queues);
@@ -99,7 +99,7 @@ fn frames_that_no_card_may_have_are_freed_and_counted() {
     let mut list: Vec<_> = lens
         .map(|len| pool.copy_from_slice(&frame(len, len)).unwrap())
         .into();
-    assert_eq!(queues.tx[0].send_from(&mut list, usize::MAX), 4);
+    assert_eq!(queues.tx[0].send_from(&mut list, usize::MAX, None), 4);
     assert_eq!((list.len(), queues.tx[0].refused().packets), (0, 10));
     let lens: Vec<usize> = receive(&mut queues.rx[0], 8).iter().map(|m| m.len()).collect();
     assert_eq!(lens, [60, 14, 1522, 64, 60, 14, 1522, 64]);
