@@ -15,6 +15,12 @@ use core::sync::atomic::{Ordering, compiler_fence};
 /// Above this the C library's copy is faster than a loop of 64-byte blocks.
 const INLINE_BYTES: usize = 256;
 
+/// 16 bytes as one register holds them.
+#[cfg(target_arch = "x86_64")]
+type Block = core::arch::x86_64::__m128i;
+#[cfg(not(target_arch = "x86_64"))]
+type Block = u128;
+
 /// Copies `len` bytes.
 ///
 /// Frames are short and their lengths vary: up to [`INLINE_BYTES`] two overlapping blocks of a fixed size, or a few
@@ -36,20 +42,34 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
             ptr::write(target.add(len - N).cast::<[u8; N]>(), last);
         }
     }
+    /// The first and the last 32 bytes, which may overlap, in registers: as arrays of bytes they would go over the stack.
+    #[inline(always)]
+    unsafe fn ends_of_32(source: *const u8, target: *mut u8, len: usize) {
+        // SAFETY: the caller has 32 ≤ len; all blocks lie within `len` bytes. Any bytes are a block.
+        unsafe {
+            let (last_from, last_to) = (source.add(len - 32), target.add(len - 32));
+            let a: Block = ptr::read_unaligned(source.cast());
+            let b: Block = ptr::read_unaligned(source.add(16).cast());
+            let c: Block = ptr::read_unaligned(last_from.cast());
+            let d: Block = ptr::read_unaligned(last_from.add(16).cast());
+            ptr::write_unaligned(target.cast(), a);
+            ptr::write_unaligned(target.add(16).cast(), b);
+            ptr::write_unaligned(last_to.cast(), c);
+            ptr::write_unaligned(last_to.add(16).cast(), d);
+        }
+    }
     // SAFETY: each branch copies within `len` bytes, as its condition says.
     unsafe {
         match len {
             64..=INLINE_BYTES => {
                 let mut at = 0;
                 while at + 64 < len {
-                    let block = ptr::read(source.add(at).cast::<[u8; 64]>());
-                    ptr::write(target.add(at).cast::<[u8; 64]>(), block);
+                    ends_of_32(source.add(at), target.add(at), 64);
                     at += 64;
                 }
-                let block = ptr::read(source.add(len - 64).cast::<[u8; 64]>());
-                ptr::write(target.add(len - 64).cast::<[u8; 64]>(), block);
+                ends_of_32(source.add(len - 64), target.add(len - 64), 64);
             }
-            32..64 => ends::<32>(source, target, len),
+            32..64 => ends_of_32(source, target, len),
             16..32 => ends::<16>(source, target, len),
             8..16 => ends::<8>(source, target, len),
             4..8 => ends::<4>(source, target, len),

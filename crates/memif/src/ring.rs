@@ -16,6 +16,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use crate::copy::{prefetch_read, prefetch_write};
+
 #[cfg(not(target_endian = "little"))]
 compile_error!("descriptors are read as 64-bit words: byte order little-endian is assumed");
 
@@ -30,6 +32,7 @@ const HEAD_AT: usize = 6;
 const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
+const DESCRIPTORS_PER_LINE: usize = 64 / DESCRIPTOR_BYTES;
 /// What the ring's first byte is aligned to.
 pub(crate) const ALIGNMENT: usize = 64;
 
@@ -155,6 +158,22 @@ impl Ring {
     pub(crate) fn flags_and_length(&self, index: u16) -> (u16, u32) {
         let first = self.words(index).0.load(Ordering::Relaxed);
         (first as u16, (first >> 32) as u32)
+    }
+
+    /// Asks for the lines of `count` descriptors from that of `index` on, to write them or only to read them.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: u16, count: u16, to_write: bool) {
+        // A ring has whole lines of them, so that steps of a line meet each.
+        for ahead in (0..count).step_by(DESCRIPTORS_PER_LINE) {
+            let line = self
+                .base
+                .as_ptr()
+                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index.wrapping_add(ahead)));
+            match to_write {
+                true => prefetch_write(line),
+                false => prefetch_read(line),
+            }
+        }
     }
 
     /// Writes flags, region and length.

@@ -14,6 +14,7 @@ use crate::profile::Profile;
 use crate::replay::Replay;
 use crate::report::{GeneratorLimits, Interval, Report};
 use crate::schedule::Schedule;
+use crate::units::Span;
 
 /// Packets sent, and packets taken back from each port, before the other is looked at again.
 const BURST: usize = 64;
@@ -61,12 +62,22 @@ impl Control {
 }
 
 /// Sends a profile's packets and measures what comes back. Open loop: when a packet is due depends on the profile
-/// alone, and latency counts from then.
+/// alone, and latency counts from then; but see [`Generator::in_closed_loop`].
 #[derive(Debug)]
 pub struct Generator {
     profile: Profile,
     schedule: Schedule,
     measurement: Measurement,
+    closed: Option<ClosedLoop>,
+}
+
+/// Packets follow those that came back, not the clock.
+#[derive(Clone, Copy, Debug)]
+struct ClosedLoop {
+    /// Packets that may be under way.
+    window: u64,
+    /// How long it sends, in ns.
+    duration: u64,
 }
 
 /// The monotonic clock in ns.
@@ -101,7 +112,28 @@ impl Generator {
             profile,
             schedule,
             measurement,
+            closed: None,
         })
+    }
+
+    /// Sends the profile's packets in their order, but each as soon as fewer than `window` are under way, for `duration` or as
+    /// long as there are any: the rate is then that of the system, none of whose rings overflows that has more slots. Latency
+    /// counts from when a packet is sent. What is lost stays under way.
+    #[must_use]
+    pub fn in_closed_loop(mut self, window: u32, duration: Span) -> Generator {
+        self.closed = Some(ClosedLoop {
+            window: window.into(),
+            duration: duration.as_nanos(),
+        });
+        self
+    }
+
+    /// Measures the latency of one in `packets` of the packets that come back instead of all. All else is still looked at for
+    /// each.
+    #[must_use]
+    pub fn with_latency_of_one_in(mut self, packets: u32) -> Generator {
+        self.measurement.measure_latency_of_one_in(packets);
+        self
     }
 
     /// Runs to the end, or until `control` says stop, on the calling thread. `ports` are the uplinks in the profile's
@@ -277,19 +309,32 @@ impl Run {
     fn send<P: Port>(&mut self, ports: &mut [P], control: &Control, now: u64) -> bool {
         let mut any = false;
         let mut blocked = false;
+        let mut burst_limit = BURST;
+        let is_closed = self.generator.closed.is_some();
+        if let Some(closed) = self.generator.closed {
+            if now - self.start >= closed.duration {
+                self.sending_ended = Some(now);
+                return false;
+            }
+            let counts = &self.generator.measurement.counts;
+            let under_way = counts.missing().saturating_sub(counts.lost_at_uplink);
+            let room = closed.window.saturating_sub(under_way);
+            burst_limit = burst_limit.min(room as usize);
+            blocked = burst_limit == 0;
+        }
         // Room in each uplink is looked at once, and again when that much is used up: the place where the other side
         // writes it is slow to read.
         self.room.fill(0);
-        for burst in 0..BURST {
+        for burst in 0..burst_limit {
             let Some(due) = self.generator.schedule.peek() else {
                 self.sending_ended = Some(now);
                 break;
             };
             // A packet that waits for room is due when there is.
-            let at = if due.patient {
-                now.max(self.start + due.at)
-            } else {
-                self.start + due.at
+            let at = match due.patient {
+                _ if is_closed => now,
+                true => now.max(self.start + due.at),
+                false => self.start + due.at,
             };
             if at > now {
                 if burst == 0 {
@@ -311,7 +356,7 @@ impl Run {
             if self.room[uplink] < slots {
                 blocked = true;
                 let limit = self.generator.profile.uplink_wait.as_nanos() + self.own_lateness;
-                if due.patient || lateness <= limit {
+                if is_closed || due.patient || lateness <= limit {
                     break;
                 }
                 self.generator.measurement.send(&due, at, &mut self.frame);
@@ -350,6 +395,11 @@ impl Run {
     fn wait<P: Port>(&mut self, ports: &mut [P]) {
         let now = now_ns();
         let mut until = self.next_interval.min(self.next_maintenance);
+        if self.blocked && self.sending_ended.is_none() && self.generator.closed.is_some() {
+            // Who is to send something back may need this very CPU.
+            std::thread::yield_now();
+            return;
+        }
         if self.sending_ended.is_none()
             && let Some(due) = self.generator.schedule.peek()
         {
