@@ -32,7 +32,7 @@ const HEAD_AT: usize = 6;
 const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
-const DESCRIPTORS_PER_LINE: usize = 64 / DESCRIPTOR_BYTES;
+const DESCRIPTORS_PER_LINE: u16 = 64 / DESCRIPTOR_BYTES as u16;
 /// What the ring's first byte is aligned to.
 pub(crate) const ALIGNMENT: usize = 64;
 
@@ -132,10 +132,10 @@ impl Ring {
             let word = self
                 .base
                 .as_ptr()
-                .add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index));
+                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index));
             (
                 AtomicU64::from_ptr(word.cast()),
-                AtomicU64::from_ptr(word.add(8).cast()),
+                AtomicU64::from_ptr(word.wrapping_add(8).cast()),
             )
         }
     }
@@ -164,15 +164,19 @@ impl Ring {
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u16, count: u16, to_write: bool) {
         // A ring has whole lines of them, so that steps of a line meet each.
-        for ahead in (0..count).step_by(DESCRIPTORS_PER_LINE) {
+        let mut ahead = 0;
+        while ahead < count {
+            let slot = self.slot(index.wrapping_add(ahead));
             let line = self
                 .base
                 .as_ptr()
-                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index.wrapping_add(ahead)));
-            match to_write {
-                true => prefetch_write(line),
-                false => prefetch_read(line),
+                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * slot);
+            if to_write {
+                prefetch_write(line);
+            } else {
+                prefetch_read(line);
             }
+            ahead += DESCRIPTORS_PER_LINE;
         }
     }
 

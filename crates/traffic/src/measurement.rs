@@ -586,6 +586,11 @@ impl Measurement {
         self.sources.iter().map(skipped).sum()
     }
 
+    #[cfg(test)]
+    pub(crate) fn recorded_latencies(&self) -> u64 {
+        self.latency.len()
+    }
+
     pub(crate) fn latency(&self) -> LatencyUs {
         LatencyUs::of(&self.latency)
     }
