@@ -93,17 +93,7 @@ impl Clock {
     /// What the contestant did since then: it moved so many packets.
     pub(super) fn stop(self, contestant: &dyn Contestant, packets: u64) -> Result<Measured> {
         let longest = self.elapsed_ns()?;
-        Measured::of(contestant, packets, longest)
-    }
-}
-
-impl Measured {
-    /// A contestant's packets in so many nanoseconds.
-    ///
-    /// # Errors
-    /// When one of them is 0.
-    pub(super) fn of(contestant: &dyn Contestant, packets: u64, ns: u64) -> Result<Measured> {
-        if packets == 0 || ns == 0 {
+        if packets == 0 || longest == 0 {
             bail!(
                 "{} moved no packet (started by: {})",
                 contestant.name(),
@@ -112,7 +102,7 @@ impl Measured {
         }
         Ok(Measured {
             packets,
-            seconds: ns as f64 / SECOND,
+            seconds: longest as f64 / SECOND,
         })
     }
 }
