@@ -227,7 +227,7 @@ const DEV: [(&str, f64); 7] = [
     ("ipv6", 1450.0),
     ("new", 1430.0),
     ("chain", 1083.0),
-    ("counted", 1699.0),
+    ("counted", 1639.0),
 ];
 const RELEASE: [(&str, f64); 7] = [
     ("udp", 224.0),
@@ -235,8 +235,8 @@ const RELEASE: [(&str, f64); 7] = [
     ("wide", 327.0),
     ("ipv6", 824.0),
     ("new", 976.0),
-    ("chain", 601.0),
-    ("counted", 910.0),
+    ("chain", 520.0),
+    ("counted", 772.0),
 ];
 
 #[test]
