@@ -45,6 +45,10 @@ pub trait FrameMemory: Send + 'static {
     fn register_thread() -> Self::Registration;
     /// A frame with `room()` to write into, or `None` where all are in use.
     fn take(&mut self) -> Option<Self::Frame>;
+    /// Appends up to `count` of them, as many as there are. How long each of them is has still to be said.
+    fn take_some(&mut self, into: &mut Vec<Self::Frame>, count: usize) {
+        into.extend((0..count).map_while(|_| self.take()));
+    }
     /// Gives a frame back.
     fn give(&mut self, frame: Self::Frame);
     /// Gives all these frames back and leaves the list empty.
@@ -205,6 +209,14 @@ impl HeapMemory {
             .collect()
     }
 
+    /// Takes frames from the shared list.
+    fn refill(&mut self) {
+        while self.cache.len() < CACHE_FRAMES {
+            let Some(frame) = self.shared.pop() else { break };
+            self.cache.push(frame);
+        }
+    }
+
     /// Frames in the shared list: at rest, the pool's size less what the shares have at hand.
     pub fn shared_frames(&self) -> usize {
         self.shared.len() + self.cache.len()
@@ -220,14 +232,26 @@ impl FrameMemory for HeapMemory {
 
     fn take(&mut self) -> Option<HeapFrame> {
         if self.cache.is_empty() {
-            while self.cache.len() < CACHE_FRAMES {
-                let Some(frame) = self.shared.pop() else { break };
-                self.cache.push(frame);
-            }
+            self.refill();
         }
         let mut frame = self.cache.pop()?;
         frame.len = 0;
         Some(frame)
+    }
+
+    fn take_some(&mut self, into: &mut Vec<HeapFrame>, count: usize) {
+        let mut left = count;
+        while left > 0 {
+            if self.cache.is_empty() {
+                self.refill();
+            }
+            let some = left.min(self.cache.len());
+            if some == 0 {
+                break;
+            }
+            into.extend(self.cache.drain(self.cache.len() - some..));
+            left -= some;
+        }
     }
 
     fn give(&mut self, frame: HeapFrame) {

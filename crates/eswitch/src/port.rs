@@ -314,39 +314,53 @@ impl MemifPort {
     ) -> Received {
         let mut received = Received::default();
         let rx = &mut self.queues.rx;
-        if rx.available() == 0 {
+        let there = rx.available() as usize;
+        if there == 0 {
             return received;
         }
-        while received.packets < limit {
-            let Some(mut frame) = memory.take() else { break };
-            match rx.pop(frame.room()) {
-                Some(Ok(len)) if len <= self.frame_limit => {
+        let first = into.len();
+        memory.take_some(into, there.min(limit));
+        let mut empty = into.get_mut(first..).unwrap_or_default().iter_mut();
+        let limit = empty.len();
+        let before = rx.counters();
+        let mut frame = empty.next();
+        rx.take_burst(limit, |packet| {
+            let len = packet.len();
+            let is_copied = frame.as_deref_mut().is_some_and(|frame| {
+                let fits = len <= self.frame_limit && packet.copy_to(frame.room());
+                if fits {
                     frame.set_len(len);
-                    into.push(frame);
-                    received.packets += 1;
-                    received.bytes += len as u64;
-                    continue;
                 }
-                Some(Ok(_)) | Some(Err(memif::RxError::TooLarge { .. })) => received.too_large += 1,
-                Some(Err(_)) => received.bad += 1,
-                None => {
-                    memory.give(frame);
-                    break;
-                }
+                fits
+            });
+            if is_copied {
+                received.packets += 1;
+                frame = empty.next();
+            } else {
+                received.too_large += 1;
             }
-            memory.give(frame);
-            // One burst of errors is enough for one turn.
-            if received.bad + received.too_large >= limit as u64 {
-                break;
-            }
-        }
+        });
         rx.release();
+        let after = rx.counters();
+        received.bad = after.bad_descriptors - before.bad_descriptors;
+        received.too_large += after.too_large - before.too_large;
+        for unused in into.drain(first + received.packets..) {
+            memory.give(unused);
+        }
         received
     }
 
     fn put_all<M: FrameMemory>(&mut self, frames: &mut Vec<M::Frame>, memory: &mut M) {
-        for frame in frames.iter() {
-            self.send(frame.bytes());
+        let mut left = frames.as_slice();
+        loop {
+            let sent = self.queues.tx.push_burst(left, M::Frame::bytes, self.frame_limit);
+            self.pending.packets += sent.packets as u64;
+            self.pending.bytes += sent.bytes;
+            let Some((unusual, others)) = left.get(sent.packets..).and_then(<[_]>::split_first) else {
+                break;
+            };
+            self.send(unusual.bytes());
+            left = others;
         }
         memory.give_all(frames);
     }

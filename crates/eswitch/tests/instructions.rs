@@ -225,7 +225,7 @@ const DEV: [(&str, f64); 7] = [
     ("ipv6", 1450.0),
     ("new", 1645.0),
     ("chain", 1083.0),
-    ("counted", 1699.0),
+    ("counted", 1639.0),
 ];
 const RELEASE: [(&str, f64); 7] = [
     ("udp", 172.0),
@@ -233,8 +233,8 @@ const RELEASE: [(&str, f64); 7] = [
     ("wide", 274.0),
     ("ipv6", 867.0),
     ("new", 1032.0),
-    ("chain", 533.0),
-    ("counted", 776.0),
+    ("chain", 470.0),
+    ("counted", 680.0),
 ];
 
 #[test]

@@ -781,17 +781,21 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let n = burst.len.min(BURST);
         let region = &self.regions[0];
         let (_, flows) = region.split(&self.storage);
-        let (mut its, mut others) = (0_u64, 0);
+        // A pin to the slot counts unless the slot takes no packets any more, for all flows alike.
+        let counts = self.slots.effective(slot) == slot;
+        let mut its = 0_u64;
         for at in 0..n {
             let candidate = burst.candidates[at];
             region.prefetch_returns(&self.storage, candidate);
-            let is_its = burst.has_candidate(at)
+            let is_its = counts
+                && burst.has_candidate(at)
                 && flows.get(candidate as usize).is_some_and(|head| {
-                    burst.is_of(at, head) && self.slots.effective_pins(head).contains(&slot)
+                    burst.is_of(at, head) && (raw_pin(head[1]) == slot || raw_pin(head[2]) == slot)
                 });
             its |= u64::from(is_its) << at;
-            others |= u64::from(!is_its) << at;
         }
+        let all = 1_u64.checked_shl(n as u32).unwrap_or(0).wrapping_sub(1);
+        let others = all & !its;
         while its != 0 {
             let candidate = burst.candidates[its.trailing_zeros() as usize % BURST];
             if let Some([returned, ..]) = region.returns_mut(&mut self.storage, candidate) {

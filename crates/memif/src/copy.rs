@@ -15,6 +15,14 @@ use core::sync::atomic::{Ordering, compiler_fence};
 /// Above this the C library's copy is faster than a loop of 64-byte blocks.
 const INLINE_BYTES: usize = 256;
 
+/// 16 bytes as one register holds them, anywhere in memory.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Block(
+    #[cfg(target_arch = "x86_64")] core::arch::x86_64::__m128i,
+    #[cfg(not(target_arch = "x86_64"))] u128,
+);
+
 /// Copies `len` bytes.
 ///
 /// Frames are short and their lengths vary: up to [`INLINE_BYTES`] two overlapping blocks of a fixed size, or a few
@@ -31,9 +39,25 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
         // SAFETY: the caller has N ≤ len; both blocks lie within `len` bytes. Arrays of bytes have no alignment.
         unsafe {
             let first = ptr::read(source.cast::<[u8; N]>());
-            let last = ptr::read(source.add(len - N).cast::<[u8; N]>());
+            let last = ptr::read(source.wrapping_add(len - N).cast::<[u8; N]>());
             ptr::write(target.cast::<[u8; N]>(), first);
-            ptr::write(target.add(len - N).cast::<[u8; N]>(), last);
+            ptr::write(target.wrapping_add(len - N).cast::<[u8; N]>(), last);
+        }
+    }
+    /// The first and the last 32 bytes, which may overlap, in registers: as arrays of bytes they would go over the stack.
+    #[inline(always)]
+    unsafe fn ends_of_32(source: *const u8, target: *mut u8, len: usize) {
+        // SAFETY: the caller has 32 ≤ len; all blocks lie within `len` bytes. Any bytes are a block.
+        unsafe {
+            let (from, to) = (source.cast::<Block>(), target.cast::<Block>());
+            let last_from = source.wrapping_add(len - 32).cast::<Block>();
+            let last_to = target.wrapping_add(len - 32).cast::<Block>();
+            let (a, b) = ((*from).0, (*from.wrapping_add(1)).0);
+            let (c, d) = ((*last_from).0, (*last_from.wrapping_add(1)).0);
+            (*to).0 = a;
+            (*to.wrapping_add(1)).0 = b;
+            (*last_to).0 = c;
+            (*last_to.wrapping_add(1)).0 = d;
         }
     }
     // SAFETY: each branch copies within `len` bytes, as its condition says.
@@ -42,14 +66,12 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
             64..=INLINE_BYTES => {
                 let mut at = 0;
                 while at + 64 < len {
-                    let block = ptr::read(source.add(at).cast::<[u8; 64]>());
-                    ptr::write(target.add(at).cast::<[u8; 64]>(), block);
+                    ends_of_32(source.wrapping_add(at), target.wrapping_add(at), 64);
                     at += 64;
                 }
-                let block = ptr::read(source.add(len - 64).cast::<[u8; 64]>());
-                ptr::write(target.add(len - 64).cast::<[u8; 64]>(), block);
+                ends_of_32(source.wrapping_add(len - 64), target.wrapping_add(len - 64), 64);
             }
-            32..64 => ends::<32>(source, target, len),
+            32..64 => ends_of_32(source, target, len),
             16..32 => ends::<16>(source, target, len),
             8..16 => ends::<8>(source, target, len),
             4..8 => ends::<4>(source, target, len),

@@ -63,5 +63,5 @@ pub use client::{
 };
 pub use error::{Error, ProtocolError, RxError, TxError};
 pub use link::{Control, ControlEvent, Link, PeerCredentials};
-pub use queue::{Forwarded, MAX_PACKET_BYTES, MAX_WAIT, QueuePair, RxCounters, RxQueue, TxQueue, wait};
+pub use queue::{Found, MAX_PACKET_BYTES, MAX_WAIT, Moved, QueuePair, RxCounters, RxQueue, TxQueue, wait};
 pub use server::{Listener, ServerConfig};

@@ -3,6 +3,7 @@
 // UNSAFETY: frames are copied from and to shared memory by pointer, after checks that stand beside each copy.
 #![expect(unsafe_code)]
 
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU16, Ordering, fence};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::copy::{copy, prefetch_read, prefetch_write};
 use crate::index::{Consumer, Producer};
 use crate::interrupt::Interrupt;
-use crate::region::Memory;
+use crate::region::{Mapping, Memory};
 use crate::ring::{Descriptor, MASK_INTERRUPTS, NEXT, Ring};
 use crate::{Error, RxError, TxError};
 
@@ -23,6 +24,26 @@ pub const MAX_PACKET_BYTES: usize = 65_536;
 /// How many slots ahead the next buffers are fetched. A buffer that another core wrote last takes about 100 ns to come,
 /// in which ten packets are handled; more would fall out of the first-level cache again.
 const AHEAD: u16 = 8;
+
+/// Packets whose descriptors are read, and their buffers asked for, before the first of them is copied: about as many lines as
+/// a core waits for at once.
+const GATHERED: usize = 32;
+
+/// Where a packet is, or goes to.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    first: *mut u8,
+    /// Bytes from `first` on that were checked to be in a mapping of ours.
+    bytes: u32,
+    /// What the descriptor calls the region.
+    region: u16,
+}
+
+const NOWHERE: Place = Place {
+    first: core::ptr::null_mut(),
+    bytes: 0,
+    region: 0,
+};
 
 /// Where the buffers of a ring are.
 #[derive(Debug, Clone, Copy)]
@@ -84,20 +105,49 @@ pub struct RxCounters {
     pub too_large: u64,
 }
 
-/// What [`RxQueue::forward_within`] moved.
+/// What went into a ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Forwarded {
+pub struct Moved {
     /// Packets.
     pub packets: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
-impl Forwarded {
+impl Moved {
     #[inline(always)]
     fn add(&mut self, len: usize) {
         self.packets += 1;
         self.bytes += len as u64;
+    }
+}
+
+/// A packet that [`RxQueue::take_burst`] found: its place in the ring's memory is checked, and nothing of it copied yet.
+#[derive(Debug)]
+pub struct Found<'ring> {
+    source: *const u8,
+    len: usize,
+    _ring: PhantomData<&'ring u8>,
+}
+
+impl Found<'_> {
+    /// Its length in bytes, never 0.
+    #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "none is empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies it to the beginning of `buffer`; says whether it fits there, else nothing is copied.
+    #[inline(always)]
+    pub fn copy_to(&self, buffer: &mut [u8]) -> bool {
+        if self.len > buffer.len() {
+            return false;
+        }
+        // SAFETY: whoever made this has checked that `len` bytes from `source` are readable as long as the ring is borrowed; the
+        // caller's buffer holds them.
+        unsafe { copy(self.source, buffer.as_mut_ptr(), self.len) };
+        true
     }
 }
 
@@ -122,7 +172,13 @@ fn indices<'a>(ring: &'a Ring, buffers: &Buffers) -> (&'a AtomicU16, &'a AtomicU
 /// The first byte of `length` bytes at the place that a peer's descriptor names, if they lie in a region.
 #[inline(always)]
 fn peer_place(memory: &Memory, descriptor: Descriptor) -> Option<*mut u8> {
-    let region = memory.regions.get(usize::from(descriptor.region))?;
+    place_in(&memory.regions, descriptor)
+}
+
+/// The same, where the regions are at hand.
+#[inline(always)]
+fn place_in(regions: &[Mapping], descriptor: Descriptor) -> Option<*mut u8> {
+    let region = regions.get(usize::from(descriptor.region))?;
     let end = u64::from(descriptor.offset) + u64::from(descriptor.length);
     if end > region.bytes() as u64 {
         return None;
@@ -178,6 +234,123 @@ impl TxQueue {
     pub fn push(&mut self, frame: &[u8]) -> Result<(), TxError> {
         // SAFETY: a slice is readable in its whole length.
         unsafe { self.push_from(frame.as_ptr(), frame.len()) }
+    }
+
+    /// Puts copies of the first of `frames` into the ring, each in one buffer, and returns how many: up to the first one that
+    /// finds the ring full, is empty, or is longer than `longest` bytes or than its buffer. What [`TxQueue::push`] does with that
+    /// one is the caller's to see.
+    #[inline]
+    pub fn push_burst<F>(&mut self, frames: &[F], bytes: impl Fn(&F) -> &[u8], longest: usize) -> Moved {
+        let mut moved = Moved::default();
+        for chunk in frames.chunks(GATHERED) {
+            let mut places = [NOWHERE; GATHERED];
+            let gathered = self.gather(&mut places[..chunk.len()]);
+            let mut count = 0;
+            for (frame, target) in chunk.iter().zip(&places[..gathered]) {
+                let frame = bytes(frame);
+                if frame.len().wrapping_sub(1) >= longest.min(target.bytes as usize) {
+                    break;
+                }
+                // SAFETY: `target` was gathered, and the frame is not longer than what was checked there.
+                unsafe { copy(frame.as_ptr(), target.first, frame.len()) };
+                self.describe(count, target, frame.len() as u32);
+                moved.add(frame.len());
+                count += 1;
+            }
+            self.producer.fill(count);
+            if usize::from(count) < chunk.len() {
+                break;
+            }
+        }
+        moved
+    }
+
+    /// Copies the first of these packets into the ring, as [`TxQueue::push_burst`] does; returns how many.
+    ///
+    /// # Safety
+    /// Each is readable for its bytes. (They may change meanwhile, see [`crate::copy`].)
+    #[inline(always)]
+    unsafe fn push_places(&mut self, sources: &[Place], longest: usize, moved: &mut Moved) -> u16 {
+        let mut targets = [NOWHERE; GATHERED];
+        let wanted = sources.len().min(GATHERED);
+        let gathered = self.gather(&mut targets[..wanted]);
+        let mut count = 0;
+        for (source, target) in sources.iter().zip(&targets[..gathered]) {
+            let len = source.bytes as usize;
+            if len > longest.min(target.bytes as usize) {
+                break;
+            }
+            // SAFETY: the caller vouches for the source; `target` was gathered, and the packet is not longer than what was
+            // checked there.
+            unsafe { copy(source.first, target.first, len) };
+            self.describe(count, target, source.bytes);
+            moved.add(len);
+            count += 1;
+        }
+        self.producer.fill(count);
+        count
+    }
+
+    /// Looks for the buffers of the next slots, as many as there are places for, and asks for their lines; returns how many there
+    /// are. Without a free slot it looks at the consumer's position once.
+    #[inline(always)]
+    fn gather(&mut self, places: &mut [Place]) -> usize {
+        if usize::from(self.producer.known_free()) < places.len() {
+            self.free();
+        }
+        let next = self.producer.next();
+        let free = usize::from(self.producer.known_free()).min(places.len());
+        let places = places.get_mut(..free).unwrap_or_default();
+        match self.buffers {
+            Buffers::Own {
+                first,
+                stride,
+                capacity,
+            } => {
+                for (place, index) in places.iter_mut().zip(0_u16..) {
+                    let target = first.wrapping_add(self.ring.slot(next.wrapping_add(index)) * stride);
+                    prefetch_write(target);
+                    *place = Place {
+                        first: target,
+                        bytes: capacity,
+                        region: 0,
+                    };
+                }
+            }
+            Buffers::Peer => {
+                let known = self.producer.known_free().min(2 * GATHERED as u16);
+                self.ring.prefetch(next, known, true);
+                let regions = self.memory.regions.as_slice();
+                for (index, place) in places.iter_mut().enumerate() {
+                    let descriptor = self.ring.descriptor(next.wrapping_add(index as u16));
+                    // One outside of its memory is met again by `push`, which gives up on the ring.
+                    let Some(target) = place_in(regions, descriptor) else {
+                        return index;
+                    };
+                    prefetch_write(target);
+                    *place = Place {
+                        first: target,
+                        bytes: descriptor.length,
+                        region: descriptor.region,
+                    };
+                }
+            }
+        }
+        free
+    }
+
+    /// Writes the descriptor of the slot that is so many `ahead` of the next one: a frame of `len` bytes in that buffer alone.
+    #[inline(always)]
+    fn describe(&mut self, ahead: u16, target: &Place, len: u32) {
+        let index = self.producer.next().wrapping_add(ahead);
+        if let Buffers::Own { .. } = self.buffers {
+            let slot = self.ring.slot(index);
+            match self.written.get_mut(slot) {
+                Some(written) if *written != len => *written = len,
+                _ => return,
+            }
+        }
+        self.ring.set_first_word(index, 0, target.region, len);
     }
 
     /// Puts a frame of `len` bytes into the ring that `write` makes. It is given private memory (of unspecified contents)
@@ -390,7 +563,7 @@ impl TxQueue {
 }
 
 /// A packet found at the head of a ring, not taken yet.
-enum Found {
+enum Head {
     /// It lies in one buffer: its first byte and its length, both checked.
     Whole(*const u8, usize),
     /// It goes on in further slots.
@@ -448,24 +621,133 @@ impl RxQueue {
             return None;
         }
         Some(match self.find() {
-            Found::Whole(source, len) if len <= buffer.len() => {
+            Head::Whole(source, len) if len <= buffer.len() => {
                 // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping; the caller's buffer holds
                 // them.
                 unsafe { copy(source, buffer.as_mut_ptr(), len) };
                 self.take_one();
                 Ok(len)
             }
-            Found::Whole(_, len) => {
+            Head::Whole(_, len) => {
                 self.take_one();
                 self.counters.too_large += 1;
                 Err(RxError::TooLarge { len })
             }
-            Found::Chain => self.pop_chain(buffer),
-            Found::Bad => {
+            Head::Chain => self.pop_chain(buffer),
+            Head::Bad => {
                 self.take_one();
                 Err(self.bad_descriptor())
             }
         })
+    }
+
+    /// Takes up to `most` packets and shows each to `take`, which copies it or does not: it is gone then either way. Returns how
+    /// many there were; of them, those that cannot be delivered are counted only, in [`RxQueue::counters`].
+    #[inline]
+    pub fn take_burst(&mut self, most: usize, mut take: impl FnMut(Found<'_>)) -> usize {
+        let mut taken = 0;
+        while taken < most {
+            if self.consumer.known_filled() == 0 && self.available() == 0 {
+                break;
+            }
+            let mut places = [NOWHERE; GATHERED];
+            let limit = (most - taken).min(usize::from(self.consumer.known_filled()));
+            let wanted = limit.min(GATHERED);
+            let gathered = self.gather(&mut places[..wanted]);
+            for place in &places[..gathered] {
+                // `gather` has checked the place. The peer has the buffer back only when it is released, and the mapping lives
+                // as long as this queue, which the packet borrows.
+                take(Found {
+                    source: place.first,
+                    len: place.bytes as usize,
+                    _ring: PhantomData,
+                });
+            }
+            self.take_whole(gathered as u16);
+            taken += gathered;
+            if gathered < wanted {
+                self.take_unusual(&mut take);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// Finds the packets of the next filled slots, as many as there are places for and lie in one buffer each, and asks for
+    /// their lines; returns how many that are. The caller knows that so many slots are filled.
+    #[inline(always)]
+    fn gather(&self, places: &mut [Place]) -> usize {
+        let next = self.consumer.next();
+        let count = places.len();
+        // The descriptors of these, should they not have come yet, and of the next ones.
+        let known = self.consumer.known_filled().min(2 * GATHERED as u16);
+        let to_write = matches!(self.buffers, Buffers::Own { .. });
+        self.ring.prefetch(next, known, to_write);
+        match self.buffers {
+            Buffers::Own {
+                first,
+                stride,
+                capacity,
+            } => {
+                for (at, place) in places.iter_mut().enumerate() {
+                    let index = next.wrapping_add(at as u16);
+                    let (flags, length) = self.ring.flags_and_length(index);
+                    if flags & NEXT != 0 || length.wrapping_sub(1) >= capacity {
+                        return at;
+                    }
+                    let source = first.wrapping_add(self.ring.slot(index) * stride);
+                    prefetch_read(source);
+                    *place = Place {
+                        first: source,
+                        bytes: length,
+                        region: 0,
+                    };
+                }
+            }
+            Buffers::Peer => {
+                let regions = self.memory.regions.as_slice();
+                for (at, place) in places.iter_mut().enumerate() {
+                    let descriptor = self.ring.descriptor(next.wrapping_add(at as u16));
+                    let source = match place_in(regions, descriptor) {
+                        Some(source) if descriptor.flags & NEXT == 0 && descriptor.length > 0 => source,
+                        _ => return at,
+                    };
+                    prefetch_read(source);
+                    *place = Place {
+                        first: source,
+                        bytes: descriptor.length,
+                        region: descriptor.region,
+                    };
+                }
+            }
+        }
+        count
+    }
+
+    /// Takes the packet at the head of the ring that [`RxQueue::gather`] left there. (Its descriptor is read anew.)
+    #[cold]
+    fn take_unusual(&mut self, take: &mut impl FnMut(Found<'_>)) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        if let Some(Ok(len)) = self.pop(&mut scratch) {
+            take(Found {
+                source: scratch.as_ptr(),
+                len,
+                _ring: PhantomData,
+            });
+        }
+        self.scratch = scratch;
+    }
+
+    /// Takes the first `count` slots as [`RxQueue::take_one`] does.
+    #[inline(always)]
+    fn take_whole(&mut self, count: u16) {
+        if let Buffers::Own { capacity, .. } = self.buffers {
+            for ahead in 0..count {
+                self.ring
+                    .set_first_word(self.consumer.next().wrapping_add(ahead), 0, 0, capacity);
+            }
+        }
+        self.consumer.empty(count);
     }
 
     /// Takes up to `most` packets, moves them straight into `tx` and gives their slots back; returns how many arrived there. Stops
@@ -477,15 +759,27 @@ impl RxQueue {
     }
 
     /// As [`RxQueue::forward_to`], but stops at a packet of more than `longest` bytes, too, which stays.
-    pub fn forward_within(&mut self, tx: &mut TxQueue, most: usize, longest: usize) -> Forwarded {
-        let (mut moved, mut refused) = (Forwarded::default(), 0);
+    pub fn forward_within(&mut self, tx: &mut TxQueue, most: usize, longest: usize) -> Moved {
+        let (mut moved, mut refused) = (Moved::default(), 0);
         while moved.packets + refused < most {
             if self.consumer.known_filled() == 0 && self.available() == 0 {
                 break;
             }
+            let mut sources = [NOWHERE; GATHERED];
+            let limit = (most - moved.packets - refused).min(usize::from(self.consumer.known_filled()));
+            let wanted = limit.min(GATHERED);
+            let gathered = self.gather(&mut sources[..wanted]);
+            // SAFETY: `gather` has checked the sources. The rings may share a mapping, but no buffer: if a hostile client says
+            // so, bytes of that client's packets get mixed.
+            let count = unsafe { tx.push_places(&sources[..gathered], longest, &mut moved) };
+            self.take_whole(count);
+            if usize::from(count) == wanted {
+                continue;
+            }
+            // The next one needs a closer look.
             match self.find() {
-                Found::Whole(_, len) if len > longest => break,
-                Found::Whole(source, len) => {
+                Head::Whole(_, len) if len > longest => break,
+                Head::Whole(source, len) => {
                     // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping. The rings may share
                     // it, but no buffer: if a hostile client says so, bytes of that client's packets get mixed.
                     match unsafe { tx.push_from(source, len) } {
@@ -498,7 +792,7 @@ impl RxQueue {
                     }
                     self.take_one();
                 }
-                Found::Chain => {
+                Head::Chain => {
                     let bytes = self.chain_bytes();
                     if bytes > longest || tx.free() < tx.slots_for(bytes) {
                         break;
@@ -516,7 +810,7 @@ impl RxQueue {
                     }
                     self.scratch = scratch;
                 }
-                Found::Bad => {
+                Head::Bad => {
                     self.take_one();
                     self.bad_descriptor();
                     refused += 1;
@@ -581,7 +875,7 @@ impl RxQueue {
 
     /// Looks at the first filled slot: the caller knows that there is one.
     #[inline(always)]
-    fn find(&self) -> Found {
+    fn find(&self) -> Head {
         let next = self.consumer.next();
         let far = self.consumer.known_filled() > AHEAD;
         match self.buffers {
@@ -596,11 +890,11 @@ impl RxQueue {
                 }
                 let (flags, length) = self.ring.flags_and_length(next);
                 if flags & NEXT != 0 {
-                    Found::Chain
+                    Head::Chain
                 } else if length == 0 || length > capacity {
-                    Found::Bad
+                    Head::Bad
                 } else {
-                    Found::Whole(first.wrapping_add(self.ring.slot(next) * stride), length as usize)
+                    Head::Whole(first.wrapping_add(self.ring.slot(next) * stride), length as usize)
                 }
             }
             Buffers::Peer => {
@@ -612,11 +906,11 @@ impl RxQueue {
                 }
                 let descriptor = self.ring.descriptor(next);
                 if descriptor.flags & NEXT != 0 {
-                    return Found::Chain;
+                    return Head::Chain;
                 }
                 match peer_place(&self.memory, descriptor) {
-                    Some(place) if descriptor.length > 0 => Found::Whole(place, descriptor.length as usize),
-                    _ => Found::Bad,
+                    Some(place) if descriptor.length > 0 => Head::Whole(place, descriptor.length as usize),
+                    _ => Head::Bad,
                 }
             }
         }

@@ -16,6 +16,8 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use crate::copy::{prefetch_read, prefetch_write};
+
 #[cfg(not(target_endian = "little"))]
 compile_error!("descriptors are read as 64-bit words: byte order little-endian is assumed");
 
@@ -30,6 +32,7 @@ const HEAD_AT: usize = 6;
 const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
+const DESCRIPTORS_PER_LINE: u16 = 64 / DESCRIPTOR_BYTES as u16;
 /// What the ring's first byte is aligned to.
 pub(crate) const ALIGNMENT: usize = 64;
 
@@ -129,10 +132,10 @@ impl Ring {
             let word = self
                 .base
                 .as_ptr()
-                .add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index));
+                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * self.slot(index));
             (
                 AtomicU64::from_ptr(word.cast()),
-                AtomicU64::from_ptr(word.add(8).cast()),
+                AtomicU64::from_ptr(word.wrapping_add(8).cast()),
             )
         }
     }
@@ -155,6 +158,26 @@ impl Ring {
     pub(crate) fn flags_and_length(&self, index: u16) -> (u16, u32) {
         let first = self.words(index).0.load(Ordering::Relaxed);
         (first as u16, (first >> 32) as u32)
+    }
+
+    /// Asks for the lines of `count` descriptors from that of `index` on, to write them or only to read them.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, index: u16, count: u16, to_write: bool) {
+        // A ring has whole lines of them, so that steps of a line meet each.
+        let mut ahead = 0;
+        while ahead < count {
+            let slot = self.slot(index.wrapping_add(ahead));
+            let line = self
+                .base
+                .as_ptr()
+                .wrapping_add(DESCRIPTORS_AT + DESCRIPTOR_BYTES * slot);
+            if to_write {
+                prefetch_write(line);
+            } else {
+                prefetch_read(line);
+            }
+            ahead += DESCRIPTORS_PER_LINE;
+        }
     }
 
     /// Writes flags, region and length.

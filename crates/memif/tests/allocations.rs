@@ -43,6 +43,7 @@ fn packets_move_without_allocation() {
     let mut client = client.join().unwrap();
     let (near, far) = (&mut client.queues[0], &mut server.queues[0]);
     let long = vec![1; 9000];
+    let short = [[2; 60]; 3];
     let mut buffer = vec![0; 9216];
 
     let before = ALLOCATIONS.load(Ordering::Relaxed);
@@ -60,8 +61,14 @@ fn packets_move_without_allocation() {
         }
         near.rx.release();
         near.tx.occupancy();
+        assert_eq!(near.tx.push_burst(&short, |frame| frame, 64).packets, 3);
+        near.tx.push(&long).unwrap();
+        near.tx.flush();
+        far.rx
+            .take_burst(10, |packet| returned += u32::from(packet.copy_to(&mut buffer)));
+        far.rx.release();
     }
-    assert_eq!(returned, 4000);
+    assert_eq!(returned, 12_000);
     assert!(!memif::wait(&mut [&mut near.rx], &[], Duration::ZERO).unwrap());
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
 }

@@ -327,8 +327,26 @@ fn descriptors_are_checked_both_ways() {
         (6, 1)
     );
 
-    // A buffer to fill that is not in the memory: this end gives up on the ring.
+    // The same in one burst. What fits and what does not is up to whoever takes it.
+    for (slot, (descriptor, _)) in (8..).zip(&cases) {
+        memory.set_descriptor(*to_server, slot, *descriptor);
+    }
+    memory.set_head(*to_server, 16);
+    let mut taken = Vec::new();
+    let all = queue.rx.take_burst(100, |packet| {
+        taken.push((packet.len(), packet.copy_to(&mut frame)));
+    });
+    assert_eq!((all, taken), (8, vec![(100, true), (3000, false)]));
+    assert_eq!(
+        (queue.rx.counters().bad_descriptors, queue.rx.counters().too_large),
+        (12, 1)
+    );
+    queue.rx.release();
+    assert_eq!(memory.tail(*to_server), 16);
+
+    // A buffer to fill that is not in the memory: a burst stops there, and this end gives up on the ring.
     memory.set_descriptor(*to_client, 0, raw::descriptor(0, 0, 2048, end - 2047));
+    assert_eq!(queue.tx.push_burst(&[[1; 60]; 3], |frame| frame, 2048).packets, 0);
     assert_eq!(queue.tx.push(&[1; 60]), Err(TxError::Violated));
     assert_eq!(queue.tx.push(&[1; 60]), Err(TxError::Violated));
     assert_eq!(queue.tx.free(), 0);
@@ -461,7 +479,7 @@ proptest! {
         let (client, link) = against(&mut place, |path| raw::connect(path, 0));
         let mut link = link.expect("no link");
         let queue = &mut link.queues[0];
-        let Connected { memory, to_server, to_client, .. } = &client;
+        let Connected { memory, to_server, to_client, bytes: region_bytes, .. } = &client;
         for (slot, (bytes, plausible)) in slots.iter().enumerate() {
             let mut bytes = *bytes;
             if *plausible {
@@ -481,8 +499,19 @@ proptest! {
                 taken += 1;
                 prop_assert!(taken <= 64);
                 prop_assert!(outcome.is_ok_and(|len| len <= 4096) || outcome.is_err());
+                // What else is there, in a burst: no packet is longer than the region, or than a chain may be.
+                let most = usize::from(honest_steps) % 7;
+                let mut lengths = Vec::new();
+                taken += queue.rx.take_burst(most, |packet| {
+                    packet.copy_to(&mut frame);
+                    lengths.push(packet.len());
+                });
+                prop_assert!(lengths.len() <= most);
+                prop_assert!(lengths.iter().all(|len| (1..=65_536_usize.max(*region_bytes as usize)).contains(len)));
             }
             queue.rx.forward_to(&mut queue.tx, 10);
+            let burst = queue.tx.push_burst(&[&frame[..60]; 40], |frame| frame, 2048);
+            prop_assert!(burst.packets <= 40 && burst.bytes == 60 * burst.packets as u64);
             let _ = queue.tx.push(&frame[..900]);
             queue.tx.flush();
             prop_assert!(queue.tx.free() <= 64);

@@ -144,6 +144,19 @@ fn offsets_that_the_server_writes_are_not_followed() {
     let mut frame = [0; 2048];
     assert_eq!(queue.rx.pop(&mut frame), Some(Ok(12)));
     assert_eq!(&frame[..12], b"in its place");
+    server.memory.write(buffer + 2048 + 64, b"in the next");
+    server
+        .memory
+        .set_descriptor(server.to_client, 1, raw::descriptor(0, 7, 11, u32::MAX - 3));
+    server.memory.set_tail(server.to_client, 2);
+    frame.fill(0);
+    assert_eq!(
+        queue
+            .rx
+            .take_burst(5, |packet| assert!(packet.copy_to(&mut frame))),
+        1
+    );
+    assert_eq!(&frame[..11], b"in the next");
     // And towards the server: whatever it wrote into the descriptor, the frame is where it belongs.
     server.memory.set_descriptor(
         server.to_server,
@@ -192,6 +205,20 @@ fn bad_descriptors_are_counted_and_passed_over() {
     // All eight went back, whole again.
     queue.rx.release();
     assert_eq!(server.memory.head(server.to_client), 64 + 8);
+
+    // The same in one burst.
+    for (slot, descriptor) in (8..).zip(descriptors) {
+        server.memory.set_descriptor(server.to_client, slot, descriptor);
+    }
+    server
+        .memory
+        .set_tail(server.to_client, 8 + descriptors.len() as u16);
+    let mut lengths = Vec::new();
+    assert_eq!(queue.rx.take_burst(100, |packet| lengths.push(packet.len())), 6);
+    assert_eq!((lengths, queue.rx.counters().bad_descriptors), (vec![60], 10));
+    assert_eq!(queue.rx.consumed(), 16);
+    queue.rx.release();
+    assert_eq!(server.memory.head(server.to_client), 64 + 16);
 }
 
 #[test]
@@ -356,6 +383,14 @@ fn scribbling_does_no_harm() {
                 }
                 if count.is_multiple_of(3) {
                     queue.rx.forward_to(&mut queue.tx, 2);
+                }
+                if count.is_multiple_of(5) {
+                    queue.rx.take_burst(40, |packet| {
+                        assert!((1..=memif::MAX_PACKET_BYTES).contains(&packet.len()));
+                        delivered += u32::from(packet.copy_to(&mut frame));
+                    });
+                    let burst = queue.tx.push_burst(&[&long[..60]; 8], |frame| frame, 2048);
+                    assert!(burst.packets <= 8);
                 }
                 queue.rx.release();
             }

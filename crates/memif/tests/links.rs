@@ -97,6 +97,99 @@ fn exchange(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize]) {
     assert_eq!(from.tx.pushed(), to.rx.consumed());
 }
 
+/// The same a burst at a time, of many sizes; frames that need several buffers go and come in between.
+fn exchange_in_bursts(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize]) {
+    let frames: Vec<Vec<u8>> = lengths
+        .iter()
+        .enumerate()
+        .map(|(n, &len)| frame(n, len))
+        .collect();
+    let mut buffer = vec![0; 65_536];
+    let (mut sent, mut received, mut turn) = (0, 0, 0);
+    let begin = Instant::now();
+    while received < frames.len() {
+        turn += 1;
+        let burst = &frames[sent..(sent + turn % 97).min(frames.len())];
+        let moved = from.tx.push_burst(burst, Vec::as_slice, 65_536);
+        let bytes: usize = burst[..moved.packets].iter().map(Vec::len).sum();
+        assert_eq!(moved.bytes, bytes as u64);
+        sent += moved.packets;
+        if moved.packets < burst.len() && from.tx.push(&frames[sent]).is_ok() {
+            sent += 1;
+        }
+        from.tx.flush();
+        let most = turn % 53;
+        let before = received;
+        let taken = to.rx.take_burst(most, |packet| {
+            assert_eq!(packet.len(), lengths[received]);
+            let (short, whole) = (packet.len() - 1, packet.len());
+            assert!(!packet.copy_to(&mut buffer[..short]));
+            assert!(packet.copy_to(&mut buffer[..whole]));
+            assert!(
+                buffer[..whole] == frames[received][..],
+                "frame {received} differs"
+            );
+            received += 1;
+        });
+        assert!(taken == received - before && taken <= most);
+        to.rx.release();
+        assert!(begin.elapsed() < Duration::from_secs(15), "{received} of {sent}");
+    }
+    assert_eq!((from.tx.occupancy(), sent), (0, frames.len()));
+    assert_eq!(from.tx.consumed(), from.tx.pushed());
+    assert_eq!(to.rx.take_burst(64, |_| panic!("a frame that nobody sent")), 0);
+}
+
+#[test]
+fn bursts_come_unchanged_both_ways() {
+    let mut place = place(|_| ());
+    let ring = RingConfig {
+        log2_slots: 6,
+        ..RingConfig::default()
+    };
+    let (mut client, mut server) = link(&mut place.listener, &config(&place.path, ring));
+    let mut lengths: Vec<usize> = (1..=600).chain([2047, 2048, 2049, 4096, 60, 9000]).collect();
+    for _ in 0..2 {
+        exchange_in_bursts(&mut client.queues[0], &mut server.queues[0], &lengths);
+        exchange_in_bursts(&mut server.queues[0], &mut client.queues[0], &lengths);
+        // The same slots with other lengths, and short frames alone: whole bursts of them.
+        lengths.reverse();
+        lengths.extend((0..2000).map(|n| 60 + n % 5));
+    }
+}
+
+#[test]
+fn a_burst_ends_before_what_needs_a_closer_look() {
+    let mut place = place(|_| ());
+    let ring = RingConfig {
+        log2_slots: 6,
+        ..RingConfig::default()
+    };
+    let (mut client, mut server) = link(&mut place.listener, &config(&place.path, ring));
+    for client_sends in [true, false] {
+        let (from, to) = if client_sends {
+            (&mut client.queues[0], &mut server.queues[0])
+        } else {
+            (&mut server.queues[0], &mut client.queues[0])
+        };
+        let mut push = |lengths: &[usize], longest| {
+            let frames: Vec<Vec<u8>> = lengths.iter().map(|&len| vec![1; len]).collect();
+            from.tx.push_burst(&frames, Vec::as_slice, longest).packets
+        };
+        assert_eq!(push(&[60, 2048, 2049, 60], 65_536), 2, "a frame of two buffers");
+        assert_eq!(push(&[60, 0, 60], 65_536), 1, "an empty frame");
+        assert_eq!(push(&[60, 61, 62], 61), 2, "a frame longer than asked for");
+        assert_eq!(push(&[60; 100], 65_536), 59, "a full ring");
+        assert_eq!(push(&[60; 100], 65_536), 0, "a full ring still");
+        from.tx.flush();
+        let mut lengths = Vec::new();
+        assert_eq!(to.rx.take_burst(100, |packet| lengths.push(packet.len())), 64);
+        assert_eq!(lengths[..5], [60, 2048, 60, 60, 61]);
+        to.rx.release();
+        assert_eq!(from.tx.free(), 64);
+    }
+}
+
 #[test]
 fn frames_of_every_length_come_unchanged_both_ways() {
     let mut place = place(|_| ());

@@ -14,6 +14,7 @@ use crate::profile::Profile;
 use crate::replay::Replay;
 use crate::report::{GeneratorLimits, Interval, Report};
 use crate::schedule::Schedule;
+use crate::units::Span;
 
 /// Packets sent, and packets taken back from each port, before the other is looked at again.
 const BURST: usize = 64;
@@ -61,12 +62,22 @@ impl Control {
 }
 
 /// Sends a profile's packets and measures what comes back. Open loop: when a packet is due depends on the profile
-/// alone, and latency counts from then.
+/// alone, and latency counts from then; but see [`Generator::in_closed_loop`].
 #[derive(Debug)]
 pub struct Generator {
     profile: Profile,
     schedule: Schedule,
     measurement: Measurement,
+    closed: Option<ClosedLoop>,
+}
+
+/// Packets follow those that came back, not the clock.
+#[derive(Clone, Copy, Debug)]
+struct ClosedLoop {
+    /// Packets that may be under way.
+    window: u64,
+    /// How long it sends, in ns.
+    duration: u64,
 }
 
 /// The monotonic clock in ns.
@@ -101,7 +112,28 @@ impl Generator {
             profile,
             schedule,
             measurement,
+            closed: None,
         })
+    }
+
+    /// Sends the profile's packets in their order, but each as soon as fewer than `window` packets are under way, whenever it was
+    /// due, for `duration` or as long as there are any. The rate is then that of the system, none of whose rings overflows that has
+    /// more slots; latency counts from when a packet is sent; what is lost stays under way.
+    #[must_use]
+    pub fn in_closed_loop(mut self, window: u32, duration: Span) -> Generator {
+        self.closed = Some(ClosedLoop {
+            window: window.into(),
+            duration: duration.as_nanos(),
+        });
+        self
+    }
+
+    /// Records the latency of one in `packets` of those that come back instead of all: the largest of a packet's costs. All else is
+    /// still looked at for each.
+    #[must_use]
+    pub fn with_latency_of_one_in(mut self, packets: u32) -> Generator {
+        self.measurement.measure_latency_of_one_in(packets);
+        self
     }
 
     /// Runs to the end, or until `control` says stop, on the calling thread. `ports` are the uplinks in the profile's
@@ -277,19 +309,32 @@ impl Run {
     fn send<P: Port>(&mut self, ports: &mut [P], control: &Control, now: u64) -> bool {
         let mut any = false;
         let mut blocked = false;
+        let mut burst_limit = BURST;
+        let is_closed = self.generator.closed.is_some();
+        if let Some(closed) = self.generator.closed {
+            if now - self.start >= closed.duration {
+                self.sending_ended = Some(now);
+                return false;
+            }
+            let counts = &self.generator.measurement.counts;
+            let under_way = counts.missing().saturating_sub(counts.lost_at_uplink);
+            let room = closed.window.saturating_sub(under_way);
+            burst_limit = burst_limit.min(room as usize);
+            blocked = burst_limit == 0;
+        }
         // Room in each uplink is looked at once, and again when that much is used up: the place where the other side
         // writes it is slow to read.
         self.room.fill(0);
-        for burst in 0..BURST {
+        for burst in 0..burst_limit {
             let Some(due) = self.generator.schedule.peek() else {
                 self.sending_ended = Some(now);
                 break;
             };
             // A packet that waits for room is due when there is.
-            let at = if due.patient {
-                now.max(self.start + due.at)
-            } else {
-                self.start + due.at
+            let at = match due.patient {
+                _ if is_closed => now,
+                true => now.max(self.start + due.at),
+                false => self.start + due.at,
             };
             if at > now {
                 if burst == 0 {
@@ -311,7 +356,7 @@ impl Run {
             if self.room[uplink] < slots {
                 blocked = true;
                 let limit = self.generator.profile.uplink_wait.as_nanos() + self.own_lateness;
-                if due.patient || lateness <= limit {
+                if is_closed || due.patient || lateness <= limit {
                     break;
                 }
                 self.generator.measurement.send(&due, at, &mut self.frame);
@@ -350,6 +395,11 @@ impl Run {
     fn wait<P: Port>(&mut self, ports: &mut [P]) {
         let now = now_ns();
         let mut until = self.next_interval.min(self.next_maintenance);
+        if self.blocked && self.sending_ended.is_none() && self.generator.closed.is_some() {
+            // Who is to send something back may need this very CPU.
+            std::thread::yield_now();
+            return;
+        }
         if self.sending_ended.is_none()
             && let Some(due) = self.generator.schedule.peek()
         {
@@ -461,6 +511,121 @@ mod tests {
         );
         let in_intervals: u64 = intervals.iter().map(|i| i.offered_packets).sum();
         assert!(in_intervals <= 2000);
+    }
+
+    /// A loop that notes how many packets it held at most.
+    struct Watched {
+        port: LoopbackPort,
+        most: usize,
+    }
+
+    impl Port for Watched {
+        fn frame_bytes_limit(&self) -> usize {
+            self.port.frame_bytes_limit()
+        }
+        fn free(&mut self) -> usize {
+            self.port.free()
+        }
+        fn slots(&self, frame_bytes: usize) -> usize {
+            self.port.slots(frame_bytes)
+        }
+        fn push(&mut self, frame: &[u8]) -> bool {
+            self.port.push(frame)
+        }
+        fn flush(&mut self) {
+            self.port.flush();
+            self.most = self.most.max(4096 - self.port.free());
+        }
+        fn receive(&mut self, buffer: &mut [u8]) -> Option<usize> {
+            self.port.receive(buffer)
+        }
+        fn release(&mut self) {}
+        fn arm(&mut self) -> bool {
+            self.port.arm()
+        }
+        fn disarm(&mut self) {}
+        fn wake_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            None
+        }
+        fn maintain(&mut self) {}
+    }
+
+    #[test]
+    fn in_a_closed_loop_no_more_packets_are_under_way_than_asked_for() {
+        for window in [1_u32, 100, 1_000] {
+            let mut port = [Watched {
+                port: LoopbackPort::new(4096),
+                most: 0,
+            }];
+            let report = Generator::new(profile(1e9, 50))
+                .unwrap()
+                .in_closed_loop(window, Span::from_millis(50))
+                .run(&mut port, &Control::new(), |_| {})
+                .unwrap();
+            assert!(report.is_clean(), "{}", report.table(true));
+            assert!(port[0].most <= window as usize, "{} of {window}", port[0].most);
+            assert!(report.counts.offered_packets > 500, "{}", report.table(true));
+            assert!(report.sending_s <= 0.06 && !report.stopped_early);
+        }
+    }
+
+    #[test]
+    fn a_closed_loop_that_loses_its_packets_ends_in_time() {
+        /// Takes everything and gives nothing.
+        struct Hole;
+        impl Port for Hole {
+            fn frame_bytes_limit(&self) -> usize {
+                2048
+            }
+            fn free(&mut self) -> usize {
+                4096
+            }
+            fn slots(&self, _frame_bytes: usize) -> usize {
+                1
+            }
+            fn push(&mut self, _frame: &[u8]) -> bool {
+                true
+            }
+            fn flush(&mut self) {}
+            fn receive(&mut self, _buffer: &mut [u8]) -> Option<usize> {
+                None
+            }
+            fn release(&mut self) {}
+            fn arm(&mut self) -> bool {
+                true
+            }
+            fn disarm(&mut self) {}
+            fn wake_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+                None
+            }
+            fn maintain(&mut self) {}
+        }
+        let mut profile = profile(1e9, 50);
+        profile.settle = Span::from_millis(10);
+        let report = Generator::new(profile)
+            .unwrap()
+            .in_closed_loop(100, Span::from_millis(50))
+            .run(&mut [Hole], &Control::new(), |_| {})
+            .unwrap();
+        assert_eq!((report.counts.offered_packets, report.lost), (100, 100));
+    }
+
+    #[test]
+    fn latency_of_one_in_so_many_is_recorded_and_nothing_else_left_out() {
+        let run = |packets| {
+            let generator = Generator::new(profile(20_000.0, 100)).unwrap();
+            let mut run = Run::new(generator.with_latency_of_one_in(packets), 1);
+            let (mut ports, control) = ([LoopbackPort::new(64)], Control::new());
+            while !run.is_done(&control) {
+                run.step(&mut ports, &control, &mut |_| {});
+            }
+            let recorded = run.generator.measurement.recorded_latencies();
+            let report = run.report(&control);
+            assert!(report.is_clean(), "{}", report.table(true));
+            assert_eq!(report.counts.returned_packets, 2000);
+            recorded
+        };
+        assert_eq!((run(1), run(64), run(0)), (2000, 32, 2000));
     }
 
     #[test]

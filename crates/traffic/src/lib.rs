@@ -1,5 +1,6 @@
 //! Generates traffic against a port and measures what comes back: loss, order, duplicates, latency, changed bytes and
-//! mis-steers. It never adapts to what it measures: the load is the profile's, however slow the system is.
+//! mis-steers. It does not adapt to what it measures: the load is the profile's, however slow the system is, unless a caller asks
+//! for a closed loop ([`Generator::in_closed_loop`]).
 //!
 //! Key types: [`Profile`] (what to send), [`Generator`] (sends it), [`Port`] with [`MemifPort`] (where), [`Control`]
 //! (what another thread may say meanwhile), [`Interval`] (how it stands) and [`Report`] (what came of it).

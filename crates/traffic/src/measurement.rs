@@ -86,6 +86,10 @@ pub(crate) struct Measurement {
     holes: u64,
     latency: Histogram<u64>,
     interval_latency: Histogram<u32>,
+    /// The latency of one in so many packets is recorded.
+    latency_of_one_in: u32,
+    /// Packets until the next one whose latency is.
+    until_latency: u32,
     /// By number modulo its length; empty where nothing is replayed.
     replayed: Vec<Replayed>,
     next_number: u64,
@@ -185,6 +189,8 @@ impl Measurement {
             holes: 0,
             latency: histogram(DIGITS_RUN)?,
             interval_latency: histogram(DIGITS_FLOW)?,
+            latency_of_one_in: 1,
+            until_latency: 0,
             replayed: match replays.is_empty() {
                 true => Vec::new(),
                 false => vec![
@@ -223,6 +229,11 @@ impl Measurement {
             }
         }
         longest
+    }
+
+    /// From now on the latency of one in so many packets is recorded.
+    pub(crate) fn measure_latency_of_one_in(&mut self, packets: u32) {
+        self.latency_of_one_in = packets.max(1);
     }
 
     pub(crate) fn begin(&mut self, now: u64) {
@@ -489,12 +500,16 @@ impl Measurement {
             record.returned += 1;
             counts.returned_packets += 1;
             counts.returned_bytes += len as u64;
-            let age = age.clamp(1, LATENCY_LIMIT_NS);
-            self.latency.saturating_record(age);
-            self.interval_latency.saturating_record(age);
-            if let Some(latency) = &mut record.latency {
-                latency.saturating_record(age);
+            if self.until_latency == 0 {
+                self.until_latency = self.latency_of_one_in;
+                let age = age.clamp(1, LATENCY_LIMIT_NS);
+                self.latency.saturating_record(age);
+                self.interval_latency.saturating_record(age);
+                if let Some(latency) = &mut record.latency {
+                    latency.saturating_record(age);
+                }
             }
+            self.until_latency -= 1;
         }
         counts.wrong_uplink += u64::from(!port_is_right);
         counts.altered += u64::from(altered);
@@ -569,6 +584,11 @@ impl Measurement {
             SourceFrames::Capture { replay, .. } => replay.skipped,
         };
         self.sources.iter().map(skipped).sum()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn recorded_latencies(&self) -> u64 {
+        self.latency.len()
     }
 
     pub(crate) fn latency(&self) -> LatencyUs {

@@ -2,15 +2,16 @@
 //! the same ports.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Serialize;
-use traffic::{Control, Generator, MemifPort, Phase, Profile, Rate, Report, Size, Span, Verify};
+use traffic::{Control, Generator, Interval, MemifPort, Phase, Profile, Rate, Report, Size, Span, Verify};
 
-use super::contestant::{Clock, Contestant, Killed, Measured, go_to, median, resume, shown, suspend};
+use super::contestant::{Clock, Contestant, Killed, go_to, median, resume, shown, suspend};
 use super::facts::facts;
 use super::memory::Memory;
 use super::ovs::{self, Ovs, until};
@@ -22,13 +23,23 @@ use crate::image::find_inco_nf;
 use crate::output;
 use crate::table::Table;
 
-/// How long each contestant is sent packets in each round.
-const WINDOW: Duration = Duration::from_millis(700);
-/// The same where the best rate for it is looked for, and before each round: caches and branch predictors.
-const TRIAL: Duration = Duration::from_millis(250);
-/// Offered rates that are tried, in packets per second; the one at which a contestant does most for its time counts.
-const RATES: [f64; 5] = [250e3, 500e3, 1e6, 2e6, 4e6];
-/// The same where it is only tried whether packets come back.
+/// How long a contestant's turn is measured. Short, and many of them: where CPUs change their distance or their speed, all
+/// contestants have their share of it.
+const TURN: Duration = Duration::from_millis(100);
+/// How long it is sent packets before, in each turn: caches and branch predictors.
+const WARM_UP: Duration = Duration::from_millis(50);
+/// Turns of each contestant in a round.
+const TURNS: usize = 7;
+/// Turns of each with each number of packets under way, where the best one for it is looked for.
+const TRIAL_TURNS: usize = 2;
+/// Packets under way that are tried; the number with which a contestant does most for its time counts. None of them fills a
+/// ring.
+const WINDOWS: [u32; 3] = [1_024, 2_048, 3_072];
+/// A rate that no generator reaches, in packets per second: what it sends follows what comes back.
+const RATE: f64 = 1e9;
+/// The latency of one in so many packets is recorded: for each of them it would take the largest part of the generator's time.
+const LATENCY_OF_ONE_IN: u32 = 64;
+/// How long it is tried whether packets come back.
 const LEAST: Duration = Duration::from_millis(20);
 /// How long the last packets of a run are waited for.
 const SETTLE: Span = Span::from_millis(20);
@@ -63,9 +74,53 @@ struct Chain {
     return_counters: bool,
     switch: Box<dyn Contestant>,
     port: [MemifPort; 1],
-    rate: f64,
-    rounds: Vec<(Measured, Report)>,
+    /// Packets under way with which it does most for its time.
+    window: u32,
+    /// What each window gave when the best was looked for.
+    trials: [Sum; WINDOWS.len()],
+    rounds: Vec<Sum>,
     _function: Killed,
+}
+
+/// What turns of a chain gave.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    /// Packets that were there and back while it was measured.
+    packets: u64,
+    /// Processor time of the switching thread meanwhile, in seconds.
+    cpu_seconds: f64,
+    /// The same by the clock.
+    seconds: f64,
+    /// Packets sent, warm-up included.
+    offered: u64,
+    /// Those of them that did not come back.
+    lost: u64,
+}
+
+impl Sum {
+    /// Millions of packets, there and back, per second of processor time.
+    fn mpps(&self) -> f64 {
+        self.packets as f64 / self.cpu_seconds.max(1e-9) / 1e6
+    }
+
+    /// The same by the clock.
+    fn returned_mpps(&self) -> f64 {
+        self.packets as f64 / self.seconds.max(1e-9) / 1e6
+    }
+
+    fn lost_percent(&self) -> f64 {
+        100.0 * self.lost as f64 / self.offered.max(1) as f64
+    }
+}
+
+impl AddAssign for Sum {
+    fn add_assign(&mut self, other: Sum) {
+        self.packets += other.packets;
+        self.cpu_seconds += other.cpu_seconds;
+        self.seconds += other.seconds;
+        self.offered += other.offered;
+        self.lost += other.lost;
+    }
 }
 
 /// Runs the bench.
@@ -114,8 +169,9 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
         "size",
         "round",
         "contestant",
-        "offered_pps",
+        "window",
         "offered",
+        "lost",
         "returned",
         "seconds",
         "cpu_seconds",
@@ -140,24 +196,41 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
         chain.wait_until_it_forwards(args)?;
         suspend(chain.switch.as_ref())?;
     }
+    for _ in 0..TRIAL_TURNS {
+        for (trial, window) in WINDOWS.into_iter().enumerate() {
+            for chain in &mut chains {
+                let sum = chain.send(args, window)?;
+                chain.trials[trial] += sum;
+            }
+        }
+    }
     for chain in &mut chains {
-        chain.find_rate(args, &mut raw)?;
+        chain.choose_window(args, &mut raw);
     }
     for round in 1..=args.rounds {
-        for chain in &mut chains {
-            let done = chain.send(args, chain.rate, WINDOW)?;
-            chain.note(&mut raw, args, &round.to_string(), &done);
-            chain.rounds.push(done);
+        let mut sums = vec![Sum::default(); chains.len()];
+        for _ in 0..TURNS {
+            for (chain, sum) in chains.iter_mut().zip(&mut sums) {
+                *sum += chain.send(args, chain.window)?;
+            }
+        }
+        for (chain, sum) in chains.iter_mut().zip(sums) {
+            if sum.packets == 0 || sum.cpu_seconds == 0.0 {
+                bail!(
+                    "{}: no packet was there and back in round {round}; is the machine busy with something else? (started by: {})",
+                    chain.name,
+                    chain.switch.commands().join(" && ")
+                );
+            }
+            chain.note(&mut raw, args, &round.to_string(), chain.window, &sum);
+            chain.rounds.push(sum);
         }
         raw.write(&args.csv)?;
-    }
-    for chain in &chains {
-        chain.check()?;
     }
     let ovs: Vec<f64> = chains
         .iter()
         .filter(|chain| chain.name == OVS)
-        .flat_map(|chain| chain.rounds.iter().map(|(measured, _)| measured.mpps()))
+        .flat_map(|chain| chain.rounds.iter().map(Sum::mpps))
         .collect();
     Ok(chains.iter().map(|chain| chain.row(args, &ovs)).collect())
 }
@@ -169,97 +242,125 @@ impl Chain {
     /// Sends a few packets until some come back.
     fn wait_until_it_forwards(&mut self, args: &ChainArgs) -> Result<()> {
         until("the way through a function and back", || {
-            let sent = generate(&mut self.port, profile(args, RATES[0], LEAST));
+            let sent = generate(&mut self.port, profile(args, LEAST, LEAST), WINDOWS[0], |_| {});
             sent.is_ok_and(|report| report.counts.returned_packets > 0)
         })
         .with_context(|| self.switch.commands().join(" && "))
     }
 
-    /// Looks for the rate at which the switch does most for its time.
-    fn find_rate(&mut self, args: &ChainArgs, raw: &mut Raw) -> Result<()> {
+    /// Settles on the number of packets under way with which the switch did most for its time.
+    fn choose_window(&mut self, args: &ChainArgs, raw: &mut Raw) {
         let mut best = 0.0;
-        for rate in RATES {
-            let done = self.send(args, rate, TRIAL)?;
-            self.note(raw, args, "trial", &done);
-            if done.0.mpps() > best {
-                (best, self.rate) = (done.0.mpps(), rate);
+        for (window, sum) in WINDOWS.into_iter().zip(self.trials) {
+            self.note(raw, args, "trial", window, &sum);
+            if sum.mpps() > best {
+                (best, self.window) = (sum.mpps(), window);
             }
         }
-        Ok(())
     }
 
-    /// Sends packets through at that rate, and lets the switch rest again.
-    fn send(&mut self, args: &ChainArgs, rate: f64, time: Duration) -> Result<(Measured, Report)> {
+    /// Has a turn: sends packets through, so many under way, and lets the switch rest again. It is measured in the midst of it,
+    /// while packets flow: neither what the generator does before and after nor the first and the last packets count.
+    fn send(&mut self, args: &ChainArgs, window: u32) -> Result<Sum> {
         resume(self.switch.as_ref())?;
-        generate(&mut self.port, profile(args, rate, TRIAL))?;
-        let clock = Clock::start(self.switch.as_ref())?;
-        let report = generate(&mut self.port, profile(args, rate, time))?;
-        let measured = clock.stop(self.switch.as_ref(), report.counts.returned_packets)?;
+        let pid = self.switch.pid();
+        let (mut started, mut ended) = (None, None);
+        let observe = |interval: &Interval| {
+            let look = (interval.at_s, interval.counts.returned_packets);
+            match &started {
+                None => started = Some((look, Clock::of(pid))),
+                Some((_, Ok(clock)))
+                    if ended.is_none() && interval.at_s >= (WARM_UP + TURN).as_secs_f64() =>
+                {
+                    ended = Some((look, clock.elapsed_ns()));
+                }
+                Some(_) => {}
+            }
+        };
+        let report = generate(
+            &mut self.port,
+            profile(args, WARM_UP, 2 * WARM_UP + TURN),
+            window,
+            observe,
+        )?;
         suspend(self.switch.as_ref())?;
-        Ok((measured, report))
+        self.check(&report)?;
+        let mut sum = Sum {
+            offered: report.counts.offered_packets,
+            lost: report.lost,
+            ..Sum::default()
+        };
+        // Where the generator had no CPU all that time the turn gives nothing.
+        if let (Some(((from, before), clock)), Some(((to, after), cpu_ns))) = (started, ended) {
+            clock?;
+            sum.packets = after - before;
+            sum.seconds = to - from;
+            sum.cpu_seconds = cpu_ns? as f64 / 1e9;
+        }
+        Ok(sum)
     }
 
-    fn note(&self, raw: &mut Raw, args: &ChainArgs, round: &str, (measured, report): &(Measured, Report)) {
+    fn note(&self, raw: &mut Raw, args: &ChainArgs, round: &str, window: u32, sum: &Sum) {
         raw.row(&[
             args.flows.to_string(),
             args.size.to_string(),
             round.to_owned(),
             self.name.to_owned(),
-            format!("{:.0}", report.generator.intended_pps),
-            report.counts.offered_packets.to_string(),
-            report.counts.returned_packets.to_string(),
-            format!("{:.6}", report.sending_s),
-            format!("{:.6}", measured.seconds),
-            format!("{:.4}", measured.mpps()),
+            window.to_string(),
+            sum.offered.to_string(),
+            sum.lost.to_string(),
+            sum.packets.to_string(),
+            format!("{:.6}", sum.seconds),
+            format!("{:.6}", sum.cpu_seconds),
+            format!("{:.4}", sum.mpps()),
             self.switch.commands().join(" && "),
         ]);
     }
 
-    /// What no run may show, however fast it is.
-    fn check(&self) -> Result<()> {
-        for (_, report) in &self.rounds {
-            let counts = &report.counts;
-            if counts.reordered + counts.duplicated + counts.altered + counts.foreign > 0 {
-                bail!(
-                    "{}: {} packets came back out of order, {} twice, {} changed and {} that nobody sent",
-                    self.name,
-                    counts.reordered,
-                    counts.duplicated,
-                    counts.altered,
-                    counts.foreign
-                );
-            }
+    /// What no turn may show, however fast it is.
+    fn check(&self, report: &Report) -> Result<()> {
+        let counts = &report.counts;
+        if counts.reordered + counts.duplicated + counts.altered + counts.foreign > 0 {
+            bail!(
+                "{}: {} packets came back out of order, {} twice, {} changed and {} that nobody sent",
+                self.name,
+                counts.reordered,
+                counts.duplicated,
+                counts.altered,
+                counts.foreign
+            );
         }
         Ok(())
     }
 
     fn row(&self, args: &ChainArgs, ovs: &[f64]) -> Row {
-        let mpps = self.rounds.iter().map(|(measured, _)| measured.mpps());
-        let ratios = mpps.clone().zip(ovs).map(|(ours, theirs)| ours / theirs);
-        let of_reports = |of: fn(&Report) -> f64| median(self.rounds.iter().map(|(_, report)| of(report)));
+        let ratios = self.rounds.iter().map(Sum::mpps).zip(ovs);
+        let of_rounds = |of: fn(&Sum) -> f64| median(self.rounds.iter().map(of));
         Row {
             contestant: self.name,
             flows: args.flows,
             size: args.size,
             return_counters: self.return_counters,
-            mpps: median(mpps),
-            returned_mpps: of_reports(|report| report.returned_pps / 1e6),
-            lost_percent: of_reports(|report| 100.0 * report.loss_ratio()),
-            ratio_to_ovs: (self.name != OVS && !ovs.is_empty()).then(|| median(ratios)),
+            mpps: of_rounds(Sum::mpps),
+            returned_mpps: of_rounds(Sum::returned_mpps),
+            lost_percent: of_rounds(Sum::lost_percent),
+            ratio_to_ovs: (self.name != OVS && !ovs.is_empty())
+                .then(|| median(ratios.map(|(ours, theirs)| ours / theirs))),
         }
     }
 }
 
-/// What the generator sends: all flows at once, together at that rate.
-fn profile(args: &ChainArgs, rate: f64, duration: Duration) -> Profile {
+/// What the generator sends: packets of all flows in turn. It says every `interval` how it stands.
+fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile {
     Profile {
         settle: SETTLE,
+        interval: Span(interval),
         // Checked by what the tests of the switch send; here the generator's time is the function's.
         verify: Verify::Off,
         phases: vec![Phase {
             duration: Span(duration),
             flows: args.flows,
-            rate: Some(Rate(rate)),
+            rate: Some(Rate(RATE)),
             size: Size::Fixed(args.size),
             src: IpAddr::V4(ENDS.0),
             dst: IpAddr::V4(ENDS.1),
@@ -282,11 +383,19 @@ fn flows(count: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     })
 }
 
-/// Runs the generator, on the CPU for everything else.
-fn generate(port: &mut [MemifPort; 1], profile: Profile) -> Result<Report> {
-    let generator = Generator::new(profile)?;
+/// Runs the generator for the profile's time, on the CPU for everything else, with so many packets under way.
+fn generate(
+    port: &mut [MemifPort; 1],
+    profile: Profile,
+    window: u32,
+    observe: impl FnMut(&Interval) + Send,
+) -> Result<Report> {
+    let duration = profile.phases.iter().map(|phase| phase.duration).max();
+    let generator = Generator::new(profile)?
+        .in_closed_loop(window, duration.unwrap_or_default())
+        .with_latency_of_one_in(LATENCY_OF_ONE_IN);
     let (control, _) = cpus()?;
-    on_cpu(control, || Ok(generator.run(port, &Control::new(), |_| {})?))
+    on_cpu(control, || Ok(generator.run(port, &Control::new(), observe)?))
 }
 
 /// Does something in a thread on that CPU, which what it starts inherits.
@@ -340,7 +449,8 @@ fn start_inco(folder: &Path, args: &ChainArgs, return_counters: bool) -> Result<
         return_counters,
         switch: Box::new(switch),
         port: [MemifPort::connect(&uplink, 0, PATIENCE)?],
-        rate: 0.0,
+        window: WINDOWS[0],
+        trials: Default::default(),
         rounds: Vec::new(),
         _function: function,
     })
@@ -355,7 +465,8 @@ fn start_ovs(folder: &Path, args: &ChainArgs, memory: &Memory) -> Result<Chain> 
         return_counters: false,
         switch: Box::new(switch),
         port: [MemifPort::connect(&uplink, 0, PATIENCE)?],
-        rate: 0.0,
+        window: WINDOWS[0],
+        trials: Default::default(),
         rounds: Vec::new(),
         _function: function,
     })
@@ -378,7 +489,8 @@ mod tests {
 
     #[test]
     fn rules_are_about_the_flows_that_are_sent() {
-        let generator = Generator::new(profile(&args(3), 1e3, Duration::from_millis(20))).unwrap();
+        let generator = Generator::new(profile(&args(3), LEAST, LEAST)).unwrap();
+        let generator = generator.in_closed_loop(30, Span(LEAST));
         let mut port = [traffic::LoopbackPort::new(64)];
         let report = generator.run(&mut port, &Control::new(), |_| {}).unwrap();
         let sent: Vec<&str> = report.flows.iter().map(|flow| flow.name.as_str()).collect();

@@ -63,24 +63,36 @@ pub(super) fn measure(
 /// Processor time of a contestant's polling thread, from a start on. A machine has others to serve, too: what counts is the
 /// time that the thread had, not the clock's.
 pub(super) struct Clock {
+    pid: u32,
     times: HashMap<String, u64>,
 }
 
 impl Clock {
     /// Starts it.
     pub(super) fn start(contestant: &dyn Contestant) -> Result<Clock> {
+        Clock::of(contestant.pid())
+    }
+
+    /// The same for that process.
+    pub(super) fn of(pid: u32) -> Result<Clock> {
         Ok(Clock {
-            times: thread_times(contestant.pid())?,
+            pid,
+            times: thread_times(pid)?,
         })
+    }
+
+    /// Nanoseconds since then: of the thread that had most.
+    pub(super) fn elapsed_ns(&self) -> Result<u64> {
+        let longest = thread_times(self.pid)?
+            .iter()
+            .map(|(thread, after)| after.saturating_sub(self.times.get(thread).copied().unwrap_or(0)))
+            .max();
+        Ok(longest.unwrap_or(0))
     }
 
     /// What the contestant did since then: it moved so many packets.
     pub(super) fn stop(self, contestant: &dyn Contestant, packets: u64) -> Result<Measured> {
-        let longest = thread_times(contestant.pid())?
-            .iter()
-            .map(|(thread, after)| after.saturating_sub(self.times.get(thread).copied().unwrap_or(0)))
-            .max()
-            .unwrap_or(0);
+        let longest = self.elapsed_ns()?;
         if packets == 0 || longest == 0 {
             bail!(
                 "{} moved no packet (started by: {})",
