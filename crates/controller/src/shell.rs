@@ -8,7 +8,11 @@ use engine::{Engine, EngineEvent, Request, Ticket};
 use model::{Histogram, Nanos, ServiceId};
 
 use crate::Controller;
-use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply};
+use crate::message::{Command, CommandId, Inputs, Outputs, SwitchReply, SwitchRequest};
+
+/// How long creates of a step that also changed the switch's table wait: a container that is made takes milliseconds of a CPU, in
+/// parts that the kernel does not interrupt, and packets that wait for that table need it first.
+const CREATES_WAIT: Nanos = Nanos::from_millis(2);
 
 /// How the engine answered, by kind of call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +44,9 @@ pub struct Shell {
     engine_events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
     outputs: Outputs,
+    /// Requests that wait for packets, in their order, and until when.
+    waiting: Vec<(Ticket, Request)>,
+    waiting_until: Nanos,
     calls: EngineCalls,
     /// Calls that are not answered yet.
     in_hand: BTreeMap<Ticket, &'static str>,
@@ -67,6 +74,8 @@ impl Shell {
             engine_events: Vec::new(),
             containers: None,
             outputs: Outputs::default(),
+            waiting: Vec::new(),
+            waiting_until: Nanos::ZERO,
             calls: EngineCalls::default(),
             in_hand: BTreeMap::new(),
             fits: Vec::new(),
@@ -74,8 +83,9 @@ impl Shell {
         })
     }
 
-    /// One step: takes in what the engine has to say and what is given, and hands the engine its requests. The rest
-    /// of the outputs is the caller's to carry out.
+    /// One step: takes in what the engine has to say and what is given. What comes of it for the switch, the event log and those
+    /// who asked is the caller's to carry out; what is for the engine waits for [`Shell::carry_out`], so that what packets wait
+    /// for can come first.
     pub fn turn(
         &mut self,
         switch: &[SwitchReply],
@@ -96,7 +106,32 @@ impl Shell {
             fitted: &self.fitted,
         };
         self.controller.step(inputs, collector, now, &mut self.outputs);
-        for (ticket, request) in self.outputs.engine.drain(..) {
+        &self.outputs
+    }
+
+    /// Hands the engine its requests of the last step, and does what else there is to do outside of the switch.
+    /// Creates wait for a moment where the table has changed, in which packets need the CPU. To be called after each step.
+    pub fn carry_out(&mut self, now: Nanos) {
+        let requests = &self.outputs.engine;
+        // What comes after those that wait does not overtake them.
+        let is_due = now >= self.waiting_until || !requests.is_empty();
+        let mut due = if is_due {
+            std::mem::take(&mut self.waiting)
+        } else {
+            Vec::new()
+        };
+        let has_new_table = self
+            .outputs
+            .switch
+            .iter()
+            .any(|request| matches!(request, SwitchRequest::Publish { .. }));
+        let is_create = |(_, request): &(Ticket, Request)| matches!(request, Request::Create(_));
+        if has_new_table && !requests.is_empty() && requests.iter().all(is_create) {
+            self.waiting.append(&mut self.outputs.engine);
+            self.waiting_until = now + CREATES_WAIT;
+        }
+        due.append(&mut self.outputs.engine);
+        for (ticket, request) in due {
             if let engine::Request::Create(spec) = &request {
                 let dirs = spec
                     .mounts
@@ -120,7 +155,6 @@ impl Shell {
             // What is left there does no harm: a name is never used twice.
             let _ = std::fs::remove_dir_all(dir);
         }
-        &self.outputs
     }
 
     /// Takes in what came of the fits that have ended.

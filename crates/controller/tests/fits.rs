@@ -34,6 +34,7 @@ fn a_fit_never_ends_in_the_turn_that_asks_for_it() {
         raw.services[0].offered_packets += 1_000;
         collector.sample(&raw);
         shell.turn(&[], &[], &mut collector, at);
+        shell.carry_out(at);
     };
     // A value each second; the first fit is due with the twentieth.
     for second in 1..=21 {

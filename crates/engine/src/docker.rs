@@ -36,7 +36,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::cgroup::{self, Cgroup, Hierarchy};
 use crate::container::check_command;
-use crate::front::{Command, Front, LIST_LIMIT, now};
+use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
@@ -470,6 +470,7 @@ impl Service {
                 let name = spec.name.clone();
                 match self.create(*spec).await {
                     Ok((pid, at)) => {
+                        shorten_slice(pid);
                         let took = at.since(since);
                         self.tell(EngineEvent::Created {
                             ticket,

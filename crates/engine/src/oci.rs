@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::{check_command, check_name};
-use crate::front::{Command, Front, now};
+use crate::front::{Command, Front, now, shorten_slice};
 use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT_BYTES};
 use crate::wire::{Notice, Order, Received};
@@ -1376,6 +1376,7 @@ impl Worker {
         }
         match limited.and(kept).and(watched) {
             Ok(()) => {
+                shorten_slice(pid);
                 let took = at.since(since);
                 self.tell(EngineEvent::Created {
                     ticket,

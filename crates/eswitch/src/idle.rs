@@ -2,11 +2,13 @@
 //! control plane that sleeps, too, of the first packet.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::Thread;
 
-use model::Nanos;
+use model::{Nanos, WorkerId};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use crate::soft::WORKER_LIMIT;
 
 /// Whether a worker polls without a break or sleeps when it can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +43,16 @@ const LONGEST_BLIND_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000,
 };
+/// What a worker's packets are counted in that are compared with the usual: the time between two looks of the control plane.
+const A_MOMENT: Nanos = Nanos::from_millis(1);
+/// Looks that follow each other more closely are taken for this far apart: a few packets are no high rate then.
+const SHORTEST_LOOK: Nanos = Nanos::from_micros(200);
+/// For how long what came counts as usual, once to twice: bursts that come again and again ring no more.
+const USUAL_SPAN: Nanos = Nanos::from_millis(100);
+/// So many packets are always usual: as many as a worker that was away for a moment finds at a low rate.
+const RISE_MIN: u64 = 32;
+/// The mark of a worker that is not to ring.
+const UNMARKED: u64 = u64::MAX;
 
 /// Wakes a sleeping worker from another thread.
 #[derive(Debug)]
@@ -89,12 +101,15 @@ impl AsFd for Waker {
     }
 }
 
-/// Wakes the control plane's thread when packets come after a time without any. Workers ring it; that costs them nothing while
-/// packets come, and a system call at the first one of a thread that dozes.
+/// Wakes the control plane's thread before its time: when packets come after a time without any, and when more of them come than
+/// usual. Workers ring it; that costs them a look while nothing of that happens, and else a system call.
 #[derive(Debug)]
 pub struct Alarm {
     thread: Thread,
     is_set: AtomicBool,
+    /// By worker: at how many packets received since it began it rings.
+    marks: [AtomicU64; WORKER_LIMIT],
+    has_risen: AtomicBool,
 }
 
 impl Alarm {
@@ -103,6 +118,8 @@ impl Alarm {
         Alarm {
             thread,
             is_set: AtomicBool::new(false),
+            marks: [const { AtomicU64::new(UNMARKED) }; WORKER_LIMIT],
+            has_risen: AtomicBool::new(false),
         }
     }
 
@@ -125,6 +142,68 @@ impl Alarm {
         if self.is_set.load(Ordering::Relaxed) {
             self.thread.unpark();
         }
+    }
+
+    /// Has that worker ring once it has received so many packets in all; once, until it is marked again.
+    pub fn mark(&self, worker: WorkerId, received: u64) {
+        if let Some(mark) = self.marks.get(worker.index()) {
+            mark.store(received, Ordering::Relaxed);
+        }
+    }
+
+    /// Rings where that worker, which has `received` so many packets in all, has reached its mark.
+    #[inline]
+    pub fn look(&self, worker: WorkerId, received: u64) {
+        if let Some(mark) = self.marks.get(worker.index()) {
+            let at = mark.load(Ordering::Relaxed);
+            // One that was marked anew meanwhile looks again in its next turn.
+            let reached = received >= at
+                && mark
+                    .compare_exchange(at, UNMARKED, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if reached {
+                self.has_risen.store(true, Ordering::Release);
+                self.thread.unpark();
+            }
+        }
+    }
+
+    /// Whether a worker has reached its mark since the last call. Where the thread parks for another reason, too, it asks this
+    /// whenever it wakes.
+    pub fn take_rise(&self) -> bool {
+        self.has_risen.swap(false, Ordering::Acquire)
+    }
+}
+
+/// What a worker usually receives, from which follows how much is more than usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usual {
+    at: Nanos,
+    received: u64,
+    /// The most packets in [`A_MOMENT`], in the span before this one and in this one.
+    most: [u64; 2],
+    span_began: Nanos,
+}
+
+impl Usual {
+    /// Takes in that at `now` the worker has `received` so many packets in all. Gives the number from which on more than
+    /// usual have come: half as many again as the most in a millisecond of the last tenth of a second, and [`RISE_MIN`].
+    pub(crate) fn mark(&mut self, received: u64, now: Nanos) -> u64 {
+        let span = now.since(self.at).max(SHORTEST_LOOK);
+        let came = received.saturating_sub(self.received);
+        let in_a_moment = u128::from(came) * u128::from(A_MOMENT.0) / u128::from(span.0);
+        self.at = now;
+        self.received = received;
+        if now.since(self.span_began) >= USUAL_SPAN {
+            self.most = [self.most[1], 0];
+            self.span_began = now;
+        }
+        self.most[1] = self.most[1].max(in_a_moment as u64);
+        let usual = self.most[0].max(self.most[1]);
+        received
+            .saturating_add(usual)
+            .saturating_add(usual / 2)
+            .saturating_add(RISE_MIN)
     }
 }
 
@@ -285,6 +364,74 @@ mod tests {
         });
         take.recv().unwrap().ring();
         assert!(sleeper.join().unwrap().as_secs() < 60);
+    }
+
+    #[test]
+    fn a_worker_rings_once_for_each_mark() {
+        let alarm = Alarm::of(std::thread::current());
+        let (first, second) = (WorkerId(0), WorkerId(1));
+        alarm.look(first, u64::MAX - 1);
+        assert!(!alarm.take_rise(), "no mark is set");
+        alarm.mark(first, 100);
+        alarm.mark(second, 50);
+        alarm.look(first, 99);
+        assert!(!alarm.take_rise());
+        alarm.look(second, 70);
+        assert!(alarm.take_rise());
+        assert!(!alarm.take_rise(), "it was taken");
+        for received in 100..200 {
+            alarm.look(first, received);
+            alarm.look(second, received);
+        }
+        assert!(alarm.take_rise());
+        alarm.look(first, 300);
+        assert!(!alarm.take_rise(), "it has rung for that mark");
+        alarm.mark(first, 301);
+        alarm.look(first, 301);
+        assert!(alarm.take_rise());
+    }
+
+    const NONE: [u64; 0] = [];
+
+    /// When `Usual` says within a second that more than usual has come, where the control plane looks when it is told so,
+    /// and else each millisecond. `packets` says how many have come by then, in the given number of microseconds.
+    fn rises(packets: impl Fn(u64) -> u64) -> Vec<u64> {
+        let (mut usual, mut rises) = (Usual::default(), Vec::new());
+        let (mut mark, mut looked_us) = (u64::MAX, 0);
+        for us in (0..2_000_000).step_by(50) {
+            let received = packets(us);
+            let has_risen = received >= mark;
+            if has_risen {
+                rises.push(us);
+            }
+            if has_risen || us - looked_us >= 1000 {
+                looked_us = us;
+                mark = usual.mark(received, Nanos::from_micros(us));
+            }
+        }
+        rises.retain(|us| *us >= 1_000_000);
+        rises
+    }
+
+    #[test]
+    fn a_rise_is_noticed_within_a_part_of_a_millisecond_and_a_steady_rate_is_none() {
+        for rate_per_ms in [0, 1, 5, 200, 10_000] {
+            assert_eq!(rises(|us| us * rate_per_ms / 1000), NONE, "{rate_per_ms} per ms");
+        }
+        let step = 1_500_000;
+        let noticed = rises(|us| us * 5 / 1000 + us.saturating_sub(step) * 200 / 1000);
+        assert!((step..step + 250).contains(&noticed[0]), "{noticed:?}");
+        assert!(noticed.len() <= 8, "{noticed:?}");
+        let small = rises(|us| us + us.saturating_sub(step) / 4);
+        assert_eq!(small, NONE, "a quarter more is no rise");
+    }
+
+    #[test]
+    fn bursts_that_come_again_and_again_become_usual() {
+        // 640 packets at once, every 20 ms; a train after a tenth of a second without any is noticed, once.
+        assert_eq!(rises(|us| us / 20_000 * 640), NONE);
+        let rare = rises(|us| us / 500_000 * 640);
+        assert!(rare.len() <= 2, "{rare:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
 use crate::dump::{FlowDump, FlowFilter, HeavyDump};
 use crate::elephants::HeavyFlow;
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
-use crate::idle::{Alarm, Idle, Polling, WakeSet, Waker};
+use crate::idle::{Alarm, Idle, Polling, Usual, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan, home};
@@ -32,6 +32,8 @@ use crate::worker::{Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
 pub const WORKER_LIMIT: usize = 32;
+/// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets wait for it.
+const SLICE: Duration = Duration::from_micros(100);
 /// Commands that may wait for a worker. One per slot and some more: a whole set of instances can leave at once.
 const COMMAND_SLOTS: usize = 2 * Slot::LIMIT;
 /// Events that may wait for the control plane: an answer and a sweep per command, and a broken port, for each slot.
@@ -148,6 +150,7 @@ struct WorkerHandle<M: FrameMemory> {
     events: Consumer<WorkerEvent<M>>,
     counters: Arc<WorkerCounters>,
     waker: Arc<Waker>,
+    usual: Usual,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -387,6 +390,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 events,
                 counters,
                 waker,
+                usual: Usual::default(),
                 thread: None,
             });
         }
@@ -419,6 +423,9 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 .spawn(move || {
                     if let Some(cpu) = cpu {
                         pin_to(cpu);
+                    }
+                    if let Err(error) = cpu_slice::of_this_thread(SLICE) {
+                        tracing::debug!(%error, "a worker has no short slice and waits longer where others use its CPU");
                     }
                     Worker::new(worker).run(monotonic);
                 })
@@ -1275,6 +1282,10 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         }
         sums.at = monotonic();
         sums.age = Nanos::ZERO;
+        for ((id, worker), totals) in (0..).zip(&mut self.workers).zip(&into.workers) {
+            let mark = worker.usual.mark(totals.received, into.counters.at);
+            self.alarm.mark(WorkerId(id), mark);
+        }
     }
 
     fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {

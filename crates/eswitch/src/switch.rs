@@ -352,8 +352,9 @@ pub trait Switch: Send {
     /// The largest gap between two turns of a worker that did not sleep, since the last call, by worker.
     fn take_longest_gaps(&mut self) -> Vec<Nanos>;
 
-    /// What wakes the thread that started the switch when a packet or a peer comes after a quiet time; [`None`] for a switch
-    /// that does not see each packet, whose counters must be looked at all the time.
+    /// What wakes the thread that started the switch when a packet or a peer comes after a quiet time, or more packets than usual
+    /// since it last [`read`](Switch::read) the counters; [`None`] for a switch that does not see each packet, whose counters
+    /// must be looked at all the time.
     fn alarm(&self) -> Option<Arc<Alarm>> {
         None
     }

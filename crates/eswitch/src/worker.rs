@@ -470,8 +470,11 @@ impl<M: FrameMemory> Worker<M> {
             if moved > 0 {
                 figures.busy_ns.add(span);
             }
-            if moved > 0 && self.parts.idle.is_quiet(started) {
-                self.parts.alarm.ring();
+            if moved > 0 {
+                if self.parts.idle.is_quiet(started) {
+                    self.parts.alarm.ring();
+                }
+                self.parts.alarm.look(self.parts.id, figures.received.get());
             }
             let rest = match self.parts.idle.after(moved, ended) {
                 // Work that goes on a part per turn is not left lying for a sleep.

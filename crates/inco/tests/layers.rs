@@ -12,7 +12,7 @@ const ROWS: &[&[&str]] = &[
     &["simd", "model", "stamp"],
     &["packet", "scheduling", "autoscaling", "openflow"],
     &["flow-table", "configuration"],
-    &["dpdk-sys"],
+    &["cpu-slice", "dpdk-sys"],
     &["dpdk", "memif", "engine", "collector", "nf-page", "openvswitch"],
     &["traffic"],
     &["eswitch"],

@@ -1,4 +1,5 @@
-//! The control loop: one turn a millisecond; one in twenty while nothing comes and nothing is under way.
+//! The control loop: one turn a millisecond; one in twenty while nothing comes and nothing is under way; five where more packets
+//! come than usual.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use api::types::{Action, FlowExplanation, FlowPage, FlowRow, Outcome, PolicyChoice, Refusal};
 use api::{Answer, Caller, EventLog, Inbox, Question};
 use autoscaling::Autoscaler;
-use collector::{Collector, SAMPLE_PERIOD};
+use collector::Collector;
 use configuration::{Configuration, SwitchDriver};
 use controller::{
     Command, CommandError, CommandId, Controller, HoldBack, InstanceRow, Settings, Shell, SwitchReply,
@@ -32,6 +33,7 @@ use scheduling::{Metric, Scheduler};
 use super::answers::unix_ms;
 use super::event_files::EventFiles;
 use super::functions::FunctionPages;
+use super::pace::Pace;
 use super::reload::Reading;
 use super::{Place, StopRequest, wiring};
 
@@ -322,12 +324,12 @@ impl ControlLoop {
 
     /// Turns until everything is stopped.
     pub(super) fn run(&mut self) -> Result<Summary> {
-        let mut next = Instant::now();
+        let mut pace = Pace::new(monotonic());
         let mut stopping_since = None;
         let mut left = Vec::new();
         loop {
-            self.lag.note(Nanos(next.elapsed().as_nanos() as u64));
-            self.turn();
+            self.lag.note(pace.begin(monotonic()));
+            self.turn(pace.is_hasty());
             self.stop.note_turn();
             if self.stopping {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
@@ -343,15 +345,12 @@ impl ControlLoop {
                 && self.is_quiet()
             {
                 self.doze(&alarm);
-                next = Instant::now();
+                pace = Pace::new(monotonic());
                 continue;
             }
-            next += Duration::from_nanos(SAMPLE_PERIOD.0);
-            match next.checked_duration_since(Instant::now()) {
-                Some(rest) => std::thread::sleep(rest),
-                // Late: the collector counts the time that has really passed, and nothing is made up for.
-                None => next = Instant::now(),
-            }
+            let now = monotonic();
+            pace.end(now);
+            self.rest(&mut pace, now);
         }
         self.switch.read(&mut self.reading);
         self.switch.stop();
@@ -400,6 +399,21 @@ impl ControlLoop {
         alarm.clear();
     }
 
+    /// Sleeps until the next turn is due, which it is at once where a worker tells that more packets come than usual.
+    fn rest(&self, pace: &mut Pace, mut now: Nanos) {
+        while let Some(rest) = pace.rest(now) {
+            match &self.alarm {
+                // A question ends it, too, and is answered when the turn is due.
+                Some(_) => std::thread::park_timeout(Duration::from_nanos(rest.0)),
+                None => std::thread::sleep(Duration::from_nanos(rest.0)),
+            }
+            now = monotonic();
+            if self.alarm.as_ref().is_some_and(|alarm| alarm.take_rise()) {
+                pace.hurry(now);
+            }
+        }
+    }
+
     /// What a shutdown waits for, and what for, a line each.
     fn left_behind(&self) -> Vec<String> {
         let controller = self.shell.controller();
@@ -418,13 +432,13 @@ impl ControlLoop {
         left
     }
 
-    fn turn(&mut self) {
+    /// One step. `is_hasty` is whether the next one follows sooner than usual.
+    fn turn(&mut self, is_hasty: bool) {
         let now = monotonic();
         self.take_switch_events(now);
         let began = Instant::now();
         self.switch.read(&mut self.reading);
         self.pages.read(&mut self.reading.counters.slots, now);
-        self.read_usage(now);
         self.collector.sample(&self.reading.counters);
         self.collector.record_cost(began.elapsed().as_nanos() as u64);
         self.note_progress();
@@ -438,6 +452,10 @@ impl ControlLoop {
         }
         self.step(now);
         self.publish_loads();
+        // Files are read: after what packets wait for, in time for the next sample, and not while the next turn is due at once.
+        if !is_hasty {
+            self.read_usage(now);
+        }
         self.open_uplinks(now);
         if now.since(self.gaps_since) >= GAP_SPAN {
             self.note_gaps(now);
@@ -762,16 +780,19 @@ impl ControlLoop {
         self.replies.clear();
         self.commands.clear();
         if outputs.is_empty() {
+            self.shell.carry_out(now);
             return;
         }
         let requests = outputs.switch.clone();
         let events = outputs.events.clone();
         let answers = outputs.answers.clone();
-        for event in events {
-            self.push_event(event);
-        }
+        // First what packets wait for.
         for request in requests {
             self.carry_out(request, now);
+        }
+        self.shell.carry_out(now);
+        for event in events {
+            self.push_event(event);
         }
         for (id, result) in answers {
             self.answer_command(id, result);

@@ -1,7 +1,7 @@
 //! The orchestrator: switch, collector, controller, engine and API put together, and the loop that turns them.
 //!
-//! Threads: the switch's workers; the engine's own; the API's; and the control loop, which wakes every millisecond,
-//! reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
+//! Threads: the switch's workers; the engine's own; the API's; and the control loop, which wakes every millisecond, or
+//! sooner where a worker tells it that more packets come than usual, reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
 
 mod answers;
 mod control;
@@ -12,6 +12,7 @@ mod devices;
 mod event_files;
 mod figures;
 mod functions;
+mod pace;
 mod pool;
 mod reload;
 mod wiring;
