@@ -44,15 +44,45 @@ pub struct Shell {
     engine_events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
     outputs: Outputs,
-    /// Requests that wait for packets, in their order, and until when.
-    waiting: Vec<(Ticket, Request)>,
-    waiting_until: Nanos,
+    waiting: Waiting,
     calls: EngineCalls,
     /// Calls that are not answered yet.
     in_hand: BTreeMap<Ticket, &'static str>,
     /// Fits, each on a thread of its own while it runs.
     fits: Vec<(ServiceId, JoinHandle<Fitted>)>,
     fitted: Vec<(ServiceId, Fitted)>,
+}
+
+/// Requests for the engine that wait for packets.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// In their order.
+    requests: Vec<(Ticket, Request)>,
+    until: Nanos,
+}
+
+impl Waiting {
+    /// What the engine is to be asked now, of what has waited and what a step asks for, in that order; `asked` is empty then. Where
+    /// the step changes the switch's table and asks for nothing but creates, these wait for [`CREATES_WAIT`], or until anything
+    /// else is asked for.
+    fn due(
+        &mut self,
+        asked: &mut Vec<(Ticket, Request)>,
+        changes_table: bool,
+        now: Nanos,
+    ) -> Vec<(Ticket, Request)> {
+        let mut due = Vec::new();
+        if now >= self.until || !asked.is_empty() {
+            due.append(&mut self.requests);
+        }
+        let is_create = |(_, request): &(Ticket, Request)| matches!(request, Request::Create(_));
+        if changes_table && !asked.is_empty() && asked.iter().all(is_create) {
+            self.requests.append(asked);
+            self.until = now + CREATES_WAIT;
+        }
+        due.append(asked);
+        due
+    }
 }
 
 impl Shell {
@@ -74,8 +104,7 @@ impl Shell {
             engine_events: Vec::new(),
             containers: None,
             outputs: Outputs::default(),
-            waiting: Vec::new(),
-            waiting_until: Nanos::ZERO,
+            waiting: Waiting::default(),
             calls: EngineCalls::default(),
             in_hand: BTreeMap::new(),
             fits: Vec::new(),
@@ -112,25 +141,9 @@ impl Shell {
     /// Hands the engine its requests of the last step, and does what else there is to do outside of the switch.
     /// Creates wait for a moment where the table has changed, in which packets need the CPU. To be called after each step.
     pub fn carry_out(&mut self, now: Nanos) {
-        let requests = &self.outputs.engine;
-        // What comes after those that wait does not overtake them.
-        let is_due = now >= self.waiting_until || !requests.is_empty();
-        let mut due = if is_due {
-            std::mem::take(&mut self.waiting)
-        } else {
-            Vec::new()
-        };
-        let has_new_table = self
-            .outputs
-            .switch
-            .iter()
-            .any(|request| matches!(request, SwitchRequest::Publish { .. }));
-        let is_create = |(_, request): &(Ticket, Request)| matches!(request, Request::Create(_));
-        if has_new_table && !requests.is_empty() && requests.iter().all(is_create) {
-            self.waiting.append(&mut self.outputs.engine);
-            self.waiting_until = now + CREATES_WAIT;
-        }
-        due.append(&mut self.outputs.engine);
+        let is_publish = |request: &SwitchRequest| matches!(request, SwitchRequest::Publish { .. });
+        let changes_table = self.outputs.switch.iter().any(is_publish);
+        let due = self.waiting.due(&mut self.outputs.engine, changes_table, now);
         for (ticket, request) in due {
             if let engine::Request::Create(spec) = &request {
                 let dirs = spec
@@ -216,4 +229,53 @@ fn start_fit(fit: Fit) -> Option<JoinHandle<Fitted>> {
 /// Makes an instance's directory. Where that fails the engine's create fails and says so: its mount has no source.
 fn make_dir(dir: &Path) {
     let _ = std::fs::create_dir_all(dir);
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::ContainerSpec;
+
+    use super::*;
+
+    fn create(ticket: u64) -> (Ticket, Request) {
+        let spec = ContainerSpec::new(format!("nf-{ticket}"), "nf");
+        (Ticket(ticket), Request::Create(Box::new(spec)))
+    }
+
+    fn remove(ticket: u64) -> (Ticket, Request) {
+        let name = "nf-0".to_owned();
+        (Ticket(ticket), Request::Remove { name })
+    }
+
+    /// The tickets of what is due, at `ms` milliseconds.
+    fn due(waiting: &mut Waiting, asked: &[(Ticket, Request)], changes_table: bool, ms: u64) -> Vec<u64> {
+        let mut asked = asked.to_vec();
+        let due = waiting.due(&mut asked, changes_table, Nanos::from_millis(ms));
+        assert!(asked.is_empty());
+        due.iter().map(|(ticket, _)| ticket.0).collect()
+    }
+
+    const NONE: [u64; 0] = [];
+
+    #[test]
+    fn creates_wait_for_packets_and_nothing_else_does() {
+        let mut waiting = Waiting::default();
+        assert_eq!(due(&mut waiting, &[create(1)], false, 10), [1]);
+        assert_eq!(due(&mut waiting, &[create(2), create(3)], true, 20), NONE);
+        assert_eq!(due(&mut waiting, &[], true, 21), NONE);
+        assert_eq!(due(&mut waiting, &[], false, 22), [2, 3]);
+        assert_eq!(due(&mut waiting, &[], false, 23), NONE);
+        assert_eq!(due(&mut waiting, &[remove(4)], true, 24), [4]);
+        assert_eq!(due(&mut waiting, &[create(5), remove(6)], true, 25), [5, 6]);
+    }
+
+    #[test]
+    fn nothing_overtakes_what_waits() {
+        let mut waiting = Waiting::default();
+        assert_eq!(due(&mut waiting, &[create(1)], true, 10), NONE);
+        assert_eq!(due(&mut waiting, &[remove(2)], false, 11), [1, 2]);
+        assert_eq!(due(&mut waiting, &[create(3)], true, 12), NONE);
+        assert_eq!(due(&mut waiting, &[create(4)], true, 13), [3]);
+        assert_eq!(due(&mut waiting, &[create(5)], false, 14), [4, 5]);
+    }
 }
