@@ -45,7 +45,8 @@ fn main() {
     let instances = number("INSTANCES").unwrap_or(4);
     let size = number("SIZE").unwrap_or(64) as usize;
     let turns = number("TURNS");
-    let mbufs = 2 * flows.iter().sum::<u32>() + 32_768;
+    // Each source keeps its capture in mbufs.
+    let mbufs = 3 * flows.iter().sum::<u32>() + 32_768;
     let config = MempoolConfig {
         mbufs,
         ..MempoolConfig::default()
