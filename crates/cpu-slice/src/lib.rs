@@ -1,4 +1,4 @@
-//! How long a thread runs while others wait for its CPU: its slice, with Linux from 6.12 on (EEVDF). A thread that wakes runs at
+//! How long a thread runs while others wait for its CPU, and whether those that it starts run as it does. The first is its slice, with Linux from 6.12 on (EEVDF). A thread that wakes runs at
 //! once where its slice is shorter than that of the one that runs and it has not had more than its share; else it waits for the end
 //! of that one's slice, which the kernel looks for at its next tick, up to 4 ms later. Nobody gets more of a CPU by a shorter
 //! slice. An older kernel takes the call and goes on as it did.
@@ -42,12 +42,36 @@ pub fn of_process(pid: u32, slice: Duration) -> io::Result<()> {
     Ok(())
 }
 
+/// Has the threads that this one starts from now on begin as ordinary ones, without its priority: one that runs in real time would
+/// else start others that do.
+///
+/// # Errors
+/// The system's, where it knows no such call or forbids it.
+pub fn keep_priority_to_this_thread() -> io::Result<()> {
+    change(None, |attributes| {
+        attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
+        true
+    })
+}
+
 /// Gives a thread a slice, this one where none is named, within [`LIMITS`]. One that runs in real time or only when nothing else
 /// does stays as it is.
 ///
 /// # Errors
 /// The system's, where it knows no such call, forbids it, or there is no such thread.
 fn of_thread(thread: Option<Pid>, slice: Duration) -> io::Result<()> {
+    change(thread, |attributes| {
+        // For these policies that is the slice, in nanoseconds.
+        attributes.sched_runtime = slice.clamp(LIMITS.0, LIMITS.1).as_nanos() as u64;
+        [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&(attributes.sched_policy as i32))
+    })
+}
+
+/// Changes how a thread is scheduled, this one where none is named, where `change` says so.
+///
+/// # Errors
+/// The system's.
+fn change(thread: Option<Pid>, change: impl FnOnce(&mut libc::sched_attr) -> bool) -> io::Result<()> {
     let id = thread.map_or(0, |thread| thread.as_raw_nonzero().get());
     let mut attributes = libc::sched_attr {
         size: size_of::<libc::sched_attr>() as u32,
@@ -73,11 +97,9 @@ fn of_thread(thread: Option<Pid>, slice: Duration) -> io::Result<()> {
     if got != 0 {
         return Err(io::Error::last_os_error());
     }
-    if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&(attributes.sched_policy as i32)) {
+    if !change(&mut attributes) {
         return Ok(());
     }
-    // For these policies that is the slice, in nanoseconds.
-    attributes.sched_runtime = slice.clamp(LIMITS.0, LIMITS.1).as_nanos() as u64;
     // SAFETY: as before; this call reads.
     #[expect(unsafe_code)]
     let set = unsafe { libc::syscall(libc::SYS_sched_setattr, id, &raw const attributes, 0) };
@@ -128,6 +150,32 @@ mod tests {
             })
             .join()
             .unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn what_a_thread_starts_does_not_run_in_real_time() {
+        let policy = || told("policy");
+        if policy().is_none() {
+            return println!("skipped: this kernel does not tell policies");
+        }
+        std::thread::spawn(move || {
+            let is_in_real_time = change(None, |attributes| {
+                attributes.sched_policy = libc::SCHED_FIFO as u32;
+                attributes.sched_priority = 1;
+                true
+            });
+            if is_in_real_time.is_err() {
+                return println!("skipped: real time is not allowed");
+            }
+            let inherits = std::thread::spawn(policy).join().unwrap();
+            assert_eq!(inherits.as_deref(), Some("1"), "as any thread does");
+            keep_priority_to_this_thread().unwrap();
+            assert_eq!(policy().as_deref(), Some("1"));
+            let begins = std::thread::spawn(policy).join().unwrap();
+            assert_eq!(begins.as_deref(), Some("0"));
         })
         .join()
         .unwrap();

@@ -91,8 +91,9 @@ impl Front {
         }
     }
 
-    /// Finds the entries of as many flows of `plain` packets of a burst as it has: gives the others of these, a bit each. `marks` become what [`Front::note`] is told a flow by; `ask_for` is called with each entry, also of flows that are
-    /// not found.
+    /// Finds the entries of as many flows of `plain` packets of a burst as it has: gives the others of these, a bit each.
+    /// `marks` become what [`Front::note`] is told a flow by; `ask_for` is called with each entry, also of flows that are not
+    /// found.
     #[inline(always)]
     pub(crate) fn find(
         &mut self,

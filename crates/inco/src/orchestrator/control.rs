@@ -243,8 +243,14 @@ impl ControlLoop {
         let of = &configuration.event_log;
         let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
         let event_files = EventFiles::start(&directory, of.file_bytes, of.files)?;
-        if let Err(error) = raise_priority() {
-            tracing::debug!(?error, "no real-time priority for the control loop");
+        match raise_priority() {
+            // What it starts later, a fit or a link's handshake, may take long.
+            Ok(()) => {
+                if let Err(error) = cpu_slice::keep_priority_to_this_thread() {
+                    tracing::warn!(%error, "threads of the control loop run in real time as it does");
+                }
+            }
+            Err(error) => tracing::debug!(?error, "no real-time priority for the control loop"),
         }
         Ok(ControlLoop {
             retired: HashMap::new(),
