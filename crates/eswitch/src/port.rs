@@ -213,8 +213,8 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
-    /// Sends frames, `bytes` in all and each of these sizes, after those put before, and leaves the list empty. Makes everything visible to the peer,
-    /// and says what came of it since the last flush.
+    /// Sends frames, `bytes` in all and each of these sizes, after those put before, and leaves the list empty. Makes
+    /// everything visible to the peer, and says what came of it since the last flush.
     #[inline(always)]
     pub fn send_all(
         &mut self,

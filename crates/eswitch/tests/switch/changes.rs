@@ -1,11 +1,12 @@
 //! Instances come and go while traffic runs.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use eswitch::{Match, Switch, SwitchEvent};
 use model::{DropReason, InstanceState, Slot};
 
-use crate::bed::{Bed, Function, echo, service, stamp, udp_flows};
+use crate::bed::{Bed, Function, PATIENCE, echo, service, stamp, udp_flows};
 use crate::load::{Load, Shape};
 
 #[test]
@@ -334,5 +335,27 @@ fn a_sink_takes_everything() {
     assert_eq!(bed.remove(0), 500);
     bed.assert_accounts_close();
     assert_eq!(bed.drops(DropReason::Function), 500);
+    bed.finish();
+}
+
+/// What brings the control loop's turn forward: its worker tells, though nobody reads the counters meanwhile.
+#[test]
+fn more_packets_than_usual_are_told_of_and_a_few_are_not() {
+    let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
+    bed.add(0, 0, 1, echo);
+    let alarm = bed.switch.alarm().unwrap();
+    let frames = udp_flows(400);
+    bed.switch.read(&mut bed.reading);
+    bed.send(0, frames[..16].iter().map(Vec::as_slice));
+    bed.take_all(0, 16);
+    assert!(!alarm.take_rise(), "16 packets are always usual");
+    // Those 16 count as 80 in a millisecond at most, however closely the counters were read: 400 are more.
+    bed.send(0, frames.iter().map(Vec::as_slice));
+    let began = Instant::now();
+    while !alarm.take_rise() {
+        assert!(began.elapsed() < PATIENCE, "no worker told of 400 packets");
+        std::thread::yield_now();
+    }
+    bed.take_all(0, 400);
     bed.finish();
 }
