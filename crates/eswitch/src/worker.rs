@@ -977,6 +977,12 @@ impl<M: FrameMemory> Worker<M> {
             headers: &mut self.headers,
             burst: &mut self.burst,
             table: &mut self.parts.table,
+            owners: (self.parts.workers > 1).then_some(Owners {
+                hasher: &self.parts.hasher,
+                workers: self.parts.workers,
+                this: self.parts.id,
+                found: &mut self.owners,
+            }),
         });
         self.burst_sizes = Sizes {
             shortest: lengths.shortest,
@@ -999,15 +1005,6 @@ impl<M: FrameMemory> Worker<M> {
         let hasher = self.parts.hasher;
         if !self.headers.packets.are_all_plain() {
             self.look_at_unusual();
-        }
-        if self.parts.workers > 1 {
-            for place in 0..self.burst.len() {
-                let owner = self.burst.owner(place, &hasher, self.parts.workers);
-                self.owners[place % BURST_FRAMES] = owner as u8;
-                if owner != self.parts.id.index() {
-                    self.burst.make_odd(place);
-                }
-            }
         }
         // The lists are taken out and put back, so that their room is used again.
         let mut frames = std::mem::take(&mut self.received);
@@ -1046,6 +1043,17 @@ impl<M: FrameMemory> Worker<M> {
                     break;
                 }
             }
+            if workers > 1
+                && self.burst.was_made_odd(place)
+                && self.headers.packets.is_plain[place % BURST_FRAMES] != 0
+            {
+                // Another worker's.
+                let Some(frame) = rest.next() else { break };
+                let owner = self.owners[place % BURST_FRAMES];
+                self.hand_off(owner.into(), frame, Destination::Steering(uplink));
+                place += 1;
+                continue;
+            }
             let whose = self.parts.table.whose(&mut self.burst, place);
             if whose == Whose::Known {
                 continue;
@@ -1057,15 +1065,11 @@ impl<M: FrameMemory> Worker<M> {
                     self.place_new(frame, &info, self.burst.hash(place), uplink, now);
                 }
             } else {
-                let owner = usize::from(self.owners[place % BURST_FRAMES]);
                 match others.next_if(|(of, ..)| *of == place) {
                     Some((_, parsed, hash)) => {
                         if let Some(frame) = self.go_on(frame, parsed, *hash, uplink, now) {
                             self.steer_one(frame, parsed, *hash, uplink, now);
                         }
-                    }
-                    None if workers > 1 && owner != id => {
-                        self.hand_off(owner, frame, Destination::Steering(uplink));
                     }
                     None => {
                         let info = self.headers.info(place, frame.bytes());
@@ -1887,6 +1891,7 @@ impl<M: FrameMemory> Worker<M> {
             headers: &mut self.headers,
             burst: &mut self.burst,
             table: &mut self.parts.table,
+            owners: None,
         });
         let mut others = self.parts.table.count_returned_burst(&self.burst, slot);
         while others != 0 {
@@ -2160,12 +2165,38 @@ impl<M: FrameMemory> Worker<M> {
     }
 }
 
-/// The first steps of a burst: reads its headers, and fetches what the table has of their flows.
+/// The first steps of a burst: reads its headers, and fetches what the table has of their flows; of another worker's it has nothing.
 struct Look<'a, F> {
     frames: &'a [F],
     headers: &'a mut PlainBurst,
     burst: &'a mut Burst,
     table: &'a mut FlowTable<TableMemory>,
+    /// Where some of them may be another worker's.
+    owners: Option<Owners<'a>>,
+}
+
+/// Tells of a burst's plain packets which worker owns their flows.
+struct Owners<'a> {
+    hasher: &'a FlowHasher,
+    workers: usize,
+    /// The one that looks.
+    this: WorkerId,
+    /// What was found, by place.
+    found: &'a mut [u8; BURST_FRAMES],
+}
+
+impl Owners<'_> {
+    /// Makes those odd that are another's.
+    #[inline(always)]
+    fn tell(self, burst: &mut Burst) {
+        for (place, found) in self.found.iter_mut().enumerate().take(burst.len()) {
+            let owner = burst.owner(place, self.hasher, self.workers);
+            *found = owner as u8;
+            if owner != self.this.index() {
+                burst.make_odd(place);
+            }
+        }
+    }
 }
 
 impl<F: Frame> Kernel for Look<'_, F> {
@@ -2199,6 +2230,9 @@ impl<F: Frame> Kernel for Look<'_, F> {
         }
         self.headers.judge(self.frames.len());
         self.burst.fill::<W>(&self.headers.packets);
+        if let Some(owners) = self.owners {
+            owners.tell(self.burst);
+        }
         self.table.ask(self.burst, &self.headers.packets);
         self.table.choose(self.burst);
         (self.headers.packets.lengths(), pieces)

@@ -43,6 +43,8 @@ pub struct Burst {
     pub(crate) marks: [u32; BURST],
     /// Plain packets that the front cache had nothing for, a bit each: those have a hash.
     pub(crate) missed: u64,
+    /// Packets that were made odd, a bit each.
+    pub(crate) made_odd: u64,
     /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
     columns: [[u32; BURST]; 3],
 }
@@ -69,6 +71,7 @@ impl Default for Burst {
             len: 0,
             marks: [0; BURST],
             missed: 0,
+            made_odd: 0,
             columns: [[0; BURST]; 3],
         }
     }
@@ -89,6 +92,7 @@ impl Burst {
     #[inline(always)]
     pub fn fill<W: Words>(&mut self, packets: &PacketColumns) {
         self.len = packets.len.min(BURST);
+        self.made_odd = 0;
         // Whole groups: the loops then need no remainder.
         let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let [states, forward, reverse] = &mut self.columns;
@@ -155,7 +159,14 @@ impl Burst {
     pub fn make_odd(&mut self, at: usize) {
         if let Some([ports, ..]) = self.packets.get_mut(at) {
             *ports = *ports & !OPENING | ODD;
+            self.made_odd |= 1 << (at % BURST);
         }
+    }
+
+    /// Whether a packet was made odd.
+    #[inline]
+    pub fn was_made_odd(&self, at: usize) -> bool {
+        self.made_odd >> (at % BURST) & 1 != 0
     }
 
     /// Whether a flow may begin with the packet by [`FlowTable::open`](crate::FlowTable::open): it is not TCP, or opens a

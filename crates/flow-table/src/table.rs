@@ -316,12 +316,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     // The short way: known IPv4 flows, a burst at a time.
 
-    /// Looks into the front cache for a burst's packets; hashes the others, and asks for their buckets. `packets` are those that
-    /// the burst was filled with.
+    /// Looks into the front cache for a burst's packets; hashes those that it does not have, and asks for their buckets. `packets`
+    /// are those that the burst was filled with. Those that were [made odd](Burst::make_odd) since are left out.
     #[inline(always)]
     pub fn ask(&mut self, burst: &mut Burst, packets: &PacketColumns) {
         let (index, flows) = self.regions[0].split(&self.storage);
-        let plain = packets.plain();
+        let plain = packets.plain() & !burst.made_odd;
         burst.missed = plain;
         if plain != 0 && self.front.is_asked(packets.len) {
             let ask_for = |entry| simd::prefetch_at(flows, entry as usize);
@@ -1104,5 +1104,60 @@ mod tests {
             (table.live(Slot(20)), table.live_of_service(ServiceId(1))),
             (7, 7)
         );
+    }
+
+    /// Packets that another table has the flows of say nothing about the front cache, and are not looked for.
+    #[test]
+    fn the_front_cache_is_judged_by_this_tables_own_flows() {
+        const OWN: usize = 20;
+        let config = TableConfig {
+            ipv4_flows: 100,
+            ipv6_flows: 0,
+            return_counters: false,
+            pin_times: false,
+        };
+        let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
+        let hasher = FlowHasher::new([1, 2, 3, 4]);
+        let mut table =
+            FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+        let mut packets = PacketColumns::default();
+        for flow in 0..BURST as u32 {
+            let (src, dst) = (Ipv4Addr::from(flow).into(), Ipv4Addr::BROADCAST.into());
+            let tuple = Tuple {
+                src,
+                dst,
+                src_port: 1,
+                dst_port: 2,
+                protocol: protocol::UDP,
+                vlan: 0,
+            };
+            let (key, direction) = FlowKey::new(&tuple);
+            let FlowKey::V4(v4) = key else {
+                panic!("an IPv4 flow")
+            };
+            packets.push(Some(v4), direction, packet::TcpFlags(0), 60);
+            if (flow as usize) < OWN {
+                table
+                    .insert(
+                        &key,
+                        hasher.hash(&key),
+                        direction,
+                        [Slot(1); 2],
+                        ServiceId(1),
+                        Nanos::ZERO,
+                    )
+                    .unwrap();
+            }
+        }
+        let mut burst = Burst::default();
+        for _ in 0..10_000 {
+            burst.fill::<simd::scalar::Words>(&packets);
+            (OWN..BURST).for_each(|place| burst.make_odd(place));
+            table.ask(&mut burst, &packets);
+            table.choose(&mut burst);
+            assert!((0..BURST).all(|place| burst.has_candidate(place) == (place < OWN)));
+        }
+        assert!(table.front.is_used());
+        assert_eq!(burst.missed, 0);
     }
 }
