@@ -53,12 +53,12 @@ const QUIET_STRIDE: u32 = 8;
 /// instances each is far from the processor.
 #[repr(C, align(64))]
 pub struct InstancePorts<M: FrameMemory> {
-    /// The ports, in the order of the service's uplinks.
-    pub ports: Vec<Port<M>>,
     /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
     /// dies.
     pub outstanding: u64,
     quiet: u32,
+    /// The ports, in the order of the service's uplinks.
+    pub(crate) ports: [Option<Port<M>>; PORT_LIMIT],
     /// How full the ports' rings were at their last flush.
     fills: [Fill; PORT_LIMIT],
     /// Whether the peer gave a descriptor that cannot be.
@@ -87,10 +87,10 @@ struct Fill {
 
 impl<M: FrameMemory> InstancePorts<M> {
     /// An instance with these ports, at most [`PORT_LIMIT`].
-    pub fn new(mut ports: Vec<Port<M>>) -> InstancePorts<M> {
-        ports.truncate(PORT_LIMIT);
+    pub fn new(ports: Vec<Port<M>>) -> InstancePorts<M> {
+        let mut ports = ports.into_iter();
         InstancePorts {
-            ports,
+            ports: std::array::from_fn(|_| ports.next()),
             outstanding: 0,
             rooms: std::array::from_fn(|_| Vec::with_capacity(OUTBOX_FRAMES)),
             id: None,
@@ -101,6 +101,17 @@ impl<M: FrameMemory> InstancePorts<M> {
             fills: [Fill::default(); PORT_LIMIT],
             quiet: 0,
         }
+    }
+
+    /// Its ports.
+    pub fn ports(&mut self) -> impl Iterator<Item = &mut Port<M>> {
+        self.ports.iter_mut().flatten()
+    }
+
+    /// Whether it has that one.
+    #[inline]
+    pub(crate) fn has(&self, port: u8) -> bool {
+        self.ports.get(usize::from(port)).is_some_and(Option::is_some)
     }
 
     /// Whether this turn should look for returned packets: always while there are some, else now and then.
@@ -141,7 +152,7 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Sends a probe on the first port, uncounted; everything else must have been flushed. Nothing happens where no
     /// frame or no room is left: it can be asked again.
     pub fn probe(&mut self, memory: &mut M) {
-        let (Some(port), Some(mut frame)) = (self.ports.first_mut(), memory.take()) else {
+        let (Some(Some(port)), Some(mut frame)) = (self.ports.first_mut(), memory.take()) else {
             return;
         };
         if let Some(room) = frame.room().get_mut(..PROBE.len()) {
@@ -156,7 +167,7 @@ impl<M: FrameMemory> InstancePorts<M> {
 
     /// Whether a peer has been found to break its rings' protocol since the last call.
     pub(crate) fn is_newly_broken(&mut self) -> bool {
-        self.is_broken |= self.ports.iter().any(Port::is_broken);
+        self.is_broken |= self.ports.iter().flatten().any(Port::is_broken);
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
@@ -171,15 +182,45 @@ impl<M: FrameMemory> InstancePorts<M> {
         memory: &mut M,
         counters: &SlotCounters,
     ) -> Pending {
-        let (Some(ring), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
+        let Some(Some(ring)) = self.ports.get_mut(port) else {
+            return Pending::default();
+        };
+        // Something is being sent: an answer is likely.
+        self.quiet = 0;
+        if let Port::Null(pending) = ring
+            && pending.packets == 0
+        {
+            // All of it, in a few instructions: with many instances this is what each of them costs.
+            let packets = frames.len() as u64;
+            memory.give_all(frames);
+            self.count_sent(packets, bytes, counters);
+            return Pending::default();
+        }
+        self.send_into_ring(port, frames, (bytes, sizes), memory, counters)
+    }
+
+    /// Counts packets that a port took.
+    #[inline(always)]
+    fn count_sent(&mut self, packets: u64, bytes: u64, counters: &SlotCounters) {
+        self.outstanding += packets;
+        counters.to_packets.add(packets);
+        counters.to_bytes.add(bytes);
+    }
+
+    /// As [`InstancePorts::send_all`], into a port that can be full.
+    #[inline(never)]
+    fn send_into_ring(
+        &mut self,
+        port: usize,
+        frames: &mut Vec<M::Frame>,
+        (bytes, sizes): (u64, Sizes),
+        memory: &mut M,
+        counters: &SlotCounters,
+    ) -> Pending {
+        let (Some(Some(ring)), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
             return Pending::default();
         };
         let sent = ring.send_all(frames, bytes, sizes, memory);
-        // Something is being sent: an answer is likely.
-        self.quiet = 0;
-        self.outstanding += sent.packets;
-        counters.to_packets.add(sent.packets);
-        counters.to_bytes.add(sent.bytes);
         let mut is_hot = false;
         if let Some((used, slots)) = ring.fill() {
             fill.used = used;
@@ -192,6 +233,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             let used: u32 = self.fills.iter().map(|fill| fill.used).sum();
             counters.ring_used.set(used.into());
         }
+        self.count_sent(sent.packets, sent.bytes, counters);
         if sent.full + sent.too_large > 0 {
             counters.ring_drops.add(sent.full);
             counters.too_large.add(sent.too_large);
@@ -216,7 +258,7 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Sets the gauges of the rings.
     pub fn gauge(&mut self, counters: &SlotCounters) {
         let (mut used, mut slots, mut back, mut consumed) = (0u64, 0u64, 0u64, 0u64);
-        for port in &mut self.ports {
+        for port in self.ports.iter_mut().flatten() {
             let rings = port.occupancy();
             used += u64::from(rings.used);
             slots += u64::from(rings.slots);

@@ -88,6 +88,7 @@ impl FrameMemory for MbufMemory {
         drop(frame);
     }
 
+    #[inline(always)]
     fn give_all(&mut self, frames: &mut Vec<Mbuf>) {
         if frames.len() >= GIVEN_MBUFS {
             return Mbuf::free_all(frames);

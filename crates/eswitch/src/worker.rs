@@ -33,10 +33,12 @@ use crate::table_memory::TableMemory;
 
 /// Frames that one look at a port takes: DPDK's customary burst, twice, which halves the cost per burst.
 pub const BURST_FRAMES: usize = packet::BURST;
-/// Frames that may wait for instances before all are sent: no more are under way than a core's first cache holds.
-pub(crate) const OUTBOX_FRAMES: usize = 2 * BURST_FRAMES;
-/// Instances between the one that is flushed and the one whose lines are asked for.
-const FLUSH_AHEAD: usize = 3;
+/// Frames that may wait for instances before all are sent: those of a turn. More are under way than a core's first cache holds, but
+/// each instance that has some costs as much as many of them, and of 64 instances each has twice as many as with half of it.
+pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
+/// Instances for which frames may wait when a burst comes, else all are sent: where nearly each frame is another instance's,
+/// waiting saves nothing.
+const LANES_AT_ONCE: usize = BURST_FRAMES;
 /// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
 const SWEEP_ENTRIES_PER_TURN: usize = 2048;
 /// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
@@ -535,7 +537,7 @@ impl<M: FrameMemory> Worker<M> {
         }
         for slot in &self.attached {
             if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
-                instance.ports.iter_mut().for_each(&mut look);
+                instance.ports().for_each(&mut look);
             }
         }
     }
@@ -556,7 +558,7 @@ impl<M: FrameMemory> Worker<M> {
             };
             match command {
                 Command::AttachInstance { slot, mut ports } => {
-                    for port in &mut ports.ports {
+                    for port in ports.ports() {
                         if let Some(queue) = port.waits_on() {
                             // Not watched means woken by the clock, 4 ms later.
                             self.is_unwatched |= self.parts.wake_set.watch(queue.interrupt_fd()).is_err();
@@ -572,7 +574,7 @@ impl<M: FrameMemory> Worker<M> {
                         }
                     }
                     self.lanes_are_stale = true;
-                    let gives = ports.ports.iter().any(Port::gives);
+                    let gives = ports.ports().any(|port| port.gives());
                     if let Some(place) = self.instances.get_mut(slot.index()) {
                         if place.replace(ports).is_none() {
                             self.attached.push(slot);
@@ -753,7 +755,7 @@ impl<M: FrameMemory> Worker<M> {
             counters.ring_slots.set(0);
             counters.back_used.set(0);
             counters.consumed.set(0);
-            for port in &mut ports.ports {
+            for port in ports.ports() {
                 if let Some(queue) = port.waits_on() {
                     self.parts.wake_set.forget(queue.interrupt_fd());
                 }
@@ -998,7 +1000,7 @@ impl<M: FrameMemory> Worker<M> {
         if self.lanes_are_stale {
             self.draw_lanes();
         }
-        if self.waiting + self.received.len() > OUTBOX_FRAMES {
+        if self.waiting + self.received.len() > OUTBOX_FRAMES || self.touched.count > LANES_AT_ONCE {
             self.flush_instances();
         }
         self.sizes = self.sizes.and(self.burst_sizes);
@@ -1227,7 +1229,7 @@ impl<M: FrameMemory> Worker<M> {
                 let is_direct = route.serves
                     && route.home == self.parts.id
                     && instance.id == Some(route.instance)
-                    && usize::from(port) < instance.ports.len()
+                    && instance.has(port)
                     && self.parts.table.is_slot_usable(slot);
                 if is_direct {
                     lanes.set(slot, outbox_of(slot, port) as u16);
@@ -1613,7 +1615,7 @@ impl<M: FrameMemory> Worker<M> {
                 _ => return self.discard(frame, DropReason::InstanceLost),
             }
         }
-        if usize::from(port) >= instance.ports.len() {
+        if !instance.has(port) {
             return self.discard(frame, DropReason::NoInstance);
         }
         self.put_into(outbox_of(slot, port), frame);
@@ -1798,7 +1800,7 @@ impl<M: FrameMemory> Worker<M> {
                 continue;
             }
             let mut packets = 0;
-            for port in 0..instance.ports.len() {
+            for port in 0..PORT_LIMIT {
                 packets += self.poll_instance_port(slot, port);
             }
             if let Some(Some(instance)) = self.instances.get_mut(slot.index()) {
@@ -1813,7 +1815,7 @@ impl<M: FrameMemory> Worker<M> {
         let Some(Some(instance)) = self.instances.get_mut(slot.index()) else {
             return 0;
         };
-        let Some(ring) = instance.ports.get_mut(port) else {
+        let Some(Some(ring)) = instance.ports.get_mut(port) else {
             return 0;
         };
         let way = instance.ways.get(port).copied().flatten();
@@ -1957,10 +1959,7 @@ impl<M: FrameMemory> Worker<M> {
             return;
         };
         let lanes = touched.lanes();
-        for (place, &lane) in lanes.iter().enumerate() {
-            if let Some(&ahead) = lanes.get(place + FLUSH_AHEAD) {
-                flush.fetch(ahead);
-            }
+        for &lane in lanes {
             flush.empty(lane);
         }
         flush.offered.count(flush.counters);
@@ -1977,7 +1976,7 @@ impl<M: FrameMemory> Worker<M> {
         };
         let mut sent = 0;
         touched.retain(|lane| {
-            let is_its = lane / PORT_LIMIT as u16 == slot.0;
+            let is_its = lane % Slot::LIMIT as u16 == slot.0;
             if is_its {
                 sent += flush.empty(lane);
             }
@@ -2313,21 +2312,11 @@ struct Flush<'a, M: FrameMemory> {
 }
 
 impl<M: FrameMemory> Flush<'_, M> {
-    /// Asks for what emptying an outbox needs of its instance.
-    #[inline(always)]
-    fn fetch(&self, lane: u16) {
-        let slot = usize::from(lane) / PORT_LIMIT % Slot::LIMIT;
-        simd::prefetch(&self.slots[slot]);
-        if let Some(instance) = &self.instances[slot] {
-            simd::prefetch(&**instance);
-        }
-    }
-
     /// Sends what waits in an outbox, and notes what of it is still to be counted as offered. Gives how many frames that were.
     #[inline(always)]
     fn empty(&mut self, lane: u16) -> usize {
         let lane = usize::from(lane) % OUTBOXES;
-        let slot = lane / PORT_LIMIT;
+        let slot = lane % Slot::LIMIT;
         let Some(instance) = &mut self.instances[slot] else {
             return 0;
         };
@@ -2346,7 +2335,7 @@ impl<M: FrameMemory> Flush<'_, M> {
             self.offered.packets -= packets_counted;
             self.offered.bytes -= bytes_counted;
         }
-        let (port, counters) = (lane % PORT_LIMIT, &self.slots[slot]);
+        let (port, counters) = (lane / Slot::LIMIT, &self.slots[slot]);
         let sent = instance.send_all(
             port,
             &mut outbox.frames,
@@ -2384,7 +2373,7 @@ fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
 /// The outbox of a data port.
 #[inline(always)]
 fn outbox_of(slot: Slot, port: u8) -> usize {
-    slot.index() * PORT_LIMIT + usize::from(port)
+    usize::from(port) % PORT_LIMIT * Slot::LIMIT + slot.index() % Slot::LIMIT
 }
 
 /// Packets of a flow that were counted and are neither back nor dropped.

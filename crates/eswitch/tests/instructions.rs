@@ -221,7 +221,7 @@ fn a_run_that_is_counted() {
 const DEV: [(&str, f64); 7] = [
     ("udp", 532.0),
     ("tcp", 532.0),
-    ("wide", 750.0),
+    ("wide", 690.0),
     ("ipv6", 1450.0),
     ("new", 1645.0),
     ("chain", 1083.0),
@@ -230,7 +230,7 @@ const DEV: [(&str, f64); 7] = [
 const RELEASE: [(&str, f64); 7] = [
     ("udp", 172.0),
     ("tcp", 172.0),
-    ("wide", 274.0),
+    ("wide", 241.0),
     ("ipv6", 867.0),
     ("new", 1032.0),
     ("chain", 470.0),
