@@ -62,9 +62,8 @@ impl Front {
 
     /// Whether it is to be asked for the next `packets`, at most a burst.
     #[inline(always)]
-    pub(crate) fn is_asked(&mut self, packets: usize) -> bool {
-        // At most a burst.
-        self.left = match self.left.checked_sub(packets as u32) {
+    pub(crate) fn is_asked(&mut self, packets: u32) -> bool {
+        self.left = match self.left.checked_sub(packets) {
             Some(left) => left,
             None => self.go_on(),
         };
@@ -177,7 +176,7 @@ mod tests {
     fn send(front: &mut Front, flows: std::ops::Range<u32>) -> u32 {
         let (mut marks, mut entries) = ([0; BURST], [0; BURST]);
         let packets = packets(flows.clone());
-        if !front.is_asked(packets.len) {
+        if !front.is_asked(packets.len as u32) {
             return packets.len as u32;
         }
         let missed = front.find(&packets, u64::MAX, &mut marks, &mut entries, |_| {});

@@ -323,7 +323,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let (index, flows) = self.regions[0].split(&self.storage);
         let plain = packets.plain() & !burst.made_odd;
         burst.missed = plain;
-        if plain != 0 && self.front.is_asked(packets.len) {
+        if plain != 0 && self.front.is_asked(plain.count_ones()) {
             let ask_for = |entry| simd::prefetch_at(flows, entry as usize);
             let (marks, candidates) = (&mut burst.marks, &mut burst.candidates);
             burst.missed = self.front.find(packets, plain, marks, candidates, ask_for);
@@ -1159,5 +1159,15 @@ mod tests {
         }
         assert!(table.front.is_used());
         assert_eq!(burst.missed, 0);
+        // Those that are looked for, however few, are what it is worth to.
+        let mut bursts = 0;
+        while table.front.is_used() {
+            burst.fill::<simd::scalar::Words>(&packets);
+            (0..BURST - OWN).for_each(|place| burst.make_odd(place));
+            table.ask(&mut burst, &packets);
+            table.choose(&mut burst);
+            bursts += 1;
+            assert!(bursts < 20_000, "none was found");
+        }
     }
 }
