@@ -191,20 +191,24 @@ impl<M: FrameMemory> InstancePorts<M> {
             && pending.packets == 0
         {
             // All of it, in a few instructions: with many instances this is what each of them costs.
-            let packets = frames.len() as u64;
+            let sent = Pending {
+                packets: frames.len() as u64,
+                bytes,
+                ..Pending::default()
+            };
             memory.give_all(frames);
-            self.count_sent(packets, bytes, counters);
-            return Pending::default();
+            self.count_sent(sent, counters);
+            return sent;
         }
         self.send_into_ring(port, frames, (bytes, sizes), memory, counters)
     }
 
     /// Counts packets that a port took.
     #[inline(always)]
-    fn count_sent(&mut self, packets: u64, bytes: u64, counters: &SlotCounters) {
-        self.outstanding += packets;
-        counters.to_packets.add(packets);
-        counters.to_bytes.add(bytes);
+    fn count_sent(&mut self, sent: Pending, counters: &SlotCounters) {
+        self.outstanding += sent.packets;
+        counters.to_packets.add(sent.packets);
+        counters.to_bytes.add(sent.bytes);
     }
 
     /// As [`InstancePorts::send_all`], into a port that can be full.
@@ -233,7 +237,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             let used: u32 = self.fills.iter().map(|fill| fill.used).sum();
             counters.ring_used.set(used.into());
         }
-        self.count_sent(sent.packets, sent.bytes, counters);
+        self.count_sent(sent, counters);
         if sent.full + sent.too_large > 0 {
             counters.ring_drops.add(sent.full);
             counters.too_large.add(sent.too_large);
