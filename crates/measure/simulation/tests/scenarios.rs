@@ -1,0 +1,79 @@
+//! Every scenario file is played, and comes out as it says.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use simulation::{ScenarioFile, run};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios")
+}
+
+fn data() -> PathBuf {
+    std::env::var_os("INCO_DATA").map_or_else(|| folder().join("../../shared/data"), PathBuf::from)
+}
+
+fn required() -> bool {
+    std::env::var("INCO_REQUIRE").is_ok_and(|list| list.split(',').any(|part| part == "data"))
+}
+
+#[test]
+fn every_scenario_comes_out_as_it_says() {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "no scenario in {}", folder().display());
+    if let Ok(only) = std::env::var("INCO_SCENARIO") {
+        files.retain(|path| path.file_stem().is_some_and(|stem| *stem == *only));
+    }
+    // Hours of simulated time: on as many processors as there are.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let wrong = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(path) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let problems = problems_of(path);
+                    wrong.lock().unwrap().extend(problems);
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Plays one, and tells what did not come out as it says.
+fn problems_of(path: &Path) -> Vec<String> {
+    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+    let file = ScenarioFile::load(path).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!file.expectation().what.is_empty(), "{name}: it expects nothing");
+    assert!(!file.expectation().checks.is_empty(), "{name}: it checks nothing");
+    match run(&file, None, &data(), &mut |_, _, _| {}) {
+        Ok(result) => {
+            let checks = result.checks.iter().filter(|check| !check.met);
+            let said = |check: &simulation::Checked| {
+                format!(
+                    "{name}: {} does not hold: {} and {}",
+                    check.check, check.left, check.right
+                )
+            };
+            checks.map(said).collect()
+        }
+        Err(error) if error.is_absent_data() && !required() => {
+            eprintln!("{name}: skipped: {error}");
+            Vec::new()
+        }
+        Err(error) => vec![format!("{name}: {error}")],
+    }
+}

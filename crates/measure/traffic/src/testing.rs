@@ -1,0 +1,22 @@
+use std::path::PathBuf;
+
+/// The folder with the public inputs; `None`, with a word about it, where it is absent. With `data` in
+/// `INCO_REQUIRE` that is a failure.
+pub(crate) fn data_dir() -> Option<PathBuf> {
+    let dir = std::env::var_os("INCO_DATA").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
+        PathBuf::from,
+    );
+    if dir.join("trex").is_dir() {
+        return Some(dir);
+    }
+    let required =
+        std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
+    assert!(
+        !required,
+        "the public inputs are required, but {} is not there",
+        dir.display()
+    );
+    eprintln!("skipped: no public inputs in {}", dir.display());
+    None
+}

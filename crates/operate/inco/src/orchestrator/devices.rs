@@ -1,0 +1,138 @@
+//! Uplinks that are DPDK devices.
+
+use anyhow::Result;
+use configuration::Configuration;
+use soft_switch::{SoftSwitchConfig, Switch};
+
+/// Starts the switch with mbufs as its frames.
+///
+/// # Errors
+/// Where DPDK does not start or a device cannot be opened.
+#[cfg(feature = "dpdk")]
+pub(super) fn switch(
+    configuration: &Configuration,
+    mut config: SoftSwitchConfig,
+    frame_bytes: usize,
+) -> Result<Box<dyn Switch>> {
+    use anyhow::Context as _;
+    use configuration::Device;
+    use dpdk::device::from_shorthand;
+    use dpdk::{Eal, EalConfig, Mempool, MempoolConfig};
+    use flow_table::Ownership;
+    use model::UplinkId;
+    use soft_switch::{DpdkQueue, MbufMemory, SoftSwitch};
+
+    use super::wiring::FRAMES_PER_WORKER;
+
+    /// Descriptors of a device's queue: what the wrapper asks for.
+    const DESCRIPTORS: usize = 1024;
+    /// Memory for what DPDK itself and the rings of devices need, in MiB.
+    const DPDK_OWN_MIB: usize = 64;
+
+    let workers = config.workers.len();
+    let mut devices = Vec::new();
+    let mut room = frame_bytes;
+    let mut mbufs = workers * FRAMES_PER_WORKER;
+    for (index, uplink) in configuration.uplinks.iter().enumerate() {
+        if matches!(uplink.device, Device::Memif(_)) {
+            continue;
+        }
+        let queues = u16::from(uplink.queues);
+        let of_uplink = || format!("uplink {:?}", uplink.name);
+        let device = from_shorthand(&uplink.device.to_string())
+            .with_context(of_uplink)?
+            .with(frame_bytes, queues);
+        room = room.max(device.frame_bytes(frame_bytes));
+        mbufs += 2 * DESCRIPTORS * usize::from(queues);
+        devices.push((UplinkId(index as u8), device, uplink));
+    }
+    // DPDK's pools are largest for their memory at a power of two less one.
+    let mbufs = mbufs.next_power_of_two() - 1;
+    let pool = MempoolConfig {
+        mbufs: u32::try_from(mbufs)?,
+        frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
+        ..MempoolConfig::default()
+    };
+    let eal = match Eal::running() {
+        Some(eal) => eal,
+        None => {
+            let mib = |hugepages| DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize;
+            let hugepages = takes_hugepages(configuration.switch.hugepages, mib(true))?;
+            let args = EalConfig {
+                memory_mib: u32::try_from(mib(hugepages))?,
+                hugepages,
+                pci: devices
+                    .iter()
+                    .filter_map(|d| d.1.pci_address().map(str::to_owned))
+                    .collect(),
+                more: configuration.switch.dpdk_args.clone(),
+                ..EalConfig::new(format!("inco-{}", std::process::id()))
+            };
+            Eal::init(&args.args())?
+        }
+    };
+    let pool = Mempool::create(&eal, &pool).context("no memory for DPDK's frames")?;
+    let mut ports = Vec::new();
+    for (id, device, uplink) in devices {
+        let (queues, max_frame) = (u16::from(uplink.queues), usize::from(uplink.max_frame));
+        let opened = DpdkQueue::open(&eal, &device, pool, queues, id.index(), max_frame)
+            .with_context(|| format!("uplink {:?}", uplink.name))?;
+        if queues > 1 && !opened.deals {
+            tracing::info!(
+                uplink = uplink.name,
+                "its device does not deal flows to their workers: packets cross between these"
+            );
+        }
+        if opened.deals && usize::from(queues) == workers {
+            config.ownership = Ownership::Card;
+        }
+        ports.push((id, opened));
+    }
+    Ok(Box::new(SoftSwitch::start(
+        &config,
+        MbufMemory::shares(workers, pool),
+        ports,
+    )?))
+}
+
+/// Whether that much memory, in MiB, comes from hugepages.
+///
+/// # Errors
+/// Where it must and there are not enough.
+#[cfg(feature = "dpdk")]
+fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Result<bool> {
+    use configuration::Hugepages;
+    let free_mib = crate::machine::free_hugepages_mib();
+    let is_enough = free_mib >= needed_mib as u64;
+    match wanted {
+        Hugepages::Off => Ok(false),
+        Hugepages::Auto => Ok(is_enough),
+        Hugepages::On if is_enough => Ok(true),
+        Hugepages::On => anyhow::bail!(
+            "switch.hugepages: DPDK's buffers take {needed_mib} MiB and {free_mib} MiB of hugepages are free; reserve more with \
+             `sysctl vm.nr_hugepages=N`, or write hugepages = \"auto\""
+        ),
+    }
+}
+
+/// Says that this build has no DPDK.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "dpdk"))]
+pub(super) fn switch(
+    configuration: &Configuration,
+    _config: SoftSwitchConfig,
+    _frame_bytes: usize,
+) -> Result<Box<dyn Switch>> {
+    let names: Vec<_> = configuration
+        .uplinks
+        .iter()
+        .filter(|uplink| !matches!(uplink.device, configuration::Device::Memif(_)))
+        .map(|uplink| uplink.name.as_str())
+        .collect();
+    anyhow::bail!(
+        "uplink {}: its device needs DPDK, which this build does not have; build with `make build`, or use memif:SOCKET",
+        names.join(", ")
+    )
+}

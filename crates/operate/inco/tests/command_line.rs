@@ -1,0 +1,784 @@
+//! The command line as its users meet it: the built program, its words and its exit status.
+
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+
+use api::types::{
+    Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Snapshot, Status,
+};
+use api::{EventLog, Limits, Question, Server, questions};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+
+fn inco(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inco"));
+    command.args(arguments).stdin(Stdio::null());
+    // Whatever the machine runs is not what is tested.
+    command
+        .env("INCO_RUN_DIR", "/nonexistent/inco")
+        .env_remove("INCO_LOG")
+        .env_remove("INCO_NF");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    inco(arguments).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn example(name: &str) -> String {
+    format!("{}/../../../examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A file with that text.
+fn file(directory: &Path, text: &str) -> String {
+    let path = directory.join("inco.toml");
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+/// The names under `Commands:` in a help text.
+fn commands(help: &str) -> Vec<String> {
+    let listed = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty());
+    let names = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    names
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .filter(|name| name != "help")
+        .collect()
+}
+
+#[test]
+fn the_help_of_every_command_has_an_example() {
+    let help = out(&run(&["--help"]));
+    let names = commands(&help);
+    for expected in [
+        "demo",
+        "run",
+        "check",
+        "doctor",
+        "status",
+        "services",
+        "instances",
+        "flows",
+        "events",
+        "top",
+        "scale",
+        "policy",
+        "explain",
+        "drain",
+        "undrain",
+        "purge",
+        "stop",
+        "traffic",
+        "image",
+        "completions",
+    ] {
+        assert!(
+            names.iter().any(|name| name == expected),
+            "no {expected} in {names:?}"
+        );
+    }
+    assert!(!help.contains("launcher"), "the launcher is for inco itself");
+    let images = commands(&out(&run(&["image", "--help"])));
+    assert_eq!(images, ["build", "import", "list", "remove"]);
+    let all = names
+        .iter()
+        .map(|name| vec![name.as_str()])
+        .chain(images.iter().map(|name| vec!["image", name.as_str()]));
+    for mut words in all {
+        words.push("--help");
+        let output = run(&words);
+        assert!(output.status.success(), "{words:?}");
+        assert!(out(&output).contains("Example"), "{words:?} has no example");
+    }
+}
+
+#[test]
+fn wrong_usage_is_status_2_and_says_what_is_meant() {
+    for (arguments, said) in [
+        (&["instance"][..], "instances"),
+        (&["scale", "web"], "required"),
+        (&["scale", "web", "3", "--auto"], "cannot be used with"),
+        (&["purge"], "required"),
+        (
+            &["purge", "--flow", "tcp 1.2.3.4"],
+            "tcp 10.0.0.1:1000 > 10.0.0.2:80",
+        ),
+        (&["drain"], "required"),
+        (&["drain", "three"], "invalid digit"),
+        (&["demo", "--scheduler", "bestfit"], "did you mean best-fit?"),
+        (&["demo", "--quick", "--full"], "cannot be used with"),
+        (&["status", "--watch", "0"], "write 0.1 to 86400 seconds"),
+        (&["flows", "--limit", "0"], "1..=100000"),
+        (
+            &["traffic", "-f", "a.toml", "--uplink", "wan.sock"],
+            "write memif:SOCKET",
+        ),
+        (&["image", "build", "forwad"], "did you mean forward?"),
+        (&["image", "import", "ids"], "name a tar archive or a directory"),
+        (
+            &["sim", "run", "/nonexistent/x.toml"],
+            "/nonexistent/x.toml: it cannot be read (No such file or directory (os error 2)); give the file of a scenario",
+        ),
+        (
+            &["image", "import", "ids", "/tmp"],
+            "which program it runs is not said",
+        ),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", err(&output));
+        assert!(
+            err(&output).contains(said),
+            "{arguments:?}: {} has no {said}",
+            err(&output)
+        );
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_status_2_and_names_file_line_key_and_what_to_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"inco/forward\"\ninstance = 3\n\
+                instances = { min = 5, max = 3 }\n";
+    let name = file(directory.path(), text);
+    for command in [
+        &["check", "-f", &name][..],
+        &["run", "-f", &name],
+        &["run", "--dry-run", "-f", &name],
+    ] {
+        let output = run(command);
+        // Of `run` only what it says is looked at: it may check more at once.
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {}", err(&output));
+        let expected = format!(
+            "{name}:6: service.web.instance: there is no such key; write \"instances\"\n\
+             {name}:7: service.web.instances.min: 5 is more than max (3); write a min of at most 3\n"
+        );
+        assert_eq!(err(&output), expected);
+        assert_eq!(out(&output), "");
+    }
+    let output = run(&["check", "-f", "/nonexistent/inco.toml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        err(&output).starts_with("/nonexistent/inco.toml: there is no such file; name one with -f"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn what_this_machine_lacks_is_told_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nimage = \"nobody/has-this\"\n\
+                mounts = [\"/nonexistent/rules:/rules:ro\"]\n[switch]\nworkers = [8000]\n[engine]\ndriver = \"docker\"\n\
+                host = \"unix:///nonexistent/docker.sock\"\n";
+    let name = file(directory.path(), text);
+    let output = inco(&["check", "-f", &name])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    let said = err(&output);
+    assert!(
+        said.contains(&format!(
+            "{name}:8: switch.workers[0]: CPU 8000 is none that inco may use; write one of"
+        )),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!(
+            "{name}:6: service.web.mounts[0]: there is no /nonexistent/rules;"
+        )),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!(
+            "{name}:11: engine.host: no engine answers at unix:///nonexistent/docker.sock"
+        )),
+        "{said}"
+    );
+    let output = run(&["check", "--offline", "-f", &name]);
+    assert!(output.status.success(), "{}", err(&output));
+}
+
+#[test]
+fn a_socket_in_use_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let _uplink = std::os::unix::net::UnixListener::bind(directory.path().join("wan.sock")).unwrap();
+    let _api = std::os::unix::net::UnixListener::bind(directory.path().join("api.sock")).unwrap();
+    let name = file(
+        directory.path(),
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.a]\nport = \"null\"\n",
+    );
+    let output = inco(&["check", "-f", &name])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = err(&output);
+    assert!(
+        said.contains("api.socket: another inco listens on ") && said.contains("stop it with `inco stop`"),
+        "{said}"
+    );
+    assert!(
+        said.contains(":3: uplink[0].device: another program listens on "),
+        "{said}"
+    );
+}
+
+#[test]
+fn examples_are_right_and_say_what_they_would_do() {
+    for name in ["forward.toml", "two-arm.toml", "testpmd.toml"] {
+        let output = run(&["check", "--offline", "-f", &example(name)]);
+        assert!(output.status.success(), "{}", err(&output));
+        assert!(
+            out(&output).contains("is right.") && out(&output).contains("MiB"),
+            "{}",
+            out(&output)
+        );
+    }
+    let output = run(&["check", "--offline", "--json", "-f", &example("forward.toml")]);
+    let plan: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(plan["services"][0]["max"], 8);
+    assert_eq!(plan["services"][0]["match"], "all IP");
+    assert!(plan["memory"]["flow_tables_bytes"].as_u64().unwrap() > 1 << 20);
+}
+
+#[test]
+fn a_closed_output_is_no_failure() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = inco(&["check", "--offline", "-f", &example("forward.toml")])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), err(&output).as_str()), (Some(0), ""));
+}
+
+#[test]
+fn without_a_running_inco_the_commands_say_how_to_start_it() {
+    for arguments in [
+        &["status"][..],
+        &["instances"],
+        &["events", "--follow"],
+        &["drain", "3"],
+        &["stop"],
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let said = err(&output);
+        assert!(
+            said.contains("inco is not running (no socket at /nonexistent/inco/api.sock): start it with `inco run -f inco.toml`"),
+            "{arguments:?}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn images_are_made_of_static_programs_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let with = |arguments: &[&str], nf: &str| {
+        inco(arguments)
+            .env("INCO_STATE_DIR", directory.path())
+            .env("INCO_NF", nf)
+            .output()
+            .unwrap()
+    };
+    let output = with(&["image", "list", "--json"], "");
+    assert_eq!(out(&output).trim(), "[]");
+    assert!(out(&with(&["image", "list"], "")).contains("inco image build forward"));
+    let output = with(&["image", "build", "forward"], "/nonexistent/inco-nf");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).contains("INCO_NF: /nonexistent/inco-nf cannot be read"),
+        "{}",
+        err(&output)
+    );
+    // This program itself is linked to the C library.
+    let output = with(&["image", "build", "forward"], env!("CARGO_BIN_EXE_inco"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).contains("needs shared libraries; `make build` makes a static one"),
+        "{}",
+        err(&output)
+    );
+    // The smallest file that is a static program by its headers; nobody runs it here.
+    let mut elf = vec![0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    let nf = directory.path().join("nf");
+    std::fs::write(&nf, elf).unwrap();
+    let output = with(&["image", "build", "forward"], &nf.display().to_string());
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(
+        out(&output).starts_with("inco/forward:latest: "),
+        "{}",
+        out(&output)
+    );
+    let listed: serde_json::Value =
+        serde_json::from_slice(&with(&["image", "list", "--json"], "").stdout).unwrap();
+    assert_eq!(listed[0]["name"], "inco/forward:latest");
+    assert_eq!(
+        listed[0]["entrypoint"],
+        serde_json::json!(["/inco-nf", "forward"])
+    );
+    let rootfs = directory.path().join("rootfs");
+    std::fs::create_dir_all(rootfs.join("bin")).unwrap();
+    std::fs::write(rootfs.join("bin/ids"), "x").unwrap();
+    let output = with(
+        &[
+            "image",
+            "import",
+            "lab/ids",
+            &rootfs.display().to_string(),
+            "--",
+            "/bin/ids",
+            "-v",
+        ],
+        "",
+    );
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&with(&["image", "list"], "")).contains("/bin/ids -v"));
+    assert!(with(&["image", "remove", "lab/ids"], "").status.success());
+    let output = with(&["image", "remove", "lab/ids"], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).contains("there is no image lab/ids:latest"),
+        "{}",
+        err(&output)
+    );
+}
+
+/// An API whose control loop is a fake.
+struct Fake {
+    server: Option<Server>,
+    events: EventLog,
+    /// What was asked for, in order.
+    acted: mpsc::Receiver<Action>,
+    directory: tempfile::TempDir,
+}
+
+impl Fake {
+    fn start() -> Fake {
+        let directory = tempfile::tempdir().unwrap();
+        let (asker, mut inbox) = questions();
+        let (note, acted) = mpsc::channel();
+        std::thread::spawn(move || {
+            while let Some(question) = inbox.wait() {
+                match question {
+                    Question::Status(answer) => answer.give(snapshot().status),
+                    Question::Services(answer) => answer.give(snapshot().services),
+                    Question::Instances(answer) => answer.give(snapshot().instances),
+                    Question::Snapshot(answer) => answer.give(snapshot()),
+                    Question::Flows(_, answer) => answer.give(Ok(FlowPage {
+                        flows: Vec::new(),
+                        complete: true,
+                    })),
+                    Question::Act(
+                        Action::Drain {
+                            instance: InstanceId(9),
+                        },
+                        _,
+                        answer,
+                    ) => {
+                        answer.give(Err(Refusal::new(
+                            "there is no instance 9",
+                            "see `inco instances`",
+                        )));
+                    }
+                    Question::Act(action, _, answer) => {
+                        answer.give(Ok(Outcome {
+                            result: format!("{action:?}"),
+                        }));
+                        let _ = note.send(action);
+                    }
+                    Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
+                        flow,
+                        why: vec!["no packet of it is in the flow table".to_owned()],
+                        ..FlowExplanation::default()
+                    })),
+                    // No command asks for these.
+                    Question::Policies(_) | Question::Counters(_) => {}
+                }
+            }
+        });
+        let events = EventLog::default();
+        let server = Server::start(
+            &directory.path().join("api.sock"),
+            None,
+            &Limits::default(),
+            asker,
+            events.clone(),
+        )
+        .unwrap();
+        Fake {
+            server: Some(server),
+            events,
+            acted,
+            directory,
+        }
+    }
+
+    fn inco(&self, arguments: &[&str]) -> Command {
+        let mut command = inco(arguments);
+        command.env("INCO_RUN_DIR", self.directory.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.inco(arguments).output().unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("api.sock")
+    }
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        unix_ms: 1000,
+        status: Status {
+            version: "9.9".to_owned(),
+            ..Status::default()
+        },
+        services: vec![ServiceRow {
+            name: "web".to_owned(),
+            active: 3,
+            ..ServiceRow::default()
+        }],
+        instances: vec![instance(3, "web"), instance(4, "dns")],
+    }
+}
+
+fn instance(id: u32, service: &str) -> InstanceRow {
+    InstanceRow {
+        id: InstanceId(id),
+        service: service.to_owned(),
+        state: InstanceState::Active,
+        state_ms: 10,
+        slot: Some(1),
+        container: None,
+        pid: None,
+        adopted: false,
+        to_pps: 1500.0,
+        back_pps: 1500.0,
+        to_packets: 1,
+        back_packets: 1,
+        live_flows: 12,
+        ring_occupancy: 0.5,
+        dropped_packets: 0,
+        capacity_pps: None,
+        cpu_quota: Some(0.1),
+        busy: None,
+        memory_bytes: None,
+        reason: "ready".to_owned(),
+    }
+}
+
+fn event(sequence: u64) -> Event {
+    Event {
+        sequence,
+        at: Nanos(sequence),
+        unix_ms: 1000,
+        service: Some("web".to_owned()),
+        instance: Some(InstanceId(3)),
+        kind: EventKind::Hot { occupancy: 0.25 },
+    }
+}
+
+#[test]
+fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
+    let fake = Fake::start();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let output = fake.run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", err(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(json(&["status"])["version"], "9.9");
+    assert!(out(&fake.run(&["status"])).contains("inco 9.9"));
+    assert_eq!(json(&["services"])[0]["active"], 3);
+    assert_eq!(json(&["instances"])[1]["service"], "dns");
+    let only = json(&["instances", "web"]);
+    assert_eq!(
+        (only.as_array().unwrap().len(), &only[0]["id"]),
+        (1, &serde_json::json!(3))
+    );
+    let table = out(&fake.run(&["instances"]));
+    assert!(
+        table.starts_with("ID  SERVICE") && table.contains("1.50k") && table.contains("active"),
+        "{table}"
+    );
+    assert_eq!(json(&["flows"])["complete"], true);
+    let output = fake.run(&["instances", "wed"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err(&output).contains("there is no service \"wed\"; did you mean web?"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn actions_say_what_came_of_them() {
+    let fake = Fake::start();
+    let said = |arguments: &[&str]| out(&fake.run(arguments)).trim().to_owned();
+    assert_eq!(
+        said(&["scale", "web", "5"]),
+        "Scale { service: \"web\", instances: Some(5) }"
+    );
+    assert_eq!(
+        said(&["scale", "web", "--auto"]),
+        "Scale { service: \"web\", instances: None }"
+    );
+    assert_eq!(said(&["undrain", "3"]), "Undrain { instance: InstanceId(3) }");
+    assert_eq!(
+        said(&["purge", "3"]),
+        "Purge { instance: Some(InstanceId(3)), flow: None }"
+    );
+    assert!(
+        said(&["purge", "--flow", "tcp 10.0.0.1:1 > 10.0.0.2:2"]).contains("tcp 10.0.0.1:1 > 10.0.0.2:2")
+    );
+    let output = fake.run(&["drain", "9"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        err(&output),
+        "inco: cannot drain: there is no instance 9; see `inco instances`\n"
+    );
+    // All are tried, also after one that failed.
+    let output = fake.run(&["drain", "9", "4"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(out(&output), "Drain { instance: InstanceId(4) }\n");
+    assert!(
+        err(&output).ends_with("inco: 1 of 2 failed\n"),
+        "{}",
+        err(&output)
+    );
+    assert_eq!(said(&["stop", "--keep", "--no-wait"]), "Stop { keep: true }");
+}
+
+#[test]
+fn stop_waits_for_the_end() {
+    let mut fake = Fake::start();
+    let mut child: Child = fake.inco(&["stop"]).stdout(Stdio::piped()).spawn().unwrap();
+    assert_eq!(fake.acted.recv().unwrap(), Action::Stop { keep: false });
+    // The fake does not end by itself, so the command waits: for longer than another one takes from start to end.
+    assert!(fake.run(&["status"]).status.success());
+    assert!(child.try_wait().unwrap().is_none());
+    drop(fake.server.take());
+    assert!(!fake.socket().exists());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn events_are_lines_and_can_be_followed() {
+    let mut fake = Fake::start();
+    fake.events.push(event(1));
+    assert_eq!(
+        out(&fake.run(&["events"])),
+        "00:00:01.000Z      1 web/3: ring 25.0% full\n"
+    );
+    assert_eq!(out(&fake.run(&["events", "--service", "dns"])), "");
+    let mut child = fake
+        .inco(&["events", "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut line = || {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while stdout.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        line
+    };
+    let first: Event = serde_json::from_slice(&line()).unwrap();
+    assert_eq!(first, event(1));
+    fake.events.push(event(2));
+    let second: Event = serde_json::from_slice(&line()).unwrap();
+    assert_eq!(second, event(2));
+    drop(fake.server.take());
+    assert!(line().is_empty());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn the_doctor_says_what_it_found_and_what_to_change() {
+    let output = inco(&["doctor", "--json"])
+        .env("INCO_RUN_DIR", tempfile::tempdir().unwrap().path())
+        .output()
+        .unwrap();
+    let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let failed = findings
+        .iter()
+        .filter(|finding| finding["health"] == "fail")
+        .count();
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(failed > 0)),
+        "{}",
+        err(&output)
+    );
+    for check in [
+        "permissions",
+        "cpus",
+        "hugepages",
+        "control groups",
+        "docker engine",
+        "af_xdp",
+    ] {
+        let finding = findings.iter().find(|finding| finding["check"] == check).unwrap();
+        assert_eq!(
+            finding["health"] != "ok",
+            finding["change"].is_string(),
+            "{finding}"
+        );
+        assert!(!finding["found"].as_str().unwrap().is_empty());
+    }
+    // What a configuration names and this machine lacks is a failure.
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.web]\nport = \"null\"\n[switch]\nworkers = [8000]\n";
+    let name = file(directory.path(), text);
+    let output = inco(&["doctor", "-f", &name])
+        .env("INCO_RUN_DIR", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = out(&output);
+    assert!(
+        said.contains("fail  configuration") && said.contains("CPU 8000") && said.contains("-> write one of"),
+        "{said}"
+    );
+}
+
+#[test]
+fn shells_can_complete_commands() {
+    for (shell, said) in [
+        ("bash", "complete -F _inco"),
+        ("zsh", "#compdef inco"),
+        ("fish", "complete -c inco"),
+    ] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success() && out(&output).contains(said), "{shell}");
+    }
+    assert_eq!(run(&["completions", "tcsh"]).status.code(), Some(2));
+}
+
+/// What a program writes to a terminal, as it comes.
+struct Screen {
+    shown: String,
+    output: std::process::ChildStdout,
+}
+
+impl Screen {
+    fn until(&mut self, text: &str) {
+        let mut bytes = [0; 4096];
+        while !self.shown.contains(text) {
+            let count = self.output.read(&mut bytes).unwrap();
+            assert!(count > 0, "it ended without {text:?}: {}", self.shown);
+            self.shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    }
+}
+
+#[test]
+fn top_lives_in_a_terminal_and_leaves_it_as_it_was() {
+    let output = run(&["top"]);
+    assert_eq!(output.status.code(), Some(2), "without a terminal");
+    assert!(
+        err(&output).contains("inco instances --watch"),
+        "{}",
+        err(&output)
+    );
+
+    let mut fake = Fake::start();
+    fake.events.push(event(1));
+    // `script` gives it a terminal of its own.
+    let top = format!(
+        "stty cols 80 rows 24; exec {} top --interval 0.1",
+        env!("CARGO_BIN_EXE_inco")
+    );
+    let mut child = Command::new("script")
+        .args(["-qfec", &top, "/dev/null"])
+        .env("INCO_RUN_DIR", fake.directory.path())
+        .env("TERM", "xterm")
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut keys = child.stdin.take().unwrap();
+    let mut press = |text: &str| std::io::Write::write_all(&mut keys, text.as_bytes()).unwrap();
+    let mut screen = Screen {
+        shown: String::new(),
+        output: child.stdout.take().unwrap(),
+    };
+    screen.until("INSTANCE");
+    screen.until("web");
+    // Down to the first instance, drain it, yes.
+    press("jdy");
+    let drained = fake
+        .acted
+        .recv_timeout(std::time::Duration::from_secs(20))
+        .unwrap();
+    assert_eq!(
+        drained,
+        Action::Drain {
+            instance: InstanceId(3)
+        }
+    );
+    drop(fake.server.take());
+    screen.until("NO ANSWER");
+    press("q");
+    // The terminal's first screen comes back, with its cursor.
+    screen.until("\x1b[?1049l");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn top_restores_the_terminal_when_it_is_ended() {
+    let fake = Fake::start();
+    let pid_file = fake.directory.path().join("pid");
+    let top = format!(
+        "stty cols 80 rows 24; echo $$ > {}; exec {} top",
+        pid_file.display(),
+        env!("CARGO_BIN_EXE_inco")
+    );
+    let mut child = Command::new("script")
+        .args(["-qfec", &top, "/dev/null"])
+        .env("INCO_RUN_DIR", fake.directory.path())
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut screen = Screen {
+        shown: String::new(),
+        output: child.stdout.take().unwrap(),
+    };
+    screen.until("web");
+    let pid = std::fs::read_to_string(&pid_file)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    screen.until("\x1b[?1049l");
+    assert!(child.wait().unwrap().success());
+}

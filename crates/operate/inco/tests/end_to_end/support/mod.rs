@@ -1,0 +1,602 @@
+//! A running inco, the traffic against it, and what must not be left of it.
+
+mod dockerd;
+mod function;
+mod keys;
+mod leftovers;
+mod namespace;
+mod ovs;
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use api::Client;
+use api::types::{InstanceRow, Status};
+use model::{Event, EventKind, InstanceId, InstanceState};
+use traffic::Report;
+
+pub(crate) use dockerd::PrivateDockerd;
+pub(crate) use function::{FileFunction, Function};
+pub(crate) use keys::{Authority, free_port};
+pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
+pub(crate) use namespace::{Namespace, Sniffer};
+pub(crate) use ovs::Ovs;
+
+/// Long enough for anything that must happen at all, on a machine that is busy with other things.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The image of `forward` that these tests run: a name of their own, so that nobody else's build replaces it.
+pub(crate) const IMAGE: &str = "inco-test/forward";
+
+/// Which engine runs the containers of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Oci,
+    Docker,
+}
+
+impl Engine {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Engine::Oci => "oci",
+            Engine::Docker => "docker",
+        }
+    }
+
+    /// Whether it can be tested here; says so where not.
+    pub(crate) fn is_here(self) -> bool {
+        available("root", root_missing())
+            && available(self.name(), nf_missing())
+            && match self {
+                Engine::Oci => true,
+                Engine::Docker => available("docker", docker_missing()),
+            }
+    }
+
+    /// Its table in a configuration.
+    pub(crate) fn toml(self) -> String {
+        format!("[engine]\ndriver = \"{}\"\n", self.name())
+    }
+}
+
+/// Whether a part may be tested here; panics where it must and cannot.
+pub(crate) fn available(part: &str, missing: Option<String>) -> bool {
+    let Some(missing) = missing else { return true };
+    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|word| word == part),
+        "{part} is required, but {missing}"
+    );
+    eprintln!("skipped: {part} is not tested, since {missing}");
+    false
+}
+
+fn root_missing() -> Option<String> {
+    (!rustix::process::geteuid().is_root()).then(|| "this is not run as root".to_owned())
+}
+
+fn nf_missing() -> Option<String> {
+    std::env::var_os("INCO_NF")
+        .is_none()
+        .then(|| "INCO_NF does not name the static inco-nf (`make nf` builds it)".to_owned())
+}
+
+fn docker_missing() -> Option<String> {
+    let answers = Command::new("docker")
+        .args(["version", "--format", "{{.Server.Version}}"])
+        .output();
+    match answers {
+        Ok(output) if output.status.success() => None,
+        _ => Some("no Docker engine answers".to_owned()),
+    }
+}
+
+pub(crate) fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../examples")
+        .join(name)
+}
+
+/// The folder of captures; `None`, said or failed, where it is missing.
+pub(crate) fn data() -> Option<PathBuf> {
+    let folder = std::env::var_os("INCO_DATA").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../../shared/data")),
+        PathBuf::from,
+    );
+    let missing = (!folder.join("trex").is_dir())
+        .then(|| format!("there are no captures in {}: set INCO_DATA", folder.display()));
+    available("data", missing).then_some(folder)
+}
+
+/// Tests that measure, or load a CPU, run alone; others run beside each other, since they mostly wait.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The right to run, for as long as it is there.
+enum Turn {
+    Alone {
+        _guard: RwLockWriteGuard<'static, ()>,
+    },
+    BesideOthers {
+        _guard: RwLockReadGuard<'static, ()>,
+    },
+    /// That of another place of the same test.
+    Shared,
+}
+
+/// The images of all tests, made once.
+pub(crate) fn state_dir() -> &'static Path {
+    static STATE: OnceLock<PathBuf> = OnceLock::new();
+    STATE.get_or_init(|| {
+        let state = Path::new(env!("CARGO_TARGET_TMPDIR")).join("end_to_end");
+        std::fs::create_dir_all(&state).unwrap();
+        if nf_missing().is_none() {
+            // Both names in the store: the examples use the usual one.
+            for name in [IMAGE, "inco/forward"] {
+                let made = inco(&state, &state)
+                    .args(["image", "build", "forward", "--name", name])
+                    .output()
+                    .unwrap();
+                assert!(made.status.success(), "{}", text(&made.stderr));
+            }
+        }
+        state
+    })
+}
+
+fn inco(run_dir: &Path, state_dir: &Path) -> Command {
+    // As an operator would run a data plane: before other programs. Children inherit it.
+    let mut command = if root_missing().is_none() {
+        let mut command = Command::new("nice");
+        command.args(["-n", "-10", env!("CARGO_BIN_EXE_inco")]);
+        command
+    } else {
+        Command::new(env!("CARGO_BIN_EXE_inco"))
+    };
+    command
+        .env("INCO_RUN_DIR", run_dir)
+        .env("INCO_STATE_DIR", state_dir)
+        .env_remove("INCO_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asks until there is an answer.
+pub(crate) fn eventually<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(
+            started.elapsed() < limit,
+            "{what}: not within {:.1} s",
+            limit.as_secs_f64()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Milliseconds since 1970, as events count them.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// A run directory, and the turn to use the machine.
+pub(crate) struct Place {
+    /// [`None`] while it is dropped.
+    directory: Option<tempfile::TempDir>,
+    _turn: Turn,
+}
+
+impl Place {
+    /// For a test that other tests do not disturb, nor it them.
+    pub(crate) fn new() -> Place {
+        let guard = TURN.read().unwrap_or_else(PoisonError::into_inner);
+        Place::with(Turn::BesideOthers { _guard: guard })
+    }
+
+    /// For a test that measures, or loads a CPU.
+    pub(crate) fn alone() -> Place {
+        let guard = TURN.write().unwrap_or_else(PoisonError::into_inner);
+        Place::with(Turn::Alone { _guard: guard })
+    }
+
+    /// A second run directory in the same turn.
+    pub(crate) fn beside(&self) -> Place {
+        Place::with(Turn::Shared)
+    }
+
+    fn with(turn: Turn) -> Place {
+        Place {
+            directory: Some(tempfile::Builder::new().prefix("inco-").tempdir().unwrap()),
+            _turn: turn,
+        }
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.as_ref().unwrap().path().join(name)
+    }
+
+    /// A file with that text, outside of the run directory.
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// The program in this place.
+    pub(crate) fn inco(&self, arguments: &[&str]) -> Command {
+        let mut command = inco(&self.run_dir(), state_dir());
+        command.args(arguments);
+        command
+    }
+
+    pub(crate) fn output(&self, arguments: &[&str]) -> Output {
+        self.inco(arguments).output().unwrap()
+    }
+
+    /// Lets a user without rights use this place, with a program and images of its own.
+    pub(crate) fn open_to_nobody(&self) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let open = |path: PathBuf| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        };
+        open(self.path(""));
+        std::fs::copy(env!("CARGO_BIN_EXE_inco"), self.path("inco")).unwrap();
+        open(self.path("inco"));
+        std::fs::create_dir(self.path("state")).unwrap();
+        let images = Command::new("cp")
+            .arg("-r")
+            .args([state_dir().join("images"), self.path("state")])
+            .status();
+        assert!(images.unwrap().success());
+        std::fs::create_dir(self.run_dir()).unwrap();
+        open(self.run_dir());
+    }
+
+    /// The program in this place, as a user without rights.
+    pub(crate) fn inco_as_nobody(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(self.path("inco"))
+            .args(arguments)
+            .env("INCO_RUN_DIR", self.run_dir())
+            .env("INCO_STATE_DIR", self.path("state"))
+            .env_remove("INCO_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command that must succeed.
+    pub(crate) fn must(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(
+            output.status.success(),
+            "inco {arguments:?}: {}",
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    }
+
+    /// `inco run` with that configuration, once its API answers.
+    pub(crate) fn run(&self, configuration: &str) -> Inco {
+        let file = self.file("inco.toml", configuration);
+        self.run_file(&file)
+    }
+
+    pub(crate) fn run_file(&self, file: &Path) -> Inco {
+        let mut command = self.inco(&["run", "-f"]);
+        command.arg(file);
+        self.start(command)
+    }
+
+    /// The `inco run` that the command is, once its API answers.
+    pub(crate) fn start(&self, mut command: Command) -> Inco {
+        let log = std::fs::File::create(self.path("inco.log")).unwrap();
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::from(log))
+            .spawn()
+            .unwrap();
+        let mut running = Inco {
+            child: Some(child),
+            client: None,
+            run_dir: self.run_dir(),
+            log: self.path("inco.log"),
+            traces: Traces::of(&self.run_dir()),
+        };
+        let socket = self.run_dir().join("api.sock");
+        let client = eventually("the API answers", PATIENCE, || {
+            let ended = running.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "inco ended at once: {}", running.log());
+            Client::connect(&socket).ok()
+        });
+        running.client = Some(client);
+        running
+    }
+
+    /// `inco traffic` with that profile, in the background.
+    pub(crate) fn traffic(&self, profile: &str) -> Traffic {
+        self.traffic_by(profile, &["--uplink", "memif:wan.sock"])
+    }
+
+    pub(crate) fn traffic_by(&self, profile: &str, arguments: &[&str]) -> Traffic {
+        let file = self.file("profile.toml", profile);
+        let mut command = self.inco(&["traffic", "--json", "-f"]);
+        command.arg(file).args(arguments);
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Traffic { child: Some(child) }
+    }
+}
+
+impl Drop for Place {
+    /// What cannot be removed is in use by somebody: a mount, a process.
+    fn drop(&mut self) {
+        let Some(directory) = self.directory.take() else {
+            return;
+        };
+        let path = directory.path().to_owned();
+        let removed = directory.close();
+        if !std::thread::panicking() {
+            assert!(removed.is_ok(), "{} stays: {removed:?}", path.display());
+        }
+    }
+}
+
+/// A running `inco run`.
+pub(crate) struct Inco {
+    child: Option<Child>,
+    client: Option<Client>,
+    run_dir: PathBuf,
+    log: PathBuf,
+    traces: Traces,
+}
+
+impl Inco {
+    pub(crate) fn client(&self) -> &Client {
+        self.client.as_ref().unwrap()
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.client().status().unwrap()
+    }
+
+    pub(crate) fn instances(&self) -> Vec<InstanceRow> {
+        self.client().instances().unwrap()
+    }
+
+    pub(crate) fn instance(&self, id: InstanceId) -> Option<InstanceRow> {
+        self.instances().into_iter().find(|i| i.id == id)
+    }
+
+    pub(crate) fn count(&self, state: InstanceState) -> usize {
+        self.instances().iter().filter(|i| i.state == state).count()
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.client().events(10_000).unwrap()
+    }
+
+    /// Waits until so many instances are active and so many on standby, and none is anything else.
+    pub(crate) fn settled(&self, active: usize, standby: usize) -> Vec<InstanceRow> {
+        let what = format!("{active} active and {standby} on standby\n");
+        let mut last = Vec::new();
+        let settled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually(&what, PATIENCE, || {
+                last = self.instances();
+                let of = |state| last.iter().filter(|i| i.state == state).count();
+                (of(InstanceState::Active) == active
+                    && of(InstanceState::Standby) == standby
+                    && last.len() == active + standby)
+                    .then(|| last.clone())
+            })
+        }));
+        let Ok(rows) = settled else {
+            panic!("{what}: there are {last:#?}\n{}\n{}", self.told(), self.log());
+        };
+        self.traces.note(&rows);
+        rows
+    }
+
+    /// Everything that was told, a line each.
+    pub(crate) fn told(&self) -> String {
+        let lines: Vec<String> = self
+            .events()
+            .iter()
+            .map(|e| format!("{} {:?} {:?} {:?}", e.unix_ms, e.service, e.instance, e.kind))
+            .collect();
+        lines.join("\n")
+    }
+
+    /// The status once no packet moves any more; nothing may be unaccounted for.
+    pub(crate) fn at_rest(&self) -> Status {
+        let mut status = self.status();
+        let rest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            eventually("all packets are accounted for", Duration::from_secs(5), || {
+                status = self.status();
+                (status.accounting.in_flight == 0 && status.accounting.gap() == 0).then_some(())
+            });
+        }));
+        assert!(rest.is_ok(), "{:#?}", status.accounting);
+        status
+    }
+
+    /// Remembers what there is of the instances, to be looked for after the end.
+    pub(crate) fn note_traces(&self) {
+        self.traces.note(&self.instances());
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(mut self) -> Traces {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.traces.clone()
+    }
+
+    /// `inco stop`, and how it ended.
+    pub(crate) fn stop_with(mut self, place: &Place, arguments: &[&str]) -> (String, Traces) {
+        self.note_traces();
+        let mut all = vec!["stop"];
+        all.extend(arguments);
+        place.must(&all);
+        let mut child = self.child.take().unwrap();
+        let status = child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        (said, self.traces.clone())
+    }
+
+    /// Somebody has stopped it, and there were no containers; waits for its end.
+    pub(crate) fn ended(mut self) {
+        let status = self.child.take().unwrap().wait().unwrap();
+        let log = self.log();
+        assert!(status.success() && !log.contains("panicked"), "{status}: {log}");
+    }
+
+    /// `inco stop`; then nothing may be left.
+    pub(crate) fn stop(self, place: &Place) {
+        let log = self.log.clone();
+        let (_said, traces) = self.stop_with(place, &[]);
+        traces.assert_nothing_left();
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
+impl Drop for Inco {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        // A test failed: nothing of it may disturb the next one.
+        eprintln!("log of inco:\n{}", self.log());
+        if let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0)) {
+            let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let until = Instant::now() + Duration::from_secs(15);
+        while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _gone = child.kill();
+        let _status = child.wait();
+        let _ = &self.run_dir;
+    }
+}
+
+/// A running `inco traffic`.
+pub(crate) struct Traffic {
+    child: Option<Child>,
+}
+
+impl Traffic {
+    pub(crate) fn is_running(&mut self) -> bool {
+        matches!(self.child.as_mut().unwrap().try_wait(), Ok(None))
+    }
+
+    /// Ends the sending; the report comes as usual.
+    pub(crate) fn interrupt(&self) {
+        kill(self.child.as_ref().unwrap().id(), rustix::process::Signal::INT);
+    }
+
+    /// Its report, at its end.
+    pub(crate) fn report(mut self) -> Report {
+        let output = self.child.take().unwrap().wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _gone = child.kill();
+            let _status = child.wait();
+        }
+    }
+}
+
+/// No packet on another instance than its flow's, twice, out of order or with other bytes.
+pub(crate) fn assert_undisturbed(report: &Report) {
+    assert_undisturbed_but(report, 0);
+}
+
+/// Where so many packets pass by the instances, and come back without a stamp.
+pub(crate) fn assert_undisturbed_but(report: &Report, unstamped: u64) {
+    let c = &report.counts;
+    assert!(c.returned_packets > 0, "{c:#?}");
+    let wrong = [
+        c.mis_steered,
+        c.duplicated,
+        c.reordered,
+        c.beyond_window,
+        c.unstamped,
+        c.altered,
+        c.wrong_uplink,
+        c.foreign,
+    ];
+    assert_eq!(wrong, [0, 0, 0, 0, unstamped, 0, 0, 0], "{c:#?}");
+}
+
+/// And none was lost.
+pub(crate) fn assert_clean(report: &Report) {
+    assert_clean_but(report, 0);
+}
+
+/// The same where no instance stamps what it gives back.
+pub(crate) fn assert_clean_without_stamps(report: &Report) {
+    assert_clean_but(report, report.counts.offered_packets);
+}
+
+fn assert_clean_but(report: &Report, unstamped: u64) {
+    assert_undisturbed_but(report, unstamped);
+    assert_eq!(report.lost, 0, "{:#?}\n{:#?}", report.counts, report.generator);
+}
+
+/// The state changes of an instance: when, and to what.
+pub(crate) fn changes(events: &[Event], id: InstanceId) -> Vec<(u64, InstanceState, String)> {
+    events
+        .iter()
+        .filter(|e| e.instance == Some(id))
+        .filter_map(|e| match &e.kind {
+            EventKind::State { to, reason, .. } => Some((e.unix_ms, *to, reason.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// How busy the machine is with other things: runnable programs per CPU, over a minute.
+pub(crate) fn load_per_cpu() -> f64 {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(0.0);
+    load / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
+}

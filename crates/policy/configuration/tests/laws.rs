@@ -1,0 +1,279 @@
+//! What holds for every text.
+
+#![allow(clippy::panic, reason = "a test fails by it")]
+
+use configuration::{KEYS, KeyDefault, Problem, parse, reference};
+use proptest::prelude::*;
+
+const FULL: &str = r#"[switch]
+driver = "soft"
+workers = [0, 1]
+poll = "busy"
+flows = "1M"
+timeouts = { tcp = "5m", tcp_linger = "1s" }
+unmatched = "wan"
+hugepages = "off"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+queues = 2
+max_frame = 1522
+[[uplink]]
+name = "lan"
+device = "veth:eth1"
+[service.firewall]
+match = { proto = "tcp", src = "0.0.0.0/0", dst = "10.128.0.0/16", dst_port = "80-443", vlan = 3 }
+uplinks = ["wan", "lan"]
+image = "inco/firewall:latest"
+command = ["inco-nf", "firewall"]
+env = { A = "b" }
+mounts = ["/etc/rules:/etc/rules:ro"]
+memory = "64MiB"
+cpuset = "0-1"
+ready = { exec = ["/bin/check"] }
+instances = { min = 3, max = 8, standby = 1, standby_mode = "paused" }
+cpus = 0.5
+capacity = "10Mpps"
+autoscaler = { policy = "smartinco", target = 0.7, window = "1s" }
+ring = { slots = 512, buffer_bytes = 2048 }
+[engine]
+driver = "docker"
+[api]
+socket = "/run/inco/api.sock"
+"#;
+
+fn sound(text: &str, problems: &[Problem]) -> Result<(), TestCaseError> {
+    let lines = text.split('\n').count();
+    prop_assert!(!problems.is_empty());
+    prop_assert!(problems.is_sorted_by_key(|problem| problem.line));
+    for problem in problems {
+        prop_assert!(
+            problem.line >= 1 && problem.line <= lines,
+            "{problem} of {lines} lines"
+        );
+        prop_assert!(problem.column >= 1);
+        prop_assert!(
+            !problem.what.is_empty() && !problem.write.is_empty(),
+            "{problem:?}"
+        );
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC{0,200}") {
+        if let Err(problems) = parse(&text, "f") {
+            sound(&text, &problems)?;
+        }
+    }
+
+    #[test]
+    fn no_change_to_a_valid_file_panics(
+        cuts in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..12, "[\\[\\]{}=\",.\n0-9a-z_\u{e9} -]{0,6}"), 1..5),
+    ) {
+        let mut text = FULL.to_owned();
+        for (at, length, with) in cuts {
+            let characters: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            let first = at.index(characters.len());
+            let start = characters[first];
+            let end = characters.get(first + length).copied().unwrap_or(text.len());
+            text.replace_range(start..end, &with);
+            if text.is_empty() {
+                break;
+            }
+        }
+        if let Err(problems) = parse(&text, "f") {
+            sound(&text, &problems)?;
+        }
+    }
+
+    #[test]
+    fn no_value_of_a_known_key_panics(
+        key in 0..KEYS.len(),
+        value in prop_oneof![
+            Just("[]".to_owned()), Just("{}".to_owned()), Just("true".to_owned()), Just("1979-05-27".to_owned()),
+            Just("\"\"".to_owned()), Just("nan".to_owned()), Just("-inf".to_owned()), Just("[[1], {a = 2}]".to_owned()),
+            Just("'\u{0}'".to_owned()), any::<i64>().prop_map(|n| n.to_string()), any::<f64>().prop_map(|n| format!("{n:e}")),
+            "[a-z0-9:/.,-]{0,12}".prop_map(|text| format!("{text:?}")),
+            (0usize..KEYS.len()).prop_map(|other| KEYS[other].example.to_owned()),
+        ],
+    ) {
+        let key = &KEYS[key];
+        let text = with_key(key.table, key.name, &value);
+        if let Err(problems) = parse(&text, "f") {
+            sound(&text, &problems)?;
+        }
+    }
+}
+
+/// A short configuration in which that key has that value.
+fn with_key(table: &str, name: &str, value: &str) -> String {
+    let uplink = "name = \"wan\"\ndevice = \"memif:wan.sock\"\n";
+    // A switch of rules wants a match that tells directions apart, or nobody who needs it.
+    let for_rules = ["switch.openflow", "service.NAME.devices[]"].contains(&table)
+        || (table, name) == ("switch", "openflow")
+        || (table, name) == ("service.NAME", "devices") && value != "[]";
+    let service = match for_rules {
+        true if name == "devices" => {
+            "image = \"inco/forward\"\nsymmetric = false\nport = \"device\"\ninstances = 1\n"
+        }
+        true => "image = \"inco/forward\"\nsymmetric = false\n",
+        false => "image = \"inco/forward\"\n",
+    };
+    let without = |keys: &str| -> String {
+        keys.lines()
+            .filter(|line| !line.starts_with(&format!("{name} =")))
+            .map(|line| format!("{line}\n"))
+            .collect()
+    };
+    let line = format!("{name} = {value}\n");
+    let mut text = String::new();
+    if table.is_empty() {
+        // The heading of a table, or a value in its place.
+        if value.is_empty() {
+            return format!("[[uplink]]\n{uplink}[service.a]\n{service}");
+        }
+        text.push_str(&line);
+    }
+    match table {
+        "uplink[]" => text.push_str(&format!("[[uplink]]\n{}{line}", without(uplink))),
+        _ if table.is_empty() && name == "uplink" => {}
+        _ => text.push_str(&format!("[[uplink]]\n{uplink}")),
+    }
+    match table {
+        "service.NAME" => text.push_str(&format!("[service.a]\n{}{line}", without(service))),
+        _ if table.is_empty() && name == "service" => {}
+        _ => text.push_str(&format!("[service.a]\n{service}")),
+    }
+    match table {
+        "service.NAME" if for_rules => text.push_str("[switch]\ndriver = \"openflow\"\n"),
+        "" | "uplink[]" | "service.NAME" => {}
+        "service.NAME.mounts[]" => {
+            let others = without("source = \"/a\"\ntarget = \"/b\"\n");
+            text.push_str(&format!("[[service.a.mounts]]\n{others}{line}"));
+        }
+        "service.NAME.devices[]" => {
+            let function = if ["pci", "sf", "interface"].contains(&name) {
+                ""
+            } else {
+                "pci = \"0000:03:00.2\"\n"
+            };
+            let others = without(&format!("representor = \"pf0vf0\"\n{function}"));
+            text = text.replace("image", "port = \"device\"\ninstances = 1\nimage");
+            text.push_str(&format!("[[service.a.devices]]\n{others}{line}"));
+            text.push_str("[switch]\ndriver = \"openflow\"\n");
+        }
+        "service.NAME.match" => {
+            let proto = if name.ends_with("_port") {
+                "proto = \"tcp\"\n"
+            } else {
+                ""
+            };
+            text.push_str(&format!("[service.a.match]\n{proto}{line}"));
+        }
+        // The network needs all four.
+        "api" if name != "socket" => {
+            let others =
+                without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
+            text.push_str(&format!("[api]\n{others}{line}"));
+        }
+        "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
+        // Keys are for TLS alone.
+        "switch.openflow" if name == "tls" => text.push_str(&format!(
+            "[switch]\ndriver = \"openflow\"\n[switch.openflow]\ncontrol = \"ssl:192.0.2.1:6653\"\n{line}"
+        )),
+        "switch.openflow" => text.push_str(&format!(
+            "[switch]\ndriver = \"openflow\"\n[switch.openflow]\n{line}"
+        )),
+        "engine" if name != "driver" => text.push_str(&format!("[engine]\ndriver = \"docker\"\n{line}")),
+        other => text.push_str(&format!("[{}]\n{line}", other.replace("NAME", "a"))),
+    }
+    text
+}
+
+#[test]
+fn a_mutated_key_table_is_a_valid_base() {
+    parse(FULL, "f").unwrap();
+}
+
+/// The example of each key in the reference is accepted, so no key is listed that is not read.
+#[test]
+fn the_example_of_every_key_is_accepted() {
+    for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
+        let mut text = with_key(key.table, key.name, key.example);
+        // What some examples refer to.
+        if key.example.contains("lan") {
+            text.push_str("[[uplink]]\nname = \"lan\"\ndevice = \"veth:eth1\"\n");
+        }
+        if (key.table, key.name) == ("uplink[]", "queues") {
+            text = format!("[switch]\nworkers = [0, 1]\n{text}");
+        }
+        if (key.table, key.name) == ("service.NAME.scheduler", "limit") {
+            text.push_str("metric = \"bytes\"\n");
+        }
+        if (key.table, key.name) == ("engine", "host") {
+            text = text.replace("image = \"inco/forward\"", "port = \"null\"") + "tls = \"/tls\"\n";
+        }
+        if let Err(problems) = parse(&text, "f") {
+            panic!("{}.{}: {problems:?}\n{text}", key.table, key.name);
+        }
+    }
+}
+
+/// What the reference calls a default is the default: writing it changes nothing.
+#[test]
+fn writing_a_default_changes_nothing() {
+    let shown = |text: &str| {
+        let shown = format!(
+            "{:?}",
+            parse(text, "f").unwrap_or_else(|p| panic!("{p:?}\n{text}"))
+        );
+        // Where keys stand is part of it and differs.
+        shown.split(", places:").next().unwrap().to_owned()
+    };
+    for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
+        let KeyDefault::Value(value) = key.default else {
+            continue;
+        };
+        let with = with_key(key.table, key.name, value);
+        let without: String = with
+            .lines()
+            .filter(|line| !line.starts_with(&format!("{} =", key.name)))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let without = without.replace("[service.a.ready]\n", "");
+        assert_eq!(
+            shown(&with),
+            shown(&without),
+            "{}.{} = {value}",
+            key.table,
+            key.name
+        );
+    }
+}
+
+#[test]
+fn the_reference_is_the_one_that_is_checked_in() {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../docs/reference/configuration.md"
+    );
+    let now = reference();
+    for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
+        assert!(
+            now.contains(&format!("\n| `{}` |", key.name)),
+            "{} is not in the reference",
+            key.name
+        );
+    }
+    if std::env::var_os("INCO_WRITE_REFERENCE").is_some() {
+        std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();
+        std::fs::write(path, &now).unwrap();
+    }
+    let checked_in = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        checked_in == now,
+        "docs/reference/configuration.md is old: run `INCO_WRITE_REFERENCE=1 cargo test -p configuration`"
+    );
+}

@@ -1,0 +1,666 @@
+//! The driver: [`OpenFlowSwitch`] steers by the rules of a bridge of Open vSwitch, behind the contract of every switch.
+//!
+//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one asks which
+//! flows the hardware has. Both end with the switch.
+//!
+//! All ports of the bridge are made here before there is traffic, because the pollers of Open vSwitch stand still while it
+//! makes one: the monitor port, a memif link whose other end is ours; the uplinks; and those of instances that may come. A
+//! slot's ports are the ones of each instance that has the slot; what they have counted before is not counted for it.
+
+mod counters;
+mod matches;
+mod offloaded;
+mod silence;
+mod troubles;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
+use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec};
+use scheduling::Scheduler;
+use soft_switch::{
+    AttachSpec, FlowFilter, Plan, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
+};
+use thiserror::Error;
+
+use crate::rules::ServiceRules;
+use crate::steering::{Settings, Steering};
+use offloaded::OffloadedFlows;
+use worker::{Ask, Worker};
+
+/// The mark on a bridge that inco has made, and may remove.
+const MARK: (&str, &str) = ("inco", "switch");
+/// Rules of buckets that the services may need in all. They are written first, and each takes time.
+const BUCKET_RULE_LIMIT: usize = 65_536;
+/// OpenFlow numbers of ports: uplinks from 1, then the monitor port, then two for each slot.
+const FIRST_UPLINK: u32 = 1;
+const MONITOR: u32 = 15;
+const FIRST_INSTANCE: u32 = 16;
+/// Data ports that an instance has at most.
+const DATA_PORTS: u32 = 2;
+/// How long the database may take for one change: the first port of DPDK takes seconds.
+const DATABASE_LIMIT: Duration = Duration::from_secs(30);
+/// How long Open vSwitch may take to remove the bridge at the end. One that does not run does it when it runs again.
+const REMOVE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the containers of an earlier run have to be found again.
+const ADOPT_PATIENCE: Nanos = Nanos::from_secs(15);
+/// The key of what is in a bridge of ours: one that has the same can be gone on with.
+const CONTENT: &str = "inco-content";
+/// Slots of the monitor port's rings, as a power of two.
+const MONITOR_LOG2_SLOTS: u8 = 14;
+
+/// What is behind a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortDevice {
+    /// A memif socket on which Open vSwitch listens; whoever connects is at the other end.
+    Memif(PathBuf),
+    /// A network interface of the machine: a representor, or one end of a veth pair.
+    Interface(String),
+    /// A device of DPDK, as Open vSwitch's `dpdk-devargs`.
+    Dpdk(String),
+}
+
+/// A slot for instances, and the ports that they have there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PooledPorts {
+    /// The slot.
+    pub slot: Slot,
+    /// Whose instances have it.
+    pub service: ServiceId,
+    /// One for each data port: several memif ports with one socket are its interfaces 0, 1 and so on.
+    pub devices: Vec<PortDevice>,
+}
+
+/// What a switch is made of.
+#[derive(Clone, Debug)]
+pub struct OpenFlowSwitchConfig {
+    /// The bridge: made at the start, removed at the end.
+    pub bridge: String,
+    /// Its datapath: `netdev`, or `system` for the kernel's, which a card can take over.
+    pub datapath: String,
+    /// The database of Open vSwitch.
+    pub database: Endpoint,
+    /// Where the bridge listens for OpenFlow. At an address, it is made to.
+    pub control: Endpoint,
+    /// Where we listen for the monitor port.
+    pub monitor_socket: PathBuf,
+    /// The uplinks, in the order of their ids.
+    pub uplinks: Vec<PortDevice>,
+    /// The ports for instances.
+    pub pool: Vec<PooledPorts>,
+    /// The services, in the order in which their matches are tried. They stay for as long as the switch runs.
+    pub services: Vec<ServicePlan>,
+    /// Buckets of each service, as a power of two.
+    pub bucket_bits: u8,
+    /// Limits and times.
+    pub steering: Settings,
+}
+
+impl OpenFlowSwitchConfig {
+    /// The ports of instances, by slot, with the service that each is for.
+    fn pooled_ports(&self) -> impl Iterator<Item = (Slot, ServiceId, Vec<u32>)> {
+        self.pool.iter().map(|of| {
+            let ports = (0..of.devices.len()).map(|port| instance_port(of.slot, port));
+            (of.slot, of.service, ports.collect())
+        })
+    }
+
+    /// Sockets on which Open vSwitch listens.
+    fn sockets(&self) -> impl Iterator<Item = &PathBuf> {
+        let pooled = self.pool.iter().flat_map(|of| &of.devices);
+        self.uplinks
+            .iter()
+            .chain(pooled)
+            .filter_map(|device| match device {
+                PortDevice::Memif(socket) => Some(socket),
+                PortDevice::Interface(_) | PortDevice::Dpdk(_) => None,
+            })
+    }
+}
+
+/// Why a switch cannot be had.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The database does not answer, or says no.
+    #[error("Open vSwitch: {0}")]
+    Database(#[from] OvsdbError),
+    /// A bridge of that name is somebody else's.
+    #[error(
+        "Open vSwitch has a bridge {bridge} already that inco has not made; choose another name with switch.openflow.bridge, or remove it: ovs-vsctl del-br {bridge}"
+    )]
+    ForeignBridge {
+        /// Its name.
+        bridge: String,
+    },
+    /// DPDK's ports are not to be had.
+    #[error(
+        "Open vSwitch runs without DPDK, and memif ports need it: ovs-vsctl set Open_vSwitch . other_config:dpdk-init=true, then start it again"
+    )]
+    NoDpdk,
+    /// The matches of the services need too many rules.
+    #[error(
+        "the services' matches need {rules} rules for new flows, more than {limit}: write ranges of ports that begin and end at powers of two, or fewer switch.openflow.buckets",
+        limit = BUCKET_RULE_LIMIT
+    )]
+    BucketRules {
+        /// How many.
+        rules: usize,
+    },
+    /// A slot that there cannot be, or with too many ports.
+    #[error("{slot} has {ports} ports: there are {limit} slots with one or two each", limit = Slot::LIMIT)]
+    Pool {
+        /// Which.
+        slot: Slot,
+        /// How many.
+        ports: usize,
+    },
+    /// We cannot listen for the monitor port.
+    #[error("the monitor port's socket {}: {source}", socket.display())]
+    Monitor {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        source: memif::Error,
+    },
+    /// The system refuses a thread or a file.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Its word.
+        source: std::io::Error,
+    },
+}
+
+/// What the control plane reads, and what it writes beside what it asks.
+struct Shared {
+    reading: SwitchReading,
+    loads: Vec<(Slot, f32)>,
+}
+
+/// A bridge of Open vSwitch that steers. Dropping it removes the bridge.
+pub struct OpenFlowSwitch {
+    asks: Sender<Ask>,
+    events: Receiver<SwitchEvent>,
+    shared: Arc<Mutex<Shared>>,
+    generation: Generation,
+    /// Instances that failed since the last plan.
+    failing: Vec<Slot>,
+    worker: Option<JoinHandle<()>>,
+    queue_pairs: u16,
+    database: Endpoint,
+    bridge: String,
+    sockets: Vec<PathBuf>,
+}
+
+impl OpenFlowSwitch {
+    /// Makes the bridge and its first ports, and starts the threads. Rules follow as soon as the bridge answers. This takes as
+    /// long as Open vSwitch does for its first port of DPDK: some seconds.
+    ///
+    /// # Errors
+    /// [`StartError`]. Nothing of it is left then.
+    pub fn start(config: &OpenFlowSwitchConfig) -> Result<OpenFlowSwitch, StartError> {
+        let port_of = |uplink: UplinkId| FIRST_UPLINK + u32::from(uplink.0);
+        let services: Vec<_> = config
+            .services
+            .iter()
+            .map(|plan| {
+                let rules = matches::service_rules(plan, port_of, config.bucket_bits);
+                (rules, plan.scheduler.clone())
+            })
+            .collect();
+        let rules = services
+            .iter()
+            .map(|(of, _)| of.sides.len() * of.spread.buckets())
+            .sum();
+        if rules > BUCKET_RULE_LIMIT {
+            return Err(StartError::BucketRules { rules });
+        }
+        for of in &config.pool {
+            if of.slot.index() >= Slot::LIMIT || !(1..=DATA_PORTS as usize).contains(&of.devices.len()) {
+                return Err(StartError::Pool {
+                    slot: of.slot,
+                    ports: of.devices.len(),
+                });
+            }
+        }
+        let mut database = Ovsdb::connect(&config.database, DATABASE_LIMIT)?;
+        if database
+            .other_config("dpdk-init")?
+            .is_none_or(|is_on| is_on == "false")
+        {
+            return Err(StartError::NoDpdk);
+        }
+        let queue_pairs = queue_pairs(database.other_config("pmd-cpu-mask")?.as_deref());
+        let mark = mark(config, &services, queue_pairs);
+        let mut is_left = false;
+        match database.bridge_ids(&config.bridge)? {
+            Some(ids) if ids.get(MARK.0).is_none_or(|maker| maker != MARK.1) => {
+                return Err(StartError::ForeignBridge {
+                    bridge: config.bridge.clone(),
+                });
+            }
+            // An earlier run has left it, with the same ports: it goes on by its rules.
+            Some(ids) if ids == mark => is_left = true,
+            Some(_) => database.delete_bridge(&config.bridge)?,
+            None => {}
+        }
+        let listener = memif::Listener::bind(&config.monitor_socket, memif::ServerConfig::new("inco"))
+            .map_err(|source| StartError::Monitor {
+                socket: config.monitor_socket.clone(),
+                source,
+            })?;
+        let mut sockets = vec![config.monitor_socket.clone()];
+        sockets.extend(config.sockets().cloned());
+        if is_left {
+            // The other end of the monitor port was the earlier run's, and DPDK does not connect again.
+            let again = (database.delete_ports(&config.bridge, &[&monitor_name(&config.bridge)]))
+                .and_then(|()| first_ports(&mut database, config, mark.clone(), queue_pairs));
+            if let Err(error) = again {
+                tracing::warn!(%error, bridge = config.bridge, "the bridge of an earlier run is made anew");
+                database.delete_bridge(&config.bridge)?;
+                is_left = false;
+            }
+        }
+        if !is_left {
+            // Of a switch that was killed: nobody listens there.
+            for socket in config.sockets() {
+                let _none = std::fs::remove_file(socket);
+            }
+        }
+        let made = match is_left {
+            true => Ok(()),
+            false => first_ports(&mut database, config, mark, queue_pairs),
+        };
+        if let Err(error) = made {
+            let _as_before = database.delete_bridge(&config.bridge);
+            return Err(error.into());
+        }
+        let system = |what: &str| {
+            let what = what.to_owned();
+            move |source| StartError::System { what, source }
+        };
+        let offloaded = OffloadedFlows::start(database, config)
+            .map_err(system("starting the thread that asks for offloaded flows"))?;
+        let reading = SwitchReading::new(config.services.len(), config.uplinks.len(), 1);
+        let shared = Arc::new(Mutex::new(Shared {
+            reading,
+            loads: Vec::new(),
+        }));
+        let (asks, asked) = channel();
+        let (tell, events) = channel();
+        let mut steering = Steering::new(config.steering.clone(), services, MONITOR);
+        if is_left {
+            steering.adopt(config.pooled_ports(), ADOPT_PATIENCE);
+        }
+        let worker = Worker::new(
+            config,
+            steering,
+            is_left,
+            listener,
+            offloaded,
+            (asked, tell, Arc::clone(&shared)),
+        );
+        let worker = std::thread::Builder::new()
+            .name("inco-openflow".to_owned())
+            .spawn(move || worker.run())
+            .map_err(system("starting the thread that steers"))?;
+        Ok(OpenFlowSwitch {
+            asks,
+            events,
+            shared,
+            generation: Generation(0),
+            failing: Vec::new(),
+            worker: Some(worker),
+            queue_pairs,
+            database: config.database.clone(),
+            bridge: config.bridge.clone(),
+            sockets,
+        })
+    }
+
+    /// Queue pairs of each memif port: whoever connects has to take all of them, since Open vSwitch sends by any.
+    pub fn queue_pairs(&self) -> u16 {
+        self.queue_pairs
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+
+    fn ask(&self, ask: Ask) -> Result<(), SwitchError> {
+        self.asks.send(ask).map_err(|_| SwitchError::WorkerStuck {
+            worker: 0,
+            pending: 1,
+        })
+    }
+}
+
+/// Whoever held it when it panicked has left figures, which are as good as before.
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Queue pairs of a memif port of Open vSwitch: it sends by one for each thread that polls and one for its main thread, and a
+/// memif link has as many back.
+fn queue_pairs(pmd_cpu_mask: Option<&str>) -> u16 {
+    let digits = pmd_cpu_mask.unwrap_or_default();
+    let digits = digits.strip_prefix("0x").unwrap_or(digits);
+    let pollers: u32 = digits
+        .chars()
+        .filter_map(|digit| digit.to_digit(16))
+        .map(u32::count_ones)
+        .sum();
+    // Without a mask there is one on each NUMA node.
+    u16::try_from(pollers.max(1)).unwrap_or(u16::MAX - 1) + 1
+}
+
+fn monitor_name(bridge: &str) -> String {
+    format!("{bridge}.mon")
+}
+
+/// What is written on a bridge of ours: that it is, and what all of it follows from.
+fn mark(
+    config: &OpenFlowSwitchConfig,
+    services: &[(ServiceRules, Scheduler)],
+    queue_pairs: u16,
+) -> BTreeMap<String, String> {
+    let mut hasher = DefaultHasher::new();
+    let rules: Vec<&ServiceRules> = services.iter().map(|(rules, _)| rules).collect();
+    format!(
+        "{} {:?} {} {:?} {:?} {rules:?} {:?} {queue_pairs}",
+        config.datapath,
+        config.control.passive(),
+        config.monitor_socket.display(),
+        config.uplinks,
+        config.pool,
+        config.steering.setup,
+    )
+    .hash(&mut hasher);
+    BTreeMap::from([
+        (MARK.0.to_owned(), MARK.1.to_owned()),
+        (CONTENT.to_owned(), format!("{:016x}", hasher.finish())),
+    ])
+}
+
+fn memif_port(bridge: &str, number: u32, name: String, arguments: &str, queue_pairs: u16) -> PortSpec {
+    PortSpec {
+        options: BTreeMap::from([
+            (
+                "dpdk-devargs".to_owned(),
+                format!("net_memif_{bridge}_{number},{arguments},socket-abstract=no"),
+            ),
+            ("n_rxq".to_owned(), queue_pairs.to_string()),
+        ]),
+        name,
+        kind: "dpdk".to_owned(),
+        number: u16::try_from(number).ok(),
+    }
+}
+
+/// A port to that device; of several memif ports with one socket, interface `id`.
+fn device_port(
+    bridge: &str,
+    number: u32,
+    name: String,
+    device: &PortDevice,
+    id: usize,
+    queue_pairs: u16,
+) -> PortSpec {
+    match device {
+        PortDevice::Memif(socket) => {
+            let arguments = format!("role=server,id={id},socket={}", socket.display());
+            memif_port(bridge, number, name, &arguments, queue_pairs)
+        }
+        PortDevice::Interface(interface) => PortSpec {
+            name: interface.clone(),
+            kind: String::new(),
+            options: BTreeMap::new(),
+            number: u16::try_from(number).ok(),
+        },
+        PortDevice::Dpdk(devargs) => PortSpec {
+            name,
+            kind: "dpdk".to_owned(),
+            options: BTreeMap::from([("dpdk-devargs".to_owned(), devargs.clone())]),
+            number: u16::try_from(number).ok(),
+        },
+    }
+}
+
+/// The number of an instance's data port.
+fn instance_port(slot: Slot, data_port: usize) -> u32 {
+    FIRST_INSTANCE + DATA_PORTS * u32::from(slot.0) + data_port as u32
+}
+
+/// Makes the bridge, the monitor port, the uplinks and the ports for instances.
+fn first_ports(
+    database: &mut Ovsdb,
+    config: &OpenFlowSwitchConfig,
+    mark: BTreeMap<String, String>,
+    queue_pairs: u16,
+) -> Result<(), OvsdbError> {
+    let bridge = &config.bridge;
+    database.ensure_bridge(&BridgeSpec {
+        name: bridge.clone(),
+        datapath: config.datapath.clone(),
+        external_ids: mark,
+        listens: config.control.passive(),
+    })?;
+    let monitor = format!(
+        "role=client,id=0,socket={},rsize={MONITOR_LOG2_SLOTS}",
+        config.monitor_socket.display()
+    );
+    let mut ports = vec![memif_port(
+        bridge,
+        MONITOR,
+        monitor_name(bridge),
+        &monitor,
+        queue_pairs,
+    )];
+    for (index, uplink) in (0_u32..).zip(&config.uplinks) {
+        let number = FIRST_UPLINK + index;
+        let name = format!("{bridge}.up{index}");
+        ports.push(device_port(bridge, number, name, uplink, 0, queue_pairs));
+    }
+    for of in &config.pool {
+        for (id, device) in of.devices.iter().enumerate() {
+            let number = instance_port(of.slot, id);
+            let name = format!("{bridge}.i{}.{id}", of.slot.0);
+            ports.push(device_port(bridge, number, name, device, id, queue_pairs));
+        }
+    }
+    let numbers = database.ensure_ports(bridge, &ports)?;
+    // The rules rest on the numbers that were asked for.
+    for (port, number) in ports.iter().zip(numbers) {
+        if port.number.map(u32::from) != Some(number) {
+            return Err(OvsdbError::Interface {
+                interface: port.name.clone(),
+                what: format!("it has the number {number}, which was not asked for"),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Switch for OpenFlowSwitch {
+    fn publish(&mut self, mut plan: Plan) -> Generation {
+        self.generation = Generation(self.generation.0 + 1);
+        plan.generation = self.generation;
+        // Those that failed are not in the table any more: that they failed is known before. Where the thread has ended nothing is
+        // acknowledged any more.
+        for slot in std::mem::take(&mut self.failing) {
+            let _ended = self.ask(Ask::Fail(slot));
+        }
+        let _ended = self.ask(Ask::Publish(Box::new(plan)));
+        self.generation
+    }
+
+    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError> {
+        let limit = |what, asked, limit| SwitchError::Limit { what, asked, limit };
+        if slot.index() >= Slot::LIMIT {
+            return Err(limit("slots", slot.index() + 1, Slot::LIMIT));
+        }
+        match &spec {
+            AttachSpec::Made { service, deadline } => self.ask(Ask::Attach {
+                slot,
+                service: *service,
+                deadline: *deadline,
+            }),
+            AttachSpec::Memif { .. } | AttachSpec::Null => Err(SwitchError::Unsupported {
+                what: "make a port for an instance: all are made when it starts",
+            }),
+        }
+    }
+
+    fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        // Its pins move by the plan that follows.
+        self.failing.push(slot);
+        Ok(())
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::Remove(slot))
+    }
+
+    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::Probe(slot))
+    }
+
+    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError> {
+        self.ask(Ask::PurgeSlot(slot))
+    }
+
+    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError> {
+        self.ask(Ask::PurgeFlow(key))
+    }
+
+    fn move_flow(&mut self, _key: FlowKey, _to: Slot) -> Result<(), SwitchError> {
+        Err(SwitchError::Unsupported {
+            what: "move a flow: its packets cannot be held meanwhile",
+        })
+    }
+
+    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
+        self.ask(Ask::Scheduler(service, Box::new(scheduler)))
+    }
+
+    fn open_uplink(&mut self, _uplink: UplinkId) {
+        // None of its uplinks waits.
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], _expected: &[(ServiceId, f32)]) {
+        let mut shared = self.shared();
+        shared.loads.clear();
+        shared.loads.extend_from_slice(loads);
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        let now = worker::monotonic();
+        let shared = self.shared();
+        let from = &shared.reading;
+        into.acknowledged = from.acknowledged;
+        into.workers.clone_from(&from.workers);
+        let (sums, counted) = (&mut into.counters, &from.counters);
+        for (sum, counted) in sums.slots.iter_mut().zip(&counted.slots) {
+            *sum = collector::SlotCounters {
+                function: sum.function,
+                throttled_ns: sum.throttled_ns,
+                ..*counted
+            };
+        }
+        sums.services.clone_from(&counted.services);
+        sums.uplinks.clone_from(&counted.uplinks);
+        sums.workers.clone_from(&counted.workers);
+        sums.drops = counted.drops;
+        sums.at = counted.at;
+        sums.age = now.since(counted.at);
+    }
+
+    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {
+        self.ask(Ask::Flows { id, filter, limit })
+    }
+
+    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError> {
+        self.ask(Ask::HeavyFlows { id, filter })
+    }
+
+    fn request_record(&mut self, _id: u64, _service: ServiceId) -> Result<(), SwitchError> {
+        Err(SwitchError::Unsupported {
+            what: "write a decision down: it is made for a bucket and not for a flow",
+        })
+    }
+
+    fn poll(&mut self, _now: Nanos, events: &mut Vec<SwitchEvent>) {
+        events.extend(self.events.try_iter());
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        let mut shared = self.shared();
+        let workers = shared.reading.workers.iter_mut();
+        workers
+            .map(|worker| Nanos(std::mem::take(&mut worker.longest_gap_ns)))
+            .collect()
+    }
+
+    fn stop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        let _ended = self.ask(Ask::Stop);
+        let _result = worker.join();
+        // What is still in the bridge goes with it.
+        let removed = Ovsdb::connect(&self.database, REMOVE_LIMIT)
+            .and_then(|mut database| database.delete_bridge(&self.bridge));
+        if let Err(error) = removed {
+            tracing::error!(%error, bridge = self.bridge, "the bridge was not removed");
+        }
+        for socket in &self.sockets {
+            let _none = std::fs::remove_file(socket);
+        }
+        let mut shared = self.shared();
+        let counters = &mut shared.reading.counters;
+        // Instances and their rings are gone with the bridge.
+        let inside: u64 = counters
+            .slots
+            .iter_mut()
+            .map(|slot| {
+                let inside = (slot.to_packets + slot.originated)
+                    .saturating_sub(slot.back_packets + slot.lost + slot.kept);
+                slot.lost += inside;
+                inside
+            })
+            .sum();
+        if let Some(drops) = counters.drops.get_mut(DropReason::Shutdown.index()) {
+            *drops += inside;
+        }
+    }
+}
+
+impl Drop for OpenFlowSwitch {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_queue_pairs_for_each_thread_that_sends() {
+        for (mask, pairs) in [
+            (None, 2),
+            (Some("0x2"), 2),
+            (Some("6"), 3),
+            (Some("0xf0"), 5),
+            (Some("0"), 2),
+        ] {
+            assert_eq!(queue_pairs(mask), pairs, "{mask:?}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A worker alone, driven turn by turn on the calling thread.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use arc_swap::ArcSwap;
+use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
+use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use rtrb::{Consumer, Producer, RingBuffer};
+use scheduling::Scheduler;
+use soft_switch::{
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan,
+    SlotPlan, TableFull, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+};
+
+#[allow(dead_code, reason = "not everybody has functions")]
+pub(crate) mod chain;
+
+/// The worker, and what its control plane would have.
+pub(crate) struct Bare<M: FrameMemory> {
+    pub(crate) worker: Worker<M>,
+    #[allow(dead_code, reason = "not everybody looks at them")]
+    pub(crate) counters: Arc<WorkerCounters>,
+    commands: Producer<Command<M>>,
+    _events: Consumer<WorkerEvent<M>>,
+}
+
+impl<M: FrameMemory> Bare<M> {
+    /// Gives it its one uplink.
+    pub(crate) fn attach_uplink(&mut self, port: Port<M>) {
+        let (uplink, port) = (UplinkId(0), Box::new(port));
+        self.carry_out(Command::AttachUplink { uplink, port });
+    }
+
+    fn carry_out(&mut self, command: Command<M>) {
+        assert!(self.commands.push(command).is_ok());
+        self.worker.turn(Nanos::from_secs(1));
+    }
+}
+
+/// A worker with these sinks as instances of one service, which takes all packets, and a table for so many IPv4 flows.
+#[allow(dead_code, reason = "not everybody has sinks")]
+pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port<M>>) -> Bare<M> {
+    counting(ipv4_flows, memory, sinks, false)
+}
+
+/// The same, with ports that may give packets back, counted for each flow or not.
+pub(crate) fn counting<M: FrameMemory>(
+    ipv4_flows: usize,
+    memory: M,
+    sinks: Vec<Port<M>>,
+    return_counters: bool,
+) -> Bare<M> {
+    let service = ServicePlan {
+        id: ServiceId(0),
+        matches: Match::default(),
+        symmetric: true,
+        uplinks: vec![UplinkId(0)],
+        scheduler: Scheduler::from_name("round-robin").unwrap(),
+        fit: 1.0,
+        table_full: TableFull::Hash,
+        return_counters,
+        relaxed: false,
+    };
+    let slot = |id| SlotPlan {
+        instance: InstanceId(id),
+        service: ServiceId(0),
+        state: InstanceState::Active,
+        capacity: 1e9,
+        active_since: Nanos::ZERO,
+        weight: 256,
+        queues: 1,
+    };
+    let plan = Plan {
+        generation: Generation(1),
+        services: vec![service],
+        slots: (0..sinks.len() as u32).map(|id| Some(slot(id))).collect(),
+        ..Plan::default()
+    };
+    let config = TableConfig {
+        ipv4_flows,
+        ipv6_flows: 1000,
+        return_counters,
+        pin_times: true,
+    };
+    let hasher = FlowHasher::new([1, 2, 3, 4]);
+    let storage = TableMemory::new(config.lines_needed().unwrap()).unwrap();
+    let timeouts = TimeoutPolicy::default();
+    let table = FlowTable::new(storage, &config, &timeouts, hasher, Nanos::ZERO).unwrap();
+    let (commands, worker_commands) = RingBuffer::new(64);
+    let (worker_events, events) = RingBuffer::new(4096);
+    let waker = Arc::new(Waker::new().unwrap());
+    let counters = Arc::new(WorkerCounters::default());
+    let worker = Worker::new(WorkerParts {
+        id: WorkerId(0),
+        workers: 1,
+        memory,
+        table,
+        hasher,
+        fragment_key: [1, 2],
+        plan: Arc::new(ArcSwap::from_pointee(plan)),
+        loads: Arc::new(LoadBoard::default()),
+        counters: Arc::clone(&counters),
+        commands: worker_commands,
+        events: worker_events,
+        to_peers: vec![None],
+        from_peers: vec![None],
+        wake_set: WakeSet::new(&waker).unwrap(),
+        waker,
+        peer_wakers: vec![None],
+        idle: Idle::new(Polling::Busy),
+        alarm: Arc::new(Alarm::of(std::thread::current())),
+        leaving: Arc::new(AtomicUsize::new(0)),
+    });
+    let mut bare = Bare {
+        worker,
+        counters,
+        commands,
+        _events: events,
+    };
+    for (slot, sink) in (0..).map(Slot).zip(sinks) {
+        let ports = Box::new(InstancePorts::new(vec![sink]));
+        bare.carry_out(Command::AttachInstance { slot, ports });
+    }
+    bare
+}

@@ -1,0 +1,22 @@
+//! The soft switch between a network and functions, over real memif links.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "what goes wrong here fails the test"
+)]
+
+mod bed;
+mod captures;
+mod changes;
+mod failures;
+mod fragments;
+mod load;
+mod many;
+#[path = "../../../../ports/memif/tests/raw/mod.rs"]
+mod raw;
+mod relaxed;
+mod steering;
+mod table;
+mod workers;
