@@ -2,8 +2,9 @@
 // whatever comes is set as text, never as markup.
 "use strict";
 
-const WINDOW_MS = 300000;    // what charts show: five minutes
-const SAMPLES = 301;         // one a second
+const MINUTES = 15;          // what charts show
+const WINDOW_MS = MINUTES * 60000;
+const SAMPLES = MINUTES * 60 + 1; // one a second
 const EVENTS = 200;          // events that are kept
 const DECISIONS = 50;        // scaling decisions that are shown
 const COLOURS = 8;
@@ -139,7 +140,7 @@ function table(node, columns, rows, key) {
 
 // ---- charts
 
-const WIDTH = 640, HEIGHT = 180, LEFT = 52, BOTTOM = 20, TOP = 8;
+const HEIGHT = 180, LEFT = 48, RIGHT = 8, BOTTOM = 20, TOP = 8;
 
 /** A round number that is not below `most`. */
 function ceiling(most) {
@@ -148,21 +149,22 @@ function ceiling(most) {
   return unit * [1, 2, 5, 10].find((step) => step * unit >= most);
 }
 
-/** The frame of a chart: lines, figures and times. Gives the two scales. */
+/** The frame of a chart: lines, figures and times. A unit is a pixel, so that text has its size on any screen. */
 function frame(svg, now, most) {
-  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-  const x = (ms) => LEFT + (WIDTH - LEFT - 8) * (1 - (now - ms) / WINDOW_MS);
+  const width = Math.max(240, svg.clientWidth || 640);
+  svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+  const x = (ms) => LEFT + (width - LEFT - RIGHT) * (1 - (now - ms) / WINDOW_MS);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most);
   const shapes = [];
   for (const share of [0, 0.5, 1]) {
     const level = y(most * share);
-    shapes.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - 8, y1: level, y2: level }));
+    shapes.push(shape("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: level, y2: level }));
     shapes.push(shape("text", { x: LEFT - 6, y: level + 4, "text-anchor": "end" }, short(most * share)));
   }
-  for (const minutes of [5, 4, 3, 2, 1, 0]) {
-    const place = x(now - minutes * 60000);
+  for (const minutes of [MINUTES, 10, 5, 0]) {
+    const anchor = minutes === MINUTES ? "start" : minutes ? "middle" : "end";
     const words = minutes ? `-${minutes} min` : "now";
-    shapes.push(shape("text", { x: place, y: HEIGHT - 5, "text-anchor": minutes === 5 ? "start" : minutes ? "middle" : "end" }, words));
+    shapes.push(shape("text", { x: x(now - minutes * 60000), y: HEIGHT - 5, "text-anchor": anchor }, words));
   }
   return { x, y, shapes };
 }
@@ -389,6 +391,26 @@ function draw() {
 
 // ---- what comes
 
+/** What happened before this page was opened: the samples of /v1/history. */
+function remember(history) {
+  const rows = history.unix_ms.map((ms, index) => ({
+    ms, offered: history.offered_pps[index], returned: history.returned_pps[index], lost: history.dropped_pps[index],
+    rates: new Map(), flows: new Map(), active: new Map(), desired: new Map(),
+  }));
+  const spread = (of, figures, name, id) => of[figures].forEach((value, index) => rows[of.first + index][name].set(id, value));
+  for (const of of history.instances) {
+    spread(of, "to_pps", "rates", of.id);
+    spread(of, "live_flows", "flows", of.id);
+  }
+  for (const of of history.services) {
+    spread(of, "active", "active", of.name);
+    spread(of, "desired", "desired", of.name);
+  }
+  state.samples = rows;
+  state.pid = history.pid;
+  state.snapshot = null;
+}
+
 function take(snapshot) {
   const { status, services, instances } = snapshot;
   const before = state.snapshot;
@@ -403,6 +425,8 @@ function take(snapshot) {
   const sum = (figure) => status.uplinks.reduce((all, row) => all + row[figure], 0);
   const by = (rows, name, figure) => new Map(rows.map((row) => [row[name], row[figure]]));
   state.snapshot = snapshot;
+  // The history may end with this very moment.
+  if (state.samples.length && state.samples.at(-1).ms >= snapshot.unix_ms) state.samples.pop();
   state.samples.push({
     ms: snapshot.unix_ms, offered: sum("received_pps"), returned: sum("sent_pps"), lost,
     rates: by(instances, "id", "to_pps"), flows: by(instances, "id", "live_flows"),
@@ -465,8 +489,10 @@ async function stay() {
         continue;
       }
       if (!response.ok) throw new Error(`status ${response.status}`);
-      // The newest events come again after each connection.
+      // The newest events come again after each connection, and so does what happened meanwhile.
       state.events = [];
+      const history = await ask("v1/history");
+      if (history.ok) remember(await history.json());
       pause = 500;
       connection("live", "live");
       let waits = false;
@@ -542,5 +568,6 @@ at("detail-close").addEventListener("click", () => {
   at("detail").hidden = true;
 });
 document.addEventListener("visibilitychange", draw);
+window.addEventListener("resize", draw);
 setInterval(look, 2000);
 stay();

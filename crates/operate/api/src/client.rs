@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use crate::ApiError;
 use crate::counters::Counters;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Problem, Refusal,
+    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, Outcome, Policies, Problem, Refusal,
     ServiceRow, Snapshot, Status,
 };
 
@@ -120,6 +120,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn snapshot(&self) -> Result<Snapshot, ApiError> {
         self.get("/v1/snapshot")
+    }
+
+    /// The newest `seconds` of the history, 1 to 900, one point a second.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn history(&self, seconds: u32) -> Result<History, ApiError> {
+        self.get(&format!("/v1/history?seconds={seconds}"))
     }
 
     /// The policies that there are, and what each service uses.

@@ -16,6 +16,7 @@ mod client;
 pub mod counters;
 mod event_log;
 mod figures;
+mod history;
 mod metrics;
 mod page;
 mod problem;

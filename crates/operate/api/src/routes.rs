@@ -19,13 +19,14 @@ use utoipa_axum::routes;
 use crate::counters::Counters;
 use crate::event_log::EventLog;
 use crate::figures::Figures;
+use crate::history::POINTS;
 use crate::problem::{PROBLEM_JSON, Problem};
 use crate::question::{Answer, Asker, Question};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Problem as ProblemBody,
-    ServiceRow, Snapshot, Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, Outcome, Policies,
+    Problem as ProblemBody, ServiceRow, Snapshot, Status,
 };
 use crate::{Caller, metrics, page};
 
@@ -100,6 +101,7 @@ fn documented() -> (Router<Shared>, OpenApi) {
     let (router, mut openapi) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(status))
         .routes(routes!(snapshot))
+        .routes(routes!(history))
         .routes(routes!(services))
         .routes(routes!(service))
         .routes(routes!(instances))
@@ -165,6 +167,38 @@ async fn status(State(shared): State<Shared>) -> Result<Json<Status>, Problem> {
 ))]
 async fn snapshot(State(shared): State<Shared>) -> Result<Json<Snapshot>, Problem> {
     ask(&shared, Question::Snapshot).await.map(Json)
+}
+
+/// How much of the history is wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct HistoryQuery {
+    /// The newest so many seconds; 900 without it, which is all that is kept.
+    #[param(format = "uint32", minimum = 1, maximum = 900)]
+    seconds: Option<u32>,
+}
+
+/// Rates, instances and flows of the last 15 minutes, one point a second.
+#[utoipa::path(get, path = "/v1/history", tag = "look", params(HistoryQuery), responses(
+    (status = OK, body = History),
+    (status = BAD_REQUEST, description = "Not a number of seconds from 1 to 900", body = ProblemBody,
+        content_type = PROBLEM_JSON),
+))]
+async fn history(
+    State(shared): State<Shared>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Result<Json<History>, Problem> {
+    let Query(HistoryQuery { seconds }) = query?;
+    let seconds = seconds.unwrap_or(POINTS);
+    if !(1..=POINTS).contains(&seconds) {
+        return Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            format!("seconds = {seconds} is not between 1 and {POINTS}"),
+            "leave it out for all that is kept",
+        ));
+    }
+    Ok(Json(shared.snapshots.history(seconds)))
 }
 
 /// Every service, in the order of the configuration.

@@ -14,13 +14,16 @@ use futures_util::stream::unfold;
 use model::Event;
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::event_log::{EventLog, Events};
+use crate::history::Recorder;
 use crate::question::{Asker, Question};
 use crate::routes::{EVENT_PAGE, Shared, StreamQuery};
+use crate::types::{History, Snapshot};
 
 /// Time between two snapshots.
-const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
+pub(crate) const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
 /// Time after which a stream that has nothing to say shows that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events in one piece of a stream: a reader that is slow is given them in such portions.
@@ -104,12 +107,13 @@ impl axum::body::HttpBody for Follow {
     }
 }
 
-/// The newest snapshot, for all streams together: the control loop is asked once a second however many listen, and not
-/// at all where nobody does.
+/// The newest snapshot for all streams together, and the history. The control loop is asked once a second however many
+/// listen; the text is made only where somebody does.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     newest: watch::Sender<Option<Arc<str>>>,
     wanted: Notify,
+    history: Recorder,
 }
 
 impl Snapshots {
@@ -120,20 +124,45 @@ impl Snapshots {
         receiver
     }
 
-    /// Keeps it new for as long as the control loop answers.
+    /// The newest points of the history, one a second.
+    pub(crate) fn history(&self, points: u32) -> History {
+        self.history.read(points)
+    }
+
+    fn publish(&self, snapshot: &Snapshot) {
+        // Numbers and text: there is nothing in a snapshot that JSON could not say.
+        if let Ok(text) = serde_json::to_string(snapshot) {
+            self.newest.send_replace(Some(text.into()));
+        }
+    }
+
+    /// Keeps both new for as long as the control loop answers.
     pub(crate) async fn refresh(self: Arc<Self>, asker: Asker) {
+        let mut newest = None;
+        let mut ticks = tokio::time::interval(SNAPSHOT_PERIOD);
+        // A loop that has no time for it will have some later.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            while self.newest.receiver_count() == 0 {
-                self.newest.send_replace(None);
-                self.wanted.notified().await;
+            tokio::select! {
+                _ = ticks.tick() => {
+                    let Ok(snapshot) = asker.ask(Question::Snapshot).await else {
+                        continue;
+                    };
+                    self.history.note(&snapshot);
+                    match self.newest.receiver_count() {
+                        0 => drop(self.newest.send_replace(None)),
+                        _ => self.publish(&snapshot),
+                    }
+                    newest = Some(snapshot);
+                }
+                // The first reader need not wait for the next second.
+                () = self.wanted.notified() => {
+                    let is_told = self.newest.borrow().is_some();
+                    if let Some(snapshot) = newest.as_ref().filter(|_| !is_told) {
+                        self.publish(snapshot);
+                    }
+                }
             }
-            // A loop that has no time for it will have some later.
-            if let Ok(snapshot) = asker.ask(Question::Snapshot).await
-                && let Ok(text) = serde_json::to_string(&snapshot)
-            {
-                self.newest.send_replace(Some(text.into()));
-            }
-            tokio::time::sleep(SNAPSHOT_PERIOD).await;
         }
     }
 }

@@ -578,6 +578,61 @@ pub struct Snapshot {
     pub instances: Vec<InstanceRow>,
 }
 
+/// The last minutes, by column. Every list of the whole has one value for each of `unix_ms`, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct History {
+    /// The process that this is the history of.
+    pub pid: u32,
+    /// Time between two points, in milliseconds.
+    pub period_ms: u32,
+    /// When each point was taken, in milliseconds since 1970.
+    pub unix_ms: Vec<u64>,
+    /// Packets per second received on all uplinks.
+    pub offered_pps: Vec<f64>,
+    /// Packets per second sent on all uplinks.
+    pub returned_pps: Vec<f64>,
+    /// Packets per second dropped, for whatever reason.
+    pub dropped_pps: Vec<f64>,
+    /// Each service of these points.
+    pub services: Vec<ServiceHistory>,
+    /// Each instance of these points, in the order of ids; also those that are gone.
+    pub instances: Vec<InstanceHistory>,
+    /// Instances that a point had beyond the 256 that are kept: the most of any point.
+    pub omitted_instances: u32,
+}
+
+/// What a service was in these minutes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ServiceHistory {
+    /// Its name.
+    pub name: String,
+    /// The index of its first point in `unix_ms`.
+    pub first: u32,
+    /// Active instances, from that point on.
+    pub active: Vec<u32>,
+    /// Instances that the autoscaler, or somebody, wanted.
+    pub desired: Vec<u32>,
+}
+
+/// What an instance did in these minutes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct InstanceHistory {
+    /// Which one.
+    pub id: InstanceId,
+    /// Its service.
+    pub service: String,
+    /// The index of its first point in `unix_ms`.
+    pub first: u32,
+    /// Packets per second given to it, from that point on.
+    pub to_pps: Vec<f64>,
+    /// Packets per second dropped on the way to it or in it.
+    pub dropped_pps: Vec<f64>,
+    /// Flows pinned to it.
+    pub live_flows: Vec<u32>,
+    /// Share of its ring that was occupied, 0 to 1.
+    pub ring_occupancy: Vec<f64>,
+}
+
 /// Where a flow is, since when, and why there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FlowExplanation {

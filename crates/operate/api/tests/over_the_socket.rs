@@ -226,6 +226,11 @@ fn what_is_asked_is_answered() {
     assert_eq!(fake.asked.recv().unwrap(), format!("{action:?} by uid {uid}"));
     assert_eq!(client.snapshot().unwrap().instances, [instance(3)]);
     assert_eq!(client.policies().unwrap(), Policies::default());
+    let history = client.history(900).unwrap();
+    assert_eq!(history.unix_ms.first(), Some(&7));
+    assert_eq!(history.instances[0].id, InstanceId(3));
+    let refused = client.history(901).unwrap_err().to_string();
+    assert!(refused.contains("901 is not between 1 and 900"), "{refused}");
     assert_eq!(client.counters().unwrap().version, "0.1.0");
 }
 

@@ -210,21 +210,60 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     page.until("document.querySelector('#events').textContent.includes('took over 3 containers')");
     assert_eq!(page.texts("#decisions li").len(), 0);
 
-    // On a phone nothing is wider than the screen.
-    page.call(
-        "Emulation.setDeviceMetricsOverride",
-        serde_json::json!({"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": true}),
+    // A page that is opened now shows what happened before: two instances since more than a second.
+    *world.instances.lock().unwrap() = 2;
+    page.until("state.samples.filter((sample) => sample.rates.size === 2).length >= 2");
+    drop(page);
+    let mut page = Browser::open(&program, &format!("http://127.0.0.1:{port}/"));
+    page.until(LIVE);
+    page.until("document.querySelectorAll('#instance-rows tbody tr').length === 2");
+    assert_eq!(
+        page.value("state.samples.filter((sample) => sample.rates.size === 2).length >= 2"),
+        true
     );
-    page.until("document.documentElement.scrollWidth <= 360");
+    assert_eq!(
+        page.value("state.samples.some((sample) => sample.rates.size === 1)"),
+        true
+    );
+    assert_eq!(
+        page.value("Math.max(...state.samples.map((sample) => sample.offered))"),
+        2000
+    );
+
+    // Nothing is cut off at the width of a laptop, nor wider than the screen on a phone.
+    for width in [1280, 360] {
+        page.call(
+            "Emulation.setDeviceMetricsOverride",
+            serde_json::json!({"width": width, "height": 740, "deviceScaleFactor": 1, "mobile": width < 500}),
+        );
+        page.until(&format!(
+            "innerWidth === {width} && document.documentElement.scrollWidth <= {width}"
+        ));
+        page.value("draw()");
+        let clipped = page.value(
+            "[...document.querySelectorAll('.chart text')].filter((text) => {
+                const [own, chart] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
+                return own.left < chart.left - 1 || own.right > chart.right + 1;
+            }).map((text) => text.textContent).join()",
+        );
+        assert_eq!(clipped, "", "axis labels clipped at {width} px");
+        if width == 1280 {
+            let cut = page.value(
+                "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth)
+                    .map((box) => `${box.firstElementChild.id} ${box.scrollWidth} > ${box.clientWidth}`).join()",
+            );
+            assert_eq!(cut, "", "tables cut off at {width} px");
+        }
+    }
     memory_stays_bounded(&mut page);
     assert_eq!(page.complaints(), [] as [String; 0]);
 }
 
 /// More than charts and lists hold, at once, and then as much again: a page that kept something for each of it would grow.
 fn memory_stays_bounded(page: &mut Browser) {
-    let more = |page: &mut Browser| {
+    let more = |page: &mut Browser, snapshots: u32| {
         page.value(
-            "for (let i = 0; i < 400; i++) {
+            &"for (let i = 0; i < SNAPSHOTS; i++) {
                 const next = structuredClone(state.snapshot);
                 next.unix_ms += 1000;
                 next.status.uptime_s += 1;
@@ -232,12 +271,13 @@ fn memory_stays_bounded(page: &mut Browser) {
                 take(next);
                 happened({ sequence: i, unix_ms: next.unix_ms, event: 'hot', service: 'web', instance: i % 7, occupancy: 0.5 });
                 if (i % 10 === 0) drawEvents();
-            }",
+            }"
+            .replace("SNAPSHOTS", &snapshots.to_string()),
         );
         page.memory()
     };
-    let (first, nodes) = more(page);
-    let (second, more_nodes) = more(page);
+    let (first, nodes) = more(page, 1000);
+    let (second, more_nodes) = more(page, 400);
     assert!(
         second - first < 1e6,
         "the page grew from {first} to {second} bytes with 400 snapshots"
