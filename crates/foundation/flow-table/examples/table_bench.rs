@@ -122,8 +122,8 @@ fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
                         columns.push(Some(key_v4(i)), Direction::Forward, TcpFlags(0), 60);
                     }
                     burst.fill::<simd::scalar::Words>(&columns);
-                    table.ask(&mut burst, &columns);
-                    table.choose(&mut burst);
+                    table.prefetch_buckets(&mut burst, &columns);
+                    table.resolve_candidates(&mut burst);
                     let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
                     black_box((until, &found));
                     done += BURST;

@@ -14,19 +14,19 @@ use crate::FlowHasher;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, protocol_of};
 
 /// A packet that needs more than the short way: set in the upper byte of its ports word, where no entry has it.
-const ODD: u64 = 1 << 63;
+const EXCEPTION: u64 = 1 << 63;
 /// Beside that: odd only because it opens a TCP connection.
 const OPENING: u64 = 1 << 62;
-/// What the upper byte of a steady entry has (see `State::is_steady`), beside which the short way must not pass.
-const STEADY: u64 = 1 << 56;
+/// What the upper byte of a steady entry has (see `State::is_established`), beside which the short way must not pass.
+const ESTABLISHED: u64 = 1 << 56;
 /// The bits of an entry's first word that must be as expected.
-const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | ODD;
+const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | EXCEPTION;
 
 /// Packets that are put into place at once.
 const GROUP: usize = 8;
 
-/// Packets of a burst on their way through [`FlowTable::ask`](crate::FlowTable::ask),
-/// [`FlowTable::choose`](crate::FlowTable::choose) and [`FlowTable::hit_burst`](crate::FlowTable::hit_burst).
+/// Packets of a burst on their way through [`FlowTable::prefetch_buckets`](crate::FlowTable::prefetch_buckets),
+/// [`FlowTable::resolve_candidates`](crate::FlowTable::resolve_candidates) and [`FlowTable::hit_burst`](crate::FlowTable::hit_burst).
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Burst {
@@ -39,26 +39,26 @@ pub struct Burst {
     /// The entry that may be the packet's; `u32::MAX` where there is none.
     pub(crate) candidates: [u32; BURST],
     pub(crate) len: usize,
-    /// What the front cache tells flows by, where it was asked.
+    /// What the flow cache tells flows by, where it was asked.
     pub(crate) marks: [u32; BURST],
-    /// Plain packets that the front cache had nothing for, a bit each: those have a hash.
+    /// Plain packets that the flow cache had nothing for, a bit each: those have a hash.
     pub(crate) missed: u64,
     /// Packets that were made odd, a bit each.
-    pub(crate) made_odd: u64,
+    pub(crate) marked_exceptions: u64,
     /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
     columns: [[u32; BURST]; 3],
 }
 
-/// Whose packet of a burst it is that had no short way.
+/// LookupOutcome packet of a burst it is that had no short way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum LookupOutcome {
     /// A known flow's, which was found only now: the short way may be tried again.
-    Known,
+    Hit,
     /// A flow's that is not in the table.
-    New,
+    Miss,
     /// One that needs the long way: it is odd (and does not open a flow), its flow is not steady or without a lane, or a
     /// counter carries.
-    Odd,
+    Exception,
 }
 
 impl Default for Burst {
@@ -71,7 +71,7 @@ impl Default for Burst {
             len: 0,
             marks: [0; BURST],
             missed: 0,
-            made_odd: 0,
+            marked_exceptions: 0,
             columns: [[0; BURST]; 3],
         }
     }
@@ -92,24 +92,24 @@ impl Burst {
     #[inline(always)]
     pub fn fill<W: Words>(&mut self, packets: &PacketColumns) {
         self.len = packets.len.min(BURST);
-        self.made_odd = 0;
+        self.marked_exceptions = 0;
         // Whole groups: the loops then need no remainder.
         let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let [states, forward, reverse] = &mut self.columns;
         let (states, forward, reverse) = (&mut states[..n], &mut forward[..n], &mut reverse[..n]);
         let directions = &mut self.directions[..n];
         let (protocol, bytes) = (&packets.protocol[..n], &packets.bytes[..n]);
-        let (is_plain, is_changing) = (&packets.is_plain[..n], &packets.is_changing[..n]);
+        let (is_fast, has_syn_fin_rst) = (&packets.is_fast[..n], &packets.has_syn_fin_rst[..n]);
         let (is_reverse, is_opening) = (&packets.is_reverse[..n], &packets.is_opening[..n]);
         for i in 0..n {
             // Counters of an entry have not the room for a longer one.
             let is_long = bytes[i] >> 16 != 0;
-            let needs_more = !is_plain[i] | if is_long { u32::MAX } else { 0 };
-            let is_odd = needs_more | is_changing[i];
-            let is_opening = is_opening[i] & !needs_more;
+            let needs_slow_path = !is_fast[i] | if is_long { u32::MAX } else { 0 };
+            let is_exception = needs_slow_path | has_syn_fin_rst[i];
+            let is_opening = is_opening[i] & !needs_slow_path;
             states[i] = protocol[i]
-                | (STEADY >> 32) as u32
-                | is_odd & (ODD >> 32) as u32
+                | (ESTABLISHED >> 32) as u32
+                | is_exception & (EXCEPTION >> 32) as u32
                 | is_opening & (OPENING >> 32) as u32;
             let add = 1 | bytes[i] << half::PACKETS_BITS;
             forward[i] = add & !is_reverse[i];
@@ -142,7 +142,7 @@ impl Burst {
         }
     }
 
-    /// The hash of a packet's flow, once [`FlowTable::whose`](crate::FlowTable::whose) was asked about it; 0 where there is none.
+    /// The hash of a packet's flow, once [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) was asked about it; 0 where there is none.
     #[inline]
     pub fn hash(&self, at: usize) -> u64 {
         self.hashes.get(at).copied().unwrap_or(0)
@@ -156,21 +156,21 @@ impl Burst {
 
     /// Makes a packet odd after all.
     #[inline]
-    pub fn make_odd(&mut self, at: usize) {
+    pub fn mark_exception(&mut self, at: usize) {
         if let Some([ports, ..]) = self.packets.get_mut(at) {
-            *ports = *ports & !OPENING | ODD;
-            self.made_odd |= 1 << (at % BURST);
+            *ports = *ports & !OPENING | EXCEPTION;
+            self.marked_exceptions |= 1 << (at % BURST);
         }
     }
 
     /// Whether a packet was made odd.
     #[inline]
-    pub fn was_made_odd(&self, at: usize) -> bool {
-        self.made_odd >> (at % BURST) & 1 != 0
+    pub fn is_marked_exception(&self, at: usize) -> bool {
+        self.marked_exceptions >> (at % BURST) & 1 != 0
     }
 
     /// Whether a flow may begin with the packet by [`FlowTable::open`](crate::FlowTable::open): it is not TCP, or opens a
-    /// connection. Of a packet that the table calls [`Whose::New`].
+    /// connection. Of a packet that the table calls [`LookupOutcome::Miss`].
     #[inline]
     pub fn is_opening(&self, at: usize) -> bool {
         self.packets
@@ -195,20 +195,20 @@ impl Burst {
     }
 
     #[inline(always)]
-    pub(crate) fn is_odd(&self, at: usize) -> bool {
-        self.packets[at][0] & ODD != 0
+    pub(crate) fn is_exception(&self, at: usize) -> bool {
+        self.packets[at][0] & EXCEPTION != 0
     }
 
     /// Whether it is odd for another reason than that it opens a TCP connection.
     #[inline(always)]
-    pub(crate) fn needs_more(&self, at: usize) -> bool {
-        self.packets[at][0] & (ODD | OPENING) == ODD
+    pub(crate) fn needs_slow_path(&self, at: usize) -> bool {
+        self.packets[at][0] & (EXCEPTION | OPENING) == EXCEPTION
     }
 
     /// Whether the packet may have a short way as far as is known.
     #[inline]
     pub fn has_candidate(&self, at: usize) -> bool {
-        self.candidates.get(at).is_some_and(|&entry| entry != u32::MAX) && !self.is_odd(at)
+        self.candidates.get(at).is_some_and(|&entry| entry != u32::MAX) && !self.is_exception(at)
     }
 
     /// Whether an entry is that of the packet's flow.

@@ -122,7 +122,7 @@ impl State {
 
     /// Whether packets without SYN, FIN and RST change nothing: not TCP, or established (phases 1 and 3).
     #[inline(always)]
-    pub(crate) const fn is_steady(self) -> bool {
+    pub(crate) const fn is_established(self) -> bool {
         self.0 & 0b101 == 0b001
     }
 
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(state.opener(), Direction::Forward);
         for phase in 0..=7_u8 {
             let steady = [Phase::NOT_TCP, Phase::ESTABLISHED].contains(&Phase(phase));
-            assert_eq!(State(phase).is_steady(), steady);
+            assert_eq!(State(phase).is_established(), steady);
         }
         let moved = state.with_moved(1, true).carried().with_phase(Phase::CLOSED);
         assert!(moved.is_moved(1) && !moved.is_moved(0) && moved.is_carried());

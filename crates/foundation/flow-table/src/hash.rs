@@ -23,7 +23,7 @@ pub enum Ownership {
     /// By a keyed hash of the two addresses and the VLAN: nobody can aim flows at one worker.
     #[default]
     Keyed,
-    /// As a network card deals packets to its receive queues that was told to do it by [`CARD_KEY`]: then every packet comes
+    /// As a network card deals packets to its receive queues that was told to do it by [`RSS_KEY`]: then every packet comes
     /// to the worker that owns its flow. Whoever chooses addresses can aim.
     Card,
 }
@@ -32,22 +32,22 @@ pub enum Ownership {
 /// every 16 bits both directions of a flow have one hash (Woo and Park, "Scalable TCP session monitoring with symmetric
 /// receive-side scaling", 2012, where this one comes from), and it is a function of the exclusive or of the 16-bit words of
 /// the addresses.
-pub const CARD_KEY: [u8; 2] = [0x6d, 0x5a];
+pub const RSS_KEY: [u8; 2] = [0x6d, 0x5a];
 
 /// Shares in which cards deal: the last bits of the hash are one's number. The smallest table that a card has is of 64
 /// (Intel's virtual functions).
-pub const CARD_SHARES: usize = 64;
+pub const RSS_BUCKETS: usize = 64;
 
 /// Which of `parts` workers, or queues, takes a share.
 #[inline(always)]
-pub const fn taker(share: usize, parts: usize) -> usize {
-    share % CARD_SHARES * parts / CARD_SHARES
+pub const fn rss_queue(share: usize, parts: usize) -> usize {
+    share % RSS_BUCKETS * parts / RSS_BUCKETS
 }
 
-/// The last bits of the Toeplitz hash with [`CARD_KEY`] for each value of the upper and of the lower byte of the
+/// The last bits of the Toeplitz hash with [`RSS_KEY`] for each value of the upper and of the lower byte of the
 /// exclusive or of all 16-bit words; those of a word are the exclusive or of its bytes'.
 const SHARES: [[u8; 256]; 2] = {
-    let key = u16::from_be_bytes(CARD_KEY);
+    let key = u16::from_be_bytes(RSS_KEY);
     let mut shares = [[0; 256]; 2];
     let mut byte = 0;
     while byte < 2 {
@@ -58,7 +58,7 @@ const SHARES: [[u8; 256]; 2] = {
                 if value & 0x80 >> bit != 0 {
                     // Of the 32 bits of the key from this one on, the last.
                     let last = key.rotate_left((byte as u32 * 8 + bit as u32 + 32) % 16);
-                    shares[byte][value] ^= last as u8 & (CARD_SHARES as u8 - 1);
+                    shares[byte][value] ^= last as u8 & (RSS_BUCKETS as u8 - 1);
                 }
                 bit += 1;
             }
@@ -125,8 +125,8 @@ impl FlowHasher {
         self.key
     }
 
-    /// Secrets for the front cache.
-    pub(crate) const fn front_key(&self) -> [u32; 4] {
+    /// Secrets for the flow cache.
+    pub(crate) const fn flow_cache_key(&self) -> [u32; 4] {
         let first = fold(self.key[0] ^ SALT[3], self.key[1] ^ SALT[2]);
         let second = fold(self.key[2] ^ SALT[1], self.key[3] ^ SALT[0]);
         [
@@ -191,7 +191,7 @@ impl FlowHasher {
     fn owner_v4(&self, a: u32, b: u32, vlan: u16, workers: usize) -> usize {
         match self.ownership {
             Ownership::Keyed => share(self.pair_v4(a, b, vlan), workers),
-            Ownership::Card => taker(card_share(u64::from(a ^ b)), workers),
+            Ownership::Card => rss_queue(card_share(u64::from(a ^ b)), workers),
         }
     }
 
@@ -201,7 +201,7 @@ impl FlowHasher {
             Ownership::Keyed => share(self.pair_v6(a, b, vlan), workers),
             Ownership::Card => {
                 let both = a ^ b;
-                taker(card_share((both ^ both >> 64) as u64), workers)
+                rss_queue(card_share((both ^ both >> 64) as u64), workers)
             }
         }
     }
@@ -268,7 +268,7 @@ mod tests {
 
     /// The Toeplitz hash, as its definition says: for each bit of the input that is set, the 32 bits of the key from there.
     fn toeplitz(input: &[u8]) -> u32 {
-        let key: Vec<u8> = CARD_KEY.repeat(input.len() / 2 + 2);
+        let key: Vec<u8> = RSS_KEY.repeat(input.len() / 2 + 2);
         let bit = |of: &[u8], at: usize| of[at / 8] >> (7 - at % 8) & 1;
         let window =
             |at: usize| (at..at + 32).fold(0_u32, |bits, place| bits << 1 | u32::from(bit(&key, place)));
@@ -314,7 +314,7 @@ mod tests {
             };
             if let Some(input) = input {
                 // What a card does: the last bits of the hash are a place in its table, of at least 64.
-                let table: Vec<usize> = (0..128).map(|place| taker(place % CARD_SHARES, workers)).collect();
+                let table: Vec<usize> = (0..128).map(|place| rss_queue(place % RSS_BUCKETS, workers)).collect();
                 let queue = table[toeplitz(&input) as usize % table.len()];
                 prop_assert_eq!(AS_CARDS.owner_of(src, dst, 7, workers), queue);
             }

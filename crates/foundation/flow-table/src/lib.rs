@@ -8,9 +8,9 @@
 //! # Life of a flow
 //!
 //! 1. A [`Burst`] of IPv4 packets is filled. The table looks where it found their flows last, hashes the others and asks for their
-//!    buckets ([`FlowTable::ask`]), then for the entries that may be theirs ([`FlowTable::choose`]), and then counts them
+//!    buckets ([`FlowTable::prefetch_buckets`]), then for the entries that may be theirs ([`FlowTable::resolve_candidates`]), and then counts them
 //!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
-//! 2. That one is looked up alone ([`FlowTable::whose`], or [`FlowTable::lookup`] by its key). Of a flow that is not there the
+//! 2. That one is looked up alone ([`FlowTable::lookup_in_burst`], or [`FlowTable::lookup`] by its key). Of a flow that is not there the
 //!    caller picks an instance, and [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`],
 //!    and the caller applies the service's policy.
 //! 3. [`FlowTable::hit`] counts each packet, the first one too, and gives the pin of its direction. A direction without a pin
@@ -27,7 +27,7 @@
 mod bucket;
 mod burst;
 mod entry;
-mod front;
+mod flow_cache;
 mod hash;
 mod header;
 mod line;
@@ -37,8 +37,8 @@ mod slots;
 mod table;
 mod timeout;
 
-pub use burst::{Burst, Lanes, Whose};
-pub use hash::{CARD_KEY, CARD_SHARES, FlowHasher, Ownership, taker};
+pub use burst::{Burst, Lanes, LookupOutcome};
+pub use hash::{FlowHasher, Ownership, RSS_BUCKETS, RSS_KEY, rss_queue};
 pub use header::LAYOUT_VERSION;
 pub use line::Line;
 pub use report::{

@@ -5,9 +5,9 @@ use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
 use packet::{BURST, PacketColumns};
 use simd::Words;
 
-use crate::burst::{self, Burst, Lanes, Whose};
+use crate::burst::{self, Burst, Lanes, LookupOutcome};
 use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
-use crate::front::Front;
+use crate::flow_cache::FlowCache;
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
 use crate::slots::{Slots, Use};
@@ -90,7 +90,7 @@ pub struct FlowTable<S> {
     storage: S,
     config: TableConfig,
     hasher: FlowHasher,
-    front: Front,
+    flow_cache: FlowCache,
     timeouts: [u32; TimeoutClass::COUNT],
     regions: [Region; 2],
     slots: Box<Slots>,
@@ -154,7 +154,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             storage,
             config,
             hasher,
-            front: Front::new(&hasher),
+            flow_cache: FlowCache::new(&hasher),
             timeouts,
             regions,
             slots: Slots::boxed(),
@@ -316,17 +316,17 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     // The short way: known IPv4 flows, a burst at a time.
 
-    /// Looks into the front cache for a burst's packets; hashes those that it does not have, and asks for their buckets. `packets`
-    /// are those that the burst was filled with. Those that were [made odd](Burst::make_odd) since are left out.
+    /// Looks into the flow cache for a burst's packets; hashes those that it does not have, and asks for their buckets. `packets`
+    /// are those that the burst was filled with. Those that were [made odd](Burst::mark_exception) since are left out.
     #[inline(always)]
-    pub fn ask(&mut self, burst: &mut Burst, packets: &PacketColumns) {
+    pub fn prefetch_buckets(&mut self, burst: &mut Burst, packets: &PacketColumns) {
         let (index, flows) = self.regions[0].split(&self.storage);
-        let plain = packets.plain() & !burst.made_odd;
-        burst.missed = plain;
-        if plain != 0 && self.front.is_asked(plain.count_ones()) {
-            let ask_for = |entry| simd::prefetch_at(flows, entry as usize);
+        let fast = packets.fast_mask() & !burst.marked_exceptions;
+        burst.missed = fast;
+        if fast != 0 && self.flow_cache.should_probe(fast.count_ones()) {
+            let prefetch = |entry| simd::prefetch_at(flows, entry as usize);
             let (marks, candidates) = (&mut burst.marks, &mut burst.candidates);
-            burst.missed = self.front.find(packets, plain, marks, candidates, ask_for);
+            burst.missed = self.flow_cache.find(packets, fast, marks, candidates, prefetch);
         }
         let mut missed = burst.missed;
         while missed != 0 {
@@ -338,11 +338,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Asks for the entries that may be those packets' that have only a bucket, and notes them in the front cache.
+    /// Asks for the entries that may be those packets' that have only a bucket, and notes them in the flow cache.
     #[inline(always)]
-    pub fn choose(&mut self, burst: &mut Burst) {
+    pub fn resolve_candidates(&mut self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
-        let notes = self.front.is_used();
+        let notes = self.flow_cache.is_active();
         let mut missed = burst.missed;
         while missed != 0 {
             let at = missed.trailing_zeros() as usize % BURST;
@@ -351,14 +351,14 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             let entry = Region::prefetch_candidate_v4(index, flows, bucket, burst.hashes[at]);
             burst.candidates[at] = entry;
             if notes && entry != u32::MAX {
-                self.front.note(burst.marks[at], entry);
+                self.flow_cache.note(burst.marks[at], entry);
             }
         }
     }
 
     /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and writes the lane of each
     /// one's pin to its place in `found`. Stops at the first packet that needs more than that, and gives its place; the
-    /// burst's length where there is none. [`whose`](FlowTable::whose) then says what it needs. `W` is what the caller's
+    /// burst's length where there is none. [`lookup_in_burst`](FlowTable::lookup_in_burst) then says what it needs. `W` is what the caller's
     /// [`simd::Kernel`] is given.
     #[inline(always)]
     #[allow(
@@ -423,31 +423,31 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         Some(lane)
     }
 
-    /// Whose packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
+    /// LookupOutcome packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
-    pub fn whose(&mut self, burst: &mut Burst, at: usize) -> Whose {
+    pub fn lookup_in_burst(&mut self, burst: &mut Burst, at: usize) -> LookupOutcome {
         if burst.missed >> (at % BURST) & 1 == 0 {
-            // The front cache had its entry, or seemed to.
+            // The flow cache had its entry, or seemed to.
             burst.hashes[at] = self.hasher.hash_words(burst.key(at));
         }
-        if burst.needs_more(at) {
-            return Whose::Odd;
+        if burst.needs_slow_path(at) {
+            return LookupOutcome::Exception;
         }
         let entry = self.regions[0].find_v4(&self.storage, burst.key(at), burst.hashes[at]);
         match entry {
             None => {
                 self.counters.misses += 1;
-                Whose::New
+                LookupOutcome::Miss
             }
             // A few in a hundred share a signature with another flow, or lie in their second bucket.
-            Some(entry) if entry != burst.candidates[at] && !burst.is_odd(at) => {
+            Some(entry) if entry != burst.candidates[at] && !burst.is_exception(at) => {
                 burst.candidates[at] = entry;
-                if self.front.is_used() {
-                    self.front.note(burst.marks[at], entry);
+                if self.flow_cache.is_active() {
+                    self.flow_cache.note(burst.marks[at], entry);
                 }
-                Whose::Known
+                LookupOutcome::Hit
             }
-            Some(_) => Whose::Odd,
+            Some(_) => LookupOutcome::Exception,
         }
     }
 
@@ -542,7 +542,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     }
 
     /// Enters a new flow with the packet of a burst that opens it, and counts that: what [`insert`](FlowTable::insert) and
-    /// [`hit`](FlowTable::hit) do, at once. Of a packet that [`whose`](FlowTable::whose) just called [`Whose::New`] and that
+    /// [`hit`](FlowTable::hit) do, at once. Of a packet that [`lookup_in_burst`](FlowTable::lookup_in_burst) just called [`LookupOutcome::Miss`] and that
     /// [`is_opening`](Burst::is_opening).
     ///
     /// # Errors
@@ -623,10 +623,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         now: Nanos,
         tcp_flags: u8,
     ) -> Hit {
-        const CHANGING: u8 = tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST;
+        const SYN_FIN_RST: u8 = tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST;
         let (line, half_line) = entry.line();
         let mut change = FlowChange::None;
-        if !State::of(self.storage[line].half(half_line)[0]).is_steady() || tcp_flags & CHANGING != 0 {
+        if !State::of(self.storage[line].half(half_line)[0]).is_established() || tcp_flags & SYN_FIN_RST != 0
+        {
             change = self.follow_tcp(entry, direction, now, tcp_flags);
         }
         let d = direction.index();
@@ -775,7 +776,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     /// Counts the packets of a burst that came back from the instance of that slot, each with its flow where that is one of the
     /// slot's. Gives the places of those that were not, a bit each: they may need a closer look. The burst was put through
-    /// [`FlowTable::ask`] and [`FlowTable::choose`].
+    /// [`FlowTable::prefetch_buckets`] and [`FlowTable::resolve_candidates`].
     pub fn count_returned_burst(&mut self, burst: &Burst, slot: Slot) -> u64 {
         const { assert!(BURST <= u64::BITS as usize, "a place has a bit") };
         let n = burst.len.min(BURST);
@@ -1106,7 +1107,7 @@ mod tests {
         );
     }
 
-    /// Packets that another table has the flows of say nothing about the front cache, and are not looked for.
+    /// Packets that another table has the flows of say nothing about the flow cache, and are not looked for.
     #[test]
     fn the_front_cache_is_judged_by_this_tables_own_flows() {
         const OWN: usize = 20;
@@ -1152,20 +1153,20 @@ mod tests {
         let mut burst = Burst::default();
         for _ in 0..10_000 {
             burst.fill::<simd::scalar::Words>(&packets);
-            (OWN..BURST).for_each(|place| burst.make_odd(place));
-            table.ask(&mut burst, &packets);
-            table.choose(&mut burst);
+            (OWN..BURST).for_each(|place| burst.mark_exception(place));
+            table.prefetch_buckets(&mut burst, &packets);
+            table.resolve_candidates(&mut burst);
             assert!((0..BURST).all(|place| burst.has_candidate(place) == (place < OWN)));
         }
-        assert!(table.front.is_used());
+        assert!(table.flow_cache.is_active());
         assert_eq!(burst.missed, 0);
         // Those that are looked for, however few, are what it is worth to.
         let mut bursts = 0;
-        while table.front.is_used() {
+        while table.flow_cache.is_active() {
             burst.fill::<simd::scalar::Words>(&packets);
-            (0..BURST - OWN).for_each(|place| burst.make_odd(place));
-            table.ask(&mut burst, &packets);
-            table.choose(&mut burst);
+            (0..BURST - OWN).for_each(|place| burst.mark_exception(place));
+            table.prefetch_buckets(&mut burst, &packets);
+            table.resolve_candidates(&mut burst);
             bursts += 1;
             assert!(bursts < 20_000, "none was found");
         }

@@ -109,8 +109,8 @@ fn the_steady_state_allocates_nothing() {
                     packets.push(key, Direction::Forward, TcpFlags(0), 60);
                 }
                 burst.fill::<simd::scalar::Words>(&packets);
-                table.ask(&mut burst, &packets);
-                table.choose(&mut burst);
+                table.prefetch_buckets(&mut burst, &packets);
+                table.resolve_candidates(&mut burst);
                 let until = table.hit_burst::<simd::scalar::Words>(&burst, 0, now, &lanes, &mut found);
                 shown += table.count_returned_burst(&burst, Slot(3)).count_ones();
                 shown += found.iter().take(until).map(|&lane| u32::from(lane)).sum::<u32>();

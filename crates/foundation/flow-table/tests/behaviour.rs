@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
     Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, LAYOUT_VERSION, Lanes, Line,
-    Progress, TableConfig, TableError, TcpState, TimeoutClass, TimeoutPolicy, Whose, tcp_flag,
+    LookupOutcome, Progress, TableConfig, TableError, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
@@ -656,7 +656,7 @@ proptest! {
     }
 }
 
-/// More flows take turns than the front cache has places: it is filled, given up, and tried again on the way.
+/// More flows take turns than the flow cache has places: it is filled, given up, and tried again on the way.
 #[test]
 fn every_packet_is_counted_however_many_flows_take_turns() {
     const FLOWS: u32 = 150_000;
@@ -690,8 +690,8 @@ fn every_packet_is_counted_however_many_flows_take_turns() {
                 packets.push(Some(key), Direction::Forward, TcpFlags(0), 60);
             }
             burst.fill::<simd::scalar::Words>(&packets);
-            table.ask(&mut burst, &packets);
-            table.choose(&mut burst);
+            table.prefetch_buckets(&mut burst, &packets);
+            table.resolve_candidates(&mut burst);
             let mut at = 0;
             while at < packets.len {
                 let until = table.hit_burst::<simd::scalar::Words>(&burst, at, START, &lanes, &mut found);
@@ -700,7 +700,7 @@ fn every_packet_is_counted_however_many_flows_take_turns() {
                 }
                 at = until;
                 if at < packets.len {
-                    assert_eq!(table.whose(&mut burst, at), Whose::Known);
+                    assert_eq!(table.lookup_in_burst(&mut burst, at), LookupOutcome::Hit);
                     known_late += 1;
                 }
             }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
     Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Lanes, Line,
-    Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, Whose, tcp_flag,
+    LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
 };
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
@@ -311,8 +311,8 @@ impl Harness {
         }
         burst.fill::<simd::scalar::Words>(&packets);
         let lanes = self.lanes();
-        self.table().ask(&mut burst, &packets);
-        self.table().choose(&mut burst);
+        self.table().prefetch_buckets(&mut burst, &packets);
+        self.table().resolve_candidates(&mut burst);
         let mut from = 0;
         while from < keys.len() {
             let mut found = [u16::MAX; BURST];
@@ -345,9 +345,16 @@ impl Harness {
             };
             // What has neither FIN nor RST.
             let is_looked_up = matches!(flags, Some(0 | tcp_flag::SYN));
-            let whose = self.table().whose(&mut burst, until);
+            let whose = self.table().lookup_in_burst(&mut burst, until);
             let Some(flow) = self.flows.get(key).filter(|_| is_looked_up) else {
-                assert_eq!(whose, if is_looked_up { Whose::New } else { Whose::Odd });
+                assert_eq!(
+                    whose,
+                    if is_looked_up {
+                        LookupOutcome::Miss
+                    } else {
+                        LookupOutcome::Exception
+                    }
+                );
                 self.counters.misses += u64::from(is_looked_up);
                 let FlowKey::V4(words) = *key else { continue };
                 let is_opening = words.protocol != protocol::TCP || flags == Some(tcp_flag::SYN);
@@ -373,7 +380,7 @@ impl Harness {
                 }
                 continue;
             };
-            if whose == Whose::Known {
+            if whose == LookupOutcome::Hit {
                 from = until;
                 continue;
             }
@@ -381,11 +388,11 @@ impl Harness {
             let d = usize::from(words.a_port % 2);
             let carries =
                 flow.packets[d] % (1 << 16) == (1 << 16) - 1 || flow.bytes[d] % (1 << 24) + BYTES >= 1 << 24;
-            let is_steady = matches!(flow.tcp, TcpState::None | TcpState::Established);
-            assert_eq!(whose, Whose::Odd);
-            let is_changing = flags != Some(0);
+            let is_established = matches!(flow.tcp, TcpState::None | TcpState::Established);
+            assert_eq!(whose, LookupOutcome::Exception);
+            let has_syn_fin_rst = flags != Some(0);
             assert!(
-                is_changing || !is_steady || carries || !flow.pins[d].is_some(),
+                has_syn_fin_rst || !is_established || carries || !flow.pins[d].is_some(),
                 "{flow:?}"
             );
         }

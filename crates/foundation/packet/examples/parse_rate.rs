@@ -1,4 +1,4 @@
-//! How long parsing takes, ours beside etherparse in the same run: `cargo run --release -p packet --example parse_rate`.
+//! Compares parse time with etherparse in the same run: `cargo run --release -p packet --example parse_rate`.
 
 use std::hint::black_box;
 use std::io::{self, Write};
@@ -8,9 +8,9 @@ use model::FlowKey;
 use packet::build::{self, Extension, Frame, Network, Tag};
 use packet::{Error, PacketInfo, Parsed, TcpFlags, parse};
 
-/// Rounds over all frames of a form.
+/// Rounds over all frames of a kind.
 const ROUNDS: u32 = 10_000;
-/// Frames of a form that differ in their ports, so that branches and caches see more than one.
+/// Frames per kind. Their ports differ, so that branch predictor and caches see more than one frame.
 const FRAMES: u16 = 256;
 
 fn main() -> Result<(), Error> {
@@ -111,7 +111,7 @@ fn padded(mut frame: Vec<u8>) -> Result<Vec<u8>, Error> {
     Ok(frame)
 }
 
-/// The best of all rounds. A round is a few microseconds, shorter than what else runs on the machine takes at once.
+/// The best of all rounds. A round takes a few microseconds, so the best one was not preempted.
 fn ns_per_frame(frames: &[Vec<u8>], mut work: impl FnMut(&[u8])) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {

@@ -1,4 +1,4 @@
-//! Frames with right lengths and checksums, for generators and tests.
+//! Builds frames with valid lengths and checksums, for generators and tests.
 //!
 //! ```
 //! use packet::build::Frame;
@@ -6,7 +6,7 @@
 //! assert_eq!(frame.len(), 14 + 20 + 8 + 5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//! Every field can be changed before the frame is written; nothing is padded to Ethernet's shortest frame.
+//! Every field can be changed before the frame is written. Nothing is padded to the minimum Ethernet length.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,7 @@ pub struct Frame<'a> {
     pub network: Network<'a>,
     /// The transport header.
     pub transport: Transport<'a>,
-    /// What follows the transport header.
+    /// The bytes after the transport header.
     pub payload: &'a [u8],
 }
 
@@ -61,7 +61,7 @@ impl Tag {
     }
 }
 
-/// A network header. Its lengths, checksum and next header follow from the rest.
+/// A network header. Lengths, checksum and next header are computed.
 #[derive(Clone, Copy, Debug)]
 pub enum Network<'a> {
     /// IPv4.
@@ -95,10 +95,10 @@ pub enum Network<'a> {
 }
 
 impl Network<'_> {
-    /// The header between two addresses, without options.
+    /// An IP header between two addresses, without options.
     ///
     /// # Errors
-    /// [`Error::Family`] where they are not of one family.
+    /// [`Error::Family`] if one address is IPv4 and the other IPv6.
     pub fn between(src: IpAddr, dst: IpAddr) -> Result<Network<'static>, Error> {
         match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Ok(Network::V4 {
@@ -142,12 +142,12 @@ impl Network<'_> {
 pub struct Extension<'a> {
     /// Its number: 0 hop-by-hop, 43 routing, 44 fragment, 51 authentication, 60 destination options.
     pub number: u8,
-    /// What follows its first two bytes, which are the next header and its length. With these two its length is a
-    /// multiple of 8 bytes (authentication: of 4).
+    /// The bytes after the first two (next header and length). With these two, the length is a multiple of 8
+    /// bytes (authentication: of 4).
     pub body: &'a [u8],
 }
 
-/// A transport header. Its lengths and checksum follow from the rest.
+/// A transport header. Lengths and checksum are computed.
 #[derive(Clone, Copy, Debug)]
 pub enum Transport<'a> {
     /// UDP.
@@ -172,7 +172,7 @@ pub enum Transport<'a> {
         /// Options, in whole words of 4 bytes, at most 40.
         options: &'a [u8],
     },
-    /// SCTP; the payload is its chunks.
+    /// SCTP. The payload holds the chunks.
     Sctp {
         /// Source port.
         src_port: u16,
@@ -190,7 +190,7 @@ pub enum Transport<'a> {
         /// The second word: identifier and sequence number of an echo, MTU of an error.
         word: [u8; 4],
     },
-    /// Any other protocol; the payload is all of it.
+    /// Any other protocol. The payload holds the whole transport packet.
     Raw {
         /// Its number.
         protocol: u8,
@@ -220,7 +220,7 @@ impl Transport<'_> {
 }
 
 impl<'a> Frame<'a> {
-    /// A frame between two locally administered MAC addresses, without tags.
+    /// An untagged frame between two locally administered MAC addresses.
     pub const fn new(network: Network<'a>, transport: Transport<'a>, payload: &'a [u8]) -> Frame<'a> {
         Frame {
             dst_mac: [0x02, 0, 0, 0, 0, 2],
@@ -235,7 +235,7 @@ impl<'a> Frame<'a> {
     /// A UDP packet.
     ///
     /// # Errors
-    /// [`Error::Family`] where the addresses are not of one family.
+    /// [`Error::Family`] if one address is IPv4 and the other IPv6.
     pub fn udp(src: SocketAddr, dst: SocketAddr, payload: &'a [u8]) -> Result<Frame<'a>, Error> {
         let transport = Transport::Udp {
             src_port: src.port(),
@@ -251,7 +251,7 @@ impl<'a> Frame<'a> {
     /// A TCP packet with these flags.
     ///
     /// # Errors
-    /// [`Error::Family`] where the addresses are not of one family.
+    /// [`Error::Family`] if one address is IPv4 and the other IPv6.
     pub fn tcp(
         src: SocketAddr,
         dst: SocketAddr,
@@ -276,7 +276,7 @@ impl<'a> Frame<'a> {
     /// An SCTP packet with these chunks.
     ///
     /// # Errors
-    /// [`Error::Family`] where the addresses are not of one family.
+    /// [`Error::Family`] if one address is IPv4 and the other IPv6.
     pub fn sctp(src: SocketAddr, dst: SocketAddr, chunks: &'a [u8]) -> Result<Frame<'a>, Error> {
         let transport = Transport::Sctp {
             src_port: src.port(),
@@ -290,11 +290,11 @@ impl<'a> Frame<'a> {
         ))
     }
 
-    /// An ICMP message, of either version as the addresses are. For an error `body` is the start of the IP packet that
-    /// it is about.
+    /// An ICMP message, or ICMPv6 between IPv6 addresses. For an error, `body` is the start of the IP packet
+    /// it reports.
     ///
     /// # Errors
-    /// [`Error::Family`] where the addresses are not of one family.
+    /// [`Error::Family`] if one address is IPv4 and the other IPv6.
     pub fn icmp(
         src: IpAddr,
         dst: IpAddr,
@@ -322,13 +322,13 @@ impl<'a> Frame<'a> {
         self.l4_offset() + self.transport.len()
     }
 
-    /// Bytes of the whole frame, without frame check sequence.
+    /// Bytes of the frame, without the frame check sequence.
     #[expect(clippy::len_without_is_empty, reason = "a frame is never empty")]
     pub fn len(&self) -> usize {
         self.payload_offset() + self.payload.len()
     }
 
-    /// The frame in a buffer of its own.
+    /// The frame in a new buffer.
     ///
     /// # Errors
     /// [`Error::Length`].
@@ -341,7 +341,7 @@ impl<'a> Frame<'a> {
     /// Writes the frame to the start of `out` and returns its length in bytes.
     ///
     /// # Errors
-    /// [`Error::BufferTooSmall`], or [`Error::Length`] where a length does not fit its header field.
+    /// [`Error::BufferTooSmall`]; [`Error::Length`] if a length does not fit its header field.
     pub fn write(&self, out: &mut [u8]) -> Result<usize, Error> {
         let (needed, available) = (self.len(), out.len());
         let Some(out) = out.get_mut(..needed) else {
@@ -446,7 +446,7 @@ impl<'a> Frame<'a> {
         let protocol = self.transport.protocol(&self.network);
         let len = out.len() + self.payload.len();
         let pseudo_header = self.network.pseudo_header(protocol, len);
-        // Headers have an even length, so the payload's sum can be added as it is.
+        // Headers have an even length, so the payload's sum needs no byte swap.
         let checksum = |header: &[u8], start: u16| {
             !checksum::add(
                 checksum::add(start, checksum::sum(header)),
@@ -519,13 +519,13 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Cuts the IP packet of a frame into fragments of at most `mtu` bytes each (IP header included), in their order. Each
-/// has the frame's Ethernet header and tags, and all IPv4 options. Of IPv6, the headers as far as a Routing header
-/// stand in every fragment. IPv4 takes the lower 16 bits of `identification`.
+/// Splits the IP packet of a frame into fragments of at most `mtu` bytes each (IP header included), in order.
+/// Each fragment has the frame's Ethernet header and tags, and all IPv4 options. Every IPv6 fragment repeats
+/// the headers up to the Routing header. IPv4 takes the lower 16 bits of `identification`.
 ///
 /// # Errors
-/// [`Error::Unfragmentable`] where the frame is not a whole IP packet or has no data, or where the headers leave no
-/// room for 8 bytes.
+/// [`Error::Unfragmentable`] if the frame is not an unfragmented IP packet with data, or if the headers leave
+/// no room for 8 bytes.
 pub fn fragment(frame: &[u8], mtu: usize, identification: u32) -> Result<Vec<Vec<u8>>, Error> {
     cut(frame, mtu, identification).ok_or(Error::Unfragmentable { mtu })
 }
@@ -534,7 +534,7 @@ fn cut(frame: &[u8], mtu: usize, identification: u32) -> Option<Vec<Vec<u8>>> {
     let link = headers::link(frame).ok()?;
     let packet = frame.get(link.offset..)?;
     let is_v4 = link.ethertype == ethertype::IPV4;
-    // What stands in every fragment, where in it the number of the next header is, and where the packet ends.
+    // Bytes that every fragment repeats, offset of their next-header field, and end of the packet.
     let (repeated, next_at, end) = if is_v4 {
         let ip = headers::ipv4(packet).ok()?;
         (ip.header_len, 9, ip.total_len)
@@ -576,7 +576,8 @@ fn cut(frame: &[u8], mtu: usize, identification: u32) -> Option<Vec<Vec<u8>>> {
     Some(fragments)
 }
 
-/// The length of the headers that each fragment of an IPv6 packet repeats, and where the last of them names the next.
+/// The length of the headers that each IPv6 fragment repeats, and the offset of the last next-header field
+/// among them.
 fn repeated_v6(packet: &[u8], first: u8) -> Option<(usize, usize)> {
     let mut repeated = (IPV6_LEN, 6);
     let (mut next, mut at) = (first, IPV6_LEN);

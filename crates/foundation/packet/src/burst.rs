@@ -1,38 +1,39 @@
-//! The short way for a burst: what [`plain`](crate::plain) says of each packet, said for many at once.
+//! Fast-path validation of a burst: the checks of [`parse_fast`](crate::parse_fast), for many packets at
+//! once.
 //!
-//! The headers are turned from rows into columns of 32-bit words, and every rule is one loop over columns without a branch,
-//! which the compiler turns into vector instructions. `crate::plain` is its twin for one packet, and the tests hold
-//! each against the other.
+//! Headers are transposed from rows into columns of 32-bit words. Each rule is one branch-free loop over
+//! columns, which the compiler vectorizes. `crate::parse_fast` is the scalar twin; the tests compare both.
 #![allow(
     clippy::manual_memcpy,
     clippy::needless_range_loop,
-    reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    reason = "zipped iterators over columns prevent vectorization"
 )]
 
 use model::{FlowKey, protocol};
 
 use crate::columns::{BURST, PacketColumns};
 use crate::headers::{ETHERNET_LEN, IPV4_LEN};
-use crate::parse::{PacketInfo, SHORTEST_PLAIN, TCP_LEN, TcpFlags, UDP_LEN};
+use crate::parse::{FAST_PATH_BYTES, PacketInfo, TCP_LEN, TcpFlags, UDP_LEN};
 
-/// Where the columns begin: at the EtherType, so that they lie at multiples of four bytes.
+/// Offset of the first column: the EtherType, so that the columns are aligned to four bytes.
 const FIRST: usize = 12;
-const GROUP: usize = PlainBurst::GROUP;
-/// As much of a frame as the short way reads.
-pub type PlainHeader = [u8; SHORTEST_PLAIN];
+const GROUP: usize = HeaderBurst::GROUP;
+/// The bytes of a frame that the fast path reads.
+pub type HeaderBytes = [u8; FAST_PATH_BYTES];
 
-/// A burst of packets whose headers are read together.
+/// The headers of a burst, in columns.
 #[derive(Clone, Debug, Default)]
-pub struct PlainBurst {
+pub struct HeaderBurst {
     words: Words,
-    /// What was found.
+    /// The parsed packets.
     pub packets: PacketColumns,
 }
 
-/// A column, in groups.
+/// One column, in groups.
 type Column = [[u32; GROUP]; BURST / GROUP];
 
-/// The headers' words, by their place in the frame: `at_16` begins at byte 16. The first byte is in the lowest bits.
+/// The header words, by their offset in the frame: `at_16` starts at byte 16. The first byte is in the lowest
+/// bits.
 #[derive(Clone, Debug, Default)]
 #[repr(align(64))]
 struct Words {
@@ -47,27 +48,29 @@ struct Words {
     at_44: Column,
 }
 
-impl PlainBurst {
-    /// Packets whose headers are turned from rows into columns at once.
+impl HeaderBurst {
+    /// Packets whose headers are transposed together.
     pub const GROUP: usize = 8;
 
-    /// The header of a frame of which nothing is known: not plain.
-    pub const NOTHING: &'static PlainHeader = &[0; SHORTEST_PLAIN];
+    /// Stands in for a frame too short for the fast path; never valid.
+    pub const EMPTY: &'static HeaderBytes = &[0; FAST_PATH_BYTES];
 
-    /// Notes the frame in a place of the burst, which begins at the destination address, and gives its header.
+    /// Stores a frame's length at index `at` and returns its header. The frame starts at the destination
+    /// address.
     #[inline(always)]
-    pub fn put<'f>(&mut self, at: usize, frame: &'f [u8]) -> &'f PlainHeader {
-        let header = frame.first_chunk().unwrap_or(PlainBurst::NOTHING);
+    pub fn put<'f>(&mut self, at: usize, frame: &'f [u8]) -> &'f HeaderBytes {
+        let header = frame.first_chunk().unwrap_or(HeaderBurst::EMPTY);
         let at = at % BURST;
         self.words.at_44.as_flattened_mut()[at] = word(header, 44);
         self.packets.bytes[at] = frame.len() as u32;
         header
     }
 
-    /// Reads the headers of a [`GROUP`](PlainBurst::GROUP) of frames that have been [put](PlainBurst::put): those from place
-    /// `first` on, a multiple of that. [`PlainBurst::judge`] then says what they are.
+    /// Transposes the headers of one [`GROUP`](HeaderBurst::GROUP) of frames that were
+    /// [put](HeaderBurst::put) from index `first` on, a multiple of the group size. Call
+    /// [`HeaderBurst::validate`] afterwards.
     #[inline(always)]
-    pub fn load<W: simd::Words>(&mut self, first: usize, headers: &[&PlainHeader; PlainBurst::GROUP]) {
+    pub fn load<W: simd::Words>(&mut self, first: usize, headers: &[&HeaderBytes; HeaderBurst::GROUP]) {
         let group = first / GROUP % (BURST / GROUP);
         let w = &mut self.words;
         let mut parts = [&[0; 16]; GROUP];
@@ -83,11 +86,11 @@ impl PlainBurst {
         W::columns(&parts, [at_28, at_32, &mut w.at_36[group], &mut w.at_40[group]]);
     }
 
-    /// All that [`parse`](crate::parse) says of the plain packet in that place, whose frame this is.
+    /// What [`parse`](crate::parse) returns for the fast-path packet at `at`. `frame` is its frame.
     #[inline]
     pub fn info(&self, at: usize, frame: &[u8]) -> PacketInfo {
         let key = self.packets.key(at);
-        let header = frame.first_chunk().unwrap_or(PlainBurst::NOTHING);
+        let header = frame.first_chunk().unwrap_or(HeaderBurst::EMPTY);
         let is_tcp = key.protocol == protocol::TCP;
         PacketInfo {
             key: FlowKey::V4(key),
@@ -104,24 +107,24 @@ impl PlainBurst {
         }
     }
 
-    /// The DSCP, 0 to 63, of the plain packet in that place.
+    /// The DSCP, 0 to 63, of the fast-path packet at `at`.
     #[inline]
     pub fn dscp(&self, at: usize) -> u8 {
         let [.., service] = self.words.at_12.as_flattened()[at].to_le_bytes();
         service >> 2
     }
 
-    /// Says of each of the first `len` packets whether it is plain, and what its flow is.
+    /// Marks which of the first `len` packets the fast path takes, and fills in their flow columns.
     #[inline(always)]
-    pub fn judge(&mut self, len: usize) {
+    pub fn validate(&mut self, len: usize) {
         /// EtherType IPv4, then version and header length.
         const SHAPE: u32 = 0x0045_0008;
         const SHAPE_MASK: u32 = 0x00ff_ffff;
         /// "More fragments" and the fragment's offset.
         const FRAGMENT: u32 = 0xff3f;
-        const CHANGING: u32 = TcpFlags::CHANGING as u32;
+        const SYN_FIN_RST: u32 = TcpFlags::SYN_FIN_RST as u32;
         const SYN: u32 = TcpFlags::SYN as u32;
-        // Whole groups: the loop then needs no remainder.
+        // Round up to whole groups, so that the loops have no remainder.
         self.packets.len = len.min(BURST);
         let n = (self.packets.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let w = &self.words;
@@ -132,12 +135,12 @@ impl PlainBurst {
         let p = &mut self.packets;
         let (a, b) = (&mut p.a[..n], &mut p.b[..n]);
         let (ports, protocols) = (&mut p.ports[..n], &mut p.protocol[..n]);
-        let (reverse, changing) = (&mut p.is_reverse[..n], &mut p.is_changing[..n]);
+        let (reverse, changing) = (&mut p.is_reverse[..n], &mut p.has_syn_fin_rst[..n]);
         let opening = &mut p.is_opening[..n];
-        let (plain, bytes) = (&mut p.is_plain[..n], &p.bytes[..n]);
+        let (fast, bytes) = (&mut p.is_fast[..n], &p.bytes[..n]);
         for i in 0..n {
             let has_shape = (at_12[i] & SHAPE_MASK == SHAPE) & (at_20[i] & FRAGMENT == 0);
-            // The words of the header add up to -0 in one's complement: twice 16 bits at a time, in whatever byte order.
+            // The header's one's complement sum is -0. Adding 16-bit halves works in any byte order.
             let sum = (at_12[i] >> 16)
                 + halves(at_16[i])
                 + halves(at_20[i])
@@ -150,7 +153,7 @@ impl PlainBurst {
             let is_tcp = protocol == u32::from(protocol::TCP);
             let total_len = (at_16[i].swap_bytes() >> 16) as i32;
             let udp_len = at_36[i].swap_bytes() & 0xffff;
-            // The upper four bits of byte 46 count words of four bytes.
+            // The upper four bits of byte 46 are the header length in words of four bytes.
             let tcp_len = at_44[i] >> 18 & 0x3c;
             let transport_len = if is_udp { udp_len } else { tcp_len } as i32;
             let shortest = if is_udp { UDP_LEN } else { TCP_LEN } as i32;
@@ -172,9 +175,9 @@ impl PlainBurst {
             };
             protocols[i] = protocol << 16;
             reverse[i] = all_bits(is_reverse);
-            changing[i] = all_bits(is_tcp & (at_44[i] >> 24 & CHANGING != 0));
-            opening[i] = all_bits(is_tcp & (at_44[i] >> 24 & CHANGING == SYN));
-            plain[i] = all_bits(has_shape & has_checksum & (is_udp | is_tcp) & has_lengths);
+            changing[i] = all_bits(is_tcp & (at_44[i] >> 24 & SYN_FIN_RST != 0));
+            opening[i] = all_bits(is_tcp & (at_44[i] >> 24 & SYN_FIN_RST == SYN));
+            fast[i] = all_bits(has_shape & has_checksum & (is_udp | is_tcp) & has_lengths);
         }
     }
 }
@@ -184,21 +187,21 @@ fn all_bits(is: bool) -> u32 {
     if is { u32::MAX } else { 0 }
 }
 
-/// The sum of a word's halves.
+/// The sum of a word's two halves.
 #[inline(always)]
 fn halves(word: u32) -> u32 {
     (word & 0xffff) + (word >> 16)
 }
 
-/// Four bytes of a header, the first in the lowest bits.
+/// Four header bytes, the first in the lowest bits.
 #[inline(always)]
-fn word(header: &[u8; SHORTEST_PLAIN], at: usize) -> u32 {
+fn word(header: &[u8; FAST_PATH_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
 }
 
-/// Sixteen bytes of a header.
+/// Sixteen header bytes.
 #[inline(always)]
-fn part(header: &[u8; SHORTEST_PLAIN], at: usize) -> &[u8; 16] {
+fn part(header: &[u8; FAST_PATH_BYTES], at: usize) -> &[u8; 16] {
     match header[at..].first_chunk() {
         Some(part) => part,
         None => &[0; 16],

@@ -1,7 +1,7 @@
-//! Classic pcap files as byte slices: reading and writing is the caller's.
+//! Classic pcap files as byte slices. File input and output are left to the caller.
 //!
-//! Why not a crate: `pcap-file` 2.0, the best kept one, refuses a file with a frame that was cut off at the snapshot
-//! length, and any file whose snapshot length is 0 (no limit); both are common. The format is 24 + 16 bytes of headers.
+//! Why not a crate: `pcap-file` 2.0, the best maintained one, rejects frames cut off at the snapshot length
+//! and files whose snapshot length is 0 (no limit). Both are common. The format is 24 + 16 bytes of headers.
 
 use crate::Error;
 
@@ -11,21 +11,21 @@ const ETHERNET: u32 = 1;
 const MICROSECONDS: u32 = 0xa1b2_c3d4;
 const NANOSECONDS: u32 = 0xa1b2_3c4d;
 
-/// Longest frame that a record may announce, in bytes: what libpcap writes at most (`MAXIMUM_SNAPLEN`).
+/// Longest frame a record may declare, in bytes: libpcap's limit (`MAXIMUM_SNAPLEN`).
 const MAX_FRAME_LEN: u32 = 262_144;
 
 /// One frame of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Captured<'a> {
-    /// When it was captured, in nanoseconds since 1970.
+    /// Capture time, in nanoseconds since 1970.
     pub timestamp_ns: u64,
-    /// Its bytes, as far as they were captured.
+    /// The captured bytes.
     pub frame: &'a [u8],
-    /// Its length on the wire, in bytes. More than `frame` has where it was cut off.
+    /// Length on the wire, in bytes; more than `frame` has if the frame was cut off.
     pub original_len: u32,
 }
 
-/// Reads a capture frame by frame. Ends after the first error.
+/// Reads a capture frame by frame. Stops after the first error.
 #[derive(Clone, Debug)]
 pub struct CaptureReader<'a> {
     bytes: &'a [u8],
@@ -36,9 +36,9 @@ pub struct CaptureReader<'a> {
 
 impl<'a> CaptureReader<'a> {
     /// Reads the file's header.
-    ///
+    /// Reads the file header.
     /// # Errors
-    /// [`Error::NotACapture`], [`Error::LinkType`] where it is not Ethernet, [`Error::Truncated`].
+    /// [`Error::NotACapture`], [`Error::LinkType`] if it is not Ethernet, [`Error::Truncated`].
     pub fn new(bytes: &'a [u8]) -> Result<CaptureReader<'a>, Error> {
         let truncated = Error::Truncated { offset: 0 };
         let magic = *bytes.first_chunk::<4>().ok_or(truncated)?;
@@ -58,7 +58,7 @@ impl<'a> CaptureReader<'a> {
             is_big_endian,
             ns_per_tick,
         };
-        // The upper bits hold the length of a frame check sequence, where there is one.
+        // The upper bits hold the length of a frame check sequence, if any.
         match reader.word(20).ok_or(truncated)? & 0x0fff_ffff {
             ETHERNET => Ok(reader),
             link_type => Err(Error::LinkType { link_type }),
@@ -121,7 +121,7 @@ impl Default for CaptureWriter {
 }
 
 impl CaptureWriter {
-    /// A capture without frames.
+    /// An empty capture.
     pub fn new() -> CaptureWriter {
         let mut bytes = Vec::with_capacity(LEN);
         bytes.extend(NANOSECONDS.to_le_bytes());
@@ -133,7 +133,7 @@ impl CaptureWriter {
         CaptureWriter { bytes }
     }
 
-    /// Appends a frame. `original_len` is its length on the wire, for a frame that is not whole.
+    /// Appends a frame. Set `original_len` to its length on the wire if it is cut off.
     pub fn push(&mut self, captured: &Captured<'_>) {
         let frame = &captured.frame[..captured.frame.len().min(MAX_FRAME_LEN as usize)];
         let seconds = captured.timestamp_ns / 1_000_000_000;
@@ -150,17 +150,18 @@ impl CaptureWriter {
         self.bytes.extend(frame);
     }
 
-    /// What has been written since the last [`clear`](Self::clear), to be appended to the file; at first with its header.
+    /// The bytes written since the last [`clear`](Self::clear), to append to the file. The first time they
+    /// include the header.
     pub fn written(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Forgets what has been written, once it is in the file. Keeps the buffer.
+    /// Discards the written bytes but keeps the buffer. Call it once they are in the file.
     pub fn clear(&mut self) {
         self.bytes.clear();
     }
 
-    /// All that has been written.
+    /// All bytes written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file with one frame of two bytes, captured at 1.5 s, of 60 bytes on the wire.
+    /// A file with one frame of two captured bytes, at 1.5 s, 60 bytes on the wire.
     fn file(magic: u32, ticks: u32, is_big_endian: bool, snapshot_len: u32) -> Vec<u8> {
         let word = |n: u32| {
             if is_big_endian {
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_read() {
+    fn every_byte_order_and_resolution_is_read() {
         for is_big_endian in [false, true] {
             for (magic, ticks) in [(MICROSECONDS, 500_000), (NANOSECONDS, 500_000_000)] {
                 for snapshot_len in [0, 2, 65_535] {
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_such_a_file_says_so() {
+    fn other_file_formats_are_rejected() {
         let pcapng = [0x0a, 0x0d, 0x0d, 0x0a];
         assert_eq!(
             CaptureReader::new(&pcapng).err(),
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_ends_with_an_error() {
+    fn a_truncated_file_ends_with_an_error() {
         let bytes = file(MICROSECONDS, 0, false, 0);
         for end in 25..bytes.len() {
             let frames: Vec<_> = CaptureReader::new(&bytes[..end]).unwrap().collect();
@@ -249,7 +250,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn written_frames_are_read_back(
             frames in prop::collection::vec((0..u64::from(u32::MAX) * 1_000_000_000, prop::collection::vec(any::<u8>(), 0..80)), 0..20),
         ) {
             let mut writer = CaptureWriter::new();
@@ -271,7 +272,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_surprise(bytes in prop::collection::vec(any::<u8>(), 0..200), magic in prop_oneof![Just(MICROSECONDS), Just(NANOSECONDS)]) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), magic in prop_oneof![Just(MICROSECONDS), Just(NANOSECONDS)]) {
             let mut bytes = bytes;
             bytes.splice(..4.min(bytes.len()), magic.to_le_bytes());
             if bytes.len() > 24 {

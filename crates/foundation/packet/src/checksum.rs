@@ -1,6 +1,7 @@
-//! The internet checksum (RFC 1071), its update when a field changes (RFC 1624), and SCTP's CRC32c (RFC 9260).
+//! The internet checksum (RFC 1071), its incremental update (RFC 1624), and SCTP's CRC32c (RFC 9260).
 
-/// The 16-bit one's complement sum of the bytes, not complemented. An odd last byte counts as the high half of a word.
+/// The 16-bit one's complement sum of the bytes, not complemented. A trailing odd byte is the high half of a
+/// word.
 pub fn sum(bytes: &[u8]) -> u16 {
     let mut total: u64 = 0;
     let mut words = bytes.chunks_exact(4);
@@ -14,7 +15,7 @@ pub fn sum(bytes: &[u8]) -> u16 {
     fold(total + u64::from(u32::from_be_bytes(last)))
 }
 
-/// The internet checksum of the bytes, as it stands in a header.
+/// The internet checksum of the bytes, as stored in a header.
 pub fn internet(bytes: &[u8]) -> u16 {
     !sum(bytes)
 }
@@ -25,20 +26,19 @@ pub const fn add(a: u16, b: u16) -> u16 {
     sum + carry as u16
 }
 
-/// The checksum after a 16-bit word that it covers changed from `old` to `new`: RFC 1624, equation 3.
+/// The checksum after one covered 16-bit word changed from `old` to `new`: RFC 1624, equation 3.
 pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     !add(add(!checksum, !old), new)
 }
 
-/// The checksum after bytes that it covers changed from `old` to `new`. Both must be of the same length and stand at
-/// an even distance from the start of what the checksum covers; an odd last byte counts as the high half of a word.
+/// The checksum after covered bytes changed from `old` to `new`. Both have the same length and start at an
+/// even offset from the start of the covered bytes. A trailing odd byte is the high half of a word.
 pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     debug_assert_eq!(old.len(), new.len());
     !add(add(!checksum, !sum(old)), sum(new))
 }
 
-/// As [`update_bytes`], for the checksum of UDP: 0 means there is none and stays, and what comes out as 0 is written
-/// as 0xffff (RFC 768).
+/// As [`update_bytes`], for UDP: a checksum of 0 (none) stays 0, and a result of 0 becomes 0xffff (RFC 768).
 pub fn update_bytes_udp(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     if checksum == 0 {
         return 0;
@@ -65,8 +65,8 @@ pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: usize) -> u16 
     )
 }
 
-/// SCTP's CRC32c of a packet, given in parts, whose checksum field holds zeros. In the byte order in which the field is
-/// written.
+/// SCTP's CRC32c of a packet given in parts, with zeros in its checksum field. In the byte order of the
+/// field.
 pub fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
     let mut crc = !0u32;
     for &byte in parts.iter().copied().flatten() {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_corner_case_of_rfc_1624() {
-        // Section 4: the checksum of a header that sums to 0xffff; equation 2 of RFC 1141 gives 0xffff here.
+        // Section 4: the checksum of a header that sums to 0xffff. Equation 2 of RFC 1141 gives 0xffff here.
         assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
     }
 
@@ -127,12 +127,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_update_equals_a_sum_over_everything(
+        fn an_incremental_update_equals_a_full_sum(
             mut bytes in proptest::collection::vec(any::<u8>(), 12..64),
             at in 0usize..4,
             new in any::<[u8; 4]>(),
         ) {
-            bytes[11] |= 1; // all zeros sum to +0 and not to -0: no header of IP does
+            bytes[11] |= 1; // avoids the all-zero header, which sums to +0
             let before = internet(&bytes);
             let old = [bytes[2 * at], bytes[2 * at + 1], bytes[2 * at + 2], bytes[2 * at + 3]];
             let word = update(before, u16::from_be_bytes([old[0], old[1]]), u16::from_be_bytes([new[0], new[1]]));

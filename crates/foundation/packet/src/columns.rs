@@ -2,14 +2,14 @@ use model::{Direction, FlowKeyV4};
 
 use crate::parse::TcpFlags;
 
-/// Packets that are looked at together: DPDK's customary burst, twice, which halves the cost per burst.
+/// Packets processed together: twice DPDK's usual burst of 32, which halves the cost per burst.
 pub const BURST: usize = 64;
 
-/// All bits of a column's word: yes. No is 0.
+/// A true column word has all bits set; a false one is 0.
 const YES: u32 = u32::MAX;
 
-/// A burst of packets, field by field instead of packet by packet, as vector instructions want it: what is found in the
-/// headers of IPv4 packets, and what a flow table needs of them. Columns with a yes or no hold `u32::MAX` or 0.
+/// A burst of parsed IPv4 packets in structure-of-arrays form, for vector instructions. Holds what the flow
+/// table needs of the headers. Boolean columns hold `u32::MAX` or 0.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct PacketColumns {
@@ -23,15 +23,15 @@ pub struct PacketColumns {
     pub protocol: [u32; BURST],
     /// Whether the packet travels [`Direction::Reverse`].
     pub is_reverse: [u32; BURST],
-    /// Whether it may change more than its flow's counters: TCP with SYN, FIN or RST.
-    pub is_changing: [u32; BURST],
-    /// Whether a TCP flow begins with it as it should: SYN, and neither FIN nor RST.
+    /// Whether the packet has SYN, FIN or RST, and so may change its flow's TCP state.
+    pub has_syn_fin_rst: [u32; BURST],
+    /// Whether the packet opens a TCP connection: SYN without FIN or RST.
     pub is_opening: [u32; BURST],
-    /// Whether the columns above say what the packet is. Where they do not, they mean nothing.
-    pub is_plain: [u32; BURST],
+    /// Whether the fast path takes the packet. If not, its other columns are meaningless.
+    pub is_fast: [u32; BURST],
     /// Its length in bytes.
     pub bytes: [u32; BURST],
-    /// Packets in the burst; what the columns hold beyond means nothing.
+    /// Packets in the burst. Columns beyond `len` are meaningless.
     pub len: usize,
 }
 
@@ -43,32 +43,32 @@ impl Default for PacketColumns {
             ports: [0; BURST],
             protocol: [0; BURST],
             is_reverse: [0; BURST],
-            is_changing: [0; BURST],
+            has_syn_fin_rst: [0; BURST],
             is_opening: [0; BURST],
-            is_plain: [0; BURST],
+            is_fast: [0; BURST],
             bytes: [0; BURST],
             len: 0,
         }
     }
 }
 
-/// How long the packets of a burst are.
+/// Total, shortest and longest frame length of a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// Bytes of all.
     pub bytes: u64,
-    /// Bytes of the shortest one; `u32::MAX` where there is none.
+    /// Bytes of the shortest one; `u32::MAX` if the burst is empty.
     pub shortest: u32,
-    /// Bytes of the longest one; 0 where there is none.
+    /// Bytes of the longest one; 0 if the burst is empty.
     pub longest: u32,
 }
 
 impl PacketColumns {
-    /// How long the packets are.
+    /// The lengths of the burst's packets.
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
-        reason = "an iterator's own functions are compiled for every processor, not for the one of a kernel"
+        reason = "iterator adapters are not inlined into the kernel, so they lack its target features"
     )]
     pub fn lengths(&self) -> Lengths {
         let mut all = Lengths {
@@ -85,8 +85,8 @@ impl PacketColumns {
         all
     }
 
-    /// Appends a packet, or one that is not plain where there is no key. `flags` are 0 where it is not TCP. Nothing happens
-    /// in a full burst.
+    /// Appends a packet; one without a key is not for the fast path. `flags` are 0 unless it is TCP. Does
+    /// nothing if the burst is full.
     pub fn push(&mut self, key: Option<FlowKeyV4>, direction: Direction, flags: TcpFlags, bytes: u32) {
         let at = self.len;
         if at >= BURST {
@@ -99,14 +99,14 @@ impl PacketColumns {
         self.ports[at] = u32::from(fields.a_port) | u32::from(fields.b_port) << 16;
         self.protocol[at] = u32::from(fields.vlan) | u32::from(fields.protocol) << 16;
         self.is_reverse[at] = yes(direction == Direction::Reverse);
-        self.is_changing[at] = yes(flags.0 & TcpFlags::CHANGING != 0);
-        self.is_opening[at] = yes(flags.0 & TcpFlags::CHANGING == TcpFlags::SYN);
-        self.is_plain[at] = yes(key.is_some());
+        self.has_syn_fin_rst[at] = yes(flags.0 & TcpFlags::SYN_FIN_RST != 0);
+        self.is_opening[at] = yes(flags.0 & TcpFlags::SYN_FIN_RST == TcpFlags::SYN);
+        self.is_fast[at] = yes(key.is_some());
         self.bytes[at] = bytes;
         self.len = at + 1;
     }
 
-    /// The key of a plain packet.
+    /// The key of a fast-path packet.
     #[inline(always)]
     pub fn key(&self, at: usize) -> FlowKeyV4 {
         let at = at % BURST;
@@ -121,7 +121,7 @@ impl PacketColumns {
         }
     }
 
-    /// The direction in which a plain packet travels.
+    /// The direction of a fast-path packet.
     #[inline(always)]
     pub fn direction(&self, at: usize) -> Direction {
         if self.is_reverse[at % BURST] == 0 {
@@ -131,23 +131,23 @@ impl PacketColumns {
         }
     }
 
-    /// The plain packets, a bit each.
+    /// Mask of the packets that the fast path takes.
     #[inline(always)]
-    pub fn plain(&self) -> u64 {
-        const { assert!(BURST <= u64::BITS as usize, "a place has a bit") };
+    pub fn fast_mask(&self) -> u64 {
+        const { assert!(BURST <= u64::BITS as usize, "one bit per packet") };
         let len = self.len.min(BURST);
-        if self.are_all_plain() {
+        if self.all_fast() {
             return u64::MAX.checked_shr((BURST - len) as u32).unwrap_or(0);
         }
-        let bits = self.is_plain[..len].iter().enumerate();
+        let bits = self.is_fast[..len].iter().enumerate();
         bits.fold(0, |plain, (at, is)| plain | u64::from(is & 1) << at)
     }
 
-    /// Whether all packets are plain.
+    /// Whether the fast path takes all packets.
     #[inline(always)]
-    pub fn are_all_plain(&self) -> bool {
+    pub fn all_fast(&self) -> bool {
         let len = self.len.min(BURST);
-        self.is_plain[..len].iter().fold(YES, |all, is| all & is) == YES
+        self.is_fast[..len].iter().fold(YES, |all, is| all & is) == YES
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_back_from_their_columns() {
+    fn keys_survive_the_round_trip_through_columns() {
         let mut columns = PacketColumns::default();
         let key = FlowKeyV4 {
             a: [10, 0, 0, 1],
@@ -171,16 +171,16 @@ mod tests {
             columns.push(Some(key), Direction::Reverse, TcpFlags(TcpFlags::SYN), 64);
         }
         assert_eq!((columns.len, columns.key(63)), (BURST, key));
-        assert!(columns.are_all_plain());
-        assert_eq!(columns.plain(), u64::MAX);
+        assert!(columns.all_fast());
+        assert_eq!(columns.fast_mask(), u64::MAX);
         for len in [0, 1, 63] {
             columns.len = len;
-            assert_eq!(columns.plain(), (1 << len) - 1);
+            assert_eq!(columns.fast_mask(), (1 << len) - 1);
         }
         columns.len = 3;
         columns.push(None, Direction::Forward, TcpFlags(0), 64);
-        assert!(!columns.are_all_plain());
-        assert_eq!(columns.plain(), 0b111);
-        assert_eq!((columns.is_plain[2], columns.is_plain[3]), (YES, 0));
+        assert!(!columns.all_fast());
+        assert_eq!(columns.fast_mask(), 0b111);
+        assert_eq!((columns.is_fast[2], columns.is_fast[3]), (YES, 0));
     }
 }

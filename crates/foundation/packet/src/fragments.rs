@@ -1,61 +1,62 @@
-//! How fragments without ports find their flow.
+//! Finds the flow of IP fragments without ports.
 //!
-//! The first fragment of a datagram has the ports and teaches them; later ones follow. A later one that comes before
-//! the first waits for it. Nothing is reassembled: every fragment is forwarded as it is.
+//! The first fragment of a datagram has the ports. Later fragments use its flow; those that arrive before it
+//! wait. Nothing is reassembled: every fragment is forwarded as received.
 //!
-//! Owned by one worker and called from its thread only. All fragments of a datagram reach the same worker, since the
-//! owner depends on the addresses and the VLAN. Storage is allocated once, in [`FragmentTracker::new`].
+//! A tracker belongs to one worker and is called from its thread only. All fragments of a datagram reach the
+//! same worker, because ownership depends on addresses and VLAN. Storage is allocated once, in
+//! [`FragmentTracker::new`].
 
 use model::{Direction, DropReason, FlowKey, Nanos};
 
 use crate::parse::{Fragment, PacketInfo};
 use crate::siphash;
 
-/// Fragments that may wait in one worker. Each holds a frame buffer of its pool: at 2 KiB this is 2 MiB, and a sender
-/// of first-less fragments can take no more.
+/// Waiting fragments per worker. Each holds a pool buffer: at 2 KiB, 2 MiB in all. This bounds what a sender
+/// who omits first fragments can occupy.
 pub const WAITING_LIMIT: usize = 1024;
 
-/// Fragments of one datagram that may wait. 65,535 bytes in fragments of 1,480 bytes are 45; the largest datagram over
-/// the smallest MTU of IPv6 (1,280) is 54. One datagram cannot take more than a sixteenth of the places.
+/// Waiting fragments per datagram. 65,535 bytes in fragments of 1,480 bytes are 45; the largest datagram over
+/// IPv6's minimum MTU (1,280) is 54. One datagram takes at most a sixteenth of [`WAITING_LIMIT`].
 pub const WAITING_LIMIT_PER_DATAGRAM: usize = 64;
 
-/// How long a fragment waits for the first one. Reordering within a network is a matter of a few milliseconds; who
-/// waits longer lost it. A receiver's own timer (15 to 60 s) is for the whole path's retransmissions, not for order.
+/// How long a fragment waits for the first one. Networks reorder within a few milliseconds; a longer gap is
+/// loss. A receiver's reassembly timer (15 to 60 s) covers the whole path and is no guide here.
 pub const WAITING_TIME: Nanos = Nanos::from_millis(50);
 
-/// Datagrams that are remembered at once, per worker: their ports are known, or fragments of them wait. Four times
-/// the fragments that may wait, so that there is always one with nothing waiting that can make room.
+/// Datagrams tracked per worker: their ports are known, or fragments of them wait. Four times
+/// [`WAITING_LIMIT`], so that a datagram without waiting fragments can always be evicted.
 pub const DATAGRAM_LIMIT: usize = 4096;
 
-/// How long the ports of a datagram are remembered that is not complete. Its fragments leave the sender back to back;
-/// a second is ample, and short enough that a 16-bit identification seldom comes round in it (RFC 4963).
+/// How long the ports of an incomplete datagram are kept. A sender emits its fragments back to back, so a
+/// second is ample; 16-bit identifications rarely wrap within it (RFC 4963).
 pub const DATAGRAM_LIFETIME: Nanos = Nanos::from_secs(1);
 
-/// Separate runs of data that are told apart in one datagram, to notice overlaps. Fragments in order are one run.
+/// Disjoint runs of data tracked per datagram, to detect overlaps. Fragments in order form one run.
 pub const GAP_LIMIT: usize = 8;
 
-/// Datagrams that share a hash bucket. The table is at most half full and the hash is keyed: more than this many in
-/// one bucket do not happen by chance (once in 10^19 inserts).
+/// Datagrams per hash bucket. The table is at most half full and the hash is keyed, so chance exceeds this
+/// once in 10^19 inserts.
 const BUCKET_LIMIT: usize = 16;
 
-/// Datagrams past their lifetime that one call of `expire` forgets, so that no burst pays for all of them.
+/// Expired datagrams removed per `expire` call, so that no burst pays for all of them.
 const FORGOTTEN_PER_CALL: usize = 32;
 
 const NONE: u32 = u32::MAX;
 
-/// What became of an offered fragment. The frame always comes back, or is held.
+/// The result of offering a fragment. The frame is returned or held.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Offer<F> {
-    /// Its flow is known: steer it. Then call [`FragmentTracker::release`] until it has no more.
+    /// Its flow is known: forward it, then call [`FragmentTracker::release`] until it returns `None`.
     Resolved {
         /// The frame.
         frame: F,
-        /// As parsed, with the flow's key and direction.
+        /// As parsed, with the flow's key and direction filled in.
         info: PacketInfo,
     },
-    /// It is held until the first fragment comes or its time is over.
+    /// Held until the first fragment arrives or the waiting time ends.
     Waiting,
-    /// To be dropped and counted.
+    /// Drop it and count the reason.
     Refused {
         /// The frame.
         frame: F,
@@ -64,35 +65,35 @@ pub enum Offer<F> {
     },
 }
 
-/// What happened since construction, in fragments unless it says otherwise.
+/// Counters since construction, in fragments unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentCounters {
     /// Given their flow, at once or after waiting.
     pub resolved: u64,
     /// Had to wait.
     pub waited: u64,
-    /// Waited in vain: `FragmentTimeout`.
+    /// Dropped after waiting too long: `FragmentTimeout`.
     pub timed_out: u64,
-    /// Refused with `FragmentLimit`.
+    /// Refused as `FragmentLimit`.
     pub over_limit: u64,
-    /// Refused with `FragmentInvalid`.
+    /// Refused as `FragmentInvalid`.
     pub invalid: u64,
-    /// Datagrams forgotten before their time because others needed the place.
+    /// Datagrams evicted to make room.
     pub evicted_datagrams: u64,
-    /// Datagrams forgotten incomplete, at the end of their lifetime.
+    /// Incomplete datagrams removed at the end of their lifetime.
     pub expired_datagrams: u64,
 }
 
-/// Fragments of one worker: those that wait, and the datagrams whose ports are known. `F` is the held frame, with
-/// whatever its caller needs to go on with it.
+/// The fragment state of one worker: waiting fragments, and datagrams with known ports. `F` is the held frame
+/// with its caller's context.
 #[derive(Debug)]
 pub struct FragmentTracker<F> {
     hash_key: [u64; 2],
-    /// Hash → newest datagram of the bucket. A power of two, twice the datagrams.
+    /// Hash → newest datagram of the bucket. Length: a power of two, twice the datagrams.
     buckets: Box<[u32]>,
     datagrams: Box<[Datagram]>,
     free_datagram: u32,
-    /// Datagrams whose ports are known, oldest first. Those with fragments that wait are never in it.
+    /// Datagrams with known ports, oldest first. None of them has waiting fragments.
     oldest_known: u32,
     newest_known: u32,
     held: Box<[Held<F>]>,
@@ -100,14 +101,14 @@ pub struct FragmentTracker<F> {
     /// Waiting fragments of all datagrams, in the order of arrival.
     oldest_waiting: u32,
     newest_waiting: u32,
-    /// Released ones that the caller has not taken yet, in the order of arrival.
+    /// Released fragments that the caller has not taken yet, in order of arrival.
     first_released: u32,
     last_released: u32,
     occupied: usize,
     counters: FragmentCounters,
 }
 
-/// What fragments of one datagram have in common.
+/// What all fragments of a datagram share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DatagramId {
     /// Ports 0.
@@ -119,9 +120,9 @@ struct DatagramId {
 #[derive(Clone, Copy, Debug)]
 struct Datagram {
     id: DatagramId,
-    /// The flow, once the first fragment has come.
+    /// The flow, once the first fragment has arrived.
     flow: Option<(FlowKey, Direction)>,
-    /// When its first fragment came.
+    /// Arrival of the first fragment.
     known_since: Nanos,
     runs: Runs,
     bucket: u32,
@@ -139,15 +140,16 @@ struct Held<F> {
     info: PacketInfo,
     arrived: Nanos,
     datagram: u32,
-    /// In the order of arrival: the next of the same datagram, the next released, or the next free place.
+    /// Next of the same datagram, next released, or next free slot.
     next: u32,
-    /// Neighbours among all that wait.
+    /// Neighbours in the list of waiting fragments.
     older: u32,
     newer: u32,
 }
 
 impl<F> FragmentTracker<F> {
-    /// An empty tracker with all its storage. `hash_key` is random and secret, so that no sender can aim at a bucket.
+    /// An empty tracker with all its storage. `hash_key` is random and secret, so that no sender can target a
+    /// bucket.
     pub fn new(hash_key: [u64; 2]) -> FragmentTracker<F> {
         let datagram = Datagram {
             id: DatagramId {
@@ -206,13 +208,13 @@ impl<F> FragmentTracker<F> {
         }
     }
 
-    /// Takes a fragment. `now` must not be earlier than in any call before.
+    /// Takes a fragment. `now` must not go backwards.
     ///
-    /// - A first fragment is resolved and teaches its flow; those that waited for it can then be [released].
-    ///   One that contradicts a first fragment of the same datagram is `FragmentInvalid`; one that repeats it starts
-    ///   the datagram anew, since identifications come round.
-    /// - A later one is resolved where the flow is known, else it waits.
-    /// - One that overlaps another, or the end of the datagram, is `FragmentInvalid` (RFC 5722).
+    /// - A first fragment is resolved and determines the flow; waiting fragments of its datagram can then be
+    ///   [released]. If it contradicts an earlier first fragment of the datagram, it is `FragmentInvalid`. If
+    ///   it repeats that one, the datagram starts over, because identifications wrap.
+    /// - A later fragment is resolved if the flow is known, else it waits.
+    /// - A fragment that overlaps another one, or the end of the datagram, is `FragmentInvalid` (RFC 5722).
     ///
     /// [released]: FragmentTracker::release
     pub fn offer(&mut self, fragment: &Fragment, frame: F, now: Nanos) -> Offer<F> {
@@ -246,8 +248,8 @@ impl<F> FragmentTracker<F> {
         }
     }
 
-    /// The next fragment that waited for one that has been resolved since, in the order of arrival. Call it until it
-    /// is `None` after each [`Offer::Resolved`], or packets of a flow change places.
+    /// The next waiting fragment that has been resolved, in order of arrival. Call it until `None` after each
+    /// [`Offer::Resolved`]; otherwise packets of a flow are reordered.
     pub fn release(&mut self) -> Option<(F, PacketInfo)> {
         let place = self.first_released;
         let held = self.held.get_mut(place as usize)?;
@@ -261,8 +263,8 @@ impl<F> FragmentTracker<F> {
         Some((frame, info))
     }
 
-    /// The next fragment that has waited for [`WAITING_TIME`], to be dropped as `FragmentTimeout`. Call it until it is
-    /// `None`, once per burst. Also forgets datagrams past their lifetime, a few per call.
+    /// The next fragment that has waited for [`WAITING_TIME`], to drop as `FragmentTimeout`. Call it until
+    /// `None`, once per burst. Also removes a few expired datagrams per call.
     pub fn expire(&mut self, now: Nanos) -> Option<F> {
         let place = self.oldest_waiting;
         if let Some(held) = self.held.get(place as usize)
@@ -284,7 +286,7 @@ impl<F> FragmentTracker<F> {
         None
     }
 
-    /// The next of all the fragments that are held, for whatever reason: for the end of a worker.
+    /// The next held fragment, for whatever reason it is held. Used when a worker shuts down.
     pub fn drain(&mut self) -> Option<F> {
         if let Some((frame, _)) = self.release() {
             self.counters.resolved -= 1;
@@ -293,19 +295,19 @@ impl<F> FragmentTracker<F> {
         self.give_up(self.oldest_waiting)
     }
 
-    /// When [`expire`](Self::expire) next has a fragment to hand back; `None` while none waits. A worker must not sleep
-    /// beyond it.
+    /// When [`expire`](Self::expire) next returns a fragment; `None` while none waits. A worker must not
+    /// sleep past it.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let held = self.held.get(self.oldest_waiting as usize)?;
         Some(held.arrived + WAITING_TIME)
     }
 
-    /// Fragments that are held: waiting, or released and not taken yet.
+    /// Held fragments: waiting, or released and not taken yet.
     pub fn occupied(&self) -> usize {
         self.occupied
     }
 
-    /// What happened so far.
+    /// The counters since construction.
     pub fn counters(&self) -> FragmentCounters {
         self.counters
     }
@@ -328,7 +330,7 @@ impl<F> FragmentTracker<F> {
             None => self.insert(fragment)?,
         };
         let datagram = &mut self.datagrams[place as usize];
-        // Where this fails the datagram has fragments that wait, and stays as it is: an empty one cannot overlap.
+        // On failure the datagram has waiting fragments and stays as it is: an empty one cannot overlap.
         datagram.runs.add(fragment)?;
         datagram.flow = Some(flow);
         datagram.known_since = now;
@@ -367,7 +369,7 @@ impl<F> FragmentTracker<F> {
         (siphash::hash(self.hash_key, &id.words()) % self.buckets.len() as u64) as u32
     }
 
-    /// The datagram of this fragment, where it is remembered and not past its lifetime.
+    /// The unexpired datagram of this fragment.
     fn find(&mut self, fragment: &Fragment, now: Nanos) -> Option<u32> {
         let id = DatagramId::of(fragment);
         let mut place = self.buckets[self.bucket(&id) as usize];
@@ -385,7 +387,7 @@ impl<F> FragmentTracker<F> {
         None
     }
 
-    /// A place for a datagram that is not remembered; takes the oldest known one's where there is no other.
+    /// Allocates a datagram, evicting the oldest known one if none is free.
     fn insert(&mut self, fragment: &Fragment) -> Result<u32, DropReason> {
         let id = DatagramId::of(fragment);
         let bucket = self.bucket(&id);
@@ -434,7 +436,7 @@ impl<F> FragmentTracker<F> {
         Ok(place)
     }
 
-    /// Gives the place of a datagram back. No fragment of it may wait.
+    /// Frees a datagram. It must have no waiting fragments.
     fn forget(&mut self, place: u32) {
         let Datagram {
             flow,
@@ -490,7 +492,7 @@ impl<F> FragmentTracker<F> {
         }
     }
 
-    /// Puts a fragment among those that wait. A place must be free.
+    /// Appends a fragment to the waiting list. A slot must be free.
     fn hold(&mut self, datagram: u32, info: PacketInfo, frame: F, now: Nanos) {
         let place = self.free_held;
         let older = self.newest_waiting;
@@ -520,7 +522,7 @@ impl<F> FragmentTracker<F> {
         self.occupied += 1;
     }
 
-    /// Takes a fragment out of the order of those that wait.
+    /// Removes a fragment from the waiting list.
     fn unlink_waiting(&mut self, place: u32) {
         let Held { older, newer, .. } = self.held[place as usize];
         match self.held.get_mut(older as usize) {
@@ -533,7 +535,7 @@ impl<F> FragmentTracker<F> {
         }
     }
 
-    /// Moves all that wait for this datagram to the end of the released ones, with their flow.
+    /// Moves a datagram's waiting fragments to the end of the released list and sets their flow.
     fn release_waiting(&mut self, datagram: u32, (key, direction): (FlowKey, Direction)) {
         let owner = &mut self.datagrams[datagram as usize];
         let first = owner.first_waiting;
@@ -558,7 +560,7 @@ impl<F> FragmentTracker<F> {
         }
     }
 
-    /// Takes the oldest waiting fragment, which is also the oldest of its datagram, away.
+    /// Removes the oldest waiting fragment, which is also the oldest of its datagram.
     fn give_up(&mut self, place: u32) -> Option<F> {
         let held = self.held.get(place as usize)?;
         let (datagram, next) = (held.datagram, held.next);
@@ -598,7 +600,7 @@ const NO_FLOW: FlowKey = FlowKey::V4(model::FlowKeyV4 {
 });
 
 impl PacketInfo {
-    /// What stands in a place that is free.
+    /// Placeholder in a free slot.
     const NONE: PacketInfo = PacketInfo {
         key: NO_FLOW,
         direction: Direction::Forward,
@@ -630,7 +632,7 @@ impl DatagramId {
         }
         DatagramId {
             addresses,
-            // Between equal addresses the ports decide on the direction, and later fragments have none.
+            // Between equal addresses the ports determine the direction, which later fragments lack.
             direction: if same_endpoint {
                 Direction::Forward
             } else {
@@ -668,17 +670,17 @@ impl DatagramId {
     }
 }
 
-/// Which parts of a datagram have been seen, in units of 8 bytes: runs without a gap, in order.
+/// The received parts of a datagram, in units of 8 bytes: sorted, disjoint runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Runs {
     runs: [(u16, u16); GAP_LIMIT],
     count: usize,
-    /// Where the datagram ends; 0 until its last fragment has been seen.
+    /// The end of the datagram; 0 until its last fragment has arrived.
     end: u16,
 }
 
 impl Runs {
-    /// Notes a fragment, or says why it cannot be and changes nothing.
+    /// Adds a fragment. On error nothing changes.
     fn add(&mut self, fragment: &Fragment) -> Result<(), DropReason> {
         let start = fragment.offset;
         let stop = start + fragment.len.div_ceil(8);

@@ -1,12 +1,12 @@
-//! Where the headers of a frame start and end. Nothing here knows of flows.
+//! Locates the headers of a frame. Knows nothing of flows.
 
 use model::DropReason;
 
-/// VLAN tags that the parser follows. Two are QinQ; providers that stack once more have three. One above that.
+/// VLAN tags followed. QinQ has two, and stacking providers three; one more than that.
 pub const MAX_VLAN_TAGS: usize = 4;
 
-/// IPv6 extension headers that the parser follows. RFC 8200 recommends six at most (each once, destination options
-/// twice); eight leaves room, and bounds the work that a sender can ask for with one frame.
+/// IPv6 extension headers followed. RFC 8200 recommends at most six (each once, destination options twice).
+/// Eight leaves room and bounds the work per frame.
 pub const MAX_EXTENSION_HEADERS: usize = 8;
 
 /// Length of an Ethernet II header without a tag, in bytes.
@@ -18,7 +18,7 @@ pub(crate) const IPV4_LEN: usize = 20;
 /// Length of an IPv6 header, in bytes.
 pub(crate) const IPV6_LEN: usize = 40;
 
-/// EtherTypes that have a meaning here.
+/// Known EtherTypes.
 pub mod ethertype {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
@@ -43,11 +43,11 @@ pub(crate) mod next_header {
     pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 }
 
-/// What follows the Ethernet header and its tags.
+/// The Ethernet header and its tags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) ethertype: u16,
-    /// Where layer 3 starts.
+    /// Offset of layer 3.
     pub(crate) offset: usize,
     /// Outermost VLAN id, 0 without a tag or with a priority tag.
     pub(crate) vlan: u16,
@@ -94,7 +94,7 @@ pub(crate) struct FragmentFields {
 }
 
 impl FragmentFields {
-    /// Whether the packet is whole after all: an IPv6 "atomic fragment" (RFC 6946), or any IPv4 packet.
+    /// Whether the packet is unfragmented: an IPv6 "atomic fragment" (RFC 6946), or an ordinary IPv4 packet.
     pub(crate) fn is_whole(&self) -> bool {
         self.offset == 0 && !self.more
     }
@@ -112,8 +112,8 @@ pub(crate) struct Ipv4 {
     pub(crate) fragment: FragmentFields,
 }
 
-/// Reads an IPv4 header with its options. The total length is not compared with what is there, the checksum not
-/// checked: in a header that an ICMP error quotes neither has to be right.
+/// Reads an IPv4 header with its options. Does not check the total length or the checksum: in a header quoted
+/// by an ICMP error neither has to be valid.
 pub(crate) fn ipv4(packet: &[u8]) -> Result<Ipv4, DropReason> {
     let h = packet.first_chunk::<IPV4_LEN>().ok_or(DropReason::Malformed)?;
     let header_len = usize::from(h[0] & 0x0f) * 4;
@@ -164,40 +164,40 @@ pub(crate) fn ipv6(packet: &[u8]) -> Result<Ipv6<'_>, DropReason> {
     })
 }
 
-/// What the extension headers lead to.
+/// The result of following the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// The transport, or for a later fragment the header that its datagram's fragmentable part starts with.
+    /// The transport; for a later fragment, the first header of the fragmentable part.
     pub(crate) protocol: u8,
-    /// Where it starts, counted from the first extension header.
+    /// Its offset from the first extension header.
     pub(crate) offset: usize,
-    /// Where the fragmentable part starts: behind the Fragment header, where there is one.
+    /// Offset of the fragmentable part: after the Fragment header, if any.
     pub(crate) fragmentable: usize,
-    /// The Fragment header, where there is one.
+    /// The Fragment header, if any.
     pub(crate) fragment: Option<FragmentFields>,
 }
 
-/// Why a chain of headers leads nowhere.
+/// Why a header chain is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainEnd {
-    /// The bytes end within it. Holds whether that is in the first fragment of a datagram.
+    /// The packet ends within the chain.
     Truncated {
-        /// A Fragment header came before, with offset 0 and more to come.
+        /// A Fragment header with offset 0 and "more fragments" came before.
         in_first_fragment: bool,
     },
     /// More than [`MAX_EXTENSION_HEADERS`].
     Limit,
-    /// Hop-by-hop options that are not first, a second Fragment header, or one that is shorter than it can be.
-    Contradiction,
+    /// Hop-by-hop options that are not first, a second Fragment header, or a header shorter than its minimum.
+    Inconsistent,
 }
 
-/// Follows the extension headers of IPv6 to the transport, or to the data of a later fragment. `bytes` start where the
-/// header numbered `next` starts.
+/// Follows IPv6 extension headers to the transport, or to the data of a later fragment. `bytes` start at the
+/// header numbered `next`.
 pub(crate) fn chain_v6(bytes: &[u8], next: u8) -> Result<Chain, ChainEnd> {
     chain(bytes, next, true)
 }
 
-/// The same for IPv4, where only the Authentication header leads to another one.
+/// The same for IPv4, where only the Authentication header chains to another one.
 pub(crate) fn chain_v4(bytes: &[u8], next: u8) -> Result<Chain, ChainEnd> {
     chain(bytes, next, false)
 }
@@ -232,7 +232,7 @@ fn chain(bytes: &[u8], next: u8, is_v6: bool) -> Result<Chain, ChainEnd> {
             _ => false,
         };
         if is_out_of_place {
-            return Err(ChainEnd::Contradiction);
+            return Err(ChainEnd::Inconsistent);
         }
         let truncated = ChainEnd::Truncated {
             in_first_fragment: fragment.is_some_and(|f| !f.is_whole()),
@@ -241,7 +241,7 @@ fn chain(bytes: &[u8], next: u8, is_v6: bool) -> Result<Chain, ChainEnd> {
             return Err(ChainEnd::Limit);
         }
         followed += 1;
-        // Each of them is at least 8 bytes long, and holds the next header and its own length first.
+        // Each is at least 8 bytes long and starts with the next header and its own length.
         let h = bytes
             .get(offset..)
             .and_then(<[u8]>::first_chunk::<8>)
@@ -266,13 +266,13 @@ fn chain(bytes: &[u8], next: u8, is_v6: bool) -> Result<Chain, ChainEnd> {
                 fragmentable = offset + 8;
                 (8, 8)
             }
-            // RFC 4302: in words of 4 bytes, minus 2. The others count words of 8 bytes without the first.
-            // It has three words before its check value.
+            // RFC 4302: in words of 4 bytes, minus 2; three words precede its check value. The others count
+            // words of 8 bytes, without the first.
             next_header::AUTHENTICATION => ((usize::from(h[1]) + 2) * 4, 12),
             _ => ((usize::from(h[1]) + 1) * 8, 8),
         };
         if len < shortest {
-            return Err(ChainEnd::Contradiction);
+            return Err(ChainEnd::Inconsistent);
         }
         if offset + len > bytes.len() {
             return Err(truncated);
@@ -282,8 +282,8 @@ fn chain(bytes: &[u8], next: u8, is_v6: bool) -> Result<Chain, ChainEnd> {
     }
 }
 
-/// The length that a Jumbo Payload option in the hop-by-hop options announces (RFC 2675), in bytes without the IPv6
-/// header. `options` is the payload of an IPv6 packet whose payload length is 0 and whose next header is hop-by-hop.
+/// The length in a Jumbo Payload option (RFC 2675), in bytes without the IPv6 header. `options` is the
+/// payload of an IPv6 packet with payload length 0 and next header hop-by-hop.
 pub(crate) fn jumbo_payload_len(options: &[u8]) -> Option<usize> {
     const PAD1: u8 = 0;
     const JUMBO: u8 = 0xc2;

@@ -1,4 +1,4 @@
-//! From a frame to the flow that it belongs to.
+//! Parses a frame into its flow.
 
 use model::{Direction, DropReason, FlowKey, FlowKeyV4, FlowKeyV6, protocol};
 
@@ -7,33 +7,33 @@ use crate::headers::{
     self, Chain, ChainEnd, ETHERNET_LEN, FragmentFields, IPV4_LEN, IPV6_LEN, be16, ethertype, next_header,
 };
 
-/// Shortest ICMP and ICMPv6 message, in bytes: every one that is defined has a second word.
+/// Shortest ICMP and ICMPv6 message, in bytes: every defined one has a second word.
 const ICMP_LEN: usize = 8;
 /// Length of a UDP header, in bytes.
 pub(crate) const UDP_LEN: usize = 8;
 /// Length of a TCP header without options, in bytes.
 pub(crate) const TCP_LEN: usize = 20;
-/// What the short ways look at, in bytes: as far as a TCP header goes. Every frame on a wire is at least 60 bytes long; a
-/// shorter one goes the long way.
-pub(crate) const SHORTEST_PLAIN: usize = ETHERNET_LEN + IPV4_LEN + TCP_LEN;
+/// Bytes that the fast path reads: up to the end of a TCP header. Frames on a wire have at least 60; a
+/// shorter one takes the slow path.
+pub(crate) const FAST_PATH_BYTES: usize = ETHERNET_LEN + IPV4_LEN + TCP_LEN;
 /// Length of SCTP's common header, in bytes.
 const SCTP_LEN: usize = 12;
 
-/// The flags of a TCP header, in the bits that they have there. 0 where the packet is not TCP.
+/// The flags byte of a TCP header; 0 if the packet is not TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
-    /// The sender sends no more.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
     /// Opens a connection.
     pub const SYN: u8 = 0x02;
-    /// Ends the connection at once.
+    /// Aborts the connection.
     pub const RST: u8 = 0x04;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
-    /// Those by which a connection begins or ends.
-    pub const CHANGING: u8 = Self::FIN | Self::SYN | Self::RST;
+    /// The flags that change the state of a connection.
+    pub const SYN_FIN_RST: u8 = Self::FIN | Self::SYN | Self::RST;
 
     /// Whether FIN is set.
     pub const fn fin(self) -> bool {
@@ -56,33 +56,33 @@ impl TcpFlags {
     }
 }
 
-/// What the switch needs to know of one IP packet.
+/// The metadata of one IP packet.
 ///
-/// The owner of a packet is a function of the key's two addresses and its VLAN alone. Those are right in every
-/// `PacketInfo`, that of a [`Fragment`] whose ports are not known yet and of an ICMP error included.
+/// A packet's owner depends on the key's two addresses and VLAN only. They are valid in every `PacketInfo`,
+/// including a [`Fragment`] with unknown ports and an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketInfo {
-    /// The flow. For an ICMP echo both ports are the identifier; for an ICMP error this is the flow that it quotes;
-    /// for what has no ports they are 0, and also where an ICMP error quotes a later fragment.
+    /// The flow. For an ICMP echo both ports are the identifier. An ICMP error has the flow that it quotes.
+    /// Ports are 0 for protocols without ports, and if an ICMP error quotes a later fragment.
     pub key: FlowKey,
-    /// The direction in which this packet travels. An error about a packet that travelled `Forward` travels `Reverse`.
+    /// The packet's direction. An error about a `Forward` packet is `Reverse`.
     pub direction: Direction,
-    /// This packet's own protocol; in an ICMP error not that of the key. For a later fragment of IPv6 it is the first
-    /// header of the fragmentable part, which need not be the transport.
+    /// The packet's own protocol; for an ICMP error not that of the key. For a later IPv6 fragment it is the
+    /// first header of the fragmentable part, not always the transport.
     pub protocol: u8,
-    /// Flags of a TCP packet; none where it is an ICMP error about one, or a later fragment.
+    /// Flags of a TCP packet; none for an ICMP error about one, or a later fragment.
     pub tcp_flags: TcpFlags,
-    /// Whether this is an ICMP error that quotes the flow. It belongs to the flow and must not open one.
+    /// Whether this is an ICMP error that quotes the flow. It belongs to the flow but must not create one.
     pub is_icmp_error: bool,
     /// Differentiated services code point, 0 to 63.
     pub dscp: u8,
-    /// Outermost VLAN id; 0 without a tag, and with a priority tag (id 0).
+    /// Outermost VLAN id; 0 if untagged or priority-tagged (id 0).
     pub vlan: u16,
-    /// Where the IP header starts, in bytes from the start of the frame.
+    /// Offset of the IP header in the frame, in bytes.
     pub l3_offset: u16,
-    /// Where the transport header starts, or the data of a later fragment.
+    /// Offset of the transport header, or of a later fragment's data.
     pub l4_offset: u16,
-    /// Length of the IP packet by its own header, in bytes, without padding.
+    /// Length of the IP packet from its header, in bytes, without padding.
     pub l3_len: u32,
     /// Length of the frame as received, in bytes, without the frame check sequence.
     pub frame_len: u32,
@@ -91,83 +91,85 @@ pub struct PacketInfo {
 /// A fragment of an IPv4 or IPv6 datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
-    /// As for a whole packet. In a first fragment the key has the ports; in a later one they are 0.
+    /// As for an unfragmented packet. The key has the ports in a first fragment; in a later one they are 0.
     pub info: PacketInfo,
-    /// What the fragments of one datagram have in common, beside their addresses: the identification.
+    /// The identification, which all fragments of a datagram share.
     pub identification: u32,
-    /// And the protocol in the IPv4 header; 0 in IPv6, where fragments of one datagram may differ in it (RFC 8200, 4.5).
+    /// The protocol in the IPv4 header. 0 for IPv6, where fragments of one datagram may differ in it (RFC
+    /// 8200, 4.5).
     pub protocol: u8,
-    /// Where its data belong in the datagram, in units of 8 bytes. 0 in the first fragment.
+    /// Offset of its data in the datagram, in units of 8 bytes. 0 in the first fragment.
     pub offset: u16,
     /// Length of its data, in bytes.
     pub len: u16,
-    /// Whether others follow it.
+    /// The "more fragments" flag.
     pub more: bool,
 }
 
 impl Fragment {
-    /// Whether it is the one that holds the transport header.
+    /// Whether this fragment holds the transport header.
     pub const fn is_first(&self) -> bool {
         self.offset == 0
     }
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// An IP packet of this flow.
+    /// An IP packet with its flow.
     Flow(PacketInfo),
     /// A fragment; [`crate::FragmentTracker`] finds its flow.
     Fragment(Fragment),
-    /// Not IP: ARP, LLDP, PPPoE, MPLS, or an 802.3 frame, whose length then stands for the EtherType.
+    /// Not IP: ARP, LLDP, PPPoE, MPLS, or an 802.3 frame, whose length is in place of the EtherType.
     Other {
         /// EtherType after the VLAN tags.
         ethertype: u16,
     },
-    /// To be dropped and counted: `Malformed`, `BadChecksum` (of the IPv4 header), `HeaderLimit` or `FragmentInvalid`.
+    /// Drop it and count the reason: `Malformed`, `BadChecksum` (of the IPv4 header), `HeaderLimit` or
+    /// `FragmentInvalid`.
     Invalid(DropReason),
 }
 
-/// Says what a frame is. `frame` starts at the destination address and has no frame check sequence; padding behind
+/// Parses a frame. `frame` starts at the destination address and has no frame check sequence; padding after
 /// the IP packet is allowed.
 ///
-/// - Transport checksums are not looked at; a receiver does that. That of the IPv4 header is checked, but one of 0 is
-///   taken as left to the sender's hardware: so are packets that never passed any (captured at their sender, or sent
-///   over a virtual link).
-/// - A Routing header does not change the key: its destination is that of the IPv6 header, as on this link.
-/// - ICMP errors are types 3, 4, 5, 11 and 12, ICMPv6 errors types 1 to 4. What they quote may be cut off 8 bytes into
-///   its transport. One that arrives in fragments is not followed to what it quotes, it is a flow of its own without
-///   ports (RFC 1812 and RFC 4443 keep errors below any sensible MTU).
-/// - A first fragment that ends within its header chain, or within the TCP header, is `FragmentInvalid` (RFC 7112,
-///   RFC 1858), and so is one whose data reach beyond the largest datagram.
+/// - The IPv4 header checksum is verified. A checksum of 0 passes: the sender left it to its hardware, as in
+///   packets captured at their sender or sent over a virtual link. Transport checksums are left to the
+///   receiver.
+/// - A Routing header does not change the key, which has the destination of the IPv6 header.
+/// - ICMP errors are types 3, 4, 5, 11 and 12; ICMPv6 errors are types 1 to 4. The quoted packet may be
+///   truncated 8 bytes into its transport. A fragmented ICMP error is a flow of its own without ports (RFC
+///   1812 and RFC 4443 keep errors below any sensible MTU).
+/// - A first fragment that ends within its header chain or TCP header is `FragmentInvalid` (RFC 7112, RFC
+///   1858). So is a fragment whose data exceed the largest datagram.
 ///
-/// It is inlined so that its caller can go on with the fields in registers: to match on the result at once costs half
-/// of what storing it for later does (6.5 and 11 ns, as `examples/parse_rate.rs` measures).
+/// Inlined, so that the caller keeps the fields in registers: matching on the result at once costs half of
+/// storing it (6.5 and 11 ns, measured with `examples/parse_rate.rs`).
 #[inline]
 pub fn parse(frame: &[u8]) -> Parsed {
-    match parse_plain(frame).or_else(|| parse_plain_v6(frame)) {
+    match fast_info_v4(frame).or_else(|| fast_info_v6(frame)) {
         Some(info) => Parsed::Flow(info),
-        None => parse_any(frame),
+        None => parse_slow_path(frame),
     }
 }
 
-/// What steering needs of a plain packet: see [`plain`].
+/// The steering fields of a fast-path packet: see [`parse_fast`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain {
+pub struct FastPacket {
     /// The flow.
     pub key: FlowKeyV4,
-    /// 0 where the packet travels [`Direction::Forward`], 1 where it travels [`Direction::Reverse`].
+    /// 0 for [`Direction::Forward`], 1 for [`Direction::Reverse`].
     pub direction: u32,
-    /// Flags of a TCP packet, else none.
+    /// Flags of a TCP packet; 0 otherwise.
     pub tcp_flags: TcpFlags,
 }
 
-/// The short way: UDP or TCP in IPv4 without tags, options or fragments, nothing wrong with it. Everything else is
-/// `None` and needs [`parse`], which says the same of these frames. Nothing in here depends on data that differs between
-/// packets of ordinary traffic (protocol, which end is the lower one) by a branch.
+/// Fast-path parser: valid UDP or TCP over IPv4 without tags, options or fragments. Returns `None` for every
+/// other frame, which then needs [`parse`]. Both agree on fast-path frames. No branch depends on data that
+/// varies between ordinary packets (protocol, which endpoint is lower).
 #[inline(always)]
-pub fn plain(frame: &[u8]) -> Option<Plain> {
-    let h = frame.first_chunk::<SHORTEST_PLAIN>()?;
+pub fn parse_fast(frame: &[u8]) -> Option<FastPacket> {
+    let h = frame.first_chunk::<FAST_PATH_BYTES>()?;
     let u16_at = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
     let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
     let u64_at = |at: usize| {
@@ -182,7 +184,7 @@ pub fn plain(frame: &[u8]) -> Option<Plain> {
             h[at + 7],
         ])
     };
-    // Version to fragment offset, TTL to source, destination: the words that are compared, summed and hashed.
+    // Version to fragment offset, TTL to source, destination: the words to compare, sum and hash.
     let (first, second, destination) = (u64_at(14), u64_at(22), u32_at(30));
     /// Version and header length; "more fragments" and the fragment's offset.
     const SHAPE_MASK: u64 = 0xff3f_0000_0000_00ff;
@@ -192,9 +194,10 @@ pub fn plain(frame: &[u8]) -> Option<Plain> {
     if !has_shape || total_len as usize + ETHERNET_LEN > frame.len() {
         return None;
     }
-    // The header's sum in one's complement is a multiple of 65,535, whatever the size and order of the words: a carry out
-    // of 64 bits is worth 1. That is tested by the multiplication with its inverse (Granlund and Montgomery, "Division by
-    // invariant integers using multiplication", section 9). A sender that leaves the sum to hardware goes the long way.
+    // A valid header sums to a multiple of 65,535 in one's complement, for any word size and byte order; a
+    // carry out of 64 bits adds 1. Multiplying by the inverse tests that (Granlund and Montgomery, "Division
+    // by invariant integers using multiplication", section 9). A checksum left to hardware takes the slow
+    // path.
     const INVERSE: u64 = inverse_of_65535();
     let (sum, carry) = first.overflowing_add(second);
     let (sum, more) = sum.overflowing_add(u64::from(destination) + u64::from(carry));
@@ -215,7 +218,7 @@ pub fn plain(frame: &[u8]) -> Option<Plain> {
     }
     let addresses = u64_at(26);
     let ports = u32_at(34);
-    // Both ends as numbers, so that the lower one comes first; `ports` has the source's in its upper half.
+    // Both endpoints as numbers, to put the lower one first; `ports` has the source in its upper half.
     let swapped = (addresses.swap_bytes(), ports.swap_bytes());
     let src = swapped.0 >> 32 << 16 | u64::from(swapped.1 >> 16);
     let dst = (swapped.0 << 32 >> 16) | u64::from(swapped.1 & 0xffff);
@@ -226,7 +229,7 @@ pub fn plain(frame: &[u8]) -> Option<Plain> {
         (addresses, swapped.1.rotate_left(16))
     };
     let tcp_flags = if is_tcp { h[47] } else { 0 };
-    Some(Plain {
+    Some(FastPacket {
         key: FlowKeyV4 {
             a: (ends as u32).to_le_bytes(),
             b: ((ends >> 32) as u32).to_le_bytes(),
@@ -241,11 +244,11 @@ pub fn plain(frame: &[u8]) -> Option<Plain> {
     })
 }
 
-/// The number by which 65,535 gives 1 modulo 2^64.
+/// The multiplicative inverse of 65,535 modulo 2^64.
 const fn inverse_of_65535() -> u64 {
     let mut inverse = 1_u64;
     let mut step = 0;
-    // Newton's iteration doubles the correct bits; one bit is correct at first.
+    // Each Newton step doubles the correct bits, starting from one.
     while step < 6 {
         inverse = inverse.wrapping_mul(2_u64.wrapping_sub(65_535_u64.wrapping_mul(inverse)));
         step += 1;
@@ -253,20 +256,20 @@ const fn inverse_of_65535() -> u64 {
     inverse
 }
 
-/// [`plain`] with everything that a packet's information has.
+/// [`parse_fast`] with all fields of [`PacketInfo`].
 #[inline(always)]
-fn parse_plain(frame: &[u8]) -> Option<PacketInfo> {
-    let plain = plain(frame)?;
+fn fast_info_v4(frame: &[u8]) -> Option<PacketInfo> {
+    let fast = parse_fast(frame)?;
     let h = frame.first_chunk::<{ ETHERNET_LEN + IPV4_LEN }>()?;
     Some(PacketInfo {
-        key: FlowKey::V4(plain.key),
-        direction: if plain.direction == 0 {
+        key: FlowKey::V4(fast.key),
+        direction: if fast.direction == 0 {
             Direction::Forward
         } else {
             Direction::Reverse
         },
-        protocol: plain.key.protocol,
-        tcp_flags: plain.tcp_flags,
+        protocol: fast.key.protocol,
+        tcp_flags: fast.tcp_flags,
         is_icmp_error: false,
         dscp: h[15] >> 2,
         vlan: 0,
@@ -277,9 +280,9 @@ fn parse_plain(frame: &[u8]) -> Option<PacketInfo> {
     })
 }
 
-/// The short way for UDP or TCP in IPv6 without tags or extension headers, nothing wrong with it.
+/// Fast-path parser for valid UDP or TCP over IPv6 without tags or extension headers.
 #[inline]
-fn parse_plain_v6(frame: &[u8]) -> Option<PacketInfo> {
+fn fast_info_v6(frame: &[u8]) -> Option<PacketInfo> {
     const TRANSPORT: usize = ETHERNET_LEN + IPV6_LEN;
     let (h, rest) = frame.split_first_chunk::<TRANSPORT>()?;
     let u16_at = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
@@ -320,9 +323,9 @@ fn parse_plain_v6(frame: &[u8]) -> Option<PacketInfo> {
     })
 }
 
-/// The long way, for every frame.
+/// Slow-path parser for every frame.
 #[inline(never)]
-fn parse_any(frame: &[u8]) -> Parsed {
+fn parse_slow_path(frame: &[u8]) -> Parsed {
     let parsed = headers::link(frame).and_then(|link| match link.ethertype {
         ethertype::IPV4 => parse_v4(frame, link),
         ethertype::IPV6 => parse_v6(frame, link),
@@ -347,7 +350,7 @@ fn parse_v4(frame: &[u8], link: headers::Link) -> Result<Parsed, DropReason> {
     if checksum::sum(header) != 0xffff && header[10..12] != [0, 0] {
         return Err(DropReason::BadChecksum);
     }
-    // Of all IPv4 protocols only the Authentication header leads to another one.
+    // Of all IPv4 protocols only the Authentication header chains to another one.
     let chain = if ip.fragment.offset == 0 {
         headers::chain_v4(payload, ip.protocol).map_err(|end| chain_error(end, !ip.fragment.is_whole()))?
     } else {
@@ -418,35 +421,35 @@ fn chain_error(end: ChainEnd, in_first_fragment: bool) -> DropReason {
         ChainEnd::Truncated {
             in_first_fragment: in_first,
         } if in_first || in_first_fragment => DropReason::FragmentInvalid,
-        ChainEnd::Truncated { .. } | ChainEnd::Contradiction => DropReason::Malformed,
+        ChainEnd::Truncated { .. } | ChainEnd::Inconsistent => DropReason::Malformed,
         ChainEnd::Limit => DropReason::HeaderLimit,
     }
 }
 
-/// The error itself is no fragment, whatever it quotes.
+/// Chain errors in a packet that an ICMP error quotes. The error itself is not a fragment.
 fn quoted_chain_error(end: ChainEnd) -> DropReason {
     match end {
-        ChainEnd::Truncated { .. } | ChainEnd::Contradiction => DropReason::Malformed,
+        ChainEnd::Truncated { .. } | ChainEnd::Inconsistent => DropReason::Malformed,
         ChainEnd::Limit => DropReason::HeaderLimit,
     }
 }
 
-/// An IP packet whose own header has been read.
+/// An IP packet with its own header parsed.
 struct Network<'a, A> {
     addresses: Addresses<A>,
     dscp: u8,
     l3_len: usize,
     headers_len: usize,
-    /// What follows the IPv4 header with its options, or the fixed IPv6 header.
+    /// The bytes after the IPv4 header with options, or after the fixed IPv6 header.
     payload: &'a [u8],
     /// See [`Fragment::protocol`].
     datagram_protocol: u8,
-    /// Whether the flow of a later fragment can be told from the first one only. IPv4 names the protocol in every
-    /// fragment, and for one without ports that is enough.
+    /// Whether a later fragment needs the first one to find its flow. IPv4 names the protocol in every
+    /// fragment, which is enough for a protocol without ports.
     needs_first_fragment: bool,
 }
 
-/// From the chain of headers to the flow or the fragment.
+/// Builds the flow or the fragment from the header chain.
 fn finish<A: Family>(
     frame: &[u8],
     link: headers::Link,
@@ -492,7 +495,7 @@ fn finish<A: Family>(
     let Some(f) = fragment else {
         return Ok(Parsed::Flow(info));
     };
-    // Extension headers of a first fragment are part of what was cut.
+    // Extension headers of a first fragment are part of the fragmented data.
     let len = payload.len() - chain.fragmentable;
     check_fragment(f, chain.protocol, len)?;
     if !needs_first_fragment {
@@ -508,7 +511,7 @@ fn finish<A: Family>(
     }))
 }
 
-/// Refuses what no sender's fragmentation gives and what only serves to hide a header.
+/// Rejects fragments that no sender produces, which only serve to hide a header.
 fn check_fragment(f: FragmentFields, protocol: u8, len: usize) -> Result<(), DropReason> {
     let hides_tcp_flags = f.offset == 1 && protocol == protocol::TCP; // RFC 3128
     let end = usize::from(f.offset) * 8 + len;
@@ -530,15 +533,15 @@ struct Addresses<A> {
     dst: A,
 }
 
-/// What differs between IPv4 and IPv6 above the network header.
+/// The address-family specifics above the network header.
 trait Family: Copy {
-    /// The number of its ICMP.
+    /// Its ICMP protocol number.
     const ICMP: u8;
-    /// Types of its ICMP echo: request and reply.
+    /// Its ICMP echo types: request and reply.
     const ECHO: [u8; 2];
     fn is_icmp_error(kind: u8) -> bool;
     fn key(addresses: Addresses<Self>, ports: Ports, protocol: u8, vlan: u16) -> (FlowKey, Direction);
-    /// The flow of the packet whose start an ICMP error quotes, and the direction in which that packet travelled.
+    /// The flow and direction of the packet that an ICMP error quotes.
     fn quoted(packet: &[u8], vlan: u16) -> Result<(FlowKey, Direction), DropReason>;
 }
 
@@ -636,7 +639,7 @@ fn key_v4(addresses: Addresses<u32>, ports: Ports, protocol: u8, vlan: u16) -> (
     (FlowKey::V4(key), direction)
 }
 
-/// What the transport header gives.
+/// The fields of a transport header.
 #[derive(Clone, Copy, Default)]
 struct Transport {
     ports: Ports,
@@ -653,7 +656,7 @@ impl Transport {
     }
 }
 
-/// Whether packets of that protocol are told apart by more than their addresses.
+/// Whether packets of this protocol are told apart by more than addresses.
 fn has_ports<A: Family>(number: u8) -> bool {
     matches!(
         number,
@@ -661,7 +664,7 @@ fn has_ports<A: Family>(number: u8) -> bool {
     ) || number == A::ICMP
 }
 
-/// Reads the transport header of a whole packet. `data` end where the packet does.
+/// Reads the transport header of an unfragmented packet. `data` ends where the packet does.
 fn transport<A: Family>(number: u8, data: &[u8], vlan: u16) -> Result<Transport, DropReason> {
     let short = DropReason::Malformed;
     match number {
@@ -695,8 +698,8 @@ fn transport<A: Family>(number: u8, data: &[u8], vlan: u16) -> Result<Transport,
     }
 }
 
-/// Reads the transport header of a first fragment, which must be there whole: nobody's MTU is so small that it is not,
-/// except to hide something (RFC 1858, RFC 7112). Lengths speak of the whole datagram and are not compared.
+/// Reads the transport header of a first fragment, which must be complete: no real MTU is too small for it
+/// (RFC 1858, RFC 7112). Lengths describe the whole datagram and are not checked.
 fn first_fragment<A: Family>(number: u8, data: &[u8]) -> Result<Transport, DropReason> {
     let short = DropReason::FragmentInvalid;
     match number {
@@ -727,7 +730,7 @@ fn tcp(data: &[u8]) -> Option<Transport> {
     })
 }
 
-/// The ports of a packet that an ICMP error quotes, of whose transport 8 bytes are enough.
+/// The ports of a packet that an ICMP error quotes. 8 bytes of its transport are enough.
 fn quoted_ports<A: Family>(number: u8, data: Option<&[u8]>) -> Result<Ports, DropReason> {
     let has_ports = matches!(number, protocol::TCP | protocol::UDP | protocol::SCTP);
     if !has_ports && number != A::ICMP {
@@ -747,7 +750,7 @@ fn ports<const N: usize>(h: &[u8; N]) -> Ports {
     }
 }
 
-/// The identifier of an echo as both ports, so that request and reply are one flow; 0 for any other message.
+/// The echo identifier as both ports, so that request and reply are one flow; 0 for other messages.
 fn icmp_ports<A: Family>(h: &[u8; ICMP_LEN]) -> Ports {
     if !A::ECHO.contains(&h[0]) {
         return Ports::default();
@@ -759,7 +762,7 @@ fn icmp_ports<A: Family>(h: &[u8; ICMP_LEN]) -> Ports {
     }
 }
 
-/// A frame longer than 4 GiB does not exist; if one did, its length would be counted short.
+/// Frames longer than 4 GiB do not exist; their length would saturate.
 #[inline(always)]
 fn frame_len(frame: &[u8]) -> u32 {
     u32::try_from(frame.len()).unwrap_or(u32::MAX)
@@ -782,12 +785,12 @@ mod tests {
     }
 
     #[test]
-    fn plain_frames_take_the_short_way() {
+    fn fast_path_eligible_frames_take_the_fast_path() {
         for protocol in [protocol::TCP, protocol::UDP] {
             for len in [18, 22, 1000] {
                 let frame = plain(protocol, len);
-                let info = parse_plain(&frame).unwrap();
-                assert_eq!(parse_any(&frame), Parsed::Flow(info));
+                let info = fast_info_v4(&frame).unwrap();
+                assert_eq!(parse_slow_path(&frame), Parsed::Flow(info));
             }
         }
     }
@@ -795,9 +798,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-        /// Also where something is wrong: the short way takes no frame that the long way would not, or take for another.
+        /// Malformed frames included: the fast path must not accept what the slow path rejects, or classify
+        /// it differently.
         #[test]
-        fn both_ways_say_the_same(
+        fn fast_and_slow_path_agree_on_ipv4(
             is_tcp in any::<bool>(),
             len in 0usize..60,
             cut in 0usize..80,
@@ -816,33 +820,33 @@ mod tests {
                 frame[24..26].copy_from_slice(&sum.to_be_bytes());
             }
             frame.truncate(frame.len().saturating_sub(cut.saturating_sub(60)));
-            if let Some(info) = parse_plain(&frame) {
-                prop_assert_eq!(parse_any(&frame), Parsed::Flow(info));
+            if let Some(info) = fast_info_v4(&frame) {
+                prop_assert_eq!(parse_slow_path(&frame), Parsed::Flow(info));
             }
-            // Among others that are plain: what is wrong with one says nothing of them.
+            // Surrounded by valid frames: one bad lane must not affect the others.
             let other = plain(protocol::UDP, 18);
             let frames: [&[u8]; 8] = std::array::from_fn(|at| if at == 3 { &frame[..] } else { &other[..] });
             for level in [simd::Level::Every, simd::Level::detect()] {
-                let mut burst = crate::PlainBurst::default();
+                let mut burst = crate::HeaderBurst::default();
                 level.run(ReadGroup(&mut burst, &frames));
                 let packets = &burst.packets;
                 prop_assert_eq!(packets.bytes[3] as usize, frame.len());
                 for (at, frame) in frames.iter().enumerate() {
-                    let said = (packets.is_plain[at] != 0).then(|| Plain {
+                    let said = (packets.is_fast[at] != 0).then(|| FastPacket {
                         key: packets.key(at),
                         direction: packets.is_reverse[at] & 1,
-                        tcp_flags: TcpFlags(packets.is_changing[at] as u8 & TcpFlags::CHANGING),
+                        tcp_flags: TcpFlags(packets.has_syn_fin_rst[at] as u8 & TcpFlags::SYN_FIN_RST),
                     });
-                    let flags = super::plain(frame).map_or(0, |plain| plain.tcp_flags.0) & TcpFlags::CHANGING;
-                    let expected = super::plain(frame).map(|plain| Plain {
-                        tcp_flags: TcpFlags(if flags != 0 { TcpFlags::CHANGING } else { 0 }),
-                        ..plain
+                    let flags = super::parse_fast(frame).map_or(0, |fast| fast.tcp_flags.0) & TcpFlags::SYN_FIN_RST;
+                    let expected = super::parse_fast(frame).map(|fast| FastPacket {
+                        tcp_flags: TcpFlags(if flags != 0 { TcpFlags::SYN_FIN_RST } else { 0 }),
+                        ..fast
                     });
                     prop_assert_eq!(said, expected);
                     if expected.is_some() {
                         prop_assert_eq!(packets.is_opening[at] != 0, flags == TcpFlags::SYN);
-                        prop_assert_eq!(Some(burst.dscp(at)), parse_plain(frame).map(|info| info.dscp));
-                        prop_assert_eq!(Some(burst.info(at, frame)), parse_plain(frame));
+                        prop_assert_eq!(Some(burst.dscp(at)), fast_info_v4(frame).map(|info| info.dscp));
+                        prop_assert_eq!(Some(burst.info(at, frame)), fast_info_v4(frame));
                     }
                 }
             }
@@ -853,7 +857,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(10_000))]
 
         #[test]
-        fn both_ways_say_the_same_of_ipv6(
+        fn fast_and_slow_path_agree_on_ipv6(
             is_tcp in any::<bool>(),
             len in 0usize..40,
             cut in 0usize..80,
@@ -878,26 +882,26 @@ mod tests {
                 }
             }
             frame.truncate(frame.len().saturating_sub(cut.saturating_sub(60)));
-            let said = parse_plain_v6(&frame);
+            let said = fast_info_v6(&frame);
             prop_assert!(said.is_some() || !is_whole);
             if let Some(info) = said {
-                prop_assert_eq!(parse_any(&frame), Parsed::Flow(info));
+                prop_assert_eq!(parse_slow_path(&frame), Parsed::Flow(info));
             }
         }
     }
 
-    struct ReadGroup<'a>(&'a mut crate::PlainBurst, &'a [&'a [u8]; 8]);
+    struct ReadGroup<'a>(&'a mut crate::HeaderBurst, &'a [&'a [u8]; 8]);
 
     impl simd::Kernel for ReadGroup<'_> {
         type Output = ();
         #[inline(always)]
         fn run<W: simd::Words>(self) {
-            let mut headers = [crate::PlainBurst::NOTHING; 8];
+            let mut headers = [crate::HeaderBurst::EMPTY; 8];
             for (at, header) in headers.iter_mut().enumerate() {
                 *header = self.0.put(at, self.1[at]);
             }
             self.0.load::<W>(0, &headers);
-            self.0.judge(8);
+            self.0.validate(8);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! SipHash-1-3 over whole words: a hash whose buckets a sender cannot aim at without the key
+//! SipHash-1-3 over whole words: without the key a sender cannot target a bucket
 //! (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012).
 
 /// The hash of `words` under `key`.
@@ -40,9 +40,9 @@ mod tests {
     use std::hash::{DefaultHasher, Hasher};
 
     proptest::proptest! {
-        /// The standard library's hasher is SipHash-1-3 with a key of zeros.
+        /// The standard library's hasher is SipHash-1-3 with an all-zero key.
         #[test]
-        fn equals_that_of_the_standard_library(words in proptest::collection::vec(proptest::num::u64::ANY, 0..8)) {
+        fn equals_the_standard_librarys_hash(words in proptest::collection::vec(proptest::num::u64::ANY, 0..8)) {
             let mut theirs = DefaultHasher::new();
             for word in &words {
                 theirs.write(&word.to_le_bytes());

@@ -5,7 +5,7 @@ use dpdk::{
     TxQueue,
 };
 
-use flow_table::{CARD_KEY, CARD_SHARES, taker};
+use flow_table::{RSS_BUCKETS, RSS_KEY, rss_queue};
 
 use crate::frame::{Device, DeviceState, DeviceWatch, Frame, FrameMemory, Sizes, Unsendable};
 use crate::soft::OpenDevice;
@@ -171,13 +171,13 @@ impl DpdkQueue {
         let started = port.start(&config)?;
         let pairs = started.rx.into_iter().zip(started.tx);
         let parts = usize::from(queues);
-        let mut shares = [0; CARD_SHARES];
+        let mut shares = [0; RSS_BUCKETS];
         for (share, queue) in shares.iter_mut().enumerate() {
-            let worker = taker(share, parts);
+            let worker = rss_queue(share, parts);
             *queue = ((worker + parts - first % parts) % parts) as u16;
         }
         Ok(OpenDevice {
-            deals: queues > 1 && port.deal(CARD_KEY, &shares).is_ok(),
+            deals: queues > 1 && port.deal(RSS_KEY, &shares).is_ok(),
             queues: pairs.map(|(rx, tx)| DpdkQueue { rx, tx }).collect(),
             watch: Some(Box::new(DpdkWatch(port))),
         })

@@ -9,11 +9,11 @@ use std::time::Duration;
 use std::vec::Drain;
 
 use arc_swap::{ArcSwap, Cache};
-use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, Progress, Whose};
+use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, LookupOutcome, Progress};
 use model::{
     Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
 };
-use packet::{FragmentTracker, Lengths, Offer, PacketInfo, Parsed, PlainBurst, TcpFlags};
+use packet::{FragmentTracker, HeaderBurst, Lengths, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use simd::{Kernel, Level, Words};
@@ -128,7 +128,7 @@ pub struct Worker<M: FrameMemory> {
     /// Received frames of the current burst.
     received: Vec<M::Frame>,
     /// Their headers, in the same places.
-    headers: Box<PlainBurst>,
+    headers: Box<HeaderBurst>,
     /// What the table needs of them, likewise.
     burst: Box<Burst>,
     /// Which instructions the steps of a burst may use.
@@ -1005,7 +1005,7 @@ impl<M: FrameMemory> Worker<M> {
         }
         self.sizes = self.sizes.and(self.burst_sizes);
         let hasher = self.parts.hasher;
-        if !self.headers.packets.are_all_plain() {
+        if !self.headers.packets.all_fast() {
             self.look_at_unusual();
         }
         // The lists are taken out and put back, so that their room is used again.
@@ -1046,8 +1046,8 @@ impl<M: FrameMemory> Worker<M> {
                 }
             }
             if workers > 1
-                && self.burst.was_made_odd(place)
-                && self.headers.packets.is_plain[place % BURST_FRAMES] != 0
+                && self.burst.is_marked_exception(place)
+                && self.headers.packets.is_fast[place % BURST_FRAMES] != 0
             {
                 // Another worker's.
                 let Some(frame) = rest.next() else { break };
@@ -1056,12 +1056,12 @@ impl<M: FrameMemory> Worker<M> {
                 place += 1;
                 continue;
             }
-            let whose = self.parts.table.whose(&mut self.burst, place);
-            if whose == Whose::Known {
+            let whose = self.parts.table.lookup_in_burst(&mut self.burst, place);
+            if whose == LookupOutcome::Hit {
                 continue;
             }
             let Some(frame) = rest.next() else { break };
-            if whose == Whose::New {
+            if whose == LookupOutcome::Miss {
                 if let Some(frame) = self.open(frame, place, uplink, now) {
                     let info = self.headers.info(place, frame.bytes());
                     self.place_new(frame, &info, self.burst.hash(place), uplink, now);
@@ -1091,7 +1091,7 @@ impl<M: FrameMemory> Worker<M> {
     #[cold]
     fn look_at_unusual(&mut self) {
         for (place, frame) in self.received.iter().enumerate() {
-            if self.headers.packets.is_plain.get(place) != Some(&0) {
+            if self.headers.packets.is_fast.get(place) != Some(&0) {
                 continue;
             }
             let parsed = packet::parse(frame.bytes());
@@ -1128,7 +1128,7 @@ impl<M: FrameMemory> Worker<M> {
         };
         let is_own = self.parts.workers == 1
             || self.parts.hasher.owner(&info.key, self.parts.workers) == self.parts.id.index();
-        let changes = info.is_icmp_error || info.tcp_flags.0 & TcpFlags::CHANGING != 0;
+        let changes = info.is_icmp_error || info.tcp_flags.0 & TcpFlags::SYN_FIN_RST != 0;
         if !is_own || changes || self.lanes_are_stale {
             return Some(frame);
         }
@@ -1288,7 +1288,7 @@ impl<M: FrameMemory> Worker<M> {
 
     // ---- new flows --------------------------------------------------------------------------------------------
 
-    /// Opens the flow of a packet of the current burst that the table called [`Whose::New`], and sends the packet to its
+    /// Opens the flow of a packet of the current burst that the table called [`LookupOutcome::Miss`], and sends the packet to its
     /// instance: what [`Worker::set_up`] does where nothing is unusual. Gives the frame back, with nothing done, where
     /// something is.
     fn open(&mut self, frame: M::Frame, place: usize, uplink: UplinkId, now: Nanos) -> Option<M::Frame> {
@@ -2167,7 +2167,7 @@ impl<M: FrameMemory> Worker<M> {
 /// The first steps of a burst: reads its headers, and fetches what the table has of their flows; of another worker's it has nothing.
 struct Look<'a, F> {
     frames: &'a [F],
-    headers: &'a mut PlainBurst,
+    headers: &'a mut HeaderBurst,
     burst: &'a mut Burst,
     table: &'a mut FlowTable<TableMemory>,
     /// Where some of them may be another worker's.
@@ -2192,7 +2192,7 @@ impl Owners<'_> {
             let owner = burst.owner(place, self.hasher, self.workers);
             *found = owner as u8;
             if owner != self.this.index() {
-                burst.make_odd(place);
+                burst.mark_exception(place);
             }
         }
     }
@@ -2209,31 +2209,31 @@ impl<F: Frame> Kernel for Look<'_, F> {
     )]
     fn run<W: Words>(self) -> (Lengths, u16) {
         let mut pieces = 0;
-        let (groups, rest) = self.frames.as_chunks::<{ PlainBurst::GROUP }>();
-        let mut group = [PlainBurst::NOTHING; PlainBurst::GROUP];
+        let (groups, rest) = self.frames.as_chunks::<{ HeaderBurst::GROUP }>();
+        let mut group = [HeaderBurst::EMPTY; HeaderBurst::GROUP];
         for at in 0..groups.len() {
-            let first = at * PlainBurst::GROUP;
-            for i in 0..PlainBurst::GROUP {
+            let first = at * HeaderBurst::GROUP;
+            for i in 0..HeaderBurst::GROUP {
                 pieces |= groups[at][i].pieces();
                 group[i] = self.headers.put(first + i, groups[at][i].bytes());
             }
             self.headers.load::<W>(first, &group);
         }
         if !rest.is_empty() {
-            let first = groups.len() * PlainBurst::GROUP;
+            let first = groups.len() * HeaderBurst::GROUP;
             for i in 0..rest.len() {
                 pieces |= rest[i].pieces();
                 group[i] = self.headers.put(first + i, rest[i].bytes());
             }
             self.headers.load::<W>(first, &group);
         }
-        self.headers.judge(self.frames.len());
+        self.headers.validate(self.frames.len());
         self.burst.fill::<W>(&self.headers.packets);
         if let Some(owners) = self.owners {
             owners.tell(self.burst);
         }
-        self.table.ask(self.burst, &self.headers.packets);
-        self.table.choose(self.burst);
+        self.table.prefetch_buckets(self.burst, &self.headers.packets);
+        self.table.resolve_candidates(self.burst);
         (self.headers.packets.lengths(), pieces)
     }
 }

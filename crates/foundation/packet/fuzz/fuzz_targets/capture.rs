@@ -1,4 +1,5 @@
-//! Any bytes as a capture file, also behind a right file header: no panic, and no more frames than there is room for.
+//! Arbitrary bytes as a capture file, with and without a valid file header: no panic, and no more frames than
+//! fit.
 #![no_main]
 
 use packet::capture::{CaptureReader, CaptureWriter};

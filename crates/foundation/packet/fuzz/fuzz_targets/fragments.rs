@@ -1,4 +1,4 @@
-//! Any fragments in any order: each comes back once, and nothing stays behind.
+//! Arbitrary fragments in any order: each is returned exactly once and none is left behind.
 #![no_main]
 
 use packet::build::Frame;

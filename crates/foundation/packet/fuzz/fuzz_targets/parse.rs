@@ -1,4 +1,4 @@
-//! Any bytes: no panic, and what it points at is within the frame.
+//! Arbitrary bytes: no panic, and every offset lies within the frame.
 #![no_main]
 
 use packet::{Parsed, parse};

@@ -1,4 +1,4 @@
-//! Every frame of the public captures, by both parsers.
+//! Every frame of the public captures, parsed by both parsers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn data() -> Option<PathBuf> {
         data.display()
     );
     eprintln!(
-        "skipped: no captures in {}; set INCO_DATA to where they are",
+        "skipped: no captures in {}; set INCO_DATA to their folder",
         data.display()
     );
     None

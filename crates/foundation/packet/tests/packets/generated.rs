@@ -1,4 +1,4 @@
-//! Generated frames of every form: what was written is what both parsers read.
+//! Generated frames of every kind: both parsers read back what was written.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -86,7 +86,7 @@ fn plans() -> impl Strategy<Value = Plan> {
 
 impl Plan {
     fn address(&self, host: u8) -> IpAddr {
-        // Neighbouring and far addresses, so that the order of bytes matters.
+        // Near and far addresses, so that byte order matters.
         if self.v6 {
             [[0x20, host, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, !host]][0].into()
         } else {
@@ -94,7 +94,7 @@ impl Plan {
         }
     }
 
-    /// The tuple, the frame without and the frame with padding.
+    /// The tuple, the frame without padding and the frame with it.
     fn write(&self) -> (Tuple, Vec<u8>) {
         let (src, dst) = (self.address(self.hosts.0), self.address(self.hosts.1));
         let extensions: Vec<Extension<'_>> = self
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn what_is_written_is_read(plan in plans()) {
+    fn both_parsers_read_back_what_was_written(plan in plans()) {
         let (tuple, mut frame) = plan.write();
         frame.resize(frame.len() + plan.padding, 0);
         prop_assert_eq!(oracle::compare(&frame), Ok(Kind::Flow));
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn checksums_are_those_of_etherparse(plan in plans()) {
+    fn checksums_equal_those_of_etherparse(plan in plans()) {
         let (_, frame) = plan.write();
         let theirs = etherparse::PacketHeaders::from_ethernet_slice(&frame).unwrap();
         let payload = theirs.payload.slice();
@@ -218,7 +218,7 @@ proptest! {
         }
     }
 
-    /// Fragments are what etherparse takes them for, have the datagram's addresses, and together hold its data.
+    /// etherparse reads the fragments alike; they have the datagram's addresses and together hold its data.
     #[test]
     fn fragments_hold_the_datagram(plan in plans(), mtu in 90usize..250) {
         let (tuple, frame) = plan.write();
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn a_socket_address_is_all_that_a_frame_needs(src in any::<SocketAddr>(), dst in any::<SocketAddr>()) {
+    fn frames_can_be_built_from_socket_addresses(src in any::<SocketAddr>(), dst in any::<SocketAddr>()) {
         match Frame::udp(src, dst, b"x") {
             Ok(frame) => prop_assert_eq!(oracle::compare(&frame.to_vec().unwrap()), Ok(Kind::Flow)),
             Err(e) => {
@@ -288,7 +288,7 @@ proptest! {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn oversized_fields_are_rejected() {
     let src: SocketAddr = "10.0.0.1:1".parse().unwrap();
     let big = vec![0; 65_536];
     let frame = Frame::udp(src, src, &big).unwrap();

@@ -1,4 +1,4 @@
-//! One frame of every form that the parser knows, and what each must be.
+//! One frame of every kind that the parser knows, with the expected result.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -112,7 +112,7 @@ const ALL_EXTENSIONS: &[Extension<'static>] = &[
     },
 ];
 
-/// An ICMP error of the same family about `frame`, from a router, quoting `len` bytes of its IP packet.
+/// An ICMP error of the same family about `frame`, sent by a router and quoting `len` bytes of its IP packet.
 pub(crate) fn error_about(frame: &[u8], kind: u8, len: usize) -> Vec<u8> {
     let packet = &frame[14..];
     let (router, sender): (IpAddr, IpAddr) = if packet[0] >> 4 == 4 {
@@ -135,7 +135,7 @@ pub(crate) fn error_about(frame: &[u8], kind: u8, len: usize) -> Vec<u8> {
     .unwrap()
 }
 
-/// Valid frames and what both parsers must take them for.
+/// Valid frames and the expected result of both parsers.
 pub(crate) fn frames() -> Vec<(&'static str, Vec<u8>, Kind)> {
     let vec = |frame: Frame<'_>| frame.to_vec().unwrap();
     let long = Frame {
@@ -386,7 +386,7 @@ fn tuple(src: SocketAddr, dst: SocketAddr, protocol: u8, vlan: u16) -> Tuple {
 }
 
 #[test]
-fn both_parsers_take_each_for_what_it_is() {
+fn both_parsers_classify_every_golden_frame() {
     for (name, frame, kind) in frames() {
         match oracle::compare(&frame) {
             Ok(found) => assert_eq!(found, kind, "{name}"),
@@ -396,7 +396,7 @@ fn both_parsers_take_each_for_what_it_is() {
 }
 
 #[test]
-fn the_key_is_that_of_the_tuple() {
+fn keys_equal_the_tuple() {
     for (frame, tuple) in [
         (udp(), tuple(at(A), at(B), protocol::UDP, 0)),
         (with_options(tcp()), tuple(at(A), at(B), protocol::TCP, 0)),
@@ -422,7 +422,7 @@ fn the_key_is_that_of_the_tuple() {
 }
 
 #[test]
-fn flags_are_those_of_tcp() {
+fn tcp_flags_are_read() {
     let syn = flow(&tcp().to_vec().unwrap()).tcp_flags;
     assert!(syn.syn() && !syn.fin() && !syn.rst() && !syn.ack());
     let info = flow(
@@ -436,7 +436,7 @@ fn flags_are_those_of_tcp() {
 }
 
 #[test]
-fn an_error_travels_against_what_it_quotes() {
+fn an_icmp_error_has_the_opposite_direction() {
     for (frame, kind, len) in [(udp(), 3, 28), (tcp(), 11, 28), (udp6(), 1, 48)] {
         let frame = frame.to_vec().unwrap();
         let about = flow(&frame);
@@ -449,7 +449,7 @@ fn an_error_travels_against_what_it_quotes() {
 }
 
 #[test]
-fn an_error_about_a_later_fragment_has_its_addresses_and_no_ports() {
+fn an_icmp_error_about_a_later_fragment_has_no_ports() {
     let long = Frame {
         payload: &[7; 3000],
         ..udp()
@@ -466,7 +466,7 @@ fn an_error_about_a_later_fragment_has_its_addresses_and_no_ports() {
 }
 
 #[test]
-fn request_and_reply_of_an_echo_are_one_flow() {
+fn echo_request_and_reply_are_one_flow() {
     let request = flow(
         &Frame::icmp(ip(A), ip(B), 8, 0, [9, 9, 0, 1], b"")
             .unwrap()
@@ -520,7 +520,7 @@ fn a_fragment_has_the_addresses_of_its_flow() {
 }
 
 #[test]
-fn fragments_of_a_protocol_without_ports_need_no_first_one() {
+fn fragments_without_ports_need_no_first_fragment() {
     let gre = Frame {
         transport: Transport::Raw { protocol: 47 },
         payload: &[7; 3000],
@@ -531,7 +531,7 @@ fn fragments_of_a_protocol_without_ports_need_no_first_one() {
     }
 }
 
-/// Changes one byte of a frame, puts the IPv4 checksum right, and parses it.
+/// Changes one byte of a frame, fixes the IPv4 checksum, and parses it.
 fn changed(frame: Frame<'_>, at: usize, value: u8) -> Parsed {
     let mut bytes = frame.to_vec().unwrap();
     let l3 = frame.l3_offset();
@@ -546,7 +546,7 @@ fn changed(frame: Frame<'_>, at: usize, value: u8) -> Parsed {
 }
 
 #[test]
-fn what_contradicts_itself_is_malformed() {
+fn inconsistent_headers_are_malformed() {
     let malformed = Parsed::Invalid(DropReason::Malformed);
     assert_eq!(changed(udp(), 14, 0x65), malformed, "version");
     assert_eq!(changed(udp(), 14, 0x44), malformed, "header length");
@@ -617,18 +617,18 @@ fn every_truncation_is_malformed() {
 }
 
 #[test]
-fn a_wrong_ipv4_checksum_is_noticed_in_either_way() {
+fn a_bad_ipv4_checksum_is_detected_on_both_paths() {
     for frame in [udp(), with_options(udp())] {
         let mut bytes = frame.to_vec().unwrap();
         bytes[22] ^= 1; // time to live
         assert_eq!(parse(&bytes), Parsed::Invalid(DropReason::BadChecksum));
-        bytes[24..26].fill(0); // left to hardware
+        bytes[24..26].fill(0); // checksum offload
         assert!(matches!(parse(&bytes), Parsed::Flow(_)));
     }
 }
 
 #[test]
-fn limits_are_limits() {
+fn tag_and_extension_header_limits_are_enforced() {
     let tags = [Tag::vlan(1); packet::MAX_VLAN_TAGS + 1];
     let tagged = |n: usize| {
         parse(
@@ -691,7 +691,7 @@ fn a_first_fragment_without_its_transport_header_is_invalid() {
 }
 
 #[test]
-fn a_jumbogram_is_followed() {
+fn jumbograms_are_parsed() {
     let payload = vec![0; 70_000];
     let jumbo_len = (8 + 8 + payload.len()) as u32;
     let mut frame = with_extensions(

@@ -1,5 +1,5 @@
-//! The parser against an independent one (etherparse), on golden frames, generated ones, mutated ones and captures;
-//! and the fragment tracker against a plain model.
+//! Compares the parser with an independent one (etherparse) on golden, generated, mutated and captured
+//! frames, and the fragment tracker with a reference model.
 
 #[cfg(test)]
 mod captures;

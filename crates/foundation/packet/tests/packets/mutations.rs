@@ -1,5 +1,5 @@
-//! Golden frames with bytes changed, cut and inserted: nothing panics, nothing reads past the end, and where etherparse
-//! finds a flow it is ours too.
+//! Golden frames with bytes changed, cut and inserted: no panic, no read past the end, and every flow that
+//! etherparse finds is found.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use packet::{FragmentTracker, Offer, Parsed, parse};
 use crate::golden;
 use crate::oracle::{self, Kind};
 
-/// Frames that are tried. Seconds, not minutes, also without optimisation.
+/// Frames per run: seconds, not minutes, even without optimization.
 const MUTATIONS: u64 = 200_000;
 
-/// The same numbers in every run (Steele, Lea and Flood's SplitMix64).
+/// A deterministic random source (Steele, Lea and Flood's SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
 
 fn mutate(random: &mut Random, frame: &mut Vec<u8>) {
     for _ in 0..=random.below(3) {
-        // Most of what matters stands in the first hundred bytes.
+        // The headers lie in the first hundred bytes.
         let at = random
             .below(frame.len().clamp(1, 120))
             .min(frame.len().saturating_sub(1));
@@ -63,7 +63,7 @@ fn mutate(random: &mut Random, frame: &mut Vec<u8>) {
             _ => {}
         }
     }
-    // Else nearly all changes to IPv4 end at the checksum.
+    // Otherwise nearly all IPv4 mutations fail at the checksum.
     if random.below(4) > 0
         && frame.get(12..14) == Some(&[8, 0])
         && let Some(end) = frame.get(14).map(|b| 14 + usize::from(b & 15) * 4)
@@ -76,7 +76,7 @@ fn mutate(random: &mut Random, frame: &mut Vec<u8>) {
 }
 
 #[test]
-fn no_mutation_surprises() {
+fn mutated_frames_parse_like_etherparse() {
     let golden = golden::frames();
     let mut random = Random(2);
     let mut kinds: BTreeMap<Kind, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What etherparse says of a frame, in the words of the model, and where it may differ from us.
+//! etherparse's result for a frame, in the model's types, and the permitted differences from ours.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use etherparse::{
 use model::{DropReason, FlowKey, Tuple, protocol};
 use packet::{Parsed, parse};
 
-/// What a frame turned out to be, for counting.
+/// The classification of a frame, for statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Flow,
@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Other,
     Invalid,
     BadChecksum,
-    /// Refused by us with a reason that etherparse does not look for, or followed by us where etherparse stops.
+    /// Rejected by us for a reason that etherparse does not check, or followed further by us.
     Stricter,
     Laxer,
 }
@@ -41,7 +41,7 @@ struct TheirIp {
     l3_len: usize,
     /// Identification, offset in units of 8 bytes, more.
     fragment: Option<(u32, u16, bool)>,
-    /// It takes a packet with several.
+    /// etherparse accepts several.
     fragment_headers: usize,
     transport: Option<TheirTransport>,
 }
@@ -162,8 +162,8 @@ fn quoted(bytes: &[u8], vlan: u16) -> Option<Tuple> {
                     v6.header().source_addr().into(),
                     v6.header().destination_addr().into(),
                 );
-                // It follows the headers into the data of a later fragment, and its iterator over headers that are cut off
-                // reads out of bounds (0.21).
+                // etherparse follows the headers into the data of a later fragment, and its iterator over
+                // truncated headers reads out of bounds (0.21).
                 let later = quoted_later_fragment(bytes)?;
                 let number = later.unwrap_or(v6.payload().ip_number.0);
                 (src, dst, number, v6.payload().payload, later.is_some())
@@ -202,13 +202,13 @@ fn quoted(bytes: &[u8], vlan: u16) -> Option<Tuple> {
     })
 }
 
-/// Its own calculation leaves out the reserved flag. We take 0 for one that hardware was to fill in.
+/// etherparse's own sum leaves out the reserved flag. A checksum of 0 means checksum offload to us.
 fn is_checksum_right(header: &[u8]) -> bool {
     let words = header.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
     header[10..12] == [0, 0] || words.sum::<u32>() % 0xffff == 0
 }
 
-/// What the data of a quoted later fragment of IPv6 start with. `None` where there are several Fragment headers: theirs
+/// The first header of a quoted later IPv6 fragment. `None` if there are several Fragment headers: etherparse
 /// follows them, we do not.
 fn quoted_later_fragment(packet: &[u8]) -> Option<Option<u8>> {
     let (mut next, mut rest) = (packet[6], &packet[40..]);
@@ -249,7 +249,7 @@ fn is_icmp_of(number: u8, address: IpAddr) -> bool {
         }
 }
 
-/// Compares what both say of a frame. `Err` tells a disagreement for which there is no reason.
+/// Compares both results. `Err` describes an unexplained difference.
 pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
     let ours = parse(frame);
     let disagree = |why: &str| Err(format!("{why}: ours is {ours:?} of {frame:02x?}"));
@@ -257,20 +257,20 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
         return match ours {
             Parsed::Invalid(DropReason::BadChecksum) => Ok(Kind::BadChecksum),
             Parsed::Invalid(_) => Ok(Kind::Invalid),
-            // It checks what is in ARP, MACsec, IGMP, and the length of ICMP timestamps; and ICMP of either version in
-            // either family; and it reads the data of a later fragment as extension headers.
+            // etherparse checks the contents of ARP, MACsec, IGMP and ICMP timestamps. It checks ICMP of
+            // either version in either family. It reads the data of a later fragment as extension headers.
             Parsed::Other { .. } => Ok(Kind::Laxer),
             Parsed::Flow(info) if matches!(info.protocol, 1 | 2 | 58) => Ok(Kind::Laxer),
             Parsed::Fragment(fragment) if fragment.offset > 0 && matches!(fragment.protocol, 0 | 51) => {
                 Ok(Kind::Laxer)
             }
-            _ => disagree("etherparse refuses it"),
+            _ => disagree("etherparse rejects it"),
         };
     };
     let Some(ip) = theirs.ip else {
         return match ours {
             Parsed::Other { .. } => Ok(Kind::Other),
-            // Where it has three tags it does not look at what follows.
+            // With three tags etherparse does not look further.
             _ if theirs.tags == 3 => Ok(Kind::Laxer),
             _ => disagree("etherparse finds no IP"),
         };
@@ -287,7 +287,7 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
             let is_error = matches!((ip.number, kind), (1, 3 | 4 | 5 | 11 | 12) | (58, 1..=4));
             (identifier, identifier, None, is_error.then_some(body))
         }
-        // etherparse does not read SCTP, nor any transport of a fragment.
+        // etherparse does not parse SCTP, nor any transport of a fragment.
         _ => match ip.payload.first_chunk::<4>() {
             Some(p) if ip.number == protocol::SCTP && ip.fragment.is_none() => (
                 u16::from_be_bytes([p[0], p[1]]),
@@ -306,7 +306,7 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
         protocol: ip.number,
         vlan: theirs.vlan,
     };
-    // In IPv4 it follows one Authentication header and not the next.
+    // In IPv4 etherparse follows one Authentication header and not the next.
     if ip.number == 51 && ip.fragment.is_none() && !matches!(ours, Parsed::Other { .. }) {
         return Ok(Kind::Laxer);
     }
@@ -327,7 +327,7 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
             {
                 Ok(Kind::Stricter)
             } else {
-                disagree("etherparse takes it")
+                disagree("etherparse accepts it")
             }
         }
         Parsed::Flow(info) if ip.is_checksum_right => {
@@ -335,8 +335,8 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
             let (expected, kind) = match icmp {
                 Some(body) => {
                     let quoted = quoted(body, theirs.vlan).map(|tuple| FlowKey::new(&tuple));
-                    // It ends a quoted packet where its length says. We read the ports behind the header in any case:
-                    // routers are known to quote a length that they have already changed.
+                    // etherparse ends a quoted packet at its declared length. We read the ports regardless:
+                    // some routers quote a length that they have already changed.
                     if quoted != Some((info.key, info.direction.flipped())) && quoted_len(body) < body.len() {
                         return Ok(Kind::Laxer);
                     }
@@ -384,7 +384,7 @@ pub(crate) fn compare(frame: &[u8]) -> Result<Kind, String> {
                 _ => (0, 0),
             };
             let info = fragment.info;
-            // Of a later fragment it takes the data for headers, where they seem to go on.
+            // For a later fragment etherparse reads the data as headers if they look like some.
             let number = if offset == 0 { ip.number } else { info.protocol };
             let expected = FlowKey::new(&Tuple {
                 src_port,

@@ -1,4 +1,4 @@
-//! The fragment tracker: its rules one by one, its limits, and all of it against a plain model.
+//! The fragment tracker: each rule, each limit, and all of it against a reference model.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,8 @@ fn ms(n: u64) -> Nanos {
     Nanos::from_millis(n)
 }
 
-/// Fragments of a UDP datagram with `len` bytes of payload, 80 bytes each but the last. `host` makes addresses differ.
+/// Fragments of a UDP datagram with `len` bytes of payload, 80 bytes each except the last. `host` varies the
+/// addresses.
 fn datagram(v6: bool, src_port: u16, len: usize, identification: u32) -> Vec<Fragment> {
     let (mut src, dst) = if v6 { (at(A6), at(B6)) } else { (at(A), at(B)) };
     src.set_port(src_port);
@@ -66,7 +67,7 @@ fn later_fragments_follow_the_first() {
 }
 
 #[test]
-fn early_fragments_wait_and_leave_in_the_order_of_arrival() {
+fn early_fragments_wait_and_leave_in_order_of_arrival() {
     let fragments = datagram(false, 4000, 300, 9);
     let mut tracker = FragmentTracker::new(KEY);
     for i in [3, 1, 2] {
@@ -87,7 +88,7 @@ fn early_fragments_wait_and_leave_in_the_order_of_arrival() {
 }
 
 #[test]
-fn who_waits_in_vain_is_handed_back_in_time() {
+fn fragments_without_a_first_one_time_out() {
     let one = datagram(false, 4000, 300, 9);
     let two = datagram(false, 4000, 300, 10);
     let mut tracker = FragmentTracker::new(KEY);
@@ -105,7 +106,7 @@ fn who_waits_in_vain_is_handed_back_in_time() {
 }
 
 #[test]
-fn an_identification_names_a_datagram_only_between_its_addresses() {
+fn identifications_are_scoped_to_their_addresses() {
     let v4 = datagram(false, 4000, 300, 9);
     let v6 = datagram(true, 4000, 300, 9);
     let mut back = v4[1];
@@ -162,19 +163,19 @@ fn overlaps_and_contradictions_are_invalid() {
         DropReason::FragmentInvalid
     ));
     assert_eq!(tracker.counters().invalid, 5);
-    // None of it did harm.
+    // The rejected fragments changed nothing.
     flow_of(tracker.offer(&fragments[2], 0, ms(0)));
-    // Complete: the identification is free for another datagram.
+    // The datagram is complete, so its identification is free again.
     flow_of(tracker.offer(&other_ports[0], 0, ms(0)));
 }
 
 #[test]
-fn an_identification_comes_round() {
+fn identifications_are_reused() {
     let fragments = datagram(false, 4000, 300, 9);
     let mut tracker = FragmentTracker::new(KEY);
     flow_of(tracker.offer(&fragments[0], 0, ms(0)));
     flow_of(tracker.offer(&fragments[1], 0, ms(0)));
-    // The rest was lost. The same flow uses the identification again, and then another flow, past the lifetime.
+    // The rest was lost. The flow reuses the identification; past the lifetime another flow does.
     flow_of(tracker.offer(&fragments[0], 0, ms(500)));
     flow_of(tracker.offer(&fragments[1], 0, ms(500)));
     let other = datagram(false, 4001, 300, 9);
@@ -186,7 +187,7 @@ fn an_identification_comes_round() {
 }
 
 #[test]
-fn one_datagram_cannot_take_all_places() {
+fn one_datagram_cannot_take_all_slots() {
     let fragments = datagram(false, 4000, 80 * (WAITING_LIMIT_PER_DATAGRAM + 10), 9);
     let mut tracker = FragmentTracker::new(KEY);
     for fragment in &fragments[1..=WAITING_LIMIT_PER_DATAGRAM] {
@@ -220,7 +221,7 @@ fn gaps_are_limited() {
 }
 
 #[test]
-fn the_places_are_limited_and_come_back() {
+fn waiting_slots_are_limited_and_reused() {
     let mut tracker = FragmentTracker::new(KEY);
     let later = |identification: u32| datagram(true, 4000, 200, identification)[1];
     for i in 0..WAITING_LIMIT as u32 {
@@ -241,7 +242,7 @@ fn the_places_are_limited_and_come_back() {
 }
 
 #[test]
-fn a_flood_of_first_fragments_evicts_the_oldest_and_nobody_who_waits() {
+fn a_flood_of_first_fragments_evicts_no_waiting_fragment() {
     let mut tracker = FragmentTracker::new(KEY);
     let waiting = datagram(true, 4000, 200, u32::MAX);
     assert_eq!(tracker.offer(&waiting[1], 5, ms(0)), Offer::Waiting);
@@ -283,7 +284,7 @@ fn nothing_is_allocated_after_construction() {
             assert!(matches!(parse(&bytes), Parsed::Flow(_)));
             let now = ms(i as u64 / 10);
             for place in [2, 1, 0, 3] {
-                // Of each third datagram the first fragment never comes.
+                // Every third datagram has no first fragment.
                 if place > 0 || i % 3 > 0 {
                     tracker.offer(&fragments[place], i, now);
                 }
@@ -300,9 +301,9 @@ fn nothing_is_allocated_after_construction() {
     );
 }
 
-/// The rules once more, with nothing but a map and a list, and without limits.
+/// The reference model: a map and a list, without limits.
 #[derive(Default)]
-struct Plain {
+struct Model {
     known: HashMap<u32, Known>,
     waiting: Vec<(u32, u32, Nanos, Fragment)>,
 }
@@ -322,7 +323,7 @@ enum Outcome {
     Invalid,
 }
 
-impl Plain {
+impl Model {
     fn offer(&mut self, fragment: &Fragment, frame: u32, now: Nanos) -> Vec<Outcome> {
         let id = fragment.identification;
         if self
@@ -394,14 +395,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn the_tracker_does_what_the_rules_say(
+    fn the_tracker_matches_the_model(
         steps in prop::collection::vec((0u32..5, 0usize..6, 0u16..2, prop_oneof![9 => Just(0u64), 3 => 0u64..30, 1 => 900u64..1100]), 1..120),
     ) {
         let sent: Vec<Vec<Vec<Fragment>>> = (0..5)
             .map(|id| (0..2).map(|port| datagram(id % 2 == 0, 4000 + port, 400, id)).collect())
             .collect();
         let mut tracker: FragmentTracker<u32> = FragmentTracker::new(KEY);
-        let mut plain = Plain::default();
+        let mut model = Model::default();
         let mut now = Nanos::ZERO;
         let mut back = 0;
         for (frame, &(id, place, port, pause)) in steps.iter().enumerate() {
@@ -410,7 +411,7 @@ proptest! {
             while let Some(frame) = tracker.expire(now) {
                 expired.push(frame);
             }
-            prop_assert_eq!(&expired, &plain.expire(now));
+            prop_assert_eq!(&expired, &model.expire(now));
             back += expired.len();
             let fragment = &sent[id as usize][port as usize][place];
             let frame = frame as u32;
@@ -426,8 +427,8 @@ proptest! {
                 outcomes.push(Outcome::Resolved(frame, info.key));
             }
             back += outcomes.iter().filter(|o| **o != Outcome::Waiting).count();
-            prop_assert_eq!(&outcomes, &plain.offer(fragment, frame, now));
-            prop_assert_eq!(tracker.occupied(), plain.waiting.len());
+            prop_assert_eq!(&outcomes, &model.offer(fragment, frame, now));
+            prop_assert_eq!(tracker.occupied(), model.waiting.len());
         }
         while tracker.drain().is_some() {
             back += 1;

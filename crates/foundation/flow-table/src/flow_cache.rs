@@ -1,8 +1,8 @@
-//! The front cache: where the IPv4 flows of the last packets were found, so that most of those that follow need neither the
+//! The flow cache: where the IPv4 flows of the last packets were found, so that most of those that follow need neither the
 //! keyed hash nor the index. What it says is a guess: whoever takes it compares the entry with the packet. So nothing has to
 //! be removed from it when a flow ends, and whoever aims flows at one place of it gains what there was without it.
 //!
-//! Open vSwitch has a cache of exact matches in front of its tables for the same reason (Pfaff et al., "The design and
+//! Open vSwitch has a cache of exact matches in cache of its tables for the same reason (Pfaff et al., "The design and
 //! implementation of Open vSwitch", 2015); this one has four bytes for a flow, no key.
 #![allow(
     clippy::needless_range_loop,
@@ -22,11 +22,11 @@ const GROUP: usize = 8;
 /// Packets after which it is asked whether the cache is worth it.
 const PERIOD_PACKETS: u32 = 1 << 16;
 /// Periods for which it is left alone where more than half of them did not find their flow there.
-const REST_PERIODS: u32 = 32;
+const BYPASS_PERIODS: u32 = 32;
 
 /// Where flows were found last.
 #[derive(Clone, Debug)]
-pub(crate) struct Front {
+pub(crate) struct FlowCache {
     places: Box<[u32; PLACES]>,
     /// Odd numbers that nobody outside knows.
     key: [u32; 4],
@@ -41,20 +41,20 @@ pub(crate) struct Front {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// It is filled, whatever is found.
-    Learning,
+    Warming,
     /// It is in use, and judged.
-    Used,
+    Active,
     /// It is left alone.
-    Resting,
+    Bypassed,
 }
 
-impl Front {
-    pub(crate) fn new(hasher: &FlowHasher) -> Front {
-        let secrets = hasher.front_key();
-        Front {
+impl FlowCache {
+    pub(crate) fn new(hasher: &FlowHasher) -> FlowCache {
+        let secrets = hasher.flow_cache_key();
+        FlowCache {
             places: Box::new([u32::MAX; PLACES]),
             key: secrets.map(|secret| secret | 1),
-            state: State::Learning,
+            state: State::Warming,
             left: PERIOD_PACKETS,
             missed: 0,
         }
@@ -62,45 +62,45 @@ impl Front {
 
     /// Whether it is to be asked for the next `packets`, at most a burst.
     #[inline(always)]
-    pub(crate) fn is_asked(&mut self, packets: u32) -> bool {
+    pub(crate) fn should_probe(&mut self, packets: u32) -> bool {
         self.left = match self.left.checked_sub(packets) {
             Some(left) => left,
-            None => self.go_on(),
+            None => self.next_state(),
         };
-        self.is_used()
+        self.is_active()
     }
 
     /// Whether it was asked for the last burst.
     #[inline(always)]
-    pub(crate) fn is_used(&self) -> bool {
-        self.state != State::Resting
+    pub(crate) fn is_active(&self) -> bool {
+        self.state != State::Bypassed
     }
 
     #[cold]
-    fn go_on(&mut self) -> u32 {
+    fn next_state(&mut self) -> u32 {
         let missed = std::mem::take(&mut self.missed);
         self.state = match self.state {
-            State::Used if missed > PERIOD_PACKETS / 2 => State::Resting,
-            State::Used | State::Learning => State::Used,
-            State::Resting => State::Learning,
+            State::Active if missed > PERIOD_PACKETS / 2 => State::Bypassed,
+            State::Active | State::Warming => State::Active,
+            State::Bypassed => State::Warming,
         };
         match self.state {
-            State::Resting => REST_PERIODS * PERIOD_PACKETS,
-            State::Used | State::Learning => PERIOD_PACKETS,
+            State::Bypassed => BYPASS_PERIODS * PERIOD_PACKETS,
+            State::Active | State::Warming => PERIOD_PACKETS,
         }
     }
 
-    /// Finds the entries of as many flows of `plain` packets of a burst as it has: gives the others of these, a bit each.
-    /// `marks` become what [`Front::note`] is told a flow by; `ask_for` is called with each entry, also of flows that are not
+    /// Finds the entries of as many flows of `fast` packets of a burst as it has: gives the others of these, a bit each.
+    /// `marks` become what [`FlowCache::note`] is told a flow by; `prefetch` is called with each entry, also of flows that are not
     /// found.
     #[inline(always)]
     pub(crate) fn find(
         &mut self,
         packets: &PacketColumns,
-        plain: u64,
+        fast: u64,
         marks: &mut [u32; BURST],
         entries: &mut [u32; BURST],
-        ask_for: impl Fn(u32),
+        prefetch: impl Fn(u32),
     ) -> u64 {
         let [k0, k1, k2, k3] = self.key;
         let len = packets.len.min(BURST);
@@ -115,7 +115,7 @@ impl Front {
         }
         for at in 0..len.min(n) {
             let place = self.places[(marks[at] >> 16) as usize % PLACES];
-            ask_for(place & ENTRY);
+            prefetch(place & ENTRY);
             entries[at] = place;
         }
         let mut is_other = [0; BURST];
@@ -132,7 +132,7 @@ impl Front {
         for at in 0..len.min(n) {
             missed |= u64::from(is_other[at] != 0) << at;
         }
-        missed &= plain;
+        missed &= fast;
         self.missed += missed.count_ones();
         missed
     }
@@ -151,8 +151,8 @@ mod tests {
 
     use super::*;
 
-    fn front() -> Front {
-        Front::new(&FlowHasher::new([1, 2, 3, 4]))
+    fn cache() -> FlowCache {
+        FlowCache::new(&FlowHasher::new([1, 2, 3, 4]))
     }
 
     /// Packets of the flows with these numbers, which differ in their last bits only.
@@ -173,16 +173,16 @@ mod tests {
     }
 
     /// Sends a burst through: what is not found, as the caller finds it, is noted. Gives how many were not found.
-    fn send(front: &mut Front, flows: std::ops::Range<u32>) -> u32 {
+    fn send(cache: &mut FlowCache, flows: std::ops::Range<u32>) -> u32 {
         let (mut marks, mut entries) = ([0; BURST], [0; BURST]);
         let packets = packets(flows.clone());
-        if !front.is_asked(packets.len as u32) {
+        if !cache.should_probe(packets.len as u32) {
             return packets.len as u32;
         }
-        let missed = front.find(&packets, u64::MAX, &mut marks, &mut entries, |_| {});
+        let missed = cache.find(&packets, u64::MAX, &mut marks, &mut entries, |_| {});
         for (at, flow) in flows.enumerate() {
             if missed >> at & 1 == 1 {
-                front.note(marks[at], flow);
+                cache.note(marks[at], flow);
             } else {
                 // Another flow's entry, where the tag is the same.
                 assert!(entries[at] == flow || entries[at] <= ENTRY);
@@ -191,37 +191,37 @@ mod tests {
         missed.count_ones()
     }
 
-    fn send_all(front: &mut Front, flows: u32) -> u32 {
+    fn send_all(cache: &mut FlowCache, flows: u32) -> u32 {
         (0..flows)
             .step_by(BURST)
-            .map(|first| send(front, first..flows.min(first + BURST as u32)))
+            .map(|first| send(cache, first..flows.min(first + BURST as u32)))
             .sum()
     }
 
     #[test]
     fn a_flow_is_found_where_it_was_noted() {
-        let mut front = front();
+        let mut cache = cache();
         let (mut marks, mut entries) = ([0; BURST], [0; BURST]);
         for len in [0, 1, 7, 8, 9, 63, 64] {
             let packets = packets(0..len);
             let all = 1_u64.checked_shl(len).unwrap_or(0).wrapping_sub(1);
             let asked = std::cell::Cell::new(0);
-            let mut front = front.clone();
-            let missed = front.find(&packets, all, &mut marks, &mut entries, |_| {
+            let mut cache = cache.clone();
+            let missed = cache.find(&packets, all, &mut marks, &mut entries, |_| {
                 asked.set(asked.get() + 1)
             });
             assert_eq!((missed, asked.get()), (all, len));
             for at in 0..len {
-                front.note(marks[at as usize], 1000 + at);
+                cache.note(marks[at as usize], 1000 + at);
             }
-            assert_eq!(front.find(&packets, all, &mut marks, &mut entries, |_| {}), 0);
+            assert_eq!(cache.find(&packets, all, &mut marks, &mut entries, |_| {}), 0);
             assert!((0..len).all(|at| entries[at as usize] == 1000 + at));
         }
         // The largest number of an entry, and one flow among others that are not there.
-        front.find(&packets(5..6), 1, &mut marks, &mut entries, |_| {});
-        front.note(marks[0], ENTRY - 1);
+        cache.find(&packets(5..6), 1, &mut marks, &mut entries, |_| {});
+        cache.note(marks[0], ENTRY - 1);
         let but_last = u64::MAX >> 1;
-        let missed = front.find(&packets(0..64), but_last, &mut marks, &mut entries, |_| {});
+        let missed = cache.find(&packets(0..64), but_last, &mut marks, &mut entries, |_| {});
         assert_eq!(missed, but_last & !(1 << 5), "the last one is not asked for");
         assert_eq!(entries[5], ENTRY - 1);
     }
@@ -229,9 +229,9 @@ mod tests {
     /// Flows as alike as they can be find a place for nearly each.
     #[test]
     fn most_of_ten_thousand_flows_are_found() {
-        let mut front = front();
-        assert!(send_all(&mut front, 10_000) > 9_000);
-        let missed = send_all(&mut front, 10_000);
+        let mut cache = cache();
+        assert!(send_all(&mut cache, 10_000) > 9_000);
+        let missed = send_all(&mut cache, 10_000);
         // With even odds 14 of 100 share their place with another; both then take turns in it.
         assert!((1_000..2_000).contains(&missed), "{missed}");
     }
@@ -239,26 +239,26 @@ mod tests {
     #[test]
     fn it_rests_where_too_many_flows_take_turns() {
         const FLOWS: u32 = 4 * PLACES as u32;
-        let mut front = front();
+        let mut cache = cache();
         // A period to fill it, one to judge it.
-        send_all(&mut front, FLOWS);
-        assert!(!front.is_used());
-        let noted = front.places.clone();
+        send_all(&mut cache, FLOWS);
+        assert!(!cache.is_active());
+        let noted = cache.places.clone();
         let mut rounds = 0;
-        while !front.is_used() {
-            send_all(&mut front, PERIOD_PACKETS);
+        while !cache.is_active() {
+            send_all(&mut cache, PERIOD_PACKETS);
             rounds += 1;
         }
         assert!(
-            (REST_PERIODS - 2..=REST_PERIODS + 2).contains(&rounds),
+            (BYPASS_PERIODS - 2..=BYPASS_PERIODS + 2).contains(&rounds),
             "{rounds}"
         );
-        assert_ne!(noted, front.places, "it is filled again once it is asked");
+        assert_ne!(noted, cache.places, "it is filled again once it is asked");
         // With few flows it is found worth it, and stays in use.
         for _ in 0..100_000 {
-            send(&mut front, 0..64);
+            send(&mut cache, 0..64);
         }
-        assert!(front.is_used());
-        assert_eq!(send(&mut front, 0..64), 0);
+        assert!(cache.is_active());
+        assert_eq!(send(&mut cache, 0..64), 0);
     }
 }
