@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a Debian package of binaries that are built already.
+# Makes a Debian package of binaries that were built before.
 #
 #   packaging/deb.sh BINARIES OUTPUT      BINARIES holds inco and the static inco-nf; OUTPUT gets inco_VERSION_ARCH.deb
 #
@@ -44,10 +44,10 @@ cp -r "$root/docs" "$docs/docs"
 find "$docs/docs" -type d -exec chmod 755 {} + -o -type f -exec chmod 644 {} +
 gzip -9nc "$root/CHANGELOG.md" >"$docs/changelog.gz"
 printf 'inco\n\nLicence: Apache-2.0, see /usr/share/common-licenses/Apache-2.0.\n' >"$docs/copyright"
-# A place for /etc/inco/inco.toml: what inco does is the operator's to say, so there is none at first.
+# The folder for /etc/inco/inco.toml. The operator writes that file; the package brings none.
 install -d -m 755 "$tree/etc/inco"
 
-# dpkg-shlibdeps wants the sources' control file; only its name is of interest.
+# dpkg-shlibdeps wants a control file of the sources; its content does not matter.
 mkdir "$work/debian"
 printf 'Source: inco\n\nPackage: inco\nArchitecture: any\nDescription: x\n' >"$work/debian/control"
 libraries=$(cd "$work" && dpkg-shlibdeps -O "$tree/usr/bin/inco" 2>"$work/shlibdeps.log" | sed -n 's/^shlibs:Depends=//p') || {

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # `cargo check` for aarch64 (a BlueField is Arm) of everything that needs no C library, on any machine.
 #
-# The target's standard library comes from the toolchain in use, else from the distribution's packages of a compiler and
-# both standard libraries of one version, unpacked into a cache of our own (no toolchain is changed), else from rustup.
-# Where none of these works it says so; with INCO_REQUIRE naming `aarch64` that is a failure.
+# The target's standard library comes from the first of these that works:
+#   1. the toolchain in use;
+#   2. the distribution's packages of a compiler and both standard libraries, unpacked into a cache of our own;
+#   3. rustup.
+# If none does, it says so. With INCO_REQUIRE naming `aarch64` that is a failure.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)
@@ -11,13 +13,14 @@ target=aarch64-unknown-linux-gnu
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/inco/aarch64
 export CARGO_TARGET_DIR=${INCO_AARCH64_TARGET_DIR:-${CARGO_TARGET_DIR:-$root/target}/aarch64-check}
 download_limit_s=600
+need=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$root/Cargo.toml")
 
 say() { printf 'check-aarch64: %s\n' "$*" >&2; }
 
 has_std() { compgen -G "$1/lib/rustlib/$target/lib/libstd-*.rlib" >/dev/null; }
 
-# Compiler, its libraries and both standard libraries from apt, with lists and state of our own, so that the machine's
-# package database is neither needed nor changed. Sets RUSTC.
+# Gets the compiler, its libraries and both standard libraries from apt, with lists and state of our own. It neither
+# needs nor changes the machine's package database. Sets RUSTC.
 from_packages() {
     local work=$cache/apt version runtime name done_file
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
@@ -31,18 +34,22 @@ from_packages() {
         timeout $download_limit_s apt-get "${apt[@]}" update >/dev/null 2>&1 || return 1
         version=
         for name in web ''; do # Debian's newer packages, else its default ones
-            version=$(apt-cache "${apt[@]}" policy "libstd-rust${name:+-$name}-dev:arm64" | awk '/Candidate:/ { print $2 }' | grep -v none) || continue
-            [ "$(printf '%s\n%s\n' "$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$root/Cargo.toml")" "${version%%[-+~]*}" | sort -V | head -n 1)" != "${version%%[-+~]*}" ] && break
+            version=$(apt-cache "${apt[@]}" policy "libstd-rust${name:+-$name}-dev:arm64" |
+                awk '/Candidate:/ { print $2 }' | grep -v none) || continue
+            [ "$(printf '%s\n%s\n' "$need" "${version%%[-+~]*}" | sort -V | head -n 1)" = "$need" ] && break
             version=
         done
         [ -n "$version" ] || return 1
         local compiler=rustc${name:+-$name} std=libstd-rust${name:+-$name}-dev
-        runtime=$(apt-cache "${apt[@]}" show "$std=$version" | sed -n 's/^Depends: \(libstd-rust[^ ,]*\).*/\1/p' | head -n 1)
+        runtime=$(apt-cache "${apt[@]}" show "$std=$version" |
+            sed -n 's/^Depends: \(libstd-rust[^ ,]*\).*/\1/p' | head -n 1)
         local llvm
-        llvm=$(apt-cache "${apt[@]}" show "$runtime=$version" | sed -n 's/^Depends:.*\(libllvm[0-9.]*\).*/\1/p' | head -n 1)
+        llvm=$(apt-cache "${apt[@]}" show "$runtime=$version" |
+            sed -n 's/^Depends:.*\(libllvm[0-9.]*\).*/\1/p' | head -n 1)
         say "fetching $compiler, $std (amd64 and arm64), $runtime, $llvm $version into $cache (once)"
-        (cd "$cache/debs" && timeout $download_limit_s apt-get "${apt[@]}" download "$compiler=$version" "$runtime=$version" \
-            "$std=$version" "$std:arm64=$version" ${llvm:+"$llvm"} >/dev/null 2>&1) || return 1
+        (cd "$cache/debs" && timeout $download_limit_s apt-get "${apt[@]}" download \
+            "$compiler=$version" "$runtime=$version" "$std=$version" "$std:arm64=$version" \
+            ${llvm:+"$llvm"} >/dev/null 2>&1) || return 1
         rm -rf "$cache/root"
         mkdir -p "$cache/root"
         for name in "$cache"/debs/*.deb; do dpkg-deb -x "$name" "$cache/root"; done
@@ -68,7 +75,7 @@ elif from_packages; then
 elif command -v rustup >/dev/null && (cd "$root" && timeout 120 rustup target add $target >/dev/null 2>&1); then
     say 'added the target with rustup'
 else
-    say "not checked: no standard library for $target (rustup target add $target, or Debian's libstd-rust-web-dev:arm64)"
+    say "not checked: no standard library for $target; install it with: rustup target add $target"
     case ",${INCO_REQUIRE:-}," in *,aarch64,*) exit 1 ;; esac
     exit 0
 fi

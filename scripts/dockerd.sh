@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes sure that a Docker daemon answers, for the engine `docker`. One that runs is left alone.
+# Makes sure that a Docker daemon answers, for the engine `docker`. Leaves a running one alone.
 #
 #   scripts/dockerd.sh start     start one if none answers
 #   scripts/dockerd.sh stop      stop the one that `start` started, if it did
-#   scripts/dockerd.sh status    say which of these it is; exit 1 if none answers
+#   scripts/dockerd.sh status    say whether one runs, and whose; exit 1 if none answers
 set -euo pipefail
 socket=/var/run/docker.sock
 run_dir=/run/inco-dockerd
@@ -24,13 +24,13 @@ answers() {
     fi
 }
 
-ours() { # whether the process that we started still runs
+ours() { # true if the process that we started still runs
     local pid
     pid=$(cat "$pid_file" 2>/dev/null) || return 1
     [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = dockerd ]
 }
 
-wait_until_it_answers() { # exits early where the process is gone
+wait_until_it_answers() { # gives up early if the process is gone
     local deadline=$((SECONDS + start_limit_s))
     until answers; do
         [ $SECONDS -lt $deadline ] || return 1
@@ -45,9 +45,9 @@ if [ "$(id -u)" != 0 ]; then as_root='sudo -n'; fi
 start() {
     if answers; then
         if ours; then
-            say "runs (process $(cat "$pid_file"), started by us before)"
+            say "already running (process $(cat "$pid_file"), started by us)"
         else
-            say 'runs already, left alone'
+            say 'already running, left alone'
         fi
         return 0
     fi
@@ -56,7 +56,7 @@ start() {
         return 1
     fi
     if [ -n "$as_root" ] && ! { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; then
-        say "none answers on $socket, and starting one needs root; run: sudo scripts/dockerd.sh start"
+        say "no daemon answers on $socket, and starting one needs root; run: sudo scripts/dockerd.sh start"
         return 1
     fi
     if [ -d /run/systemd/system ]; then
@@ -67,9 +67,9 @@ start() {
     fi
     $as_root mkdir -p "$run_dir"
     local driver launched pid
-    # No network of its own: instances have none but their data ports. vfs where the file system has no overlays.
+    # No network: instances have only their data ports. vfs if the file system has no overlays.
     for driver in overlay2 vfs; do
-        # Of a daemon that died, or of the attempt before.
+        # Left by a daemon that died, or by the attempt before.
         $as_root rm -f "$pid_file"
         $as_root sh -c 'log=$1; shift; exec setsid nohup dockerd "$@" </dev/null >"$log" 2>&1' sh "$log" \
             --host="unix://$socket" --storage-driver="$driver" --iptables=false --bridge=none --live-restore \
@@ -98,7 +98,7 @@ start() {
 
 stop() {
     if ! ours; then
-        say 'none of ours runs'
+        say 'no daemon of ours runs'
         return 0
     fi
     local pid deadline
@@ -119,14 +119,14 @@ start) start ;;
 stop) stop ;;
 status)
     if answers; then
-        if ours; then say "runs (process $(cat "$pid_file"), started by us)"; else say 'runs, not ours'; fi
+        if ours; then say "running (process $(cat "$pid_file"), started by us)"; else say 'running, not ours'; fi
     else
-        say 'none answers'
+        say 'no daemon answers'
         exit 1
     fi
     ;;
 *)
-    say 'start, stop or status?'
+    say "usage: scripts/dockerd.sh start|stop|status"
     exit 2
     ;;
 esac

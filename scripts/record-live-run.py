@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records a running inco's service for the simulation: what comes in, every 0.1 s, and what is decided.
+"""Records a service of a running inco for the simulation: the offered packets every 0.1 s, and the decisions.
 
     inco run -f FILE &                      # with one service
     scripts/record-live-run.py SERVICE SECONDS OUT.json -- inco traffic -f PROFILE
 
-Starts the traffic command after two seconds, and writes a recording that a scenario plays with
-`kind = "recording"`. The inco that it asks is $INCO (by default `inco`)."""
+Starts the traffic command after two seconds. Writes a recording that a scenario plays with
+`kind = "recording"`. It queries the inco that $INCO names (default: `inco`)."""
 
 import json
 import os

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing, and says what and why. Asks nothing: as root it installs, with passwordless sudo it uses that,
-# else it prints the one line to run.
+# Installs what is missing, and prints what and why. Asks nothing: it installs as root or with passwordless sudo, else
+# it prints the one line to run.
 #
 #   scripts/setup.sh PART...     parts: rust, build, dpdk, lint, test, api, browser, docker, bench, deb, arm
 #
-# Exit status: 0 when every part that was asked for is there, or can be done without; 1 when one that must be there is not.
+# Exit status: 0 if every part is there or can be done without; 1 if one that is needed is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/.." && pwd)
@@ -14,7 +14,7 @@ need_rust=no
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-want() { # package, reason: once each
+want() { # package, reason; a package counts once
     local have
     for have in ${packages[@]+"${packages[@]}"}; do [ "$have" = "$1" ] && return; done
     packages+=("$1")
@@ -23,9 +23,9 @@ want() { # package, reason: once each
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-libclang() { # whether bindgen will find one
+libclang() { # true if bindgen will find one
     [ -n "${LIBCLANG_PATH:-}" ] && return 0
-    # The library alone is not enough: its own headers (stddef.h) come with the -dev package.
+    # The library alone is not enough: its headers (stddef.h) come with the -dev package.
     compgen -G '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' >/dev/null &&
         compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
 }
@@ -38,12 +38,13 @@ for part in "$@"; do
     build)
         has cc || want gcc 'links Rust programs'
         [ -e /usr/include/stdio.h ] || want libc6-dev 'the C library, also for static linking'
-        has git || want git 'the version that the program reports'
+        has git || want git 'reads the version that the program reports'
         [ -d /etc/ssl/certs ] || want ca-certificates 'cargo fetches crates over TLS'
         ;;
     dpdk)
         has pkg-config || want pkg-config 'finds DPDK'
-        has pkg-config && pkg-config --exists libdpdk 2>/dev/null || want libdpdk-dev 'uplinks: network cards, AF_PACKET, AF_XDP, captures'
+        has pkg-config && pkg-config --exists libdpdk 2>/dev/null ||
+            want libdpdk-dev 'uplinks: network cards, AF_PACKET, AF_XDP, captures'
         libclang || want libclang-dev 'reads the headers of DPDK (bindgen)'
         has cc || want gcc "compiles DPDK's inline functions"
         ;;
@@ -51,36 +52,36 @@ for part in "$@"; do
         has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the DPDK program that tests run as an instance and as a peer'
         has jq || want jq 'reads JSON in the examples of docs/, which tests run'
         has ip || want iproute2 'network namespaces and veth pairs for tests'
-        has valgrind || want valgrind 'counts the instructions of the packet path, which no busy machine changes'
-        has promtool || want prometheus 'promtool and Prometheus: what metrics and alerts are checked with'
-        has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: what OpenFlow is tested with'
+        has valgrind || want valgrind 'counts the instructions of the packet path'
+        has promtool || want prometheus 'promtool and Prometheus: check metrics and alerts'
+        has ovs-vswitchd || want openvswitch-switch-dpdk 'Open vSwitch: the peer in OpenFlow tests'
         ;;
     api)
         has schemathesis || [ -x "$schemathesis" ] || python3 -c 'import ensurepip, venv' 2>/dev/null ||
-            want python3-venv 'a folder of its own for schemathesis, which tests the API'
+            want python3-venv 'runs schemathesis, which tests the API'
         ;;
     browser)
         has chromium-headless-shell || has chromium ||
-            want chromium-headless-shell 'the browser that the web page is tested with (100 MB)'
+            want chromium-headless-shell 'the browser for tests of the web page (100 MB)'
         ;;
     deb)
-        has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary needs'
+        has dpkg-shlibdeps || want dpkg-dev 'finds the packages that a binary depends on'
         has strip || want binutils 'strip: smaller programs'
         ;;
     bench)
-        has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the limit that input and output set'
+        has dpdk-testpmd || want dpdk-dev 'dpdk-testpmd: the I/O limit of the bench'
         [ -x /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk ] ||
-            want openvswitch-switch-dpdk 'OVS-DPDK: what the soft switch is compared with'
+            want openvswitch-switch-dpdk 'OVS-DPDK: the peer of the soft switch in the bench'
         ;;
     lint)
-        # rustup's cargo brings both; the distribution's packages are asked for only where its Rust is the one in use.
+        # rustup's cargo brings both. The distribution's packages are needed only if its Rust is in use.
         if [ "$need_rust" = no ]; then
             "$here/cargo" clippy --version >/dev/null 2>&1 || want rust-web-clippy 'cargo clippy'
             "$here/cargo" fmt --version >/dev/null 2>&1 || want rustfmt-web 'cargo fmt'
         fi
         ;;
     arm)
-        # The cryptography of TLS has parts in C.
+        # The cryptography of TLS is partly C.
         if [ "$(uname -m)" != aarch64 ] && ! has aarch64-linux-gnu-gcc; then
             want gcc-aarch64-linux-gnu 'the C compiler for Arm: cargo check for aarch64'
             want libc6-dev-arm64-cross 'its C library'
@@ -110,19 +111,20 @@ updated=no
 update_lists() {
     [ "$updated" = no ] || return 0
     say 'apt-get update'
-    run_as_root apt-get update -qq >/dev/null || say 'apt-get update failed; going on with the lists that are here'
+    run_as_root apt-get update -qq >/dev/null || say 'apt-get update failed; using the lists that are here'
     updated=yes
 }
 
 known_version() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ { print $2 }' | grep -v none; }
 
-# The distribution's own Rust that is new enough, if there is one.
+# Asks for the distribution's own Rust, if it is new enough.
 want_rust() {
     local need version name
     need=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' "$root/Cargo.toml")
-    for name in cargo-web cargo $(apt-cache search --names-only '^cargo-[0-9.]+$' 2>/dev/null | awk '{ print $1 }' | sort -rV); do
+    for name in cargo-web cargo \
+        $(apt-cache search --names-only '^cargo-[0-9.]+$' 2>/dev/null | awk '{ print $1 }' | sort -rV); do
         version=$(known_version "$name") || continue
-        # Versioned packages carry it in their name; the others in their version.
+        # cargo-1.NN has the version in its name; the others have it in their version.
         case $name in cargo-[0-9]*) version=${name#cargo-} ;; esac
         version=${version%%[-+~]*}
         if [ "$(printf '%s\n%s\n' "$need" "$version" | sort -V | head -n 1)" = "$need" ]; then
@@ -153,7 +155,7 @@ if [ "$need_rust" = yes ]; then
     fi
     if can_be_root; then update_lists; fi
     if ! want_rust; then
-        say "Rust is missing or too old, and this distribution has none that is new enough; run: $rust_line"
+        say "Rust is missing or too old, and this distribution has no newer one; run: $rust_line"
         exit 1
     fi
 fi
@@ -167,7 +169,7 @@ if [ ${#packages[@]} -gt 0 ]; then
         update_lists
         say "$line"
         log=$(mktemp)
-        # Services that a package brings are started by us, when they are needed.
+        # We start the services of packages ourselves, when they are needed.
         if ! run_as_root env DEBIAN_FRONTEND=noninteractive $line >"$log" 2>&1 </dev/null; then
             tail -n 20 "$log" >&2
             say "the installation failed; its log: $log"
@@ -179,15 +181,16 @@ if [ ${#packages[@]} -gt 0 ]; then
     fi
 fi
 
-fetch_schemathesis() { # no package of Debian has it
+fetch_schemathesis() { # Debian has no package of it
     local folder=${schemathesis%/bin/*}
     say 'fetching schemathesis from the Python package index: it tests the API'
-    python3 -m venv "$folder" && "$folder/bin/pip" --quiet --disable-pip-version-check install 'schemathesis==4.32.5' && return
+    python3 -m venv "$folder" &&
+        "$folder/bin/pip" --quiet --disable-pip-version-check install 'schemathesis==4.32.5' && return
     rm -rf "$folder"
     return 1
 }
 
-# What must be there, and what can be done without.
+# Says what is still missing. Some parts can be done without.
 failed=no
 for part in "$@"; do
     case $part in
@@ -199,7 +202,7 @@ for part in "$@"; do
         ;;
     build) has cc || failed=yes ;;
     dpdk)
-        pkg-config --exists libdpdk 2>/dev/null || say 'building without DPDK: uplinks are memif: and null only'
+        pkg-config --exists libdpdk 2>/dev/null || say 'building without DPDK: only memif: uplinks'
         ;;
     test)
         has dpdk-testpmd || say 'dpdk-testpmd is missing: the tests that need it will say so and skip'
@@ -211,14 +214,15 @@ for part in "$@"; do
             say 'schemathesis could not be fetched: the test of the API with it will say so and skip'
         ;;
     browser)
-        has chromium-headless-shell || has chromium || say 'Chromium is missing: the test of the web page will say so and skip'
+        has chromium-headless-shell || has chromium ||
+            say 'Chromium is missing: the test of the web page will say so and skip'
         ;;
     deb) has dpkg-shlibdeps || failed=yes ;;
     bench)
-        has dpdk-testpmd || say 'dpdk-testpmd is missing: the bench has no limit to compare with'
+        has dpdk-testpmd || say 'dpdk-testpmd is missing: the bench has no I/O limit to compare with'
         has ovs-vswitchd || say 'OVS-DPDK is missing: the bench leaves its columns empty'
         ;;
-    docker) has dockerd || has podman || say 'no container daemon: the docker engine will not work, oci does' ;;
+    docker) has dockerd || has podman || say 'no container daemon: only the engine oci will work' ;;
     esac
 done
 [ "$failed" = no ]
