@@ -22,6 +22,7 @@ mod page;
 mod problem;
 mod question;
 mod routes;
+pub mod run_dir;
 mod server;
 mod stream;
 mod tuple;

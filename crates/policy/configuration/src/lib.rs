@@ -26,7 +26,7 @@ pub use defaults::{
 };
 pub use facts::{Facts, Unusable, check_facts};
 pub use keys::{KEYS, Key, KeyDefault, TABLES};
-pub use nearest::nearest;
+pub use nearest::{nearest, scheduler_name};
 pub use parse::{parse, parse_scheduler};
 pub use problem::{Place, Problem};
 pub use reference::reference;

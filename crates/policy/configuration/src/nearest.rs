@@ -28,6 +28,22 @@ pub(crate) fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     quoted.join(", ")
 }
 
+/// The name of a scheduler, for a command line.
+///
+/// # Errors
+/// Where none has that name: which one is near.
+pub fn scheduler_name(name: &str) -> Result<String, String> {
+    match scheduling::Scheduler::from_name(name) {
+        Ok(_) => Ok(name.to_owned()),
+        Err(error) => Err(
+            match nearest(name, scheduling::Scheduler::NAMES.iter().copied()) {
+                Some(near) => format!("{error}; did you mean {near}?"),
+                None => error.to_string(),
+            },
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

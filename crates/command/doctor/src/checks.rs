@@ -1,0 +1,827 @@
+//! The checks, each a function from a machine to what was found.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use configuration::{EngineDriver, Facts as _};
+use engine::image::Store;
+use engine::{DockerConfig, DockerEngine, cgroup};
+use openvswitch::Ovsdb;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+
+use super::host::{Host, cpu_list, cpu_text};
+use super::{Finding, Purpose};
+use api::run_dir;
+use orchestrator::machine::{self, Machine};
+use orchestrator::raise_priority;
+
+/// Bits of the capabilities in `/proc/self/status`, from `capabilities(7)`.
+const NET_ADMIN: u32 = 12;
+const IPC_LOCK: u32 = 14;
+const SYS_ADMIN: u32 = 21;
+const SYS_NICE: u32 = 23;
+
+/// Memory that DPDK and rings of some instances lock.
+const MEMLOCK_BYTES: u64 = 256 << 20;
+/// An instance takes about eight (its socket, two shared memories, event descriptors): enough for 256 of them.
+const OPEN_FILES: u64 = 2048;
+/// How long the database of Open vSwitch may take.
+const OVS_TIME: Duration = Duration::from_secs(2);
+const OVS_SOCKET: &str = "/run/openvswitch/db.sock";
+const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
+
+/// Every check, in the order in which they are shown.
+pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
+    let mut findings = vec![
+        permissions(host, purpose),
+        run_directory(),
+        cpus(),
+        isolation(host, purpose),
+        frequency(host),
+        clock(host),
+        real_time(),
+        hugepages(host),
+        memlock(host),
+        open_files(),
+    ];
+    findings.extend(kernel(host));
+    findings.push(control_groups(host));
+    findings.push(namespaces(host, purpose));
+    findings.push(images());
+    findings.push(docker(purpose));
+    findings.push(dpdk(purpose));
+    findings.push(packet_sockets());
+    findings.push(express_data_path());
+    findings.push(veth());
+    findings.push(network_cards(host));
+    findings.push(embedded_switches(host));
+    findings.push(open_v_switch());
+    findings.push(running());
+    findings
+}
+
+fn capabilities(host: &Host) -> u64 {
+    let status = host.read("proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+fn has(capabilities: u64, capability: u32) -> bool {
+    capabilities >> capability & 1 == 1
+}
+
+fn permissions(host: &Host, purpose: &Purpose) -> Finding {
+    const CHECK: &str = "permissions";
+    let own = capabilities(host);
+    let needed = [
+        ("CAP_SYS_ADMIN (containers)", SYS_ADMIN),
+        ("CAP_NET_ADMIN (interfaces)", NET_ADMIN),
+        ("CAP_SYS_NICE (real-time priority)", SYS_NICE),
+        ("CAP_IPC_LOCK (locked memory)", IPC_LOCK),
+    ];
+    let lacking: Vec<&str> = needed
+        .iter()
+        .filter(|(_, capability)| !has(own, *capability))
+        .map(|(name, _)| *name)
+        .collect();
+    if lacking.is_empty() {
+        return Finding::ok(CHECK, "containers, interfaces, priorities and locked memory");
+    }
+    let found = format!("without {}", lacking.join(", "));
+    if purpose.engine == EngineDriver::Oci && !has(own, SYS_ADMIN) {
+        let change = "run inco as root, or write driver = \"docker\" and be in the group docker";
+        return Finding::fail(CHECK, found, change);
+    }
+    Finding::warn(CHECK, found, "run inco as root for all of it")
+}
+
+fn run_directory() -> Finding {
+    const CHECK: &str = "run directory";
+    match machine::directory_is_writable(&run_dir::api_socket(None)) {
+        Ok(()) => Finding::ok(CHECK, format!("{} can be written", run_dir::run_dir().display())),
+        Err(error) => Finding::fail(CHECK, error.what, error.write),
+    }
+}
+
+fn cpus() -> Finding {
+    const CHECK: &str = "cpus";
+    let allowed = machine::allowed_cpus();
+    match allowed.len() {
+        0 | 1 => Finding::warn(
+            CHECK,
+            format!("one CPU may be used: {}", cpu_text(&allowed)),
+            "give it two: one for a worker, one for the control loop and the containers",
+        ),
+        count => Finding::ok(CHECK, format!("{count} CPUs may be used: {}", cpu_text(&allowed))),
+    }
+}
+
+/// Whether the kernel keeps other work away from the workers' CPUs.
+fn isolation(host: &Host, purpose: &Purpose) -> Finding {
+    const CHECK: &str = "isolation";
+    let isolated = cpu_list(&host.read("sys/devices/system/cpu/isolated").unwrap_or_default());
+    let online = cpu_list(&host.read("sys/devices/system/cpu/online").unwrap_or_default());
+    let boot = |cpus: &str| {
+        format!(
+            "boot with isolcpus=managed_irq,domain,{cpus} nohz_full={cpus} rcu_nocbs={cpus}; without it other work delays packets"
+        )
+    };
+    if purpose.workers.is_empty() {
+        let Some(last) = online.last().filter(|_| isolated.is_empty()) else {
+            return Finding::ok(CHECK, format!("CPU {} kept for workers", cpu_text(&isolated)));
+        };
+        return Finding::warn(CHECK, "no CPU is kept for workers", boot(&last.to_string()));
+    }
+    let shared: Vec<u16> = purpose
+        .workers
+        .iter()
+        .copied()
+        .filter(|cpu| !isolated.contains(cpu))
+        .collect();
+    if shared.is_empty() {
+        return Finding::ok(
+            CHECK,
+            format!(
+                "the workers' CPUs ({}) are kept for them",
+                cpu_text(&purpose.workers)
+            ),
+        );
+    }
+    let list: Vec<String> = shared.iter().map(ToString::to_string).collect();
+    Finding::warn(
+        CHECK,
+        format!("workers share CPU {} with other work", cpu_text(&shared)),
+        boot(&list.join(",")),
+    )
+}
+
+/// Whether CPUs run at their full frequency.
+fn frequency(host: &Host) -> Finding {
+    const CHECK: &str = "frequency";
+    let governors: Vec<String> = host
+        .names("sys/devices/system/cpu")
+        .into_iter()
+        .filter_map(|cpu| host.read(&format!("sys/devices/system/cpu/{cpu}/cpufreq/scaling_governor")))
+        .collect();
+    match governors.iter().find(|governor| *governor != "performance") {
+        None if governors.is_empty() => Finding::ok(CHECK, "the kernel does not change it"),
+        None => Finding::ok(CHECK, "governor performance"),
+        Some(governor) => Finding::warn(
+            CHECK,
+            format!("governor {governor}"),
+            "run `cpupower frequency-set -g performance`",
+        ),
+    }
+}
+
+/// Workers read the clock at each turn.
+fn clock(host: &Host) -> Finding {
+    const CHECK: &str = "clock";
+    let source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource");
+    match source.as_deref() {
+        Some(fast @ ("tsc" | "kvm-clock" | "arch_sys_counter" | "hyperv_clocksource_tsc_page")) => {
+            Finding::ok(CHECK, format!("{fast}, which is read without a system call"))
+        }
+        Some(slow) => Finding::warn(
+            CHECK,
+            format!("{slow}, which is slow to read"),
+            "boot with clocksource=tsc where the CPU's counter is stable",
+        ),
+        None => Finding::warn(CHECK, "the kernel does not say which", "mount /sys"),
+    }
+}
+
+/// Whether the control loop gets a real-time priority: asked for on a thread of its own.
+fn real_time() -> Finding {
+    const CHECK: &str = "real time";
+    match std::thread::spawn(raise_priority).join() {
+        Ok(Ok(())) => Finding::ok(CHECK, "the control loop may have SCHED_FIFO"),
+        _ => Finding::warn(
+            CHECK,
+            "the control loop may not have SCHED_FIFO: it wakes up to 5 ms late on a busy machine",
+            "run inco as root, or give it CAP_SYS_NICE; with cgroup v1, give its group cpu.rt_runtime_us",
+        ),
+    }
+}
+
+fn hugepages(host: &Host) -> Finding {
+    const CHECK: &str = "hugepages";
+    let mib = machine::free_hugepages_mib();
+    if mib == 0 {
+        return Finding::warn(
+            CHECK,
+            "none is free: DPDK devices and hugepages = true need some",
+            "run `sysctl vm.nr_hugepages=512`, or boot with hugepages=512",
+        );
+    }
+    let mounts = host.read("proc/mounts").unwrap_or_default();
+    let is_mounted = mounts
+        .lines()
+        .any(|line| line.split_whitespace().nth(2) == Some("hugetlbfs"));
+    if is_mounted {
+        Finding::ok(CHECK, format!("{mib} MiB free"))
+    } else {
+        Finding::warn(
+            CHECK,
+            format!("{mib} MiB free, and no hugetlbfs is mounted"),
+            "run `mkdir -p /dev/hugepages && mount -t hugetlbfs none /dev/hugepages`",
+        )
+    }
+}
+
+fn memlock(host: &Host) -> Finding {
+    const CHECK: &str = "locked memory";
+    let limit = getrlimit(Resource::Memlock).current;
+    match limit {
+        _ if has(capabilities(host), IPC_LOCK) => Finding::ok(CHECK, "not limited (CAP_IPC_LOCK)"),
+        None => Finding::ok(CHECK, "not limited"),
+        Some(bytes) if bytes >= MEMLOCK_BYTES => Finding::ok(CHECK, format!("{} MiB", bytes >> 20)),
+        Some(bytes) => Finding::warn(
+            CHECK,
+            format!("{} KiB; DPDK and AF_XDP want more", bytes >> 10),
+            "run `ulimit -l unlimited`, or write LimitMEMLOCK=infinity in the unit",
+        ),
+    }
+}
+
+fn open_files() -> Finding {
+    const CHECK: &str = "open files";
+    match getrlimit(Resource::Nofile).current {
+        None => Finding::ok(CHECK, "not limited"),
+        Some(limit) if limit >= OPEN_FILES => Finding::ok(CHECK, format!("{limit}")),
+        Some(limit) => Finding::warn(
+            CHECK,
+            format!("{limit}, enough for about {} instances", limit / 8),
+            format!("run `ulimit -n {OPEN_FILES}`, or write LimitNOFILE={OPEN_FILES} in the unit"),
+        ),
+    }
+}
+
+/// What the kernel must be able to do, tried.
+fn kernel(host: &Host) -> Vec<Finding> {
+    let release = host
+        .read("proc/sys/kernel/osrelease")
+        .unwrap_or_else(|| "of unknown version".to_owned());
+    let newer = "run Linux 5.10 or newer";
+    let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).map(drop);
+    let memfd = memfd_create("inco-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .and_then(|file| fcntl_add_seals(file.as_fd(), SealFlags::SHRINK | SealFlags::GROW));
+    let mut findings = Vec::new();
+    for (what, tried) in [("pidfd_open", pidfd), ("sealed memfd_create", memfd)] {
+        if let Err(error) = tried {
+            findings.push(Finding::fail(
+                "kernel",
+                format!("Linux {release}: {what} fails ({error})"),
+                newer,
+            ));
+        }
+    }
+    let seccomp = host
+        .read("proc/sys/kernel/seccomp/actions_avail")
+        .unwrap_or_default();
+    if !seccomp.split_whitespace().any(|action| action == "errno") {
+        findings.push(Finding::fail(
+            "kernel",
+            format!("Linux {release} has no seccomp filters, which containers are held in"),
+            "run a kernel with CONFIG_SECCOMP_FILTER",
+        ));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(
+            "kernel",
+            format!("Linux {release}: process descriptors, sealed memory, seccomp"),
+        ));
+    }
+    findings
+}
+
+fn control_groups(host: &Host) -> Finding {
+    const CHECK: &str = "control groups";
+    let root = host.path(cgroup::ROOT.trim_start_matches('/'));
+    let Ok(hierarchy) = cgroup::Hierarchy::at(&root) else {
+        return Finding::fail(
+            CHECK,
+            format!("none at {}", root.display()),
+            "mount them: systemd does, or `mount -t cgroup2 none /sys/fs/cgroup`",
+        );
+    };
+    let (version, there) = match hierarchy.version() {
+        cgroup::Version::V1 => ("v1", host.names("sys/fs/cgroup")),
+        cgroup::Version::V2 => {
+            let list = host.read("sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+            ("v2", list.split_whitespace().map(str::to_owned).collect())
+        }
+    };
+    let has = |controller: &&str| there.iter().any(|name| name == controller);
+    // Freezing is part of version 2 itself.
+    let needed: &[&str] = match hierarchy.version() {
+        cgroup::Version::V1 => &["cpu", "cpuacct", "memory", "pids", "freezer"],
+        cgroup::Version::V2 => &["cpu", "memory", "pids"],
+    };
+    let lacking: Vec<&str> = needed
+        .iter()
+        .copied()
+        .filter(|controller| !has(controller))
+        .collect();
+    if !lacking.is_empty() {
+        return Finding::fail(
+            CHECK,
+            format!("{version} without {}", lacking.join(", ")),
+            "enable them: in cgroup.subtree_control of the groups above (v2), by mounting them (v1), or with cgroup_enable=memory at boot",
+        );
+    }
+    if !has(&"cpuset") {
+        return Finding::warn(
+            CHECK,
+            format!("{version} without cpuset: a service's cpuset is refused"),
+            "enable the controller cpuset, or do without",
+        );
+    }
+    Finding::ok(CHECK, format!("{version} with {}, cpuset", needed.join(", ")))
+}
+
+fn namespaces(host: &Host, purpose: &Purpose) -> Finding {
+    const CHECK: &str = "oci engine";
+    let there = host.names("proc/self/ns");
+    let lacking: Vec<&str> = ["mnt", "pid", "net", "ipc", "uts"]
+        .into_iter()
+        .filter(|name| !there.iter().any(|own| own == name))
+        .collect();
+    if !lacking.is_empty() {
+        let found = format!("the kernel has no namespaces of {}", lacking.join(", "));
+        let change = "run a kernel with CONFIG_NAMESPACES and these";
+        return match purpose.engine {
+            EngineDriver::Oci => Finding::fail(CHECK, found, change),
+            EngineDriver::Docker => Finding::warn(CHECK, found, change),
+        };
+    }
+    if rustix::process::geteuid().is_root() {
+        Finding::ok(
+            CHECK,
+            "namespaces of mounts, processes, network, IPC and names; root",
+        )
+    } else {
+        Finding::warn(CHECK, "its containers need root", "run inco as root")
+    }
+}
+
+fn images() -> Finding {
+    const CHECK: &str = "images";
+    let store = Store::default_dir();
+    match Store::at(&store).list() {
+        Ok(images) if images.is_empty() => Finding::warn(
+            CHECK,
+            format!("none in {}", store.display()),
+            "make one: `inco image build forward`",
+        ),
+        Ok(images) => Finding::ok(CHECK, format!("{} in {}", images.len(), store.display())),
+        Err(error) => Finding::warn(CHECK, error.to_string(), "run inco as root"),
+    }
+}
+
+fn docker(purpose: &Purpose) -> Finding {
+    const CHECK: &str = "docker engine";
+    let podman = format!("unix://{PODMAN_SOCKET}");
+    let mut reasons = Vec::new();
+    for at in [purpose.docker_host.as_str(), podman.as_str()] {
+        match DockerEngine::start(DockerConfig::at(at)) {
+            Ok(_) => {
+                let use_it = if at == purpose.docker_host {
+                    String::new()
+                } else {
+                    format!("; use it with host = \"{at}\"")
+                };
+                return Finding::ok(CHECK, format!("answers at {at}{use_it}"));
+            }
+            Err(error) => reasons.push(error.to_string()),
+        }
+    }
+    let reason = reasons.swap_remove(0);
+    match purpose.engine {
+        EngineDriver::Docker => Finding::fail(
+            CHECK,
+            reason,
+            "start Docker or Podman, correct host, or write driver = \"oci\"",
+        ),
+        EngineDriver::Oci => Finding::warn(
+            CHECK,
+            reason,
+            "only driver = \"docker\" needs it: install docker.io or podman",
+        ),
+    }
+}
+
+fn dpdk(purpose: &Purpose) -> Finding {
+    const CHECK: &str = "dpdk";
+    match machine::dpdk_is_built_in() {
+        Ok(()) => Finding::ok(
+            CHECK,
+            "built in: cards, AF_PACKET, AF_XDP and captures as uplinks",
+        ),
+        Err(error) if purpose.needs_dpdk => Finding::fail(CHECK, error.what, error.write),
+        Err(_) => Finding::warn(
+            CHECK,
+            "not built in: uplinks are memif only",
+            "build inco where DPDK is installed (`make build`)",
+        ),
+    }
+}
+
+/// Whether a raw socket of that family can be made.
+fn raw_socket(family: AddressFamily) -> Result<(), rustix::io::Errno> {
+    socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None).map(drop)
+}
+
+fn packet_sockets() -> Finding {
+    const CHECK: &str = "af_packet";
+    match raw_socket(AddressFamily::PACKET) {
+        Ok(()) => Finding::ok(CHECK, "\"veth:INTERFACE\" uplinks work"),
+        Err(error) => Finding::warn(
+            CHECK,
+            format!("no packet sockets ({error}): \"veth:INTERFACE\" uplinks do not work"),
+            "run inco as root, on a kernel with CONFIG_PACKET",
+        ),
+    }
+}
+
+fn express_data_path() -> Finding {
+    const CHECK: &str = "af_xdp";
+    match raw_socket(AddressFamily::XDP) {
+        Ok(()) => Finding::ok(CHECK, "\"net_af_xdp0,iface=INTERFACE\" uplinks work"),
+        Err(error) => Finding::warn(
+            CHECK,
+            format!("no XDP sockets ({error}): \"net_af_xdp\" uplinks do not work"),
+            "run inco as root, on a kernel with CONFIG_XDP_SOCKETS; \"veth:INTERFACE\" does without",
+        ),
+    }
+}
+
+/// Whether the kernel makes pairs of virtual interfaces: tried in a network namespace that goes away with it.
+fn veth() -> Finding {
+    const CHECK: &str = "veth";
+    let tried = Command::new("unshare")
+        .args([
+            "--net", "ip", "link", "add", "inco-a", "type", "veth", "peer", "name", "inco-b",
+        ])
+        .stdin(Stdio::null())
+        .output();
+    match tried {
+        Ok(output) if output.status.success() => Finding::ok(CHECK, "the kernel makes pairs of interfaces"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("no reason given").to_owned();
+            Finding::warn(CHECK, said, "run it as root, and `modprobe veth`")
+        }
+        Err(error) => Finding::warn(
+            CHECK,
+            format!("cannot be tried: unshare: {error}"),
+            "install util-linux and iproute2",
+        ),
+    }
+}
+
+/// Network cards, and whether DPDK can have them.
+fn network_cards(host: &Host) -> Finding {
+    const CHECK: &str = "network cards";
+    let devices = host.names("sys/bus/pci/devices");
+    let cards: Vec<(String, String)> = devices
+        .into_iter()
+        .filter(|address| {
+            // Class 02 is a network card.
+            let class = host.read(&format!("sys/bus/pci/devices/{address}/class"));
+            class.is_some_and(|class| class.starts_with("0x02"))
+        })
+        .map(|address| {
+            let driver = host.link(&format!("sys/bus/pci/devices/{address}/driver"));
+            (address, driver.unwrap_or_else(|| "no driver".to_owned()))
+        })
+        .collect();
+    if cards.is_empty() {
+        return Finding::ok(CHECK, "none on the PCI bus: uplinks are memif, veth or captures");
+    }
+    let list: Vec<String> = cards
+        .iter()
+        .map(|(address, driver)| format!("{address} ({driver})"))
+        .collect();
+    let found = list.join(", ");
+    if cards
+        .iter()
+        .any(|(_, driver)| machine::USER_SPACE_DRIVERS.contains(&driver.as_str()))
+    {
+        return Finding::ok(CHECK, found);
+    }
+    let bind = cards.first().map_or("", |(address, _)| address.as_str());
+    let change = if !host.path("sys/module/vfio_pci").exists() {
+        format!("for DPDK: `modprobe vfio-pci`, then `dpdk-devbind.py -b vfio-pci {bind}`")
+    } else if host.names("sys/kernel/iommu_groups").is_empty() {
+        "for DPDK with vfio-pci: switch the IOMMU on (intel_iommu=on iommu=pt at boot)".to_owned()
+    } else {
+        format!("for DPDK: `dpdk-devbind.py -b vfio-pci {bind}`")
+    };
+    Finding::warn(CHECK, format!("{found}: the kernel has them all"), change)
+}
+
+/// Drivers of cards with a switch of their own.
+const SWITCH_DRIVERS: [&str; 1] = ["mlx5_core"];
+
+/// Cards that forward by themselves, and what stands for their functions here. In switchdev mode the kernel gives each port an
+/// id of its switch, and a name: `p0` leaves the card, `pf0vf1` and `pf0sf1` represent functions.
+fn embedded_switches(host: &Host) -> Finding {
+    const CHECK: &str = "embedded switch";
+    let mut legacy = Vec::new();
+    let mut switches: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
+    for interface in host.names("sys/class/net") {
+        let of = |name: &str| host.read(&format!("sys/class/net/{interface}/{name}"));
+        let port = of("phys_port_name").unwrap_or_default();
+        if let Some(id) = of("phys_switch_id").filter(|id| !id.is_empty()) {
+            let (uplinks, functions) = switches.entry(id).or_default();
+            if port.starts_with("pf") {
+                *functions += 1;
+            } else {
+                uplinks.push(interface);
+            }
+            continue;
+        }
+        let device = format!("sys/class/net/{interface}/device");
+        let driver = host.link(&format!("{device}/driver")).unwrap_or_default();
+        // A function has no switch, its card has.
+        let is_function = host.path(&format!("{device}/physfn")).exists();
+        if SWITCH_DRIVERS.contains(&driver.as_str()) && !is_function {
+            legacy.push((interface, host.link(&device).unwrap_or_default()));
+        }
+    }
+    if let Some((interface, address)) = legacy.first() {
+        return Finding::warn(
+            CHECK,
+            format!("{interface} ({address}) is not in switchdev mode: no rule reaches its switch"),
+            format!("`devlink dev eswitch set pci/{address} mode switchdev`"),
+        );
+    }
+    let told = |(uplinks, functions): &(Vec<String>, usize)| {
+        format!(
+            "{} in switchdev mode, {functions} representors",
+            uplinks.join(", ")
+        )
+    };
+    let found = switches.values().map(told).collect::<Vec<_>>().join("; ");
+    if switches.is_empty() {
+        Finding::ok(CHECK, "no card with one: rules stay in software")
+    } else if switches.values().any(|(_, functions)| *functions == 0) {
+        Finding::warn(
+            CHECK,
+            found,
+            "make functions for the instances before there is traffic: docs/smartnic.md",
+        )
+    } else {
+        Finding::ok(CHECK, found)
+    }
+}
+
+fn open_v_switch() -> Finding {
+    const CHECK: &str = "open vswitch";
+    let absent = |seen: String| {
+        Finding::ok(
+            CHECK,
+            format!("does not answer ({seen}); only the openflow switch needs it"),
+        )
+    };
+    let endpoint = match format!("unix:{OVS_SOCKET}").parse() {
+        Ok(endpoint) => endpoint,
+        Err(error) => return absent(format!("{error:?}")),
+    };
+    if !std::path::Path::new(OVS_SOCKET).exists() {
+        return absent(format!("there is no {OVS_SOCKET}"));
+    }
+    let asked =
+        Ovsdb::connect(&endpoint, OVS_TIME).and_then(|mut database| database.other_config("hw-offload"));
+    match asked {
+        Ok(Some(value)) if value == "true" => Finding::ok(
+            CHECK,
+            "answers; hw-offload is on: a card that can takes flows over",
+        ),
+        Ok(_) => Finding::warn(
+            CHECK,
+            "answers; hw-offload is off: no card takes flows over",
+            "where the card can: `ovs-vsctl set Open_vSwitch . other_config:hw-offload=true`, and restart it",
+        ),
+        Err(error) => absent(error.to_string()),
+    }
+}
+
+fn running() -> Finding {
+    const CHECK: &str = "running";
+    match Machine.api_socket(None) {
+        Ok(()) => Finding::ok(CHECK, "no other inco runs here"),
+        Err(error) => Finding::ok(CHECK, error.what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::super::Health;
+    use super::*;
+
+    /// A machine with these files.
+    fn machine_with(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+        let directory = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = directory.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let host = Host::at(directory.path());
+        (directory, host)
+    }
+
+    fn with_workers(workers: &[u16]) -> Purpose {
+        Purpose {
+            workers: workers.to_vec(),
+            ..Purpose::default()
+        }
+    }
+
+    #[test]
+    fn permissions_are_read_from_the_effective_set() {
+        let all = machine_with(&[("proc/self/status", "Name:\tinco\nCapEff:\t000001ffffffffff\n")]);
+        assert_eq!(permissions(&all.1, &Purpose::default()).health, Health::Ok);
+        // Only CAP_NET_ADMIN.
+        let some = machine_with(&[("proc/self/status", "CapEff:\t0000000000001000\n")]);
+        let finding = permissions(&some.1, &Purpose::default());
+        assert_eq!(finding.health, Health::Fail);
+        assert!(
+            finding.found.contains("CAP_SYS_ADMIN") && !finding.found.contains("CAP_NET_ADMIN"),
+            "{finding:?}"
+        );
+        let docker = Purpose {
+            engine: EngineDriver::Docker,
+            ..Purpose::default()
+        };
+        assert_eq!(permissions(&some.1, &docker).health, Health::Warn);
+    }
+
+    #[test]
+    fn workers_on_shared_cpus_are_named() {
+        let (_directory, host) = machine_with(&[
+            ("sys/devices/system/cpu/isolated", "2-3\n"),
+            ("sys/devices/system/cpu/online", "0-3\n"),
+        ]);
+        assert_eq!(isolation(&host, &with_workers(&[2, 3])).health, Health::Ok);
+        let finding = isolation(&host, &with_workers(&[1, 2]));
+        assert_eq!(finding.found, "workers share CPU 1 with other work");
+        assert!(finding.change.unwrap().contains("nohz_full=1 "));
+        assert_eq!(isolation(&host, &with_workers(&[])).health, Health::Ok);
+        let (_directory, host) = machine_with(&[
+            ("sys/devices/system/cpu/isolated", "\n"),
+            ("sys/devices/system/cpu/online", "0-3\n"),
+        ]);
+        let finding = isolation(&host, &with_workers(&[]));
+        assert!(finding.change.unwrap().contains("isolcpus=managed_irq,domain,3 "));
+    }
+
+    #[test]
+    fn a_governor_that_saves_power_is_told() {
+        let file = |cpu: u8| format!("sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor");
+        let (_directory, host) = machine_with(&[(&file(0), "performance\n"), (&file(1), "powersave\n")]);
+        assert_eq!(frequency(&host).found, "governor powersave");
+        let (_directory, host) = machine_with(&[(&file(0), "performance\n")]);
+        assert_eq!(frequency(&host).health, Health::Ok);
+        let (_directory, host) = machine_with(&[]);
+        assert_eq!(frequency(&host).health, Health::Ok);
+    }
+
+    #[test]
+    fn control_groups_need_their_controllers() {
+        let controllers = "sys/fs/cgroup/cgroup.controllers";
+        for (there, health, said) in [
+            (
+                "cpuset cpu io memory pids",
+                Health::Ok,
+                "v2 with cpu, memory, pids",
+            ),
+            ("cpu memory pids", Health::Warn, "without cpuset"),
+            ("cpuset cpu pids", Health::Fail, "v2 without memory"),
+        ] {
+            let (_directory, host) = machine_with(&[(controllers, there)]);
+            let finding = control_groups(&host);
+            assert_eq!(finding.health, health, "{finding:?}");
+            assert!(finding.found.contains(said), "{finding:?}");
+        }
+        let (_directory, host) = machine_with(&[("sys/fs/cgroup/readme", "")]);
+        assert_eq!(control_groups(&host).health, Health::Fail);
+        let (directory, host) = machine_with(&[]);
+        for controller in ["cpu", "cpuacct", "memory", "freezer", "pids", "cpuset"] {
+            fs::create_dir_all(directory.path().join("sys/fs/cgroup").join(controller)).unwrap();
+        }
+        assert_eq!(control_groups(&host).health, Health::Ok);
+    }
+
+    #[test]
+    fn cards_with_a_switch_are_told_apart_by_its_mode() {
+        let net = |interface: &str, file: &str| format!("sys/class/net/{interface}/{file}");
+        let (_directory, host) = machine_with(&[(&net("lo", "address"), "")]);
+        let finding = embedded_switches(&host);
+        assert_eq!(
+            (finding.health, finding.change),
+            (Health::Ok, None),
+            "{}",
+            finding.found
+        );
+
+        let (directory, host) = machine_with(&[
+            (&net("p0", "phys_port_name"), ""),
+            ("sys/devices/0000:03:00.0/class", "0x020000"),
+        ]);
+        let device = directory.path().join("sys/devices/0000:03:00.0");
+        symlink("../../../bus/pci/drivers/mlx5_core", device.join("driver")).unwrap();
+        symlink(&device, directory.path().join(net("p0", "device"))).unwrap();
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.health, Health::Warn, "{finding:?}");
+        let change = finding.change.unwrap();
+        assert!(change.contains("pci/0000:03:00.0 mode switchdev"), "{change}");
+        // A function of it, handed to this machine, has no switch.
+        fs::write(device.join("physfn"), "").unwrap();
+        assert_eq!(embedded_switches(&host).health, Health::Ok);
+
+        let switchdev = [
+            (net("p0", "phys_switch_id"), "b8cef6"),
+            (net("p0", "phys_port_name"), "p0"),
+            (net("en3f0pf0sf1", "phys_switch_id"), "b8cef6"),
+            (net("en3f0pf0sf1", "phys_port_name"), "pf0sf1"),
+        ];
+        let files: Vec<(&str, &str)> = switchdev
+            .iter()
+            .map(|(path, text)| (path.as_str(), *text))
+            .collect();
+        let (_directory, host) = machine_with(&files[..2]);
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.found, "p0 in switchdev mode, 0 representors");
+        assert_eq!(finding.health, Health::Warn);
+        let (_directory, host) = machine_with(&files);
+        let finding = embedded_switches(&host);
+        assert_eq!(finding.found, "p0 in switchdev mode, 1 representors");
+        assert_eq!(finding.health, Health::Ok);
+    }
+
+    #[test]
+    fn cards_of_the_kernel_are_told_how_to_bind() {
+        let (directory, host) = machine_with(&[("sys/bus/pci/devices/0000:03:00.0/class", "0x020000\n")]);
+        let driver = directory.path().join("sys/bus/pci/devices/0000:03:00.0/driver");
+        symlink(Path::new("../../../bus/pci/drivers/ixgbe"), &driver).unwrap();
+        let finding = network_cards(&host);
+        assert!(finding.found.contains("0000:03:00.0 (ixgbe)"), "{finding:?}");
+        assert!(finding.change.unwrap().contains("modprobe vfio-pci"));
+        fs::create_dir_all(directory.path().join("sys/module/vfio_pci")).unwrap();
+        assert!(network_cards(&host).change.unwrap().contains("iommu=pt"));
+        fs::remove_file(&driver).unwrap();
+        symlink(Path::new("../../../bus/pci/drivers/vfio-pci"), &driver).unwrap();
+        assert_eq!(network_cards(&host).health, Health::Ok);
+    }
+
+    #[test]
+    fn a_kernel_without_seccomp_fails() {
+        let (_directory, host) = machine_with(&[("proc/sys/kernel/osrelease", "6.1.0\n")]);
+        let findings = kernel(&host);
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.health == Health::Fail && finding.found.contains("seccomp")),
+            "{findings:?}"
+        );
+        let (_directory, host) = machine_with(&[(
+            "proc/sys/kernel/seccomp/actions_avail",
+            "kill_process trap errno trace log allow",
+        )]);
+        assert_eq!(kernel(&host)[0].health, Health::Ok);
+    }
+
+    #[test]
+    fn a_slow_clock_is_told() {
+        let file = "sys/devices/system/clocksource/clocksource0/current_clocksource";
+        let (_directory, host) = machine_with(&[(file, "hpet\n")]);
+        assert_eq!(clock(&host).health, Health::Warn);
+        let (_directory, host) = machine_with(&[(file, "tsc\n")]);
+        assert_eq!(clock(&host).health, Health::Ok);
+    }
+
+    #[test]
+    fn this_machine_gets_a_finding_for_each_check() {
+        let findings = all(&Host::here(), &Purpose::default());
+        assert!(findings.len() >= 20, "{}", findings.len());
+        for finding in &findings {
+            assert_eq!(
+                finding.health != Health::Ok,
+                finding.change.is_some(),
+                "{finding:?}"
+            );
+        }
+    }
+}

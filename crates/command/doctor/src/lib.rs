@@ -1,0 +1,270 @@
+//! `inco doctor`: whether this machine has what inco needs, and what to change where it has not. Looking changes nothing.
+#![forbid(unsafe_code)]
+
+mod checks;
+mod host;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::bail;
+use configuration::{Configuration, EngineDriver, PortKind, SwitchDriver, check_facts};
+use serde::Serialize;
+
+use display::output;
+use host::Host;
+use orchestrator::load;
+use orchestrator::machine::Machine;
+
+/// How well something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Health {
+    /// As it should be.
+    Ok,
+    /// inco runs, but slower, less evenly, or without something that not everybody needs.
+    Warn,
+    /// inco does not run, or not with this configuration.
+    Fail,
+}
+
+impl Health {
+    const fn name(self) -> &'static str {
+        match self {
+            Health::Ok => "ok",
+            Health::Warn => "warn",
+            Health::Fail => "fail",
+        }
+    }
+}
+
+/// What a check came to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Finding {
+    /// What was looked at, in a word or two.
+    check: String,
+    health: Health,
+    /// What was found.
+    found: String,
+    /// What to change; absent where it is as it should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &str, found: impl Into<String>) -> Finding {
+        Finding {
+            check: check.to_owned(),
+            health: Health::Ok,
+            found: found.into(),
+            change: None,
+        }
+    }
+
+    fn warn(check: &str, found: impl Into<String>, change: impl Into<String>) -> Finding {
+        Finding {
+            health: Health::Warn,
+            change: Some(change.into()),
+            ..Finding::ok(check, found)
+        }
+    }
+
+    fn fail(check: &str, found: impl Into<String>, change: impl Into<String>) -> Finding {
+        Finding {
+            health: Health::Fail,
+            ..Finding::warn(check, found, change)
+        }
+    }
+}
+
+/// What inco is to do on this machine: some things matter only to some configurations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Purpose {
+    engine: EngineDriver,
+    /// Where Docker or Podman is asked.
+    docker_host: String,
+    /// CPUs that workers are pinned to.
+    workers: Vec<u16>,
+    /// Whether uplinks need DPDK.
+    needs_dpdk: bool,
+}
+
+impl Default for Purpose {
+    fn default() -> Purpose {
+        Purpose {
+            engine: EngineDriver::Oci,
+            docker_host: engine::DEFAULT_HOST.to_owned(),
+            workers: Vec::new(),
+            needs_dpdk: false,
+        }
+    }
+}
+
+impl Purpose {
+    fn of(configuration: &Configuration) -> Purpose {
+        let uplinks = &configuration.uplinks;
+        Purpose {
+            engine: configuration.engine.driver,
+            docker_host: configuration.engine.host.clone(),
+            workers: configuration.switch.workers.clone(),
+            needs_dpdk: uplinks
+                .iter()
+                .any(|uplink| !matches!(uplink.device, configuration::Device::Memif(_))),
+        }
+    }
+}
+
+/// Looks, and says what it found; with `file`, also what that configuration needs.
+///
+/// # Errors
+/// Where something that inco needs is missing, or the configuration is wrong.
+pub fn run(file: Option<&Path>, json: bool) -> anyhow::Result<()> {
+    let mut findings = Vec::new();
+    let purpose = match file {
+        None => Purpose::default(),
+        Some(file) => {
+            let configuration = load::load(file)?;
+            findings.extend(configured(&configuration));
+            Purpose::of(&configuration)
+        }
+    };
+    findings.extend(checks::all(&Host::here(), &purpose));
+    if json {
+        output::json(&findings, true)?;
+    } else {
+        output::text(&text(&findings))?;
+    }
+    match failures(&findings) {
+        0 => Ok(()),
+        1 => bail!("1 check failed: change it as said above"),
+        failed => bail!("{failed} checks failed: change them as said above"),
+    }
+}
+
+fn failures(findings: &[Finding]) -> usize {
+    findings
+        .iter()
+        .filter(|finding| finding.health == Health::Fail)
+        .count()
+}
+
+/// Whether this machine has what a configuration names.
+fn configured(configuration: &Configuration) -> Vec<Finding> {
+    let problems = check_facts(configuration, &Machine);
+    if problems.is_empty() {
+        let found = format!("this machine has what {} names", configuration.file);
+        let mut findings = vec![Finding::ok("configuration", found)];
+        findings.extend(ports(configuration));
+        return findings;
+    }
+    let finding = |problem: &configuration::Problem| {
+        let found = format!(
+            "{}:{}: {}: {}",
+            problem.file, problem.line, problem.key, problem.what
+        );
+        Finding::fail("configuration", found, &problem.write)
+    };
+    problems.iter().map(finding).collect()
+}
+
+/// The ports that the switch makes for instances when it starts.
+fn ports(configuration: &Configuration) -> Option<Finding> {
+    if configuration.switch.driver != SwitchDriver::OpenFlow {
+        return None;
+    }
+    let spare = configuration.switch.openflow.spare_ports;
+    let told = configuration.services.iter().map(|service| {
+        let kind = match service.port {
+            PortKind::Device => "on functions of a card",
+            PortKind::Memif | PortKind::Null => "on memif",
+        };
+        let most = service.instance_limit();
+        format!(
+            "{}: {} places {kind}, for {most} instances and those that drain",
+            service.name,
+            service.places(spare)
+        )
+    });
+    Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))
+}
+
+/// A line for each finding, and one below it that says what to change.
+fn text(findings: &[Finding]) -> String {
+    let width = findings
+        .iter()
+        .map(|finding| finding.check.len())
+        .max()
+        .unwrap_or(0);
+    let mut text = String::new();
+    for finding in findings {
+        let health = finding.health.name();
+        let _ = writeln!(text, "{health:<5} {:<width$}  {}", finding.check, finding.found);
+        if let Some(change) = &finding.change {
+            let _ = writeln!(text, "      {:<width$}  -> {change}", "");
+        }
+    }
+    let count = |health: Health| findings.iter().filter(|finding| finding.health == health).count();
+    let _ = writeln!(
+        text,
+        "\n{} ok, {} to consider, {} failed",
+        count(Health::Ok),
+        count(Health::Warn),
+        count(Health::Fail)
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_says_what_to_change_below_it() {
+        let findings = [
+            Finding::ok("cpus", "4 CPUs"),
+            Finding::warn("hugepages", "none is free", "reserve some"),
+            Finding::fail("cgroups", "none", "mount them"),
+        ];
+        assert_eq!(
+            text(&findings),
+            "ok    cpus       4 CPUs\n\
+             warn  hugepages  none is free\n                 -> reserve some\n\
+             fail  cgroups    none\n                 -> mount them\n\
+             \n1 ok, 1 to consider, 1 failed\n"
+        );
+        assert_eq!(failures(&findings), 1);
+        let json = serde_json::to_value(&findings).unwrap();
+        assert_eq!(json[0]["health"], "ok");
+        assert!(json[0].get("change").is_none());
+        assert_eq!(json[1]["change"], "reserve some");
+    }
+
+    #[test]
+    fn what_a_configuration_names_and_the_machine_lacks_fails() {
+        let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nimage = \"inco/none-such\"\n\
+                    [switch]\nworkers = [8000]\n";
+        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let findings = configured(&configuration);
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.found.contains("a.toml:") && finding.found.contains("CPU 8000")),
+            "{findings:?}"
+        );
+        assert!(findings.iter().all(|finding| finding.health == Health::Fail));
+        assert_eq!(Purpose::of(&configuration).workers, [8000]);
+        assert_eq!(ports(&configuration), None);
+    }
+
+    #[test]
+    fn the_ports_for_instances_are_told() {
+        let text = "[switch]\ndriver = \"openflow\"\nopenflow = { spare_ports = 3 }\n[[uplink]]\nname = \"wan\"\n\
+                    device = \"memif:wan.sock\"\n[service.all]\nimage = \"a\"\nsymmetric = false\ninstances = 4\n";
+        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let found = ports(&configuration).unwrap().found;
+        assert_eq!(
+            found,
+            "all: 7 places on memif, for 4 instances and those that drain"
+        );
+    }
+}

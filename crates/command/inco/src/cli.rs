@@ -1,0 +1,734 @@
+//! What may be written on the command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use images::EngineName;
+
+/// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
+/// there, counts what happens, and adds and removes containers as the load moves.
+#[derive(Debug, Parser)]
+#[command(
+    name = "inco",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+#[command(
+    after_help = "Example:\n  inco demo                   the whole loop on this machine\n  inco run -f inco.toml       the orchestrator, in the foreground\n  inco instances --watch      what its containers do\n\nExit status: 0, 1 (failed) or 2 (wrong usage, wrong configuration)."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show the whole loop on this machine, live, with a report at the end
+    Demo(demo::DemoArgs),
+    /// Run the orchestrator in the foreground
+    Run(RunArgs),
+    /// Say what a configuration would do, or what is wrong with it and where
+    Check(CheckArgs),
+    /// Check whether this machine has what inco needs, and say what to change
+    Doctor(DoctorArgs),
+    /// Show how a running inco fares: workers, uplinks, drops, accounting
+    Status(StatusArgs),
+    /// List services: instances wanted and there, rates, flows
+    Services(ServicesArgs),
+    /// List instances: state, rates, flows, ring occupancy
+    Instances(InstancesArgs),
+    /// List flows and the instances that they are pinned to
+    Flows(FlowsArgs),
+    /// List what happened, and why
+    Events(EventsArgs),
+    /// Show services, instances, flows and events live in a terminal, and act on them
+    Top(TopArgs),
+    /// Set the number of active instances by hand, or let the autoscaler decide again
+    Scale(ScaleArgs),
+    /// Give a running service another policy, without a restart
+    Policy(PolicyArgs),
+    /// Say what a policy decides in a situation that is written down, and why
+    Explain(ExplainArgs),
+    /// Give instances no new flows; they go when their flows have ended
+    Drain(InstanceArgs),
+    /// Take drains back
+    Undrain(UndrainArgs),
+    /// Remove pins: the next packets of those flows are given anew
+    Purge(PurgeArgs),
+    /// Give one flow to another instance
+    Move(MoveArgs),
+    /// Keep an autoscaler from asking for fewer instances
+    PauseIn(HoldBackArgs),
+    /// Keep an autoscaler from asking for more instances
+    PauseOut(HoldBackArgs),
+    /// Have an autoscaler say what it would do, and do nothing
+    DryRun(HoldBackArgs),
+    /// Have a running inco read its configuration again and apply what changed, all of it or nothing
+    Reload(ReloadArgs),
+    /// End a running inco and remove its containers
+    Stop(StopArgs),
+    /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
+    Traffic(TrafficArgs),
+    /// Make and list images of network functions
+    Image(ImageArgs),
+    /// Play traffic against the same policies in simulation: an hour in a second
+    #[command(subcommand, after_help = "Example:\n  inco sim run scenarios/agh-hour.toml")]
+    Sim(SimCommand),
+    /// Print what a shell needs to complete commands and options
+    Completions(CompletionsArgs),
+    /// Write the manual's pages into a directory
+    #[command(hide = true)]
+    Man(ManArgs),
+    /// Measure the data plane side by side with its peers
+    #[cfg(feature = "dpdk")]
+    Bench(bench::BenchArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco run -f examples/forward.toml\n  INCO_LOG=debug inco run\n  inco run --log-format json 2> inco.log\n  INCO_RUN_DIR=/tmp/inco inco run -f inco.toml\n\nCtrl-C and SIGTERM remove everything. Containers of an earlier run that was killed are taken over."
+)]
+pub(crate) struct RunArgs {
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
+    pub(crate) file: PathBuf,
+    /// Check and say what would be done, and start nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// How log lines are written, to standard error
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) log_format: orchestrator::LogFormat,
+    /// End, in good order, when that process ends
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) with_process: Option<i32>,
+}
+
+impl RunArgs {
+    /// The check that a dry run is.
+    pub(crate) fn check(&self) -> CheckArgs {
+        CheckArgs {
+            file: self.file.clone(),
+            offline: false,
+            json: false,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco check -f inco.toml\n  inco check -f inco.toml --offline      on a machine that is not the one meant\n\nExit status 2 where something is wrong; each problem names file, line, key and what to write."
+)]
+pub(crate) struct CheckArgs {
+    /// The configuration
+    #[arg(short, long, value_name = "FILE", default_value = "inco.toml")]
+    pub(crate) file: PathBuf,
+    /// Do not look whether this machine has what the configuration names
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco doctor\n  inco doctor -f inco.toml      also what this configuration needs\n  inco doctor --json | jq '.[] | select(.health != \"ok\")'\n\nEach check says ok, warn or fail, what was found, and what to change. Exit status 1 where one fails."
+)]
+pub(crate) struct DoctorArgs {
+    /// A configuration that this machine is to run
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco completions bash > /etc/bash_completion.d/inco\n  inco completions zsh > /usr/share/zsh/vendor-completions/_inco\n  inco completions fish > ~/.config/fish/completions/inco.fish"
+)]
+pub(crate) struct CompletionsArgs {
+    /// For which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco man target/man && man -l target/man/inco-run.1")]
+pub(crate) struct ManArgs {
+    /// Where they go; it is made where it is missing
+    pub(crate) directory: PathBuf,
+}
+
+/// How a running inco is found.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Where {
+    /// The API's socket; by default api.sock in $INCO_RUN_DIR or /run/inco
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+/// How something is shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Show {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show it again and again, every second or every SECONDS
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+    pub(crate) watch: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    // Below a tenth the terminal is all that changes, above a day nobody watches.
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err("write 0.1 to 86400 seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco status\n  inco status --watch\n  inco status --json | jq .accounting"
+)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco services\n  inco services --json | jq '.[].active'")]
+pub(crate) struct ServicesArgs {
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco instances\n  inco instances firewall --watch 0.5\n  inco instances --json | jq '.[] | select(.state == \"active\")'"
+)]
+pub(crate) struct InstancesArgs {
+    /// Only those of this service
+    pub(crate) service: Option<String>,
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco flows --service firewall --limit 20\n  inco flows --instance 3\n  inco flows --top 10 --watch\n  inco flows --address 10.0.0.7\n  inco flows --flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'"
+)]
+pub(crate) struct FlowsArgs {
+    /// Only flows of this service
+    #[arg(long, value_name = "NAME")]
+    pub(crate) service: Option<String>,
+    /// Only flows pinned to this instance
+    #[arg(long, value_name = "ID")]
+    pub(crate) instance: Option<u32>,
+    /// Only flows with this address on either end
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Option<IpAddr>,
+    /// Only this flow, in either direction
+    #[arg(long, value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: Option<String>,
+    /// Only the N that bring the most packets now, the heaviest first
+    #[arg(long, value_name = "N", conflicts_with_all = ["limit", "flow"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::TOP_LIMIT)))]
+    pub(crate) top: Option<u32>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = api::types::FlowFilter::DEFAULT_LIMIT,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::FlowFilter::LIMIT)))]
+    pub(crate) limit: u32,
+    #[command(flatten)]
+    pub(crate) show: Show,
+}
+
+fn flow(text: &str) -> Result<String, String> {
+    api::parse_tuple(text)
+        .map(|tuple| tuple.to_string())
+        .map_err(|error| error.to_string())
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco events\n  inco events --follow --service firewall\n  inco events --json --last 1000 > events.jsonl"
+)]
+pub(crate) struct EventsArgs {
+    /// Go on with those that come
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The newest so many
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
+          value_parser = clap::value_parser!(u32).range(0..=api::EVENT_LIMIT as i64))]
+    pub(crate) last: u32,
+    /// Only those about this service
+    #[arg(long, value_name = "NAME")]
+    pub(crate) service: Option<String>,
+    /// Print JSON, an event on each line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) place: Where,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco top\n  inco top --interval 0.5\n  NO_COLOR=1 inco top --ascii\n\nKeys are shown below; ? tells them all. Nothing is done without a y. It waits for an inco that does not run, and goes on\nwhen it comes back."
+)]
+pub(crate) struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) interval: Duration,
+    /// Only ASCII, also where the locale has more
+    #[arg(long)]
+    pub(crate) ascii: bool,
+    #[command(flatten)]
+    pub(crate) place: Where,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall --auto")]
+pub(crate) struct ScaleArgs {
+    /// Which service
+    pub(crate) service: String,
+    /// So many active instances, within the service's limits
+    #[arg(required_unless_present = "auto", conflicts_with = "auto")]
+    pub(crate) instances: Option<u32>,
+    /// Let the autoscaler decide again
+    #[arg(long)]
+    pub(crate) auto: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco policy firewall --scheduler worst-fit\n  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n  inco policy firewall --record 3        the next three scheduling decisions, into the event log\n\nNo pinned flow is moved, and the count stays what it is until a new autoscaler decides. Parameters are those of the configuration's reference."
+)]
+pub(crate) struct PolicyArgs {
+    /// Which service
+    pub(crate) service: String,
+    /// The scheduler that picks for new flows from now on
+    #[arg(long, value_name = "NAME", value_parser = configuration::scheduler_name, required_unless_present_any = ["autoscaler", "record"],
+          conflicts_with = "autoscaler")]
+    pub(crate) scheduler: Option<String>,
+    /// The autoscaler that decides from now on
+    #[arg(long, value_name = "NAME", value_parser = autoscaler)]
+    pub(crate) autoscaler: Option<String>,
+    /// A parameter of it; what is not set has its default
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "record")]
+    pub(crate) set: Vec<(String, serde_json::Value)>,
+    /// Put the next so many scheduling decisions into the event log, with all that they rest on
+    #[arg(long, value_name = "N", conflicts_with_all = ["scheduler", "autoscaler"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::Action::RECORD_LIMIT)))]
+    pub(crate) record: Option<u32>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+fn autoscaler(text: &str) -> Result<String, String> {
+    match autoscaling::Autoscaler::from_name(text) {
+        Ok(policy) => Ok(policy.name().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A value is a number, a truth value or a table where it reads as JSON, and text otherwise.
+fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => {
+            let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+            Ok((name.to_owned(), value))
+        }
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco explain scheduler --input case.json\n  inco explain autoscaler --input case.json\n  inco events --json | jq -c 'select(.event == \"scaled\") | .case' | tail -n 1 | inco explain autoscaler --input -\n  inco policy firewall --record 1 && inco events --json | jq -c 'select(.event == \"picked\")' | tail -n 1 | inco explain scheduler --input -"
+)]
+pub(crate) struct ExplainArgs {
+    #[command(subcommand)]
+    pub(crate) command: ExplainCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExplainCommand {
+    /// Which instance each of some new flows is given to
+    #[command(
+        after_help = "Example:\n  inco explain scheduler --input case.json\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+    )]
+    Scheduler(ExplainInput),
+    /// How many instances, and how large
+    #[command(
+        after_help = "Example:\n  echo '{\"policy\":\"hpa\",\"replicas\":3,\"spec\":{\"metrics\":[{\"kind\":\"value\",\"value\":20000,\"target\":15000}]}}' | inco explain autoscaler --input -\n\nThe shapes are in docs/policies.md. Exit status 2 where the input is wrong."
+    )]
+    Autoscaler(ExplainInput),
+    /// Where a flow of a running inco is, since when, and why there
+    Flow(ExplainFlowArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco explain flow 'tcp 10.0.0.7:1000 > 10.128.0.1:443'")]
+pub(crate) struct ExplainFlowArgs {
+    /// Which one, in either direction
+    #[arg(value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: String,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainInput {
+    /// The situation, as JSON; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How an action is asked for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Act {
+    #[command(flatten)]
+    pub(crate) place: Where,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5")]
+pub(crate) struct InstanceArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) instances: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco undrain 3")]
+pub(crate) struct UndrainArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) instances: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco purge 3                                                    all flows of instance 3\n  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      this flow alone"
+)]
+pub(crate) struct PurgeArgs {
+    /// All flows of this instance
+    #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
+    pub(crate) instance: Option<u32>,
+    /// This flow alone
+    #[arg(long, value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: Option<String>,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\nOnly where the service says affinity = \"relaxed\". Its packets wait until those before them are back: they stay in order."
+)]
+pub(crate) struct MoveArgs {
+    /// Which flow
+    #[arg(value_name = "FLOW", value_parser = flow)]
+    pub(crate) flow: String,
+    /// To which instance, by the id that `inco instances` shows
+    #[arg(value_name = "ID")]
+    pub(crate) instance: u32,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco pause-in firewall\n  inco pause-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as `shadowed`, in `inco events`."
+)]
+pub(crate) struct HoldBackArgs {
+    /// Of which service
+    pub(crate) service: String,
+    /// Let it go again
+    #[arg(long)]
+    pub(crate) off: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco check -f inco.toml && inco reload\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same."
+)]
+pub(crate) struct ReloadArgs {
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`\n\nWhere inco was killed, or stopped with --keep, it removes the containers that are left of it."
+)]
+pub(crate) struct StopArgs {
+    /// Leave the containers running, for the next run to take over
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Do not wait until it has ended
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco traffic -f examples/profiles/ramp.toml --uplink memif:wan.sock\n  inco traffic -f profile.toml --uplink memif:/run/inco/wan.sock --json > report.json\n\nThe inco at the other end is asked which instances fail or are purged: moves of their flows are counted apart, as\nexpected. Where there is none (an instance's own socket, another program), every packet that comes back from another\ninstance than its flow's first one counts as mis-steered."
+)]
+pub(crate) struct TrafficArgs {
+    /// What to send
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where to: the uplink of a running inco, or an instance's socket. Relative paths are in the run directory
+    #[arg(long, value_name = "memif:SOCKET", default_value = "memif:wan.sock", value_parser = memif_socket)]
+    pub(crate) uplink: PathBuf,
+    /// A second uplink, where what was sent on the first comes back and the opposite direction is sent
+    #[arg(long, value_name = "memif:SOCKET", value_parser = memif_socket)]
+    pub(crate) second_uplink: Option<PathBuf>,
+    /// The API's socket of the inco that has the uplinks; by default the one in the run directory, if it has them
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) api: Option<PathBuf>,
+    /// Print the report as JSON, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn memif_socket(text: &str) -> Result<PathBuf, String> {
+    match text.strip_prefix("memif:") {
+        Some(socket) if !socket.is_empty() => Ok(PathBuf::from(socket)),
+        _ => Err(format!(
+            "{text:?} is not a memif uplink: write memif:SOCKET, for example memif:wan.sock"
+        )),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco image build forward\n  inco image import testpmd\n  inco image list"
+)]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image of a built-in function: FROM scratch, with one static program
+    Build(ImageBuildArgs),
+    /// Make an image of a root file system, or of this machine's dpdk-testpmd
+    Import(ImageImportArgs),
+    /// List images
+    List(ImageListArgs),
+    /// Remove an image
+    Remove(ImageRemoveArgs),
+}
+
+/// Where an image goes to.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ImageEngine {
+    /// Which engine is to have it. Docker gets a copy of inco's own
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) engine: EngineName,
+    /// Where Docker or Podman answers
+    #[arg(long, value_name = "ADDRESS", default_value = engine::DEFAULT_HOST)]
+    pub(crate) host: String,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco image build forward\n  inco image build forward --engine docker\n  inco image build forward --name lab/forward:2"
+)]
+pub(crate) struct ImageBuildArgs {
+    /// The function
+    pub(crate) function: String,
+    /// The image's name; by default inco/FUNCTION
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) to: ImageEngine,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  docker export $(docker create alpine) > alpine.tar && inco image import alpine alpine.tar -- /bin/sh\n  inco image import lab/ids ./rootfs -- /usr/bin/ids --fast\n  inco image import testpmd                this machine's dpdk-testpmd with its libraries"
+)]
+pub(crate) struct ImageImportArgs {
+    /// The image's name; `testpmd` without a source means this machine's dpdk-testpmd
+    pub(crate) name: String,
+    /// A tar archive or a directory
+    pub(crate) source: Option<PathBuf>,
+    /// Program and arguments of its containers
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+    /// Environment of its containers
+    #[arg(long, value_name = "NAME=VALUE", value_parser = env)]
+    pub(crate) env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) to: ImageEngine,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn env(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco image list")]
+pub(crate) struct ImageListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco image remove inco/forward")]
+pub(crate) struct ImageRemoveArgs {
+    /// The image's name
+    pub(crate) name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn look(command: &clap::Command) {
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Example"),
+                "inco {} has no example",
+                command.get_name()
+            );
+            command.get_subcommands().for_each(look);
+        }
+        look(&Cli::command());
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    /// Play a scenario and say whether it came out as it expects
+    Run(SimRunArgs),
+    /// Play two scenarios and show how their figures differ
+    Compare(SimCompareArgs),
+    /// Play a scenario with many values of its parameters, and show which of them nobody beats
+    Sweep(SimSweepArgs),
+}
+
+/// What is played, and how often.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Play {
+    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals. By default as
+    /// many as the scenario's expectation is meant for, mostly 1
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=simulation::SEEDS_LIMIT))]
+    pub(crate) seeds: Option<u64>,
+    /// Only these variants
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) variant: Vec<String>,
+    /// Set a key of every variant, as in service.autoscaler.target=0.6
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// The folder of traces, mixtures and captures; by default $INCO_DATA or ../shared/data
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco sim run scenarios/smartinco-schedulers.toml\n  inco sim run scenarios/agh-hour.toml --variant ladder,hpa-55 --seeds 5\n  inco sim run scenarios/smartinco-sizes.toml --set service.autoscaler.target=0.7 --json\n\nExit status: 1 where the scenario's expectation is not met. Everything that it prints is simulated."
+)]
+pub(crate) struct SimRunArgs {
+    /// The scenario
+    #[arg(value_name = "SCENARIO.toml")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml\n\nVariants are paired by their names. Everything that it prints is simulated."
+)]
+pub(crate) struct SimCompareArgs {
+    /// One scenario
+    #[arg(value_name = "A.toml")]
+    pub(crate) a: PathBuf,
+    /// The other
+    #[arg(value_name = "B.toml")]
+    pub(crate) b: PathBuf,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the front: no other loses less without needing more instance-time.\nEverything that it prints is simulated."
+)]
+pub(crate) struct SimSweepArgs {
+    /// The scenario
+    #[arg(value_name = "SCENARIO.toml")]
+    pub(crate) file: PathBuf,
+    /// A key and its values; several of these make all combinations
+    #[arg(long, required = true, value_name = "KEY=VALUE,VALUE,…")]
+    pub(crate) vary: Vec<String>,
+    #[command(flatten)]
+    pub(crate) play: Play,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a page with a plot
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}

@@ -1,0 +1,98 @@
+//! `inco image`: images of network functions.
+
+use display::output::{self, WrongUsage};
+use display::table::{Table, span_ms};
+use engine::ImageRef;
+use engine::image::Image;
+use images::{build_function, deliver, import_testpmd, in_store, store};
+
+use crate::cli::{ImageArgs, ImageBuildArgs, ImageCommand, ImageImportArgs, ImageListArgs};
+
+pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<()> {
+    match &args.command {
+        ImageCommand::Build(args) => build(args),
+        ImageCommand::Import(args) => import(args),
+        ImageCommand::List(args) => list(args),
+        ImageCommand::Remove(args) => {
+            let name = ImageRef::from(args.name.as_str());
+            store().remove(&name)?;
+            output::line(format!("removed {}", name.with_tag()))
+        }
+    }
+}
+
+fn build(args: &ImageBuildArgs) -> anyhow::Result<()> {
+    let name = args
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("inco/{}", args.function));
+    let image = build_function(&args.function, &ImageRef::from(name.as_str()))?;
+    deliver(args.to.engine, &args.to.host, &image)?;
+    tell(&image, args.json)
+}
+
+fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
+    let name = ImageRef::from(args.name.as_str());
+    let image = match &args.source {
+        Some(source) => {
+            if args.command.is_empty() {
+                let example = format!(
+                    "inco image import {} {} -- /path/to/program",
+                    args.name,
+                    source.display()
+                );
+                return Err(WrongUsage(format!(
+                    "which program it runs is not said; write for example\n  {example}"
+                ))
+                .into());
+            }
+            store()
+                .import(&name, source, &args.command, &args.env)
+                .map_err(|error| in_store(error.into()))?
+        }
+        None if args.name.trim_end_matches(":latest") == "testpmd" => import_testpmd(&name, &args.command)?,
+        None => {
+            let write = "name a tar archive or a directory (only testpmd is made without)";
+            return Err(WrongUsage(format!("what to import as {} is not said; {write}", args.name)).into());
+        }
+    };
+    deliver(args.to.engine, &args.to.host, &image)?;
+    tell(&image, args.json)
+}
+
+fn tell(image: &Image, json: bool) -> anyhow::Result<()> {
+    if json {
+        return output::json(image, true);
+    }
+    output::line(format!(
+        "{}: {}, runs {}",
+        image.name,
+        configuration::show_size(image.bytes),
+        image.entrypoint.join(" ")
+    ))
+}
+
+fn list(args: &ImageListArgs) -> anyhow::Result<()> {
+    let images = store().list()?;
+    if args.json {
+        return output::json(&images, true);
+    }
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let mut table = Table::new(&["image", ">size", ">age", "runs"]);
+    for image in &images {
+        table.row([
+            image.name.clone(),
+            configuration::show_size(image.bytes),
+            span_ms(now_ms.saturating_sub(image.created_unix_ms)),
+            image.entrypoint.join(" "),
+        ]);
+    }
+    let mut text = table.text();
+    if images.is_empty() {
+        text.push_str("(none: make one with `inco image build forward`)\n");
+    }
+    output::text(&text)
+}

@@ -1,0 +1,92 @@
+//! inco, the in-network container orchestrator: its command line.
+#![forbid(unsafe_code)]
+// They panic where nobody reads the output: `output` does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod check;
+mod cli;
+mod client_commands;
+mod explain;
+mod image;
+mod shell;
+mod sim_command;
+mod traffic_command;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+use display::output::{self, Interrupted, OutputClosed, WrongUsage};
+
+fn main() -> ExitCode {
+    // The launcher forks: nothing may have been started or read before.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == "launcher")
+    {
+        return launcher();
+    }
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Run(args) if args.dry_run => check::run(&args.check()),
+        Command::Run(args) => orchestrator::daemon::run(&args.file, args.log_format, args.with_process),
+        Command::Check(args) => check::run(&args),
+        Command::Doctor(args) => doctor::run(args.file.as_deref(), args.json),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man_pages(&args),
+        Command::Status(args) => client_commands::status(&args),
+        Command::Services(args) => client_commands::services(&args),
+        Command::Instances(args) => client_commands::instances(&args),
+        Command::Flows(args) => client_commands::flows(&args),
+        Command::Events(args) => client_commands::events(&args),
+        Command::Top(args) => top::run(args.place.socket.as_deref(), args.interval, args.ascii),
+        Command::Scale(args) => client_commands::scale(&args),
+        Command::Policy(args) => client_commands::policy(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Drain(args) => client_commands::drain(&args),
+        Command::Undrain(args) => client_commands::undrain(&args),
+        Command::Purge(args) => client_commands::purge(&args),
+        Command::Move(args) => client_commands::move_flow(&args),
+        Command::PauseIn(args) => client_commands::pause_in(&args),
+        Command::PauseOut(args) => client_commands::pause_out(&args),
+        Command::DryRun(args) => client_commands::dry_run(&args),
+        Command::Reload(args) => client_commands::reload(&args),
+        Command::Stop(args) => client_commands::stop(&args),
+        Command::Traffic(args) => traffic_command::run(&args),
+        Command::Image(args) => image::run(&args),
+        Command::Sim(command) => sim_command::run(&command),
+        #[cfg(feature = "dpdk")]
+        Command::Bench(args) => bench::run(&args.bench),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read our output has seen enough.
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
+        // It names the file and the line itself, as compilers do, so that editors find them.
+        Err(error) if error.is::<WrongUsage>() => {
+            output::complain(&output::explain(&error));
+            ExitCode::from(2)
+        }
+        Err(error) if error.is::<Interrupted>() => {
+            output::complain(&format!("inco: {}", output::explain(&error)));
+            ExitCode::from(130)
+        }
+        Err(error) => {
+            let error = output::explain(&error);
+            let prefix = if error.starts_with("inco ") { "" } else { "inco: " };
+            output::complain(&format!("{prefix}{error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn launcher() -> ExitCode {
+    match engine::launcher::main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::complain(&format!("inco launcher: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}

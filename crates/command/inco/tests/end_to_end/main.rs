@@ -1,0 +1,42 @@
+//! The built program end to end: real containers, real traffic, both engines.
+//!
+//! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks is
+//! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
+//! `schemathesis`, `browser`) that is a failure.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by it"
+)]
+
+#[path = "../../../../operate/api/tests/browser/mod.rs"]
+#[expect(dead_code, reason = "the test of the page alone measures its memory")]
+mod browser;
+mod captures;
+mod devices;
+mod documentation;
+mod engine_away;
+mod examples;
+mod failures;
+mod gaps;
+mod monitoring;
+mod openflow;
+mod openflow_host;
+mod openflow_tls;
+mod operations;
+mod page;
+mod policies;
+mod pool;
+mod readiness;
+mod refusals;
+mod relaxed;
+mod restart;
+mod service;
+mod small_machines;
+mod support;
+mod testpmd;
+
+mod scaling;
+mod scheduling;

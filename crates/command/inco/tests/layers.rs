@@ -1,0 +1,261 @@
+//! The layers of ARCHITECTURE.md, checked: arrows only point down, and what is pure stays pure.
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The folders of `crates/` from the bottom up, each with its crates in rows from the bottom up. A crate may use a folder
+/// below its own, and in its own folder what lies in a row below its own.
+const FOLDERS: &[(&str, &[&[&str]])] = &[
+    (
+        "foundation",
+        &[
+            &["simd", "model", "stamp", "cpu-slice"],
+            &["packet"],
+            &["flow-table"],
+        ],
+    ),
+    ("ports", &[&["dpdk-sys", "memif"], &["dpdk"]]),
+    ("containers", &[&["nf-page"], &["engine", "inco-nf"]]),
+    (
+        "policy",
+        &[
+            &["scheduling", "autoscaling"],
+            &["collector", "configuration"],
+            &["controller"],
+        ],
+    ),
+    (
+        "switches",
+        &[
+            &["openflow", "soft-switch"],
+            &["openvswitch"],
+            &["openflow-switch"],
+        ],
+    ),
+    ("operate", &[&["display", "api"], &["images", "orchestrator"]]),
+    (
+        "measure",
+        &[&["traffic"], &["simulation", "testbed"], &["demo", "bench"]],
+    ),
+    ("command", &[&["doctor", "top"], &["inco"]]),
+];
+
+/// The crates without clock, input, output or unsafe code.
+const PURE: &[&str] = &[
+    "simd",
+    "model",
+    "configuration",
+    "stamp",
+    "packet",
+    "flow-table",
+    "scheduling",
+    "autoscaling",
+    "openflow",
+];
+
+/// The one pure crate that may have unsafe code: each such function has a scalar twin.
+const UNSAFE_AND_PURE: &str = "simd";
+
+/// What a pure crate must not depend on: they bring clocks, system calls or a runtime.
+const IMPURE_DEPENDENCIES: &[&str] = &["tokio", "libc", "rustix"];
+
+/// What a pure crate must not call outside its tests: these are arguments there.
+const IMPURE_CALLS: &[&str] = &[
+    "Instant::now",
+    "SystemTime::now",
+    "std::fs",
+    "TcpStream",
+    "UdpSocket",
+    "UnixStream",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "File::open",
+];
+
+fn metadata() -> Value {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Each crate of the workspace: its folder and its ordinary dependencies.
+fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap();
+    packages
+        .iter()
+        .map(|package| {
+            let folder = Path::new(package["manifest_path"].as_str().unwrap())
+                .parent()
+                .unwrap()
+                .to_owned();
+            let dependencies = package["dependencies"].as_array().unwrap().iter();
+            let ordinary = dependencies
+                .filter(|d| d["kind"].is_null())
+                .map(|d| d["name"].as_str().unwrap().to_owned());
+            (
+                package["name"].as_str().unwrap().to_owned(),
+                (folder, ordinary.collect()),
+            )
+        })
+        .collect()
+}
+
+/// Where a crate stands, as (folder, row), both counted from the bottom.
+fn place_of(name: &str) -> Option<(usize, usize)> {
+    FOLDERS.iter().enumerate().find_map(|(folder, (_, rows))| {
+        let row = rows.iter().position(|row| row.contains(&name))?;
+        Some((folder, row))
+    })
+}
+
+/// All Rust files of a folder.
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+fn arrows_only_point_down() {
+    let crates = crates();
+    let mut wrong = Vec::new();
+    for (name, (path, dependencies)) in &crates {
+        let Some(place) = place_of(name) else {
+            wrong.push(format!(
+                "{name} has no row: give it one in FOLDERS, and in ARCHITECTURE.md"
+            ));
+            continue;
+        };
+        let folder = FOLDERS[place.0].0;
+        if !path.ends_with(format!("crates/{folder}/{name}")) {
+            wrong.push(format!(
+                "{name} is in {}, not in crates/{folder}/{name}",
+                path.display()
+            ));
+        }
+        for dependency in dependencies.iter().filter(|d| crates.contains_key(*d)) {
+            if place_of(dependency).is_none_or(|below| below >= place) {
+                wrong.push(format!("{name} uses {dependency}, which does not lie below it"));
+            }
+        }
+    }
+    for name in FOLDERS
+        .iter()
+        .flat_map(|(_, rows)| rows.iter().copied().flatten())
+    {
+        if !crates.contains_key(*name) {
+            wrong.push(format!("{name} has a row but there is no such crate"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn architecture_draws_the_folders_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let mut found: Vec<String> = std::fs::read_dir(root.join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort();
+    let mut drawn: Vec<&str> = FOLDERS.iter().map(|(folder, _)| *folder).collect();
+    drawn.sort_unstable();
+    assert_eq!(found, drawn, "crates/ and FOLDERS differ");
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    for (folder, rows) in FOLDERS {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{folder}/` |")))
+            .unwrap_or_else(|| panic!("ARCHITECTURE.md has no row for `{folder}/`"));
+        for name in rows.iter().copied().flatten() {
+            assert!(
+                line.contains(&format!("`{name}`")),
+                "ARCHITECTURE.md does not name {name} in the row of `{folder}/`"
+            );
+        }
+    }
+}
+
+#[test]
+fn pure_crates_bring_no_runtime() {
+    let crates = crates();
+    for &name in PURE {
+        let Some((_, dependencies)) = crates.get(name) else {
+            continue;
+        };
+        for dependency in dependencies {
+            assert!(
+                !IMPURE_DEPENDENCIES.contains(&dependency.as_str()),
+                "{name} uses {dependency}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pure_crates_forbid_unsafe_code() {
+    let crates = crates();
+    let lacking: Vec<&str> = PURE
+        .iter()
+        .copied()
+        .filter(|&name| name != UNSAFE_AND_PURE)
+        .filter(|&name| {
+            crates.get(name).is_some_and(|(folder, _)| {
+                let root = std::fs::read_to_string(folder.join("src/lib.rs")).unwrap();
+                !root.contains("#![forbid(unsafe_code)]")
+            })
+        })
+        .collect();
+    assert!(
+        lacking.is_empty(),
+        "#![forbid(unsafe_code)] is missing in {}",
+        lacking.join(", ")
+    );
+}
+
+#[test]
+fn pure_crates_read_no_clock_and_no_file() {
+    let crates = crates();
+    let mut wrong = Vec::new();
+    for &name in PURE {
+        let Some((folder, _)) = crates.get(name) else {
+            continue;
+        };
+        let mut files = Vec::new();
+        sources(&folder.join("src"), &mut files);
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap();
+            // Tests stand at a file's end.
+            let lines = text
+                .lines()
+                .take_while(|line| !line.starts_with("#[cfg(test)]"))
+                .enumerate();
+            for (number, line) in lines.filter(|(_, line)| !line.trim_start().starts_with("//")) {
+                if let Some(call) = IMPURE_CALLS.iter().find(|call| line.contains(*call)) {
+                    wrong.push(format!("{}:{}: {call}", file.display(), number + 1));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

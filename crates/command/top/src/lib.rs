@@ -1,0 +1,84 @@
+//! `inco top`: a running inco, live in a terminal.
+//!
+//! 1. [`feed`] asks inco on a thread of its own, and does what it is told to.
+//! 2. [`Top`] is what is known and what is selected; keys and updates change it.
+//! 3. [`view`] draws it. Neither of the last two reads a clock, the terminal or the network: tests draw them as they are.
+#![forbid(unsafe_code)]
+
+mod feed;
+mod history;
+#[cfg(test)]
+mod snapshots;
+mod state;
+mod view;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use api::run_dir;
+use display::output::{self, WrongUsage};
+use feed::Feed;
+use state::{Top, Wish};
+use view::Look;
+
+/// How long a key or an update may wait.
+const TURN: Duration = Duration::from_millis(50);
+
+/// Shows the inco that answers on `socket`, or on the one in the run directory, until it is told to end. It is asked every
+/// `interval`; with `ascii`, only ASCII is drawn.
+///
+/// # Errors
+/// Where there is no terminal.
+pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Result<()> {
+    if !output::is_terminal() {
+        let hint = "inco top needs a terminal; `inco instances --watch` writes tables anywhere, `--json` for programs";
+        return Err(WrongUsage(hint.to_owned()).into());
+    }
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot listen for signals")?;
+    }
+    let feed = Feed::start(run_dir::api_socket(socket), interval)
+        .context("cannot start the thread that asks inco")?;
+    // Its panic hook restores the terminal before the message is shown.
+    let terminal = ratatui::try_init().context("cannot set the terminal up")?;
+    let shown = show(terminal, &feed, Look::of(ascii), &ended);
+    let restored = ratatui::try_restore().context("cannot restore the terminal; `reset` does");
+    shown.and(restored)
+}
+
+fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBool) -> anyhow::Result<()> {
+    let mut top = Top::default();
+    let mut is_stale = true;
+    while !ended.load(Ordering::Relaxed) {
+        while let Some(update) = feed.take() {
+            top.update(update);
+            is_stale = true;
+        }
+        if std::mem::take(&mut is_stale) {
+            terminal.draw(|frame| view::draw(frame, &top, look))?;
+        }
+        if !event::poll(TURN)? {
+            continue;
+        }
+        is_stale = true;
+        match event::read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => match top.key(key) {
+                Some(Wish::Quit) => return Ok(()),
+                Some(Wish::Act(action)) => feed.act(action),
+                Some(Wish::LookAt(instance)) => feed.look_at(instance),
+                None => {}
+            },
+            // The next drawing asks for the size itself.
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,406 @@
+//! Each view as it was when somebody looked at it and found it good: `snapshots/*.txt`. `INCO_WRITE_REFERENCE=1` writes them
+//! anew; look at what changed.
+
+use std::path::Path;
+
+use api::types::{Accounting, Action, EngineStatus, FlowRow, InstanceRow, ServiceRow, Status, UplinkRow};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::Color;
+
+use super::state::{Page, Seen, Top, Update, Wish};
+use super::view::{Look, draw};
+
+const PLAIN: Look = Look {
+    colours: false,
+    unicode: true,
+};
+
+fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> InstanceRow {
+    let load = f64::from(id) * 1000.0 + second as f64 * 150.0;
+    let is_active = state == InstanceState::Active;
+    InstanceRow {
+        id: InstanceId(id),
+        service: service.to_owned(),
+        state,
+        state_ms: 12_000 + second * 1000,
+        slot: Some(id as u16),
+        container: Some(format!("inco-{service}-{id}")),
+        pid: Some(4000 + id),
+        adopted: id == 1,
+        to_pps: if is_active { load } else { 0.0 },
+        back_pps: if is_active { load } else { 0.0 },
+        to_packets: second * 4000,
+        back_packets: second * 3990,
+        live_flows: if is_active { u64::from(id) * 5 + second } else { 0 },
+        ring_occupancy: if is_active { f64::from(id) / 10.0 } else { 0.0 },
+        dropped_packets: if id == 3 { second * second * 10 } else { 0 },
+        capacity_pps: Some(20_000.0),
+        cpu_quota: Some(0.1),
+        busy: Some(0.42),
+        memory_bytes: Some(12 << 20),
+        reason: "scaled out".to_owned(),
+    }
+}
+
+fn service(name: &str, second: u64) -> ServiceRow {
+    ServiceRow {
+        name: name.to_owned(),
+        image: Some(format!("inco/{name}")),
+        scheduler: "best-fit".to_owned(),
+        metric: "packets".to_owned(),
+        autoscaler: "ladder".to_owned(),
+        active: 3,
+        desired: 4,
+        fixed: name == "dns",
+        min: 1,
+        max: 8,
+        standby: 1,
+        live_flows: 30 + second,
+        offered_pps: 12_345.0,
+        returned_pps: 12_300.0,
+        utilisation: Some(0.62),
+        ..ServiceRow::default()
+    }
+}
+
+fn event(sequence: u64, instance: Option<u32>, kind: EventKind) -> Event {
+    Event {
+        sequence,
+        at: Nanos(0),
+        unix_ms: 3_600_000 + sequence * 1234,
+        service: Some("web".to_owned()),
+        instance: instance.map(InstanceId),
+        kind,
+    }
+}
+
+fn seen(second: u64) -> Seen {
+    use InstanceState::{Active, Draining, Standby};
+    let dropped = second * second * 10;
+    Seen {
+        status: Status {
+            version: "1.2.3".to_owned(),
+            pid: 7,
+            file: "inco.toml".to_owned(),
+            uptime_s: 60.0 + second as f64,
+            engine: EngineStatus {
+                driver: "oci".to_owned(),
+                up: true,
+                down_ms: 0,
+            },
+            uplinks: vec![UplinkRow {
+                name: "wan".to_owned(),
+                up: true,
+                received_pps: 12_345.0,
+                sent_pps: 12_300.0,
+                ..UplinkRow::default()
+            }],
+            accounting: Accounting {
+                dropped,
+                in_flight: 12,
+                ..Accounting::default()
+            },
+            live_flows: 30 + second,
+            flow_limit: 65_536,
+            events: 3,
+            ..Status::default()
+        },
+        services: vec![service("web", second), service("dns", second)],
+        instances: vec![
+            instance(1, "web", Active, second),
+            instance(2, "web", Active, second),
+            instance(3, "web", Active, second),
+            instance(4, "web", Draining, second),
+            instance(5, "web", Standby, second),
+            instance(6, "dns", Active, second),
+        ],
+        events: Some(vec![
+            event(1, None, EventKind::Started { adopted: 1 }),
+            event(
+                2,
+                None,
+                EventKind::Scaled {
+                    from: 3,
+                    to: 4,
+                    policy: "ladder".to_owned(),
+                    reason: "utilisation 0.82 over 0.70 for 10 ms".to_owned(),
+                    case: None,
+                },
+            ),
+            event(3, Some(3), EventKind::Hot { occupancy: 0.31 }),
+        ]),
+        flows: Vec::new(),
+    }
+}
+
+fn flow(port: u16, pps: f64) -> FlowRow {
+    FlowRow {
+        flow: format!("tcp 10.0.0.1:{port} > 10.128.0.1:443"),
+        service: "web".to_owned(),
+        forward: Some(InstanceId(3)),
+        reverse: Some(InstanceId(3)),
+        since_unix_ms: [None; 2],
+        packets: [u64::from(port) * 10, 5],
+        bytes: [u64::from(port) * 640, 320],
+        idle_ms: 1,
+        state: "established".to_owned(),
+        pps: Some(pps),
+        error_pps: Some(12.0),
+        rule: None,
+    }
+}
+
+/// What was seen for 20 seconds.
+fn top() -> Top {
+    let mut top = Top::default();
+    for second in 0..20 {
+        top.update(Update::Seen(Box::new(seen(second))));
+    }
+    top
+}
+
+fn press(top: &mut Top, keys: &[KeyCode]) -> Option<Wish> {
+    let mut wish = None;
+    for key in keys {
+        wish = top.key(KeyEvent::new(*key, KeyModifiers::NONE));
+    }
+    wish
+}
+
+fn drawn(top: &Top, width: u16, height: u16, look: Look) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(frame, top, look)).unwrap();
+    terminal.backend().buffer().clone()
+}
+
+fn text(buffer: &Buffer) -> String {
+    let mut text = String::new();
+    for y in 0..buffer.area.height {
+        let line: String = (0..buffer.area.width).map(|x| buffer[(x, y)].symbol()).collect();
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn is_as_before(name: &str, drawn: &Buffer) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/snapshots/{name}.txt"));
+    let now = text(drawn);
+    if std::env::var_os("INCO_WRITE_REFERENCE").is_some() {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, &now).unwrap();
+    }
+    let before = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        now == before,
+        "{name} looks different now:\n{now}\nINCO_WRITE_REFERENCE=1 writes it anew; before it was:\n{before}"
+    );
+}
+
+#[test]
+fn the_overview_fits_a_small_terminal() {
+    is_as_before("overview-80x24", &drawn(&top(), 80, 24, PLAIN));
+}
+
+#[test]
+fn a_wide_terminal_has_longer_charts() {
+    is_as_before("overview-120x30", &drawn(&top(), 120, 30, PLAIN));
+}
+
+#[test]
+fn without_unicode_charts_are_ascii() {
+    let look = Look {
+        unicode: false,
+        ..PLAIN
+    };
+    let buffer = drawn(&top(), 80, 24, look);
+    assert!(text(&buffer).is_ascii(), "{}", text(&buffer));
+    is_as_before("overview-ascii", &buffer);
+}
+
+#[test]
+fn every_page_is_as_before() {
+    let mut top = top();
+    press(&mut top, &[KeyCode::Char('2')]);
+    is_as_before("flows", &drawn(&top, 80, 24, PLAIN));
+    press(&mut top, &[KeyCode::Char('3')]);
+    is_as_before("events", &drawn(&top, 80, 24, PLAIN));
+    press(&mut top, &[KeyCode::Char('?')]);
+    is_as_before("help", &drawn(&top, 80, 24, PLAIN));
+}
+
+#[test]
+fn an_instance_is_shown_with_its_largest_flows() {
+    let mut top = top();
+    let keys = [KeyCode::Down; 4];
+    press(&mut top, &keys);
+    let wish = press(&mut top, &[KeyCode::Enter]);
+    assert_eq!(wish, Some(Wish::LookAt(Some(InstanceId(3)))));
+    top.update(Update::Seen(Box::new(Seen {
+        flows: vec![flow(2000, 5000.0), flow(1000, 300.0)],
+        ..seen(20)
+    })));
+    is_as_before("instance", &drawn(&top, 80, 24, PLAIN));
+    // One that has gone meanwhile is said to be gone.
+    let mut fewer = seen(21);
+    fewer.instances.retain(|row| row.id != InstanceId(3));
+    top.update(Update::Seen(Box::new(fewer)));
+    assert!(text(&drawn(&top, 80, 24, PLAIN)).contains("Instance 3 is gone"));
+    assert_eq!(press(&mut top, &[KeyCode::Esc]), Some(Wish::LookAt(None)));
+}
+
+#[test]
+fn what_is_done_is_asked_before() {
+    let mut top = top();
+    press(&mut top, &[KeyCode::Down, KeyCode::Down, KeyCode::Down]);
+    assert_eq!(press(&mut top, &[KeyCode::Char('d')]), None);
+    is_as_before("drain", &drawn(&top, 80, 24, PLAIN));
+    // Nothing but y does it.
+    for key in ['n', 'q'] {
+        assert_eq!(press(&mut top, &[KeyCode::Char('d'), KeyCode::Char(key)]), None);
+        assert!(top.prompt.is_none());
+    }
+    assert_eq!(press(&mut top, &[KeyCode::Char('d'), KeyCode::Enter]), None);
+    let wish = press(&mut top, &[KeyCode::Char('y')]);
+    let drain = Action::Drain {
+        instance: InstanceId(2),
+    };
+    assert_eq!(wish, Some(Wish::Act(drain)));
+    top.update(Update::Done(Err(
+        "instance 2 does not drain; see `inco instances`".to_owned(),
+    )));
+    assert!(text(&drawn(&top, 80, 24, PLAIN)).contains("REFUSED: instance 2"));
+}
+
+#[test]
+fn a_count_and_a_policy_are_chosen() {
+    let mut top = top();
+    press(
+        &mut top,
+        &[
+            KeyCode::Char('s'),
+            KeyCode::Char('1'),
+            KeyCode::Char('2'),
+            KeyCode::Backspace,
+        ],
+    );
+    press(&mut top, &[KeyCode::Char('x'), KeyCode::Char('6')]);
+    is_as_before("count", &drawn(&top, 80, 24, PLAIN));
+    press(
+        &mut top,
+        &[
+            KeyCode::Backspace,
+            KeyCode::Backspace,
+            KeyCode::Char('6'),
+            KeyCode::Enter,
+        ],
+    );
+    let scale = |instances| {
+        Some(Wish::Act(Action::Scale {
+            service: "web".to_owned(),
+            instances,
+        }))
+    };
+    assert_eq!(press(&mut top, &[KeyCode::Char('y')]), scale(Some(6)));
+    assert_eq!(
+        press(&mut top, &[KeyCode::Char('+'), KeyCode::Char('y')]),
+        scale(Some(5))
+    );
+    assert_eq!(
+        press(&mut top, &[KeyCode::Char('-'), KeyCode::Char('y')]),
+        scale(Some(3))
+    );
+    assert_eq!(
+        press(&mut top, &[KeyCode::Char('a'), KeyCode::Char('y')]),
+        scale(None)
+    );
+
+    press(&mut top, &[KeyCode::Char('p'), KeyCode::Down]);
+    is_as_before("policy", &drawn(&top, 80, 24, PLAIN));
+    let wish = press(&mut top, &[KeyCode::Enter, KeyCode::Char('y')]);
+    let Some(Wish::Act(Action::Policy {
+        service,
+        scheduler: Some(choice),
+        autoscaler: None,
+    })) = wish
+    else {
+        panic!("{wish:?}");
+    };
+    assert_eq!(
+        (service.as_str(), choice.policy.as_str()),
+        ("web", scheduling::Scheduler::NAMES[1])
+    );
+}
+
+#[test]
+fn an_inco_that_goes_away_and_comes_back_is_told() {
+    let mut top = Top::default();
+    top.update(Update::Gone(
+        "inco is not running (no socket at /run/inco/api.sock)".to_owned(),
+    ));
+    is_as_before("waiting", &drawn(&top, 80, 24, PLAIN));
+    top = self::top();
+    top.update(Update::Gone("inco did not answer".to_owned()));
+    is_as_before("gone", &drawn(&top, 80, 24, PLAIN));
+    let mut other = seen(0);
+    other.status.pid = 8;
+    top.update(Update::Seen(Box::new(other)));
+    let shown = text(&drawn(&top, 80, 24, PLAIN));
+    assert!(shown.contains("another inco answers now (process 8)"), "{shown}");
+    assert!(shown.contains("lost 0/s"), "{shown}");
+}
+
+#[test]
+fn colour_is_only_there_where_it_is_wanted() {
+    let coloured = |look: Look| {
+        let buffer = drawn(&top(), 80, 24, look);
+        let cells = buffer.content.iter();
+        cells
+            .filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
+            .count()
+    };
+    assert_eq!(coloured(PLAIN), 0);
+    assert!(
+        coloured(Look {
+            colours: true,
+            unicode: true
+        }) > 100
+    );
+}
+
+#[test]
+fn any_size_is_drawn() {
+    let mut top = top();
+    let pages = [
+        Page::Overview,
+        Page::Flows,
+        Page::Events,
+        Page::Help,
+        Page::Instance(InstanceId(3)),
+    ];
+    for page in pages {
+        top.page = page;
+        for (width, height) in [(1, 1), (2, 3), (20, 5), (40, 10), (79, 13), (300, 90)] {
+            for key in ['d', 's', 'p', 'x'] {
+                press(&mut top, &[KeyCode::Esc]);
+                top.page = page;
+                press(&mut top, &[KeyCode::Char(key)]);
+                drawn(&top, width, height, PLAIN);
+            }
+            press(&mut top, &[KeyCode::Esc]);
+        }
+    }
+}
+
+#[test]
+fn ctrl_c_quits_whatever_is_asked() {
+    let mut top = top();
+    press(&mut top, &[KeyCode::Char('d')]);
+    let key = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert_eq!(top.key(key), Some(Wish::Quit));
+    assert_eq!(press(&mut self::top(), &[KeyCode::Char('q')]), Some(Wish::Quit));
+}

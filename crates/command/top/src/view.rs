@@ -1,0 +1,757 @@
+//! Draws what is known. Nothing here needs colour: it only repeats what a word or a sign says.
+
+use std::collections::VecDeque;
+
+use api::types::{InstanceRow, ServiceRow};
+use model::{InstanceId, InstanceState};
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
+
+use super::history::History;
+use super::state::{Page, Prompt, Row, Top, policies};
+use display::event::{clock, event_sentence};
+use display::table::{grouped, or_dash, percent, short, span_ms};
+
+/// What the terminal can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    /// The sixteen colours that every terminal has.
+    pub(super) colours: bool,
+    /// Blocks and boxes of Unicode; else ASCII.
+    pub(super) unicode: bool,
+}
+
+impl Look {
+    /// By the environment: `NO_COLOR`, `TERM` and the locale; `ascii` leaves Unicode out in any case.
+    pub(super) fn of(ascii: bool) -> Look {
+        let variable = |name: &str| std::env::var(name).unwrap_or_default();
+        // The first of these that is set names the character set.
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+            .into_iter()
+            .map(variable)
+            .find(|value| !value.is_empty())
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        Look {
+            colours: variable("NO_COLOR").is_empty() && variable("TERM") != "dumb",
+            unicode: !ascii && (locale.contains("utf-8") || locale.contains("utf8")),
+        }
+    }
+
+    /// The signs of a small chart, from nothing to full.
+    const fn steps(self) -> &'static [char] {
+        if self.unicode {
+            &[' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
+        } else {
+            &[' ', '.', ':', '-', '=', '+', '*', '%', '#']
+        }
+    }
+
+    fn colour(self, colour: Color) -> Style {
+        if self.colours {
+            Style::new().fg(colour)
+        } else {
+            Style::new()
+        }
+    }
+
+    fn heading(self) -> Style {
+        self.colour(Color::Cyan).add_modifier(Modifier::BOLD)
+    }
+
+    fn alarm(self) -> Style {
+        self.colour(Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    fn state(self, state: InstanceState) -> Style {
+        match state {
+            InstanceState::Active => self.colour(Color::Green),
+            InstanceState::Draining | InstanceState::Stopping => self.colour(Color::Yellow),
+            InstanceState::Failed => self.alarm(),
+            InstanceState::Creating | InstanceState::Starting | InstanceState::Standby => {
+                self.colour(Color::Blue)
+            }
+            InstanceState::Gone => Style::new(),
+        }
+    }
+}
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, look: Look) {
+    let [head, page, foot] =
+        Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
+            .areas(frame.area());
+    draw_head(frame, head, top, look);
+    match top.page {
+        Page::Overview => draw_overview(frame, page, top, look),
+        Page::Flows => draw_flows(frame, page, top, look),
+        Page::Events => draw_events(frame, page, top, look, "EVENTS"),
+        Page::Instance(id) => draw_instance(frame, page, top, look, id),
+        Page::Help => draw_help(frame, page, look),
+    }
+    draw_foot(frame, foot, top, look);
+    if let Some(prompt) = &top.prompt {
+        draw_prompt(frame, page, prompt, look);
+    }
+}
+
+fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let status = &top.seen.status;
+    let mut lines = Vec::new();
+    if top.was_seen {
+        let engine = if status.engine.up {
+            Span::raw(format!("engine {}", status.engine.driver))
+        } else {
+            let down = span_ms(status.engine.down_ms);
+            Span::styled(
+                format!("engine {} DOWN for {down}", status.engine.driver),
+                look.alarm(),
+            )
+        };
+        lines.push(Line::from(vec![
+            Span::styled(format!("inco {}", status.version), look.heading()),
+            Span::raw(format!(
+                "  {}  up {}  ",
+                plain(&status.file),
+                span_ms((status.uptime_s * 1000.0) as u64)
+            )),
+            engine,
+        ]));
+        let sum = |rate: fn(&api::types::UplinkRow) -> f64| status.uplinks.iter().map(rate).sum::<f64>();
+        let lost = Span::styled(
+            format!("lost {}/s", short(top.lost_pps.round())),
+            if top.lost_pps >= 1.0 {
+                look.alarm()
+            } else {
+                Style::new()
+            },
+        );
+        let down: Vec<&str> = status
+            .uplinks
+            .iter()
+            .filter(|uplink| !uplink.up)
+            .map(|uplink| uplink.name.as_str())
+            .collect();
+        let mut line = vec![
+            Span::raw(format!(
+                "offered {}/s  returned {}/s  ",
+                short(sum(|uplink| uplink.received_pps)),
+                short(sum(|uplink| uplink.sent_pps))
+            )),
+            lost,
+            Span::raw(format!(
+                "  flows {} of {}  in flight {}",
+                grouped(status.live_flows),
+                grouped(status.flow_limit),
+                grouped(status.accounting.in_flight),
+            )),
+        ];
+        if !down.is_empty() {
+            line.push(Span::styled(
+                format!("  DOWN: {}", plain(&down.join(" "))),
+                look.alarm(),
+            ));
+        }
+        lines.push(Line::from(line));
+    } else {
+        lines.push(Line::styled("inco top", look.heading()));
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let line = match (&top.gone, &top.outcome) {
+        (Some(reason), _) => {
+            let words = if top.was_seen {
+                format!("NO ANSWER, these are the last figures: {}", plain(reason))
+            } else {
+                format!("waiting: {}", plain(reason))
+            };
+            Line::styled(words, look.alarm().add_modifier(Modifier::REVERSED))
+        }
+        (None, Some(Ok(result))) => Line::styled(plain(result), look.colour(Color::Green)),
+        (None, Some(Err(error))) => Line::styled(format!("REFUSED: {}", plain(error)), look.alarm()),
+        (None, None) => Line::raw(
+            "q quit  Tab page  Enter look  d drain  u undrain  +/-/s scale  a auto  p policy  ? help",
+        ),
+    };
+    frame.render_widget(Paragraph::new(line), area);
+}
+
+fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let services = top.seen.services.len() as u16 + 1;
+    let instances = top.seen.instances.len() as u16 + 1;
+    // Instances matter most: services get a third at most, events what is left, four lines if there can be.
+    let [services_area, instances_area, events_area] = Layout::vertical([
+        Constraint::Max(services.min(area.height / 3).max(2)),
+        Constraint::Max(instances),
+        Constraint::Min(if area.height >= 14 { 5 } else { 0 }),
+    ])
+    .areas(area);
+    draw_services(frame, services_area, top, look);
+    draw_instances(frame, instances_area, top, look);
+    draw_events(frame, events_area, top, look, "EVENTS");
+}
+
+/// The lines of a list that fit, with the selected one among them.
+fn window(lines: usize, selected: Option<usize>, height: usize) -> std::ops::Range<usize> {
+    let start = match selected {
+        Some(selected) if selected >= height => selected + 1 - height,
+        _ => 0,
+    };
+    start..lines.min(start + height)
+}
+
+/// A heading and the lines below it that fit.
+fn list(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    heading: String,
+    lines: Vec<Line<'_>>,
+    selected: Option<usize>,
+    look: Look,
+) {
+    let Some(height) = usize::from(area.height).checked_sub(1) else {
+        return;
+    };
+    let shown = window(lines.len(), selected, height);
+    let hidden = lines.len() - shown.len();
+    let more = if hidden > 0 {
+        format!("  ({hidden} more)")
+    } else {
+        String::new()
+    };
+    let mut all = vec![Line::styled(format!("{heading}{more}"), look.heading())];
+    all.extend(lines.into_iter().skip(shown.start).take(shown.len()));
+    frame.render_widget(Paragraph::new(all), area);
+}
+
+fn mark(is_selected: bool) -> &'static str {
+    if is_selected { "> " } else { "  " }
+}
+
+fn lit(is_selected: bool) -> Style {
+    if is_selected {
+        Style::new().add_modifier(Modifier::REVERSED)
+    } else {
+        Style::new()
+    }
+}
+
+fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let heading = format!(
+        "  {:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}",
+        "SERVICE", "ACTIVE", "LIMITS", "LOAD", "OFFERED", "BACK", "FLOWS", "POLICIES"
+    );
+    let is_selected = |row: &ServiceRow| top.selected == Some(Row::Service(row.name.clone()));
+    let lines = top.seen.services.iter().map(|row| {
+        let active = format!(
+            "{}/{}{}",
+            row.active,
+            row.desired,
+            if row.fixed { " hand" } else { "" }
+        );
+        let text = format!(
+            "{}{:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}/{}",
+            mark(is_selected(row)),
+            cut(&row.name, 10),
+            active,
+            format!("{}-{}", row.min, row.max),
+            or_dash(row.utilisation, |share| format!("{:.0}%", share * 100.0)),
+            format!("{}/s", short(row.offered_pps)),
+            format!("{}/s", short(row.returned_pps)),
+            grouped(row.live_flows),
+            row.scheduler,
+            row.autoscaler,
+        );
+        Line::styled(text, lit(is_selected(row)))
+    });
+    let selected = top.seen.services.iter().position(is_selected);
+    list(frame, area, heading, lines.collect(), selected, look);
+}
+
+/// Columns of the small charts of an instance's row: what the words leave of the line, a part for each of the four.
+fn chart_columns(width: u16) -> usize {
+    usize::from(width.saturating_sub(54) / 4).clamp(3, 40)
+}
+
+fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let columns = chart_columns(area.width);
+    let heading = format!(
+        "  {:>4} {:<9}{:<9}{:>7} {:columns$} {:>6} {:columns$} {:>5} {:columns$} {:>5} {:columns$}",
+        "ID", "INSTANCE", "STATE", "RATE/S", "", "LOST/S", "", "FLOWS", "", "RING", ""
+    );
+    let most = |values: fn(&History) -> &VecDeque<f64>| {
+        let all = top
+            .seen
+            .instances
+            .iter()
+            .filter_map(|row| top.histories.of(row.id));
+        all.flat_map(|history| values(history).iter().rev().take(columns))
+            .copied()
+            .fold(0.0, f64::max)
+    };
+    // One scale for a column of charts, so that instances can be compared.
+    let (rates, losses, flows) = (
+        most(|history| &history.rate),
+        most(|history| &history.lost),
+        most(|history| &history.flows),
+    );
+    let is_selected = |row: &InstanceRow| top.selected == Some(Row::Instance(row.id));
+    let empty = History::default();
+    let lines = top.seen.instances.iter().map(|row| {
+        let history = top.histories.of(row.id).unwrap_or(&empty);
+        let base = lit(is_selected(row));
+        let lost = history.lost_pps();
+        let chart = |values: &VecDeque<f64>, most| spark(values, columns, most, look);
+        Line::from(vec![
+            Span::styled(
+                format!(
+                    "{}{:>4} {:<9}",
+                    mark(is_selected(row)),
+                    row.id.0,
+                    cut(&row.service, 8)
+                ),
+                base,
+            ),
+            Span::styled(
+                format!("{:<9}", row.state.name()),
+                base.patch(look.state(row.state)),
+            ),
+            Span::styled(
+                format!("{:>7} {} ", short(row.to_pps), chart(&history.rate, rates)),
+                base,
+            ),
+            Span::styled(
+                format!("{:>6} {} ", short(lost.round()), chart(&history.lost, losses)),
+                if lost >= 1.0 {
+                    base.patch(look.alarm())
+                } else {
+                    base
+                },
+            ),
+            Span::styled(
+                format!(
+                    "{:>5} {} ",
+                    short(row.live_flows as f64),
+                    chart(&history.flows, flows)
+                ),
+                base,
+            ),
+            Span::styled(
+                format!(
+                    "{:>4.0}% {}",
+                    row.ring_occupancy * 100.0,
+                    chart(&history.ring, 1.0)
+                ),
+                base,
+            ),
+        ])
+    });
+    let selected = top.seen.instances.iter().position(is_selected);
+    list(frame, area, heading, lines.collect(), selected, look);
+}
+
+/// Who has how many flows now, and had before: rows are instances, columns are moments, all on one scale.
+fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let total: u64 = top.seen.instances.iter().map(|row| row.live_flows).sum();
+    let bar = (usize::from(area.width.saturating_sub(42)) / 3).clamp(6, 40);
+    let columns = usize::from(area.width).saturating_sub(42 + bar).max(4);
+    let most = top.histories.most_flows();
+    let heading = format!(
+        "  {:>4} {:<9}{:<9}{:>6}{:>7}  {:<bar$}  {}",
+        "ID", "INSTANCE", "STATE", "FLOWS", "SHARE", "NOW", "BEFORE, newest right"
+    );
+    let empty = History::default();
+    let is_selected = |row: &InstanceRow| top.selected == Some(Row::Instance(row.id));
+    let lines = top.seen.instances.iter().map(|row| {
+        let history = top.histories.of(row.id).unwrap_or(&empty);
+        let share = if total > 0 {
+            row.live_flows as f64 / total as f64
+        } else {
+            0.0
+        };
+        let base = lit(is_selected(row));
+        Line::from(vec![
+            Span::styled(
+                format!(
+                    "{}{:>4} {:<9}",
+                    mark(is_selected(row)),
+                    row.id.0,
+                    cut(&row.service, 8)
+                ),
+                base,
+            ),
+            Span::styled(
+                format!("{:<9}", row.state.name()),
+                base.patch(look.state(row.state)),
+            ),
+            Span::styled(
+                format!(
+                    "{:>6}{:>7}  {}  {}",
+                    grouped(row.live_flows),
+                    percent(share),
+                    level(row.live_flows as f64, most, bar, look),
+                    spark(&history.flows, columns, most, look)
+                ),
+                base,
+            ),
+        ])
+    });
+    let selected = top.seen.instances.iter().position(is_selected);
+    list(frame, area, heading, lines.collect(), selected, look);
+}
+
+fn draw_events(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, heading: &str) {
+    event_list(frame, area, top, look, heading, |_| true);
+}
+
+fn event_list(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    top: &Top,
+    look: Look,
+    heading: &str,
+    is_meant: impl Fn(&model::Event) -> bool,
+) {
+    let Some(height) = usize::from(area.height).checked_sub(1) else {
+        return;
+    };
+    let mut lines = vec![Line::styled(heading.to_owned(), look.heading())];
+    // The newest first: what just happened is what is looked for.
+    for event in top
+        .events
+        .iter()
+        .rev()
+        .filter(|event| is_meant(event))
+        .take(height)
+    {
+        lines.push(Line::from(vec![
+            Span::styled(clock(event.unix_ms), look.colour(Color::DarkGray)),
+            Span::raw(" "),
+            Span::raw(plain(&event_sentence(event))),
+        ]));
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: InstanceId) {
+    let Some(row) = top.instance(id) else {
+        let text = format!("Instance {id} is gone; Esc leads back.");
+        frame.render_widget(Paragraph::new(text), area);
+        return;
+    };
+    let [words, charts, flows, events] = Layout::vertical([
+        Constraint::Length(4),
+        Constraint::Length(8.min(area.height.saturating_sub(4))),
+        Constraint::Min(0),
+        Constraint::Length(if area.height >= 20 { 5 } else { 0 }),
+    ])
+    .areas(area);
+    let lines = vec![
+        Line::from(vec![
+            Span::styled(
+                format!("INSTANCE {id} of {}  ", plain(&row.service)),
+                look.heading(),
+            ),
+            Span::styled(row.state.name(), look.state(row.state)),
+            Span::raw(format!(" for {} ({})", span_ms(row.state_ms), plain(&row.reason))),
+        ]),
+        Line::raw(format!(
+            "container {}  process {}  slot {}{}",
+            or_dash(row.container.as_deref(), plain),
+            or_dash(row.pid, |pid| pid.to_string()),
+            or_dash(row.slot, |slot| slot.to_string()),
+            if row.adopted { "  taken over" } else { "" }
+        )),
+        Line::raw(format!(
+            "capacity {}/s  CPUs {}  busy {}  memory {}",
+            or_dash(row.capacity_pps, short),
+            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
+            or_dash(row.busy, percent),
+            or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
+        )),
+        Line::raw(format!(
+            "packets {} to it, {} back, {} dropped",
+            grouped(row.to_packets),
+            grouped(row.back_packets),
+            grouped(row.dropped_packets),
+        )),
+    ];
+    frame.render_widget(Paragraph::new(lines), words);
+    draw_figures(frame, charts, top, row, look);
+    let heading = format!("LARGEST FLOWS{:>42}{:>9}{:>14}", "PACKETS/S", "+-", "PACKETS");
+    let lines = top.seen.flows.iter().map(|flow| {
+        Line::raw(format!(
+            "{:<46}{:>9}{:>9}{:>14}",
+            cut(&flow.flow, 46),
+            or_dash(flow.pps, short),
+            or_dash(flow.error_pps, short),
+            grouped(flow.packets[0].saturating_add(flow.packets[1]))
+        ))
+    });
+    list(frame, flows, heading, lines.collect(), None, look);
+    event_list(frame, events, top, look, "ITS EVENTS", |event| {
+        event.instance == Some(id)
+    });
+}
+
+/// The four figures of an instance, each two lines high.
+fn draw_figures(frame: &mut Frame<'_>, area: Rect, top: &Top, row: &InstanceRow, look: Look) {
+    let empty = History::default();
+    let history = top.histories.of(row.id).unwrap_or(&empty);
+    let columns = usize::from(area.width).saturating_sub(26);
+    let most = |values: &VecDeque<f64>| {
+        let shown = values.iter().rev().take(columns);
+        shown.copied().fold(0.0, f64::max)
+    };
+    let mut lines = Vec::new();
+    let figures = [
+        (
+            "rate",
+            format!("{}/s", short(row.to_pps)),
+            &history.rate,
+            most(&history.rate),
+            "/s",
+        ),
+        (
+            "lost",
+            format!("{}/s", short(history.lost_pps().round())),
+            &history.lost,
+            most(&history.lost),
+            "/s",
+        ),
+        (
+            "flows",
+            grouped(row.live_flows),
+            &history.flows,
+            most(&history.flows),
+            "",
+        ),
+        ("ring", percent(row.ring_occupancy), &history.ring, 1.0, ""),
+    ];
+    for (name, now, values, most, unit) in figures {
+        let full = if name == "ring" {
+            "100%".to_owned()
+        } else {
+            format!("{}{unit}", short(most))
+        };
+        let [upper, lower] = tall_spark(values, columns, most, look);
+        lines.push(Line::raw(format!("{name:<6}{now:>10} {upper} {full}")));
+        lines.push(Line::raw(format!("{:<16} {lower} 0", "")));
+    }
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect, look: Look) {
+    let keys = [
+        ("q, Ctrl-C", "quit"),
+        ("Tab, 1 2 3", "next page; overview, flows, events"),
+        ("up down, j k", "select a service or an instance"),
+        ("Enter, right", "look at an instance and its largest flows"),
+        ("Esc, left", "back to the overview"),
+        ("d / u", "drain the instance / take its drain back"),
+        (
+            "+ - s",
+            "one instance more, one fewer, or so many, of the service",
+        ),
+        ("a", "let the autoscaler decide again"),
+        ("p", "give the service another scheduler or autoscaler"),
+        ("y / n", "do what is asked / do not"),
+    ];
+    let mut lines = vec![Line::styled("KEYS", look.heading())];
+    lines.extend(keys.map(|(key, what)| Line::raw(format!("  {key:<14}{what}"))));
+    lines.push(Line::raw(""));
+    lines.push(Line::raw(
+        "Charts grow from left to right, a column for each look. Rates, losses and flows of all",
+    ));
+    lines.push(Line::raw(
+        "instances are on one scale; a ring's is from empty to full. Nothing is done without a y.",
+    ));
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
+}
+
+fn draw_prompt(frame: &mut Frame<'_>, area: Rect, prompt: &Prompt, look: Look) {
+    let lines: Vec<Line<'_>> = match prompt {
+        Prompt::Confirm { question, .. } => {
+            vec![
+                Line::raw(plain(question)),
+                Line::raw(""),
+                Line::raw("y do it    n leave it"),
+            ]
+        }
+        Prompt::Count { service, digits } => vec![
+            Line::raw(format!(
+                "How many active instances of {}?  {digits}_",
+                plain(service)
+            )),
+            Line::raw(""),
+            Line::raw("Enter go on    Esc leave it"),
+        ],
+        Prompt::Policy { service, at } => {
+            let all = policies();
+            let height = usize::from(area.height).saturating_sub(6).max(1);
+            let mut lines = vec![Line::raw(format!("Which policy for {}?", plain(service)))];
+            for index in window(all.len(), Some(*at), height) {
+                if let Some((kind, name)) = all.get(index) {
+                    let text = format!("{}{kind:<11}{name}", mark(index == *at));
+                    lines.push(Line::styled(text, lit(index == *at)));
+                }
+            }
+            lines.push(Line::raw("Enter go on    Esc leave it"));
+            lines
+        }
+    };
+    let width = area.width.min(64);
+    let inner = usize::from(width.saturating_sub(4)).max(1);
+    let height: usize = lines.iter().map(|line| line.width().div_ceil(inner).max(1)).sum();
+    let height = (height as u16 + 2).min(area.height);
+    let place = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    let mut block = Block::bordered().padding(ratatui::widgets::Padding::horizontal(1));
+    if !look.unicode {
+        block = block.border_set(ASCII_BORDER);
+    }
+    frame.render_widget(Clear, place);
+    frame.render_widget(
+        Paragraph::new(lines).wrap(Wrap { trim: false }).block(block),
+        place,
+    );
+}
+
+const ASCII_BORDER: ratatui::symbols::border::Set<'_> = ratatui::symbols::border::Set {
+    top_left: "+",
+    top_right: "+",
+    bottom_left: "+",
+    bottom_right: "+",
+    vertical_left: "|",
+    vertical_right: "|",
+    horizontal_top: "-",
+    horizontal_bottom: "-",
+};
+
+/// The newest values, one sign each, at the right; `most` is a full one. What is more than nothing is seen.
+fn spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> String {
+    let steps = look.steps();
+    let full = steps.len() - 1;
+    let sign = |value: &f64| {
+        let step = scaled(*value, most, full);
+        steps.get(step).copied().unwrap_or(' ')
+    };
+    let shown: Vec<char> = values.iter().rev().take(columns).map(sign).collect();
+    let empty = std::iter::repeat_n(' ', columns.saturating_sub(shown.len()));
+    empty.chain(shown.into_iter().rev()).collect()
+}
+
+/// The same in two lines, the upper one first.
+fn tall_spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> [String; 2] {
+    let steps = look.steps();
+    let full = steps.len() - 1;
+    let mut lines = [String::new(), String::new()];
+    let shown: Vec<usize> = values
+        .iter()
+        .rev()
+        .take(columns)
+        .map(|value| scaled(*value, most, 2 * full))
+        .collect();
+    let empty = std::iter::repeat_n(0, columns.saturating_sub(shown.len()));
+    for step in empty.chain(shown.into_iter().rev()) {
+        let [upper, lower] = &mut lines;
+        upper.extend(steps.get(step.saturating_sub(full)));
+        lower.extend(steps.get(step.min(full)));
+    }
+    lines
+}
+
+/// A value in steps from 0 to `full`; more than nothing is at least one.
+fn scaled(value: f64, most: f64, full: usize) -> usize {
+    // Also where one of them is no number.
+    if !(value > 0.0 && most > 0.0) {
+        return 0;
+    }
+    let step = (value / most * full as f64).round() as usize;
+    step.clamp(1, full)
+}
+
+/// A bar as long as the value.
+fn level(value: f64, most: f64, columns: usize, look: Look) -> String {
+    let long = scaled(value, most, columns);
+    let sign = if look.unicode { '█' } else { '#' };
+    let bar: String = std::iter::repeat_n(sign, long).collect();
+    format!("{bar:<columns$}")
+}
+
+/// Text of others without what moves a cursor.
+fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+/// The beginning of a text, `~` where there is more.
+fn cut(text: &str, columns: usize) -> String {
+    let text = plain(text);
+    if text.chars().count() <= columns {
+        return text;
+    }
+    let mut short: String = text.chars().take(columns.saturating_sub(1)).collect();
+    short.push('~');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNICODE: Look = Look {
+        colours: false,
+        unicode: true,
+    };
+
+    #[test]
+    fn the_newest_values_are_at_the_right() {
+        let values = VecDeque::from([1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(spark(&values, 6, 8.0, UNICODE), "  ▁▂▄█");
+        assert_eq!(spark(&values, 2, 8.0, UNICODE), "▄█");
+        assert_eq!(spark(&VecDeque::new(), 2, 8.0, UNICODE), "  ");
+        let ascii = Look {
+            unicode: false,
+            ..UNICODE
+        };
+        assert_eq!(spark(&values, 4, 8.0, ascii), ".:=#");
+        assert_eq!(tall_spark(&values, 4, 8.0, UNICODE), ["   █", "▂▄██"]);
+    }
+
+    #[test]
+    fn what_is_more_than_nothing_is_seen() {
+        assert_eq!(scaled(0.0, 10.0, 8), 0);
+        assert_eq!(scaled(1e-9, 10.0, 8), 1);
+        assert_eq!(scaled(99.0, 10.0, 8), 8);
+        for odd in [f64::NAN, -1.0, f64::NEG_INFINITY] {
+            assert_eq!(scaled(odd, 10.0, 8), 0);
+            assert_eq!(scaled(1.0, odd, 8), 0);
+        }
+        assert_eq!(scaled(f64::INFINITY, 10.0, 8), 8);
+    }
+
+    #[test]
+    fn the_selected_line_is_among_those_shown() {
+        assert_eq!(window(10, None, 4), 0..4);
+        assert_eq!(window(10, Some(3), 4), 0..4);
+        assert_eq!(window(10, Some(9), 4), 6..10);
+        assert_eq!(window(2, Some(1), 4), 0..2);
+    }
+
+    #[test]
+    fn names_of_others_move_no_cursor() {
+        assert_eq!(cut("a\u{1b}[2Jb", 12), "a [2Jb");
+        assert_eq!(cut("firewall", 5), "fire~");
+    }
+}

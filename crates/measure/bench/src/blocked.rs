@@ -1,0 +1,231 @@
+//! Packets that are lost, and time in which the worker takes none, when instances are added and removed under load.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use flow_table::TableConfig;
+use model::{InstanceState, ServiceId, Slot, UplinkId};
+use scheduling::Scheduler;
+use serde::Serialize;
+use soft_switch::{Plan, Switch as _, SwitchEvent};
+
+use super::facts::facts;
+use super::raw::Raw;
+use super::steering::plan;
+use super::synthetic::{Moment, Pace, Source, Synthetic};
+use crate::args::BlockedArgs;
+use display::output;
+use display::table::{Table, grouped};
+
+/// Instances beside the one that comes and goes: sinks of inco's own.
+const INSTANCES: u16 = 4;
+/// The place of the one that comes and goes.
+const COMES_AND_GOES: Slot = Slot(INSTANCES);
+/// Known flows, and their packets in a second of processor time: half of what a worker does.
+const FLOWS: u32 = 10_000;
+const KNOWN_PER_S: u64 = 5_000_000;
+/// New flows in a second of processor time.
+const NEW_PER_S: u64 = 200_000;
+/// Processor time of the worker after each change that counts with it.
+const AFTER: Duration = Duration::from_millis(10);
+/// Room of the flow table: for all new flows of a run, which do not end.
+const TABLE_FLOWS: usize = 4_000_000;
+
+/// What came of changes in one direction under one scheduler.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    scheduler: &'static str,
+    /// `activate`: from attached to taking flows; `drain`: to taking none; `remove`: with the flows that it has.
+    change: &'static str,
+    changes: u32,
+    offered: u64,
+    /// By the switch, for whatever reason.
+    dropped: u64,
+    /// Those, and what sources could not get rid of in time.
+    lost: u64,
+    /// Packets lost, by packets offered in a millisecond: for how long nothing went through, in all changes together.
+    blocked_ms: f64,
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &BlockedArgs) -> Result<()> {
+    let columns = [
+        "scheduler",
+        "change",
+        "changes",
+        "offered",
+        "dropped",
+        "lost",
+        "blocked_ms",
+    ];
+    let mut raw = Raw::new(&facts(false), &columns);
+    let mut rows = Vec::new();
+    let names: Vec<&'static str> = Scheduler::NAMES
+        .iter()
+        .copied()
+        .filter(|name| args.scheduler.is_empty() || args.scheduler.iter().any(|wanted| wanted == name))
+        .collect();
+    if names.is_empty() {
+        bail!(output::WrongUsage(format!(
+            "no such scheduler; there are {}",
+            Scheduler::NAMES.join(", ")
+        )));
+    }
+    for name in names {
+        for row in measure(name, args.changes)? {
+            raw.row(&[
+                row.scheduler.to_owned(),
+                row.change.to_owned(),
+                row.changes.to_string(),
+                row.offered.to_string(),
+                row.dropped.to_string(),
+                row.lost.to_string(),
+                format!("{:.6}", row.blocked_ms),
+            ]);
+            rows.push(row);
+        }
+    }
+    raw.write(&args.csv)?;
+    if args.json {
+        return output::json(&rows, output::is_terminal());
+    }
+    let mut table = Table::new(&[
+        "scheduler",
+        "change",
+        ">changes",
+        ">offered",
+        ">dropped",
+        ">lost",
+        ">blocked",
+    ]);
+    for row in &rows {
+        table.row([
+            row.scheduler.to_owned(),
+            row.change.to_owned(),
+            row.changes.to_string(),
+            grouped(row.offered),
+            grouped(row.dropped),
+            grouped(row.lost),
+            format!("{:.3} ms", row.blocked_ms),
+        ]);
+    }
+    output::text(&table.text())
+}
+
+/// The plan with the instance that comes and goes in that state, or without it.
+fn with_fifth(scheduler: &str, state: Option<InstanceState>) -> Result<Plan> {
+    let mut plan = plan(INSTANCES + 1, vec![UplinkId(0), UplinkId(1)])?;
+    for service in &mut plan.services {
+        service.scheduler = Scheduler::from_name(scheduler)?;
+    }
+    let fifth = plan
+        .slots
+        .get_mut(COMES_AND_GOES.index())
+        .context("a plan has its slots")?;
+    match (state, fifth.as_mut()) {
+        (Some(state), Some(slot)) => slot.state = state,
+        _ => *fifth = None,
+    }
+    Ok(plan)
+}
+
+fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
+    let pace = [Arc::new(Pace::default()), Arc::new(Pace::default())];
+    let sources = vec![
+        Source::of_known_flows(FLOWS, &pace[0])?,
+        Source::of_new_flows(&pace[1])?,
+    ];
+    let table = TableConfig {
+        ipv4_flows: TABLE_FLOWS,
+        ipv6_flows: 0,
+        return_counters: false,
+        pin_times: true,
+    };
+    let mut switch = Synthetic::start(
+        with_fifth(scheduler, Some(InstanceState::Active))?,
+        table,
+        sources,
+    )?;
+    switch
+        .switch
+        .set_scheduler(ServiceId(0), Scheduler::from_name(scheduler)?)?;
+    let missed = || pace.iter().map(|pace| pace.missed()).sum::<u64>();
+    let loads: Vec<(Slot, f32)> = (0..=INSTANCES).map(|slot| (Slot(slot), 0.0)).collect();
+    switch.switch.set_loads(&loads, &[(ServiceId(0), 1.0)]);
+    let mut rows = ["activate", "drain", "remove"].map(|change| Row {
+        scheduler,
+        change,
+        changes,
+        offered: 0,
+        dropped: 0,
+        lost: 0,
+        blocked_ms: 0.0,
+    });
+    let mut seconds = [0.0; 3];
+    remove(&mut switch, scheduler)?;
+    pace[0].set(KNOWN_PER_S);
+    pace[1].set(NEW_PER_S);
+    switch.run_for(AFTER)?;
+    for _ in 0..changes {
+        switch.publish(with_fifth(scheduler, Some(InstanceState::Standby))?)?;
+        switch.attach(COMES_AND_GOES)?;
+        for (place, row) in rows.iter_mut().enumerate() {
+            let (before, missed_before) = (switch.read()?, missed());
+            match row.change {
+                "activate" => switch.publish(with_fifth(scheduler, Some(InstanceState::Active))?)?,
+                "drain" => switch.publish(with_fifth(scheduler, Some(InstanceState::Draining))?)?,
+                _ => remove(&mut switch, scheduler)?,
+            }
+            let (_, after) = switch.run_for(AFTER)?;
+            let missed = missed() - missed_before;
+            row.offered += received(&after) - received(&before) + missed;
+            row.dropped += after.dropped - before.dropped;
+            row.lost += after.dropped - before.dropped + missed;
+            if let Some(seconds) = seconds.get_mut(place) {
+                *seconds += after.seconds - before.seconds;
+            }
+        }
+    }
+    for (row, seconds) in rows.iter_mut().zip(seconds) {
+        row.blocked_ms = row.lost as f64 / (row.offered as f64 / (seconds * 1e3)).max(1e-9);
+    }
+    Ok(rows.to_vec())
+}
+
+/// Takes the instance out with all flows that it has.
+fn remove(switch: &mut Synthetic, scheduler: &str) -> Result<()> {
+    switch.publish(with_fifth(scheduler, None)?)?;
+    switch.switch.remove(COMES_AND_GOES)?;
+    switch
+        .until("an instance is removed", |event| {
+            matches!(event, SwitchEvent::Removed { .. })
+        })
+        .map(drop)
+}
+
+fn received(at: &Moment) -> u64 {
+    at.counters
+        .uplinks
+        .iter()
+        .map(|uplink| uplink.received_packets)
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_packet_is_dropped_when_an_instance_comes_or_goes() {
+        if super::super::steer::cpus().is_err() {
+            return;
+        }
+        let rows = measure("best-fit", 2).unwrap();
+        assert_eq!(rows.len(), 3);
+        for row in rows {
+            // Whether it was in time is not for a test on a busy machine.
+            assert!(row.offered > 10_000 && row.dropped == 0, "{row:?}");
+        }
+    }
+}

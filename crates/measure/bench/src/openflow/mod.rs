@@ -1,0 +1,704 @@
+//! Open vSwitch forwards, and inco steers by its rules: what becomes of packets while flows begin in bursts, instances come
+//! and go, rules are written at full speed, the table is too small, the connection is cut, and the switch is killed.
+//!
+//! Each case has an inco of its own with real containers, as a user would run it; all have one Open vSwitch, which the bench
+//! starts. Every packet is numbered and stamped by the instance that served it.
+
+mod relay;
+mod rules;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use api::types::{FlowFilter, Status};
+use serde::Serialize;
+use traffic::{
+    Control, Counts, Generator, LatencyUs, LengthSource, Phase, Profile, Rate, Report, Span, Verify,
+};
+
+use super::facts::facts;
+use super::raw::Raw;
+use super::undo::Undo;
+use crate::args::{OpenflowArgs, OpenflowCase};
+use display::output;
+use display::table::{Table, grouped, short};
+use images::EngineName;
+use relay::Relay;
+use testbed::{FORWARD_IMAGE, Ground, Interrupt, Session, SwitchName, make_image};
+
+/// Instances at least, and at most.
+const FEW: u32 = 3;
+const MANY: u32 = 8;
+const SERVICE: &str = "forward";
+/// The bridge that inco makes where nobody names another one.
+const BRIDGE: &str = "br-inco";
+/// Rate within a burst, in packets per second: 64 packets come within 0.64 ms, as a sender with a full window sends them.
+const BURST_PPS: f64 = 100e3;
+/// Flows that go on all the time, and their packets per second, together.
+const ESTABLISHED: u32 = 100;
+const ESTABLISHED_PPS: f64 = 10e3;
+/// New flows per second beside them, of packets of their own, and how fast these follow each other.
+const NEW_BESIDE: f64 = 50.0;
+const NEW_PACKETS: u32 = 4;
+const NEW_PPS: f64 = 1e3;
+/// Where there are too few rules: so many, for so many flows, which send so much together.
+const SMALL_TABLE: u32 = 1_000;
+const MANY_FLOWS: u32 = 10_000;
+const MANY_FLOWS_PPS: f64 = 20e3;
+/// Rules of a table that is large enough.
+const LARGE_TABLE: u32 = 100_000;
+/// When a flow without packets has ended. Those that begin and end all the time have rules for as long.
+const IDLE: Duration = Duration::from_secs(1);
+/// The same where flows go on: none ends while the switch is away.
+const LONG_IDLE: Duration = Duration::from_secs(120);
+/// How long a packet may wait for room in the uplink's ring: Open vSwitch's pollers stop for a moment when a port is made.
+const UPLINK_WAIT: Duration = Duration::from_secs(2);
+/// Packets are due at multiples of this, so that the generator sleeps between.
+const TICK: Duration = Duration::from_micros(200);
+/// How long flows may take to have their rules, and packets to come back.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long packets may be under way after the last one was sent.
+const REST: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
+
+impl OpenflowCase {
+    const ALL: [OpenflowCase; 6] = [
+        OpenflowCase::Bursts,
+        OpenflowCase::Reactive,
+        OpenflowCase::Rules,
+        OpenflowCase::Limit,
+        OpenflowCase::Cut,
+        OpenflowCase::Restart,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            OpenflowCase::Bursts => "bursts",
+            OpenflowCase::Reactive => "reactive",
+            OpenflowCase::Rules => "rules",
+            OpenflowCase::Limit => "limit",
+            OpenflowCase::Cut => "cut",
+            OpenflowCase::Restart => "restart",
+        }
+    }
+
+    fn setup(self) -> &'static str {
+        match self {
+            OpenflowCase::Reactive => "reactive",
+            _ => "proactive",
+        }
+    }
+}
+
+/// What came of a case, or of one try of it.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Row {
+    case: &'static str,
+    /// For how long packets were sent, in seconds.
+    sent_s: f64,
+    flows: u64,
+    /// Packets, and those that did not come back.
+    offered: u64,
+    lost: u64,
+    /// Of those, packets for which the uplink had no room, or nobody at its other end.
+    lost_at_uplink: u64,
+    /// Of those, packets that were under way when the switch ended, or due until it was back: the generator's count.
+    lost_in_restarts: u64,
+    /// Of those, packets that inco counted as dropped, by reason.
+    dropped: BTreeMap<String, u64>,
+    /// Of those, packets on their way to inco that Open vSwitch dropped, by its counter (`ovs-appctl coverage/show`).
+    dropped_by_switch: BTreeMap<&'static str, u64>,
+    /// Packets that neither inco's own counters nor those of Open vSwitch account for at the end.
+    unaccounted: i64,
+    duplicated: u64,
+    reordered: u64,
+    mis_steered: u64,
+    latency_us: LatencyUs,
+    /// Packets that the generator sent late by its own fault: the machine had no time for it.
+    sent_late: u64,
+    /// Buckets that were given to another instance.
+    moved_buckets: u64,
+    /// Rules that Open vSwitch took in a second, where they were written at full speed or at a set one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rules_per_s: Option<f64>,
+    /// From the moment when the switch that was started again answered, until the first packet came back, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    back_after_ms: Option<f64>,
+    /// The same, until all flows had their rules again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rules_after_ms: Option<f64>,
+    /// For how long the switch was away, in milliseconds: from its end until the new one answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    away_ms: Option<f64>,
+}
+
+impl Row {
+    fn of(
+        case: OpenflowCase,
+        report: &Report,
+        status: &Status,
+        dropped_by_switch: BTreeMap<&'static str, u64>,
+    ) -> Row {
+        let Counts {
+            offered_packets,
+            lost_at_uplink,
+            lost_in_restarts,
+            duplicated,
+            reordered,
+            mis_steered,
+            ..
+        } = report.counts;
+        let in_neither =
+            status.accounting.gap() + i64::try_from(status.accounting.in_flight).unwrap_or(i64::MAX);
+        let by_switch = dropped_by_switch.values().sum::<u64>();
+        Row {
+            case: case.name(),
+            sent_s: report.sending_s,
+            flows: report.flow_count as u64,
+            offered: offered_packets,
+            lost: report.lost,
+            lost_at_uplink,
+            lost_in_restarts,
+            unaccounted: in_neither.saturating_sub_unsigned(by_switch),
+            dropped: status.drops.clone(),
+            dropped_by_switch,
+            duplicated,
+            reordered,
+            mis_steered,
+            latency_us: report.latency_us,
+            sent_late: report.generator.late_packets,
+            moved_buckets: status.workers.iter().map(|worker| worker.held_moves).sum(),
+            ..Row::default()
+        }
+    }
+
+    /// What is worth a word beside the figures that all cases have.
+    fn remark(&self) -> String {
+        let mut words = Vec::new();
+        if let Some(rate) = self.rules_per_s {
+            words.push(format!("{} rules/s", short(rate)));
+        }
+        if let Some(away) = self.away_ms {
+            words.push(format!("away {away:.0} ms"));
+        }
+        if let Some(back) = self.back_after_ms {
+            words.push(format!("packets back after {back:.0} ms"));
+        }
+        if let Some(rules) = self.rules_after_ms {
+            words.push(format!("rules after {rules:.0} ms"));
+        }
+        if self.moved_buckets > 0 {
+            words.push(format!("{} buckets moved", self.moved_buckets));
+        }
+        if self.lost_at_uplink > 0 {
+            words.push(format!("{} lost at the uplink", grouped(self.lost_at_uplink)));
+        }
+        if self.lost_in_restarts > 0 {
+            words.push(format!("{} lost in the restart", grouped(self.lost_in_restarts)));
+        }
+        if self.unaccounted != 0 {
+            words.push(format!("{} unaccounted for", self.unaccounted));
+        }
+        let dropped = self.dropped.iter().filter(|(_, packets)| **packets > 0);
+        words.extend(dropped.map(|(reason, packets)| format!("{} {reason}", grouped(*packets))));
+        let by_switch = self.dropped_by_switch.iter().filter(|(_, packets)| **packets > 0);
+        words.extend(by_switch.map(|(counter, packets)| format!("{} {counter}", grouped(*packets))));
+        words.join(", ")
+    }
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &OpenflowArgs) -> Result<()> {
+    make_image(EngineName::Oci)?;
+    let ground = Ground::new(EngineName::Oci, SwitchName::Openflow, false, Interrupt::default())?;
+    let directory = ground.directory().to_owned();
+    // Where the bench is interrupted; inco itself ends with us.
+    let _removed = Undo::by(move || {
+        let _gone = std::fs::remove_dir_all(directory);
+    });
+    let mut rows = Vec::new();
+    for case in OpenflowCase::ALL {
+        if !args.cases.is_empty() && !args.cases.contains(&case) {
+            continue;
+        }
+        output::complain(&format!("inco: {}, {} s ...", case.name(), args.seconds));
+        let bench = Bench {
+            args,
+            ground: &ground,
+            case,
+            dropped_before: RefCell::default(),
+        };
+        rows.extend(bench.rows().with_context(|| case.name())?);
+    }
+    write(&rows, args)?;
+    if args.json {
+        return output::json(&rows, output::is_terminal());
+    }
+    let mut table = Table::new(&[
+        "case",
+        ">flows",
+        ">packets",
+        ">lost",
+        ">doubled",
+        ">reordered",
+        ">mis-steered",
+        ">p50",
+        ">p99",
+        "",
+    ]);
+    for row in &rows {
+        table.row([
+            row.case.to_owned(),
+            grouped(row.flows),
+            grouped(row.offered),
+            grouped(row.lost),
+            grouped(row.duplicated),
+            grouped(row.reordered),
+            grouped(row.mis_steered),
+            format!("{:.2} ms", row.latency_us.p50 / 1e3),
+            format!("{:.2} ms", row.latency_us.p99 / 1e3),
+            row.remark(),
+        ]);
+    }
+    output::text(&table.text())?;
+    output::line(format!("All figures: {}", args.csv.display()))
+}
+
+fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
+    let columns = [
+        "case",
+        "sent_s",
+        "flows",
+        "offered",
+        "lost",
+        "lost_at_uplink",
+        "lost_in_restarts",
+        "dropped",
+        "dropped_by_switch",
+        "unaccounted",
+        "duplicated",
+        "reordered",
+        "mis_steered",
+        "latency_us_p50",
+        "latency_us_p99",
+        "latency_us_max",
+        "sent_late",
+        "moved_buckets",
+        "rules_per_s",
+        "away_ms",
+        "back_after_ms",
+        "rules_after_ms",
+    ];
+    let mut raw = Raw::new(&facts(false), &columns);
+    let or_none = |value: Option<f64>| value.map(|value| format!("{value:.1}")).unwrap_or_default();
+    for row in rows {
+        let dropped: Vec<String> = (row.dropped.iter())
+            .map(|(reason, packets)| format!("{reason} {packets}"))
+            .collect();
+        let dropped_by_switch: Vec<String> = (row.dropped_by_switch.iter())
+            .map(|(counter, packets)| format!("{counter} {packets}"))
+            .collect();
+        raw.row(&[
+            row.case.to_owned(),
+            format!("{:.3}", row.sent_s),
+            row.flows.to_string(),
+            row.offered.to_string(),
+            row.lost.to_string(),
+            row.lost_at_uplink.to_string(),
+            row.lost_in_restarts.to_string(),
+            dropped.join(" "),
+            dropped_by_switch.join(" "),
+            row.unaccounted.to_string(),
+            row.duplicated.to_string(),
+            row.reordered.to_string(),
+            row.mis_steered.to_string(),
+            format!("{:.1}", row.latency_us.p50),
+            format!("{:.1}", row.latency_us.p99),
+            format!("{:.1}", row.latency_us.max),
+            row.sent_late.to_string(),
+            row.moved_buckets.to_string(),
+            or_none(row.rules_per_s),
+            or_none(row.away_ms),
+            or_none(row.back_after_ms),
+            or_none(row.rules_after_ms),
+        ]);
+    }
+    raw.write(&args.csv)
+}
+
+/// What an inco of the bench is told beside what all are.
+struct Terms<'a> {
+    setup: &'static str,
+    rules: u32,
+    idle: Duration,
+    database: &'a Path,
+    /// Where the bridge takes OpenFlow, if not by itself.
+    control: Option<&'a Path>,
+}
+
+impl Terms<'_> {
+    /// The configuration, as a user would write it. The number of instances is set by hand.
+    fn configuration(&self) -> String {
+        let control = self
+            .control
+            .map(|path| format!("control = \"unix:{}\"\n", path.display()));
+        format!(
+            r#"# Written by `inco bench openflow`.
+[engine]
+driver = "oci"
+
+[switch]
+driver = "openflow"
+timeouts = {{ udp = "{}ms" }}
+
+[switch.openflow]
+database = "unix:{}"
+setup = {:?}
+rules = {}
+{}
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.{SERVICE}]
+image = {FORWARD_IMAGE:?}
+command = ["/inco-nf", "forward", "--stamp", "--rest-us", "200"]
+cpus = 1.0
+memory = "64MiB"
+ready = "connected"
+ready_deadline = "30s"
+symmetric = false
+capacity = "50kpps"
+instances = {{ min = {FEW}, max = {MANY} }}
+scheduler = {{ policy = "round-robin", slow_start = "0s", spill = false }}
+ring = {{ slots = 4096 }}
+"#,
+            self.idle.as_millis(),
+            self.database.display(),
+            self.setup,
+            self.rules,
+            control.unwrap_or_default(),
+        )
+    }
+}
+
+/// One case, about to be tried.
+struct Bench<'a> {
+    args: &'a OpenflowArgs,
+    ground: &'a Ground,
+    case: OpenflowCase,
+    /// What Open vSwitch had dropped on its way to a controller when the last inco was started.
+    dropped_before: RefCell<BTreeMap<&'static str, u64>>,
+}
+
+impl Bench<'_> {
+    fn rows(&self) -> Result<Vec<Row>> {
+        match self.case {
+            OpenflowCase::Bursts | OpenflowCase::Reactive => self.bursts(),
+            OpenflowCase::Rules => self.rules(),
+            OpenflowCase::Limit => self.limit(),
+            OpenflowCase::Cut => self.cut(),
+            OpenflowCase::Restart => self.restart(),
+        }
+    }
+
+    fn span(&self) -> Duration {
+        Duration::from_secs(self.args.seconds)
+    }
+
+    fn open_vswitch(&self) -> Result<&testbed::OpenVSwitch> {
+        self.ground.open_vswitch().context("no Open vSwitch was started")
+    }
+
+    /// An inco with the fewest instances.
+    fn start(&self, rules: u32, idle: Duration, control: Option<&Path>) -> Result<Session<'_>> {
+        let database = self.open_vswitch()?.database();
+        self.dropped_before
+            .replace(self.open_vswitch()?.controller_drops()?);
+        let terms = Terms {
+            setup: self.case.setup(),
+            rules,
+            idle,
+            database: &database,
+            control,
+        };
+        Session::start(self.ground, self.case.name(), &terms.configuration(), FEW)
+    }
+
+    /// Stops it, and takes what it has counted.
+    fn stop(&self, session: Session<'_>, report: &Report) -> Result<Row> {
+        let since = Instant::now();
+        let status = loop {
+            let status = session.client()?.status()?;
+            let rests = status.accounting.in_flight == 0 && status.accounting.gap() == 0;
+            if rests || since.elapsed() > REST {
+                break status;
+            }
+            thread::sleep(LOOK);
+        };
+        let before = self.dropped_before.take();
+        let mut dropped = self.open_vswitch()?.controller_drops()?;
+        for (counter, packets) in &mut dropped {
+            // One that was started again counts anew.
+            *packets = packets.saturating_sub(before.get(counter).copied().unwrap_or(0));
+        }
+        let row = Row::of(self.case, report, &status, dropped);
+        let left = session.stop()?;
+        if !left.is_empty() {
+            bail!("inco left behind: {}", left.join(", "));
+        }
+        Ok(row)
+    }
+
+    /// Few instances for a third of the time, many, few.
+    fn come_and_go(&self, session: &mut Session<'_>) -> Result<()> {
+        let began = Instant::now();
+        for (number, instances) in (1..).zip([FEW, MANY, FEW]) {
+            session.scale(SERVICE, instances)?;
+            session.note(&session.client()?.instances()?);
+            wait(session, began + self.span() * number / 3)?;
+        }
+        Ok(())
+    }
+
+    fn bursts(&self) -> Result<Vec<Row>> {
+        let new_flows = f64::from(self.args.new_flows);
+        let phase = Phase {
+            // They come by chance, one more or less; the sending ends when there is no other one.
+            flows: (new_flows * self.span().as_secs_f64()).ceil() as u32,
+            arrivals: Some(new_flows),
+            lengths: Some(LengthSource::Packets(self.args.burst)),
+            rate_per_flow: Some(Rate(BURST_PPS)),
+            ..phase(0, self.span() * 2)
+        };
+        let mut session = self.start(LARGE_TABLE, IDLE, None)?;
+        let report = with_traffic(&mut session, vec![phase], |session| self.come_and_go(session))?;
+        Ok(vec![self.stop(session, &report)?])
+    }
+
+    fn rules(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        // No limit, then half of what was reached, until nothing is lost.
+        let mut limit = f64::INFINITY;
+        loop {
+            let mut session = self.start(LARGE_TABLE, LONG_IDLE, None)?;
+            let bridge = self.open_vswitch()?.control(BRIDGE);
+            let mut rate = 0.0;
+            let report = with_traffic(&mut session, established(self.span() * 10), |session| {
+                have_rules(session, ESTABLISHED)?;
+                rate = rules::write(&bridge, self.args.rules, self.args.bundle, limit)?;
+                Ok(())
+            })?;
+            let row = Row {
+                rules_per_s: Some(rate),
+                ..self.stop(session, &report)?
+            };
+            let is_enough = row.lost == 0 || rate < 1e3;
+            rows.push(row);
+            if is_enough {
+                return Ok(rows);
+            }
+            limit = rate / 2.0;
+        }
+    }
+
+    fn limit(&self) -> Result<Vec<Row>> {
+        let phase = Phase {
+            flows: MANY_FLOWS,
+            rate: Some(Rate(MANY_FLOWS_PPS)),
+            ..phase(0, self.span() * 2)
+        };
+        let mut session = self.start(SMALL_TABLE, LONG_IDLE, None)?;
+        let report = with_traffic(&mut session, vec![phase], |session| self.come_and_go(session))?;
+        Ok(vec![self.stop(session, &report)?])
+    }
+
+    fn cut(&self) -> Result<Vec<Row>> {
+        let listen = self.open_vswitch()?.control("relay");
+        let mut relay = Relay::new(listen.clone(), self.open_vswitch()?.control(BRIDGE));
+        relay.open()?;
+        let mut session = self.start(LARGE_TABLE, LONG_IDLE, Some(&listen))?;
+        let mut phases = established(self.span() * 2);
+        phases.push(beside(self.span() * 2));
+        let report = with_traffic(&mut session, phases, |session| {
+            have_rules(session, ESTABLISHED)?;
+            let began = Instant::now();
+            relay.cut();
+            wait(session, began + self.span() / 2)?;
+            relay.open()?;
+            wait(session, began + self.span())
+        })?;
+        Ok(vec![self.stop(session, &report)?])
+    }
+
+    fn restart(&self) -> Result<Vec<Row>> {
+        let mut session = self.start(LARGE_TABLE, LONG_IDLE, None)?;
+        let (mut away, mut back, mut ruled) = (0.0, 0.0, 0.0);
+        session.scale(SERVICE, MANY)?;
+        let report = with_traffic(&mut session, established(self.span() * 4), |session| {
+            have_rules(session, ESTABLISHED)?;
+            // Their buckets leave most instances: only the exact rules keep flows where they are.
+            session.scale(SERVICE, FEW)?;
+            let began = Instant::now();
+            wait(session, began + self.span() / 4)?;
+            let (killed, answered) = self.open_vswitch()?.kill_and_start()?;
+            let returned = session.client()?.status()?.accounting.returned;
+            until(session, "packets come back", |session| {
+                Ok(session.client()?.status()?.accounting.returned > returned)
+            })?;
+            let ms = |span: Duration| span.as_secs_f64() * 1e3;
+            (away, back) = (ms(answered - killed), ms(answered.elapsed()));
+            have_rules(session, ESTABLISHED)?;
+            ruled = ms(answered.elapsed());
+            let now = Instant::now();
+            wait(session, now + self.span() / 4)
+        })?;
+        Ok(vec![Row {
+            away_ms: Some(away),
+            back_after_ms: Some(back),
+            rules_after_ms: Some(ruled),
+            ..self.stop(session, &report)?
+        }])
+    }
+}
+
+/// Flows from addresses of their own; `group` tells those of one phase from another's.
+fn phase(group: u8, duration: Duration) -> Phase {
+    Phase {
+        duration: Span(duration),
+        src: IpAddr::V4(Ipv4Addr::new(10, group, 0, 1)),
+        ..Phase::default()
+    }
+}
+
+fn established(duration: Duration) -> Vec<Phase> {
+    vec![Phase {
+        flows: ESTABLISHED,
+        rate: Some(Rate(ESTABLISHED_PPS)),
+        ..phase(0, duration)
+    }]
+}
+
+fn beside(duration: Duration) -> Phase {
+    Phase {
+        flows: (NEW_BESIDE * duration.as_secs_f64()).ceil() as u32,
+        arrivals: Some(NEW_BESIDE),
+        lengths: Some(LengthSource::Packets(NEW_PACKETS)),
+        rate_per_flow: Some(Rate(NEW_PPS)),
+        ..phase(64, duration)
+    }
+}
+
+/// Sends until `script` is through, and tells what became of it.
+fn with_traffic(
+    session: &mut Session<'_>,
+    phases: Vec<Phase>,
+    script: impl FnOnce(&mut Session<'_>) -> Result<()>,
+) -> Result<Report> {
+    let generator = Generator::new(Profile {
+        tick: Span(TICK),
+        uplink_wait: Span(UPLINK_WAIT),
+        settle: Span::from_millis(1000),
+        verify: Verify::Exact,
+        phases,
+        ..Profile::default()
+    })?;
+    let mut port = [session.uplink()?];
+    let control = Arc::new(Control::new());
+    let sending = thread::Builder::new()
+        .name("bench-traffic".to_owned())
+        .spawn({
+            let control = Arc::clone(&control);
+            move || generator.run(&mut port, &control, |_| {})
+        })
+        .context("cannot start the thread that sends")?;
+    let done = script(session);
+    control.stop();
+    let report = sending
+        .join()
+        .map_err(|_| anyhow!("the thread that sends ended with a panic"))?;
+    done?;
+    Ok(report?)
+}
+
+/// Waits until that moment. Fails where inco ends before.
+fn wait(session: &mut Session<'_>, until: Instant) -> Result<()> {
+    while Instant::now() < until {
+        session.check()?;
+        thread::sleep(LOOK.min(until.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
+}
+
+/// Waits until it is so. Fails where it takes too long.
+fn until(
+    session: &mut Session<'_>,
+    what: &str,
+    mut is_so: impl FnMut(&Session<'_>) -> Result<bool>,
+) -> Result<()> {
+    let since = Instant::now();
+    while !is_so(session)? {
+        session.check()?;
+        if since.elapsed() > PATIENCE {
+            bail!("not within {} s: {what}", PATIENCE.as_secs());
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Waits until so many flows have rules at least.
+fn have_rules(session: &mut Session<'_>, flows: u32) -> Result<()> {
+    until(session, "flows have rules", |session| {
+        let filter = FlowFilter {
+            limit: Some(FlowFilter::LIMIT),
+            ..FlowFilter::default()
+        };
+        let rows = session.client()?.flows(&filter)?.flows;
+        let installed =
+            |rule: &Option<String>| rule.as_deref().is_some_and(|rule| rule.starts_with("installed"));
+        Ok(rows.iter().filter(|row| installed(&row.rule)).count() >= flows as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configurations_are_right() {
+        for case in OpenflowCase::ALL {
+            let terms = Terms {
+                setup: case.setup(),
+                rules: SMALL_TABLE,
+                idle: IDLE,
+                database: Path::new("/tmp/ovs/db.sock"),
+                control: (case == OpenflowCase::Cut).then_some(Path::new("/tmp/relay.sock")),
+            };
+            let read = configuration::parse(&terms.configuration(), "openflow.toml").unwrap();
+            let of = &read.services[0];
+            assert_eq!((of.instances.min, of.instances.max), (FEW, MANY));
+        }
+    }
+
+    #[test]
+    fn a_row_says_what_is_worth_a_word() {
+        let row = Row {
+            rules_per_s: Some(9_000.0),
+            moved_buckets: 12,
+            dropped: BTreeMap::from([("instance_ring_full".to_owned(), 7), ("other".to_owned(), 0)]),
+            dropped_by_switch: BTreeMap::from([("packet_in_overflow", 0), ("rconn_overflow", 5)]),
+            ..Row::default()
+        };
+        assert_eq!(
+            row.remark(),
+            "9.00k rules/s, 12 buckets moved, 7 instance_ring_full, 5 rconn_overflow"
+        );
+    }
+}

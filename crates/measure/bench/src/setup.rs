@@ -1,0 +1,158 @@
+//! Setting flows up: every packet is the first of its flow.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use flow_table::{Line, TableConfig};
+use model::UplinkId;
+use serde::Serialize;
+
+use super::contestant::median;
+use super::facts::facts;
+use super::raw::Raw;
+use super::steering::plan;
+use super::synthetic::{Pace, STEP, Source, Synthetic};
+use crate::args::SetupArgs;
+use display::output;
+use display::table::{Table, grouped, short};
+
+/// Shares of the table in use at which it is measured, in percent.
+const FILLS: [u32; 4] = [10, 50, 90, 95];
+/// The same as what is measured on either side of it.
+const HALF_WINDOW: f64 = 2.5;
+/// How long one filling may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The shortest measurement in seconds: of some looks at the counters.
+const SHORTEST: f64 = 2e-3;
+/// Instances: sinks of inco's own.
+const INSTANCES: u16 = 4;
+
+/// One row of the result.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    fill_percent: u32,
+    flows_per_s: f64,
+    bytes_per_flow: f64,
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &SetupArgs) -> Result<()> {
+    let config = TableConfig {
+        ipv4_flows: args.flows,
+        ipv6_flows: 0,
+        return_counters: false,
+        pin_times: false,
+    };
+    let bytes = config.lines_needed()? * Line::BYTES;
+    let mut raw = Raw::new(
+        &facts(false),
+        &["round", "fill_percent", "flows", "cpu_seconds", "flows_per_s"],
+    );
+    let mut rounds: Vec<Vec<f64>> = vec![Vec::new(); FILLS.len()];
+    for round in 1..=args.rounds {
+        for ((fill, rates), (flows, seconds)) in FILLS.iter().zip(&mut rounds).zip(fill_up(&config)?) {
+            let rate = flows / seconds;
+            raw.row(&[
+                round.to_string(),
+                fill.to_string(),
+                flows.to_string(),
+                format!("{seconds:.6}"),
+                format!("{rate:.0}"),
+            ]);
+            rates.push(rate);
+        }
+    }
+    raw.write(&args.csv)?;
+    let rows: Vec<Row> = FILLS
+        .iter()
+        .zip(rounds)
+        .map(|(&fill_percent, rates)| Row {
+            fill_percent,
+            flows_per_s: median(rates),
+            bytes_per_flow: bytes as f64 / (args.flows as f64 * f64::from(fill_percent) / 100.0),
+        })
+        .collect();
+    if args.json {
+        return output::json(&rows, output::is_terminal());
+    }
+    let mut table = Table::new(&[">fill", ">set-ups/s", ">B/flow"]);
+    for row in &rows {
+        table.row([
+            format!("{}%", row.fill_percent),
+            short(row.flows_per_s),
+            format!("{:.1}", row.bytes_per_flow),
+        ]);
+    }
+    output::text(&table.text())?;
+    output::line(format!(
+        "One core, a table for {} IPv4 flows, {} MiB. Every measurement: {}",
+        grouped(args.flows as u64),
+        bytes >> 20,
+        args.csv.display()
+    ))
+}
+
+/// Fills a table from nothing: flows set up around each share, and the time of the worker's thread that it took.
+fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
+    let pace = Arc::new(Pace::default());
+    let source = Source::of_new_flows(&pace)?;
+    let mut switch = Synthetic::start(plan(INSTANCES, vec![UplinkId(0)])?, *config, vec![source])?;
+    let started = Instant::now();
+    pace.set(Pace::UNLIMITED);
+    let mut samples = Vec::new();
+    loop {
+        let now = switch.read()?;
+        let flows: u64 = now.counters.slots.iter().map(|slot| slot.new_flows).sum();
+        samples.push((flows as f64, now.seconds));
+        if flows as f64 >= config.ipv4_flows as f64 * 0.985 {
+            break;
+        }
+        if started.elapsed() > PATIENCE {
+            bail!("only {flows} flows are set up after {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(STEP);
+    }
+    FILLS
+        .iter()
+        .map(|&fill| {
+            let at = |percent: f64| {
+                let wanted = config.ipv4_flows as f64 * percent / 100.0;
+                samples.iter().find(|sample| sample.0 >= wanted).copied()
+            };
+            let (from, to) = (
+                at(f64::from(fill) - HALF_WINDOW),
+                at(f64::from(fill) + HALF_WINDOW),
+            );
+            let ((flows, time), (flows_after, time_after)) = from
+                .zip(to)
+                .context("the table was filled too fast to see how: let it have more --flows")?;
+            if time_after - time < SHORTEST {
+                bail!("the table was filled too fast to see how: let it have more --flows");
+            }
+            Ok((flows_after - flows, time_after - time))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::steer::cpus;
+    use super::*;
+
+    #[test]
+    fn a_small_table_is_filled() {
+        if cpus().is_err() {
+            return;
+        }
+        let config = TableConfig {
+            ipv4_flows: 1_000_000,
+            ipv6_flows: 0,
+            return_counters: false,
+            pin_times: false,
+        };
+        let filled = fill_up(&config).unwrap();
+        assert_eq!(filled.len(), FILLS.len());
+        assert!(filled.iter().all(|(flows, _)| *flows > 10_000.0), "{filled:?}");
+    }
+}

@@ -1,0 +1,560 @@
+//! Steering established flows, against the limit of input and output and against OVS.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use flow_table::{FlowHasher, Ownership};
+use serde::Serialize;
+
+use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
+use super::facts::facts;
+use super::memif_sinks::MemifSinks;
+use super::memory::Memory;
+use super::ovs::{self, Ovs};
+use super::raw::Raw;
+use super::steering::{Spec, Steering, Way, captures};
+use super::testpmd::{BURSTS, CACHES, Testpmd, Tuning};
+use super::traffic::{Ip, ends, write_capture};
+use super::undo::Undo;
+use crate::args::{SinkPort, SteerArgs};
+use display::output;
+use display::table::{Table, grouped};
+
+/// How long each contestant is measured in each round.
+const WINDOW: Duration = Duration::from_millis(700);
+/// The same where the best tuning of the limit is looked for.
+const TRIAL: Duration = Duration::from_millis(400);
+/// How many new flows OVS is trusted to take in a second, before it is measured.
+const OVS_SET_UPS: f64 = 12_000.0;
+/// The longest that it is waited for.
+const OVS_WARM_UP: Duration = Duration::from_secs(10);
+/// Instances that take flows, but for the cases that compare their number.
+const TAKING: u16 = 4;
+/// Room of the flow tables beside the flows of the bench.
+const SPARE_FLOWS: usize = 10_000;
+
+/// One row of the result. Rates are in millions of packets per second and core.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    flows: u32,
+    size: usize,
+    ip: &'static str,
+    instances: u16,
+    workers: usize,
+    /// Whether flows come to either of two workers, whichever owns them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    crossing: bool,
+    port: &'static str,
+    mpps: f64,
+    io_limit_mpps: f64,
+    ovs_mpps: Option<f64>,
+    ratio_to_limit: f64,
+    ratio_to_ovs: Option<f64>,
+    /// To the first of those that are measured in turn with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_first: Option<f64>,
+}
+
+/// What is measured in one comparison.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    flows: u32,
+    size: usize,
+    ip: Ip,
+    instances: u16,
+    /// How many of them stand by.
+    idle: u16,
+    workers: usize,
+    ownership: Ownership,
+    port: SinkPort,
+    with_ovs: bool,
+}
+
+impl Case {
+    /// Whether OVS takes part.
+    fn has_room_in_ovs(self) -> bool {
+        self.with_ovs && self.flows as usize <= ovs::FRAMES_LIMIT
+    }
+
+    /// Writes a measurement down.
+    fn note(self, raw: &mut Raw, round: &str, who: &dyn Contestant, tuning: &str, measured: Measured) {
+        raw.row(&[
+            self.flows.to_string(),
+            self.size.to_string(),
+            self.ip.name().to_owned(),
+            self.instances.to_string(),
+            self.workers.to_string(),
+            self.port.name().to_owned(),
+            round.to_owned(),
+            who.name().to_owned(),
+            tuning.to_owned(),
+            measured.packets.to_string(),
+            format!("{:.6}", measured.seconds),
+            format!("{:.4}", measured.mpps()),
+            who.commands().join(" && "),
+        ]);
+    }
+
+    /// The flows that come to that worker: as a card deals them that was told to, or any.
+    fn flows_of(self, worker: usize) -> impl Iterator<Item = u32> + Clone {
+        let hasher = FlowHasher::new([0; 4]).owning(self.ownership);
+        (0..self.flows).filter(move |&flow| match self.ownership {
+            Ownership::Card => {
+                let (src, dst) = ends(self.ip, flow);
+                hasher.owner_of(src.ip(), dst.ip(), 0, self.workers) == worker
+            }
+            Ownership::Keyed => flow as usize % self.workers == worker,
+        })
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (flows, instances) = (grouped(self.flows.into()), self.instances);
+        let (size, ip, port) = (self.size, self.ip.name(), self.port.name());
+        write!(
+            f,
+            "{flows} flows, {size} B, {ip}, {instances} instances on {port}"
+        )?;
+        f.write_str(match (self.workers, self.ownership) {
+            (1, _) => "",
+            (_, Ownership::Card) => ", two workers",
+            (_, Ownership::Keyed) => ", two workers, half of the packets cross",
+        })
+    }
+}
+
+/// Runs the bench.
+pub(super) fn run(args: &SteerArgs) -> Result<()> {
+    let mut raw = None;
+    let mut rows = Vec::new();
+    let mut hash_rows = Vec::new();
+    let with_ovs = !args.no_ovs && ovs::is_there();
+    for cases in cases(args, with_ovs) {
+        for case in &cases {
+            output::complain(&format!("{case} ..."));
+        }
+        for (row, hash) in compare(args, &cases, &mut raw)? {
+            rows.push(row);
+            hash_rows.push(hash);
+        }
+        // Long before the last case somebody may have seen enough.
+        if let Some(raw) = &raw {
+            raw.write(&args.csv)?;
+        }
+    }
+    if args.json {
+        return output::json(&rows, output::is_terminal());
+    }
+    let headings = [
+        ">flows",
+        ">size",
+        "ip",
+        ">instances",
+        ">workers",
+        "port",
+        ">inco",
+        ">limit",
+        ">ovs exact",
+        ">ovs hash",
+        ">÷ limit",
+        ">÷ ovs",
+        ">÷ first",
+    ];
+    let mut table = Table::new(&headings);
+    for (row, hash) in rows.iter().zip(hash_rows) {
+        let optional =
+            |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |v| format!("{v:.digits$}"));
+        table.row([
+            grouped(row.flows.into()),
+            row.size.to_string(),
+            row.ip.to_owned(),
+            row.instances.to_string(),
+            format!(
+                "{}{}",
+                row.workers,
+                if row.crossing { " (half cross)" } else { "" }
+            ),
+            row.port.to_owned(),
+            format!("{:.1}", row.mpps),
+            format!("{:.1}", row.io_limit_mpps),
+            optional(row.ovs_mpps, 2),
+            optional(hash, 2),
+            format!("{:.2}", row.ratio_to_limit),
+            optional(row.ratio_to_ovs, 1),
+            optional(row.ratio_to_first, 2),
+        ]);
+    }
+    output::text(&table.text())?;
+    output::line(format!(
+        "Mpps per core; the limit is testpmd without a look-up; ÷ first: to the first of rows measured in turn. Every measurement: {}",
+        args.csv.display()
+    ))
+}
+
+/// What is compared; those of one list are measured in turn.
+fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
+    let plain = |flows| Case {
+        flows,
+        size: 64,
+        ip: Ip::V4,
+        instances: TAKING,
+        idle: 0,
+        workers: 1,
+        ownership: Ownership::Card,
+        port: args.port,
+        with_ovs,
+    };
+    let mut cases: Vec<Vec<Case>> = args.flows.iter().map(|&flows| vec![plain(flows)]).collect();
+    if args.full {
+        let more = Case {
+            with_ovs: false,
+            ..plain(10_000)
+        };
+        cases.extend([512, 1500].map(|size| vec![Case { size, ..more }]));
+        cases.push(vec![Case { ip: Ip::V6, ..more }]);
+        let two = [Ownership::Card, Ownership::Keyed].map(|ownership| Case {
+            workers: 2,
+            ownership,
+            ..more
+        });
+        cases.push([more].into_iter().chain(two).collect());
+        let on_null = [4, 16, 64, 256].map(|instances| Case {
+            instances,
+            port: SinkPort::Null,
+            ..more
+        });
+        cases.push(on_null.to_vec());
+        let on_memif = [TAKING, 64].map(|instances| Case {
+            instances,
+            idle: instances - TAKING,
+            port: SinkPort::Memif,
+            ..more
+        });
+        cases.push(on_memif.to_vec());
+    }
+    cases
+}
+
+fn allowed_cpus() -> Result<Vec<usize>> {
+    let allowed = rustix::thread::sched_getaffinity(None).context("cannot tell which CPUs may be used")?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|&cpu| allowed.is_set(cpu))
+        .collect())
+}
+
+/// The CPU for everything else, and the one that is measured: the first and the last that we may use.
+pub(super) fn cpus() -> Result<(usize, usize)> {
+    match allowed_cpus()?.as_slice() {
+        [first, .., last] => Ok((*first, *last)),
+        _ => anyhow::bail!("a bench needs two CPUs: one that is measured, one for everything else"),
+    }
+}
+
+/// A CPU for each worker: the last ones. On a machine with as many as workers one of them has everything else, too, which
+/// takes time from that worker but not from its processor time.
+fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
+    let all = allowed_cpus()?;
+    let first = all.len().checked_sub(workers);
+    let last = first.and_then(|first| all.get(first..));
+    Ok(last
+        .with_context(|| format!("{workers} workers need as many CPUs; there are {}", all.len()))?
+        .to_vec())
+}
+
+/// Measures these cases in turn, a round of each after the other; gives their rows, and what OVS does with a hash.
+fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Vec<(Row, Option<f64>)>> {
+    let folder = Folder::new()?;
+    let frames = cases.iter().map(|case| case.flows as usize).max().unwrap_or(0);
+    // The limit and inco for each.
+    let memory = Memory::reserve(
+        2 * cases.len(),
+        frames,
+        cases.iter().any(|case| case.has_room_in_ovs()),
+    );
+    let columns = [
+        "flows",
+        "size",
+        "ip",
+        "instances",
+        "workers",
+        "port",
+        "round",
+        "contestant",
+        "tuning",
+        "packets",
+        "cpu_seconds",
+        "mpps",
+        "command",
+    ];
+    let raw = raw.get_or_insert_with(|| Raw::new(&facts(memory.is_huge()), &columns));
+    let mut bouts = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        bouts.push(Bout::start(
+            *case,
+            &folder.path.join(number.to_string()),
+            &memory,
+            raw,
+        )?);
+    }
+    for round in 1..=args.rounds {
+        for bout in &mut bouts {
+            bout.round(&round.to_string(), raw)?;
+        }
+    }
+    let first: Vec<f64> = match bouts.as_slice() {
+        [first, _, ..] => first.rounds.iter().map(|round| round.ours).collect(),
+        _ => Vec::new(),
+    };
+    let mut rows = Vec::new();
+    for mut bout in bouts {
+        bout.steering_is_right()?;
+        let hash = match args.json {
+            true => None,
+            false => bout.hash(args.rounds, raw)?,
+        };
+        rows.push((bout.row(&first), hash));
+    }
+    Ok(rows)
+}
+
+/// The rates of a round, in millions of packets per second.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    ours: f64,
+    limit: f64,
+    ovs: Option<f64>,
+}
+
+/// The contestants of a case. All are stopped but the one that is measured.
+struct Bout {
+    case: Case,
+    limit: Testpmd,
+    tuning: Tuning,
+    steering: Steering,
+    ovs: Option<Ovs>,
+    rounds: Vec<Round>,
+    /// What inco gives to memif instances goes there.
+    _sinks: Option<MemifSinks>,
+}
+
+impl Bout {
+    fn start(case: Case, folder: &Path, memory: &Memory, raw: &mut Raw) -> Result<Bout> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let (control, cpu) = cpus()?;
+        let worker_cpus = worker_cpus(case.workers)?;
+        let captures = captures(folder, case.workers);
+        let mut frames = 0;
+        for (worker, capture) in captures.iter().enumerate() {
+            let flows = case.flows_of(worker);
+            frames = flows.clone().count().max(frames);
+            write_capture(capture, case.ip, flows, case.size)?;
+        }
+        let (limit, tuning) = best_limit(&captures, case, memory, (control, &worker_cpus), raw)?;
+        let sinks = match case.port {
+            SinkPort::Memif => Some(MemifSinks::start(folder, case.instances, control)?),
+            SinkPort::NetNull | SinkPort::Null => None,
+        };
+        let steering = Steering::start(&Spec {
+            way: Way::Sinks {
+                captures: captures.clone(),
+                frames,
+                port: case.port,
+                huge: memory.is_huge(),
+            },
+            instances: case.instances,
+            active: case.instances - case.idle,
+            sockets: sinks
+                .as_ref()
+                .map(|sinks| sinks.sockets.clone())
+                .unwrap_or_default(),
+            cpus: worker_cpus,
+            control_cpu: control,
+            table_flows: case.flows as usize + SPARE_FLOWS,
+            return_counters: false,
+            is_dealt: case.ownership == Ownership::Card,
+        })?;
+        suspend(&steering)?;
+        let mut ovs = None;
+        if let Some(capture) = captures.first().filter(|_| case.has_room_in_ovs()) {
+            let flows = (case.ip, case.flows);
+            let started = Ovs::start(
+                &folder.join("ovs"),
+                capture,
+                flows,
+                case.instances.into(),
+                memory,
+                (control, cpu),
+            )
+            .and_then(|mut ovs| {
+                let warm_up = Duration::from_secs_f64(f64::from(case.flows) / OVS_SET_UPS).min(OVS_WARM_UP);
+                measure(&mut ovs, warm_up, TRIAL)?;
+                Ok(ovs)
+            });
+            match started {
+                Ok(started) => ovs = Some(started),
+                // What the others do is worth knowing without it.
+                Err(error) => {
+                    output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
+                }
+            }
+        }
+        Ok(Bout {
+            case,
+            limit,
+            tuning,
+            steering,
+            ovs,
+            rounds: Vec::new(),
+            _sinks: sinks,
+        })
+    }
+
+    /// Measures each contestant once.
+    fn round(&mut self, round: &str, raw: &mut Raw) -> Result<()> {
+        let case = self.case;
+        let text = format!("burst {} cache {}", self.tuning.burst, self.tuning.cache);
+        let limit = measure(&mut self.limit, Duration::ZERO, WINDOW)?;
+        case.note(raw, round, &self.limit, &text, limit);
+        let ours = measure(&mut self.steering, Duration::ZERO, WINDOW)?;
+        case.note(raw, round, &self.steering, "", ours);
+        let mut theirs = None;
+        if let Some(ovs) = &mut self.ovs {
+            let measured = measure(ovs, Duration::ZERO, WINDOW)?;
+            case.note(raw, round, ovs, "", measured);
+            theirs = Some(measured.mpps());
+        }
+        self.rounds.push(Round {
+            ours: ours.mpps(),
+            limit: limit.mpps(),
+            ovs: theirs,
+        });
+        Ok(())
+    }
+
+    /// Checks that the packets went where they should.
+    fn steering_is_right(&mut self) -> Result<()> {
+        let case = self.case;
+        resume(&self.steering)?;
+        // Of several workers one that has no CPU of its own cannot take all that the others hand to it, nor can the thread that
+        // empties memif ports. What is dropped then is not in the rate.
+        let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
+        let checked = self.steering.check(case.flows.into(), may_be_dropped);
+        suspend(&self.steering)?;
+        checked
+    }
+
+    /// What OVS, where it takes part, does with a group that selects by hash.
+    fn hash(&mut self, rounds: u32, raw: &mut Raw) -> Result<Option<f64>> {
+        let Some(ovs) = &mut self.ovs else {
+            return Ok(None);
+        };
+        // Its control side must run to take the group.
+        resume(ovs)?;
+        ovs.select_by_hash(self.case.instances.into())?;
+        let mut rates = Vec::new();
+        for round in 1..=rounds {
+            let theirs = measure(ovs, Duration::ZERO, WINDOW)?;
+            self.case.note(raw, &round.to_string(), ovs, "", theirs);
+            rates.push(theirs.mpps());
+        }
+        Ok(Some(median(rates)))
+    }
+
+    /// What came out; `first` has our rates in the rounds of the case that the others are compared with, if there are others.
+    fn row(&self, first: &[f64]) -> Row {
+        let (case, rounds) = (self.case, || self.rounds.iter());
+        let some = |value: f64| self.ovs.is_some().then_some(value);
+        Row {
+            flows: case.flows,
+            size: case.size,
+            ip: case.ip.name(),
+            instances: case.instances,
+            workers: case.workers,
+            crossing: case.workers > 1 && case.ownership == Ownership::Keyed,
+            port: case.port.name(),
+            mpps: median(rounds().map(|r| r.ours)),
+            io_limit_mpps: median(rounds().map(|r| r.limit)),
+            ovs_mpps: some(median(rounds().filter_map(|r| r.ovs))),
+            ratio_to_limit: median(rounds().map(|r| r.ours / r.limit)),
+            ratio_to_ovs: some(median(rounds().filter_map(|r| Some(r.ours / r.ovs?)))),
+            ratio_to_first: (!first.is_empty())
+                .then(|| median(rounds().zip(first).map(|(round, first)| round.ours / first))),
+        }
+    }
+}
+
+/// The limit with the burst and the cache that are best for it here.
+fn best_limit(
+    captures: &[PathBuf],
+    case: Case,
+    memory: &Memory,
+    cpus: (usize, &[usize]),
+    raw: &mut Raw,
+) -> Result<(Testpmd, Tuning)> {
+    let frames = case.flows as usize;
+    let captures: Vec<&Path> = captures.iter().map(PathBuf::as_path).collect();
+    let start = |tuning| Testpmd::start(&captures, frames, tuning, memory, cpus);
+    let mut best: Option<(f64, Tuning)> = None;
+    let mut last = None;
+    for cache in CACHES {
+        // Two at once would take the memory of two.
+        drop(last.take());
+        let first = Tuning {
+            burst: BURSTS[0],
+            cache,
+        };
+        let mut limit = start(first)?;
+        for burst in BURSTS {
+            limit.set_burst(burst)?;
+            let tuning = Tuning { burst, cache };
+            let tried = measure(&mut limit, Duration::ZERO, TRIAL)?;
+            case.note(
+                raw,
+                "trial",
+                &limit,
+                &format!("burst {burst} cache {cache}"),
+                tried,
+            );
+            resume(&limit)?;
+            if best.is_none_or(|(mpps, _)| tried.mpps() > mpps) {
+                best = Some((tried.mpps(), tuning));
+            }
+        }
+        last = Some((limit, cache));
+    }
+    let (_, tuning) = best.context("the limit was never measured")?;
+    let mut limit = match last.take() {
+        Some((limit, cache)) if cache == tuning.cache => limit,
+        other => {
+            drop(other);
+            start(tuning)?
+        }
+    };
+    limit.set_burst(tuning.burst)?;
+    limit.packets()?;
+    suspend(&limit)?;
+    Ok((limit, tuning))
+}
+
+/// A folder for captures and databases that goes with its owner.
+pub(super) struct Folder {
+    pub(super) path: std::path::PathBuf,
+    _removed: Undo,
+}
+
+impl Folder {
+    /// An empty one.
+    pub(super) fn new() -> Result<Folder> {
+        let path = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let removed = path.clone();
+        Ok(Folder {
+            path,
+            _removed: Undo::by(move || {
+                let _gone = std::fs::remove_dir_all(removed);
+            }),
+        })
+    }
+}

@@ -1,0 +1,415 @@
+//! inco's own contestant: the soft switch of `inco run`, workers and all, in a process of its own that is asked over its
+//! standard input.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
+use flow_table::{Ownership, TableConfig, TimeoutPolicy};
+use model::{InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use scheduling::Scheduler;
+use serde::{Deserialize, Serialize};
+use soft_switch::{
+    AttachSpec, DpdkQueue, HeapMemory, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
+    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
+};
+
+use super::args::SinkPort;
+use super::contestant::{Contestant, Killed, go_to, shown};
+use super::memory::Memory;
+use display::output;
+
+/// Frames that a worker of a chain has: two full rings of 4,096 and what is under way.
+const CHAIN_FRAMES: usize = 12_288;
+/// Slots of memif rings of instances, as a power of two: those of `inco traffic`.
+const MEMIF_LOG2_SLOTS: u8 = 12;
+/// The longest frame of the captures, in bytes.
+const MAX_FRAME: usize = 1522;
+
+impl SinkPort {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            SinkPort::NetNull => "net_null",
+            SinkPort::Null => "null",
+            SinkPort::Memif => "memif",
+        }
+    }
+}
+
+/// What the process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    /// Where packets come from and go to.
+    pub(super) way: Way,
+    pub(super) instances: u16,
+    /// How many of them take flows; the others stand by, and are looked at all the same.
+    pub(super) active: u16,
+    /// Sockets on which instances listen, where their ports are memif.
+    pub(super) sockets: Vec<PathBuf>,
+    /// A CPU for each worker.
+    pub(super) cpus: Vec<usize>,
+    pub(super) control_cpu: usize,
+    /// Flows that each worker's table has room for, of either family.
+    pub(super) table_flows: usize,
+    /// Whether what comes back is counted for each flow.
+    pub(super) return_counters: bool,
+    /// Whether each worker's capture has the flows that a card would deal to it.
+    pub(super) is_dealt: bool,
+}
+
+/// Where packets come from and go to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Way {
+    /// From captures into sinks.
+    Sinks {
+        /// A capture for each worker: the receive queues of one uplink.
+        captures: Vec<PathBuf>,
+        /// Frames in the largest capture.
+        frames: usize,
+        port: SinkPort,
+        huge: bool,
+    },
+    /// From whoever connects to this socket to instances on memif ports, and back.
+    Chain(PathBuf),
+}
+
+/// What it says when asked.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Reading {
+    pub(super) received: u64,
+    pub(super) delivered: u64,
+    pub(super) dropped: u64,
+    pub(super) flows: u64,
+}
+
+/// The running process.
+pub(super) struct Steering {
+    child: Killed,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    commands: Vec<String>,
+}
+
+impl Steering {
+    /// Starts the process, and waits until it forwards.
+    pub(super) fn start(spec: &Spec) -> Result<Steering> {
+        let program = std::env::current_exe().context("cannot find inco's own program")?;
+        let mut command = Command::new(program);
+        command.args(["bench", "contestant", "--spec", &serde_json::to_string(spec)?]);
+        let commands = vec![shown(&command)];
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start inco's own contestant")?;
+        let input = child.stdin.take().context("the contestant has no input")?;
+        let output = BufReader::new(child.stdout.take().context("the contestant has no output")?);
+        let mut started = Steering {
+            child: Killed::when_done(child),
+            input,
+            output,
+            commands,
+        };
+        started.read()?;
+        Ok(started)
+    }
+
+    /// Asks for all figures.
+    pub(super) fn read(&mut self) -> Result<Reading> {
+        writeln!(self.input, "read").context("inco's contestant takes no questions any more")?;
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!(
+                "inco's contestant ended; it was started by: {}",
+                self.commands.join(" ")
+            );
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// What no run may show: a flow not pinned, or a packet dropped where none `may_be_dropped`.
+    pub(super) fn check(&mut self, flows: u64, may_be_dropped: bool) -> Result<()> {
+        let reading = self.read()?;
+        if reading.dropped > 0 && !may_be_dropped || reading.flows != flows {
+            bail!(
+                "of {flows} flows {} are pinned, and {} packets were dropped",
+                reading.flows,
+                reading.dropped
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Contestant for Steering {
+    fn name(&self) -> &'static str {
+        "inco"
+    }
+
+    fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    fn packets(&mut self) -> Result<u64> {
+        Ok(self.read()?.delivered)
+    }
+}
+
+/// How long the switch may take to have its instances.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often the switch's control side is looked after.
+const STEP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+const SERVICE: ServiceId = ServiceId(0);
+
+/// The process itself: `inco bench contestant`.
+pub(super) fn serve(spec: &Spec) -> Result<()> {
+    go_to(spec.control_cpu)?;
+    let mut switch: Box<dyn Switch> = match &spec.way {
+        Way::Sinks {
+            captures,
+            frames,
+            port,
+            huge,
+        } => Box::new(start_sinks(
+            spec,
+            captures,
+            frames * captures.len(),
+            *port,
+            *huge,
+        )?),
+        Way::Chain(uplink) => Box::new(start_chain(spec, uplink)?),
+    };
+    let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
+    let mut input = BufReader::new(std::io::stdin());
+    let mut events = Vec::new();
+    loop {
+        switch.poll(now(), &mut events);
+        events.clear();
+        let stdin = std::io::stdin();
+        let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+        if poll(&mut fds, Some(&STEP))? == 0 {
+            continue;
+        }
+        let mut line = String::new();
+        if input.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        switch.read(&mut reading);
+        output::json(
+            &Reading {
+                received: reading.offered(),
+                delivered: reading.counters.slots.iter().map(|slot| slot.to_packets).sum(),
+                dropped: reading.dropped(),
+                flows: reading.workers.iter().map(|worker| worker.live_flows).sum(),
+            },
+            false,
+        )?;
+    }
+}
+
+pub(super) fn now() -> Nanos {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// A switch that receives captures; instances are sinks.
+fn start_sinks(
+    spec: &Spec,
+    captures: &[PathBuf],
+    frames: usize,
+    port: SinkPort,
+    huge: bool,
+) -> Result<SoftSwitch<MbufMemory>> {
+    let workers = spec.cpus.len();
+    let eal = Eal::init(
+        &EalConfig {
+            memory_mib: Memory::mib(frames, huge) as u32,
+            hugepages: huge,
+            cpu: spec.control_cpu as u16,
+            ..EalConfig::new(format!("inco-bench-{}", std::process::id()))
+        }
+        .args(),
+    )?;
+    let pool = Mempool::create(&eal, &Memory::pool(frames))?;
+    let mut source = "net_pcap0,infinite_rx=1".to_owned();
+    for capture in captures {
+        source.push_str(&format!(",rx_pcap={}", capture.display()));
+    }
+    let source = DpdkQueue::open(
+        &eal,
+        &DeviceArgs::named(source),
+        pool,
+        workers as u16,
+        0,
+        MAX_FRAME,
+    )?;
+    let config = spec.switch(UplinkDevice::Device, Polling::Busy)?;
+    // The source is attached last: until instances are there, packets would be dropped.
+    let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
+    for instance in 0..spec.instances {
+        let slot = Slot(instance);
+        match port {
+            SinkPort::Null => switch.attach(slot, AttachSpec::Null)?,
+            SinkPort::Memif => switch.attach(slot, spec.memif(instance)?)?,
+            SinkPort::NetNull => {
+                let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
+                let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, 0, MAX_FRAME)?;
+                switch.attach_devices(slot, vec![opened.queues])?;
+            }
+        }
+    }
+    wait_for_instances(&mut switch, spec)?;
+    switch.attach_uplink_device(UplinkId(0), source)?;
+    Ok(switch)
+}
+
+/// A switch between a memif uplink and instances that listen on memif sockets.
+fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
+    let device = UplinkDevice::Memif {
+        socket: uplink.to_owned(),
+        queues: 1,
+    };
+    // It may sleep, as the peer's poller may: what it waits is no part of what a packet costs.
+    let config = spec.switch(device, Polling::Adaptive)?;
+    let workers = spec.cpus.len();
+    let memories = HeapMemory::shares(workers, workers * CHAIN_FRAMES, MAX_FRAME);
+    let mut switch = SoftSwitch::start(&config, memories, Vec::new())?;
+    for instance in 0..spec.instances {
+        switch.attach(Slot(instance), spec.memif(instance)?)?;
+    }
+    wait_for_instances(&mut switch, spec)?;
+    Ok(switch)
+}
+
+impl Spec {
+    fn switch(&self, device: UplinkDevice, polling: Polling) -> Result<SoftSwitchConfig> {
+        Ok(SoftSwitchConfig {
+            workers: self.cpus.iter().copied().map(Some).collect(),
+            polling,
+            table: TableConfig {
+                ipv4_flows: self.table_flows,
+                ipv6_flows: self.table_flows,
+                return_counters: self.return_counters,
+                pin_times: true,
+            },
+            timeouts: TimeoutPolicy::default(),
+            uplinks: vec![UplinkConfig {
+                name: "source".to_owned(),
+                device,
+                max_frame: MAX_FRAME,
+                waits: false,
+            }],
+            hash_key: orchestrator::secret()?,
+            ownership: if self.is_dealt {
+                Ownership::Card
+            } else {
+                Ownership::Keyed
+            },
+        })
+    }
+
+    /// How an instance is reached that listens on its socket.
+    fn memif(&self, instance: u16) -> Result<AttachSpec> {
+        let socket = self.sockets.get(usize::from(instance));
+        Ok(AttachSpec::Memif {
+            service: SERVICE,
+            socket: socket.context("an instance without a socket")?.clone(),
+            ports: 1,
+            queues: 1,
+            log2_slots: MEMIF_LOG2_SLOTS,
+            buffer_bytes: 2048,
+            deadline: Nanos::from_secs(PATIENCE.as_secs()),
+        })
+    }
+
+    /// One service for all packets, with the instances that take flows and those that stand by.
+    fn plan(&self) -> Result<Plan> {
+        let mut plan = plan(self.instances, vec![UplinkId(0)])?;
+        for slot in plan.slots.iter_mut().skip(usize::from(self.active)).flatten() {
+            slot.state = InstanceState::Standby;
+        }
+        for service in &mut plan.services {
+            service.return_counters = self.return_counters;
+        }
+        Ok(plan)
+    }
+}
+
+/// Publishes the plan and waits until all instances are attached and every worker works by it.
+fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
+    let plan = switch.publish(spec.plan()?);
+    let mut attached = 0;
+    let mut events = Vec::new();
+    let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
+    let started = Instant::now();
+    while attached < spec.instances || reading.acknowledged < plan {
+        switch.poll(now(), &mut events);
+        for event in events.drain(..) {
+            match event {
+                SwitchEvent::Attached { .. } => attached += 1,
+                SwitchEvent::AttachFailed { error, .. } => return Err(error.into()),
+                _ => {}
+            }
+        }
+        switch.read(&mut reading);
+        if started.elapsed() > PATIENCE {
+            bail!(
+                "{attached} of {} instances are attached after {} s",
+                spec.instances,
+                PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// One service for all packets, its instances ready.
+pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
+    let service = ServicePlan {
+        id: SERVICE,
+        matches: Match::default(),
+        symmetric: true,
+        uplinks,
+        scheduler: Scheduler::from_name("round-robin")?,
+        fit: 1.0,
+        table_full: TableFull::Hash,
+        return_counters: false,
+        relaxed: false,
+    };
+    let slot = |instance| SlotPlan {
+        instance: InstanceId(instance),
+        service: SERVICE,
+        state: InstanceState::Active,
+        capacity: 1e9,
+        active_since: Nanos::ZERO,
+        weight: 256,
+        queues: 1,
+    };
+    Ok(Plan {
+        services: vec![service],
+        slots: (0..u32::from(instances))
+            .map(|instance| Some(slot(instance)))
+            .collect(),
+        ..Plan::default()
+    })
+}
+
+/// The captures of `workers` workers: all flows in each where there is one, else the flows dealt out.
+pub(super) fn captures(folder: &Path, workers: usize) -> Vec<PathBuf> {
+    (0..workers)
+        .map(|worker| folder.join(format!("flows{worker}.pcap")))
+        .collect()
+}

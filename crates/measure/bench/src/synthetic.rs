@@ -1,0 +1,437 @@
+//! A soft switch in this process, whose packets are made where they are received and gone where they are sent: what is
+//! measured is its worker alone.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use flow_table::{Ownership, TableConfig, TimeoutPolicy};
+use model::{DropReason, Slot, UplinkId};
+use soft_switch::{
+    AttachSpec, Device, Frame, FrameMemory, OpenDevice, Plan, Polling, Sizes, SoftSwitch, SoftSwitchConfig,
+    Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
+};
+
+use super::contestant::on_cpu_ns;
+use super::steer::cpus;
+use super::steering::now;
+use super::traffic::{Ip, frame};
+
+/// Bytes of a frame.
+pub(super) const SIZE: usize = 64;
+/// The thread that is measured.
+const WORKER: &str = "inco-worker-0";
+/// How often the switch's control side is looked after.
+pub(super) const STEP: Duration = Duration::from_micros(500);
+/// How long the switch may take for what it is asked.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Frames that wait at a source for the worker; more are missed, as with a card's ring.
+const RING_FRAMES: f64 = 1024.0;
+
+/// Frames of 64 bytes, moved by their addresses as a card's are.
+pub(super) struct Frames;
+
+/// One of them.
+pub(super) struct ShortFrame {
+    bytes: Box<[u8; SIZE]>,
+    len: usize,
+}
+
+thread_local! {
+    /// Frames of this thread, a worker's, that are not in use.
+    static FREE: RefCell<Vec<ShortFrame>> = const { RefCell::new(Vec::new()) };
+}
+
+impl ShortFrame {
+    fn new() -> ShortFrame {
+        ShortFrame {
+            bytes: Box::new([0; SIZE]),
+            len: 0,
+        }
+    }
+}
+
+impl Frame for ShortFrame {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
+    }
+    fn room(&mut self) -> &mut [u8] {
+        &mut *self.bytes
+    }
+    fn set_len(&mut self, len: usize) {
+        self.len = len.min(SIZE);
+    }
+}
+
+impl FrameMemory for Frames {
+    type Frame = ShortFrame;
+    type Device = Source;
+    type Registration = ();
+    fn register_thread() {}
+    fn take(&mut self) -> Option<ShortFrame> {
+        let free = FREE.with_borrow_mut(Vec::pop);
+        Some(free.unwrap_or_else(ShortFrame::new))
+    }
+    fn give(&mut self, frame: ShortFrame) {
+        FREE.with_borrow_mut(|free| free.push(frame));
+    }
+    fn give_all(&mut self, frames: &mut Vec<ShortFrame>) {
+        FREE.with_borrow_mut(|free| free.append(frames));
+    }
+    fn frame_limit(&self) -> usize {
+        SIZE
+    }
+}
+
+/// How fast a source is, and what it lost; shared with it.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    per_second: AtomicU64,
+    missed: AtomicU64,
+}
+
+impl Pace {
+    /// As fast as the worker takes them.
+    pub(super) const UNLIMITED: u64 = u64::MAX;
+
+    /// From now on so many packets per second of the worker's processor time; 0: none.
+    pub(super) fn set(&self, per_second: u64) {
+        self.per_second.store(per_second, Ordering::Relaxed);
+    }
+
+    /// Packets that found the source's ring full, until now.
+    pub(super) fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+}
+
+/// Where packets come from.
+pub(super) struct Source {
+    flows: Flows,
+    pace: Arc<Pace>,
+    /// Packets in its ring, and the processor time at which that was so.
+    waiting: f64,
+    looked_ns: u64,
+}
+
+/// Whose packets they are.
+enum Flows {
+    New(NewFlows),
+    Known { frames: Vec<[u8; SIZE]>, next: usize },
+}
+
+impl Flows {
+    /// Writes the next packet.
+    #[inline]
+    fn next(&mut self, frame: &mut [u8; SIZE]) {
+        match self {
+            Flows::New(flows) => *frame = flows.next(),
+            Flows::Known { frames, next } => {
+                if let Some(bytes) = frames.get(*next) {
+                    *frame = *bytes;
+                }
+                *next = if *next + 1 < frames.len() { *next + 1 } else { 0 };
+            }
+        }
+    }
+}
+
+impl Source {
+    /// Each packet is the first one of its flow.
+    pub(super) fn of_new_flows(pace: &Arc<Pace>) -> Result<Source> {
+        Ok(Source::of(Flows::New(NewFlows::new()?), pace))
+    }
+
+    /// Packets of the same flows in turn, at most 2^24 of them; none of them is among [`Source::of_new_flows`].
+    pub(super) fn of_known_flows(count: u32, pace: &Arc<Pace>) -> Result<Source> {
+        let frames = (0..count).map(|flow| frame(Ip::V4, flow, SIZE)?.try_into().ok().context("64 bytes"));
+        Ok(Source::of(
+            Flows::Known {
+                frames: frames.collect::<Result<_>>()?,
+                next: 0,
+            },
+            pace,
+        ))
+    }
+
+    fn of(flows: Flows, pace: &Arc<Pace>) -> Source {
+        Source {
+            flows,
+            pace: Arc::clone(pace),
+            waiting: 0.0,
+            looked_ns: 0,
+        }
+    }
+
+    /// Packets that may be taken now, of at most `limit`.
+    fn due(&mut self, limit: usize) -> usize {
+        let per_second = self.pace.per_second.load(Ordering::Relaxed);
+        if per_second == Pace::UNLIMITED {
+            return limit;
+        }
+        if self.waiting < limit as f64 {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            let now_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+            let since = now_ns.saturating_sub(std::mem::replace(&mut self.looked_ns, now_ns));
+            self.waiting += since as f64 * per_second as f64 / 1e9;
+            let missed = (self.waiting - RING_FRAMES).max(0.0).floor();
+            self.waiting -= missed;
+            self.pace.missed.fetch_add(missed as u64, Ordering::Relaxed);
+        }
+        let due = (self.waiting as usize).min(limit);
+        self.waiting -= due as f64;
+        due
+    }
+}
+
+impl Device<ShortFrame> for Source {
+    fn receive(&mut self, into: &mut Vec<ShortFrame>, limit: usize) {
+        let count = self.due(limit);
+        FREE.with_borrow_mut(|free| {
+            for _ in 0..count {
+                let mut frame = free.pop().unwrap_or_else(ShortFrame::new);
+                self.flows.next(&mut frame.bytes);
+                frame.len = SIZE;
+                into.push(frame);
+            }
+        });
+    }
+
+    fn send(&mut self, frames: &mut Vec<ShortFrame>, _longest: usize, _known: Option<Sizes>) -> Unsendable {
+        frames.clear();
+        Unsendable::default()
+    }
+}
+
+/// Frames of which each is of another flow.
+struct NewFlows {
+    template: [u8; SIZE],
+    /// The one's complement sum of the header without source and checksum.
+    sum: u32,
+    next: u32,
+}
+
+impl NewFlows {
+    const CHECKSUM: usize = 24;
+    const SOURCE: usize = 26;
+    /// The destination's last byte: a server that known flows do not have.
+    const SERVER: (usize, u8) = (33, 200);
+
+    fn new() -> Result<NewFlows> {
+        let mut template = [0; SIZE];
+        template.copy_from_slice(
+            frame(Ip::V4, 0, SIZE)?
+                .get(..SIZE)
+                .context("a frame of 64 bytes")?,
+        );
+        template[NewFlows::CHECKSUM..NewFlows::SOURCE + 4].fill(0);
+        template[NewFlows::SERVER.0] = NewFlows::SERVER.1;
+        let header = template[14..34].as_chunks::<2>().0;
+        let sum = header
+            .iter()
+            .map(|&word| u32::from(u16::from_be_bytes(word)))
+            .sum();
+        Ok(NewFlows {
+            template,
+            sum,
+            next: 0,
+        })
+    }
+
+    fn next(&mut self) -> [u8; SIZE] {
+        let mut bytes = self.template;
+        // Each number once, in no order.
+        let source = self.next.wrapping_mul(0x9e37_79b1);
+        self.next = self.next.wrapping_add(1);
+        bytes[NewFlows::SOURCE..NewFlows::SOURCE + 4].copy_from_slice(&source.to_be_bytes());
+        let sum = self.sum + (source >> 16) + (source & 0xffff);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        bytes[NewFlows::CHECKSUM..NewFlows::SOURCE].copy_from_slice(&checksum.to_be_bytes());
+        bytes
+    }
+}
+
+/// A switch with one worker on the CPU that is measured, its instances sinks of inco's own.
+pub(super) struct Synthetic {
+    pub(super) switch: SoftSwitch<Frames>,
+    reading: SwitchReading,
+    events: Vec<SwitchEvent>,
+}
+
+/// Counters of a moment, and the worker's processor time then.
+#[derive(Clone, Debug)]
+pub(super) struct Moment {
+    pub(super) counters: collector::RawCounters,
+    /// Packets that the switch dropped.
+    pub(super) dropped: u64,
+    pub(super) seconds: f64,
+}
+
+impl Synthetic {
+    /// Starts it by that plan, which has instances in the slots from 0 on, with an uplink for each source.
+    pub(super) fn start(plan: Plan, table: TableConfig, sources: Vec<Source>) -> Result<Synthetic> {
+        let (_, cpu) = cpus()?;
+        let uplinks = (0..sources.len()).map(|number| UplinkConfig {
+            name: format!("source{number}"),
+            device: UplinkDevice::Device,
+            max_frame: usize::MAX,
+            waits: false,
+        });
+        let config = SoftSwitchConfig {
+            workers: vec![Some(cpu)],
+            polling: Polling::Busy,
+            table,
+            timeouts: TimeoutPolicy::default(),
+            uplinks: uplinks.collect(),
+            hash_key: orchestrator::secret()?,
+            ownership: Ownership::Keyed,
+        };
+        let mut started = Synthetic {
+            switch: SoftSwitch::start(&config, vec![Frames], Vec::new())?,
+            reading: SwitchReading::new(plan.services.len(), sources.len(), 1),
+            events: Vec::new(),
+        };
+        for slot in (0..plan.slots.len() as u16).map(Slot) {
+            started.attach(slot)?;
+        }
+        started.publish(plan)?;
+        for (number, source) in sources.into_iter().enumerate() {
+            let opened = OpenDevice {
+                deals: false,
+                queues: vec![source],
+                watch: None,
+            };
+            started
+                .switch
+                .attach_uplink_device(UplinkId(number as u8), opened)?;
+        }
+        Ok(started)
+    }
+
+    /// Attaches a sink in that slot and waits until the worker has it.
+    pub(super) fn attach(&mut self, slot: Slot) -> Result<()> {
+        self.switch.attach(slot, AttachSpec::Null)?;
+        self.until(
+            "an instance is attached",
+            |event| matches!(event, SwitchEvent::Attached { slot: s, .. } if *s == slot),
+        )
+        .map(drop)
+    }
+
+    /// Publishes a plan and waits until the worker works by it.
+    pub(super) fn publish(&mut self, plan: Plan) -> Result<()> {
+        let generation = self.switch.publish(plan);
+        let started = Instant::now();
+        while self.reading.acknowledged < generation {
+            self.go_on();
+            self.switch.read(&mut self.reading);
+            if started.elapsed() > PATIENCE {
+                bail!("the worker does not take a plan in {} s", PATIENCE.as_secs());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for an event and gives it.
+    pub(super) fn until(&mut self, what: &str, is_it: impl Fn(&SwitchEvent) -> bool) -> Result<SwitchEvent> {
+        let started = Instant::now();
+        loop {
+            if let Some(place) = self.events.iter().position(&is_it) {
+                return Ok(self.events.swap_remove(place));
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("waited {} s until {what}", PATIENCE.as_secs());
+            }
+            self.events.clear();
+            self.go_on();
+        }
+    }
+
+    fn go_on(&mut self) {
+        std::thread::sleep(STEP);
+        self.switch.poll(now(), &mut self.events);
+    }
+
+    /// Every counter now.
+    pub(super) fn read(&mut self) -> Result<Moment> {
+        self.switch.read(&mut self.reading);
+        let counters = self.reading.counters.clone();
+        let taken = counters.drops.get(DropReason::Function.index()).copied();
+        Ok(Moment {
+            counters,
+            // A sink gives nothing back: what it had when it was removed is no loss.
+            dropped: self.reading.dropped() - taken.unwrap_or(0),
+            seconds: on_cpu_ns(WORKER)? as f64 / 1e9,
+        })
+    }
+
+    /// Lets it run until its worker had so much processor time, and gives the counters before and after.
+    pub(super) fn run_for(&mut self, time: Duration) -> Result<(Moment, Moment)> {
+        let before = self.read()?;
+        let started = Instant::now();
+        loop {
+            self.go_on();
+            self.events.clear();
+            let used = on_cpu_ns(WORKER)? as f64 / 1e9 - before.seconds;
+            if used >= time.as_secs_f64() {
+                return Ok((before, self.read()?));
+            }
+            if started.elapsed() > PATIENCE {
+                bail!(
+                    "the worker had {used:.1} s of processor time in {} s",
+                    PATIENCE.as_secs()
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Synthetic {
+    fn drop(&mut self) {
+        self.switch.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_packet_is_right_and_of_another_flow() {
+        let pace = Arc::new(Pace::default());
+        pace.set(Pace::UNLIMITED);
+        let mut frames = Vec::new();
+        Source::of_new_flows(&pace).unwrap().receive(&mut frames, 10_000);
+        Source::of_known_flows(1000, &pace)
+            .unwrap()
+            .receive(&mut frames, 2000);
+        let keys: HashSet<_> = frames
+            .iter()
+            .map(|frame| packet::parse_fast(frame.bytes()).unwrap().key)
+            .collect();
+        assert_eq!((frames.len(), keys.len()), (12_000, 11_000));
+    }
+
+    #[test]
+    fn a_source_keeps_its_pace_and_says_what_it_lost() {
+        let pace = Arc::new(Pace::default());
+        let mut source = Source::of_known_flows(3, &pace).unwrap();
+        let mut frames = Vec::new();
+        source.receive(&mut frames, 64);
+        assert!(frames.is_empty());
+        pace.set(1_000_000_000);
+        let busy: u64 = (0..2_000_000_u64).map(std::hint::black_box).sum();
+        assert!(busy > 0);
+        source.receive(&mut frames, 64);
+        assert_eq!(frames.len(), 64);
+        assert!(pace.missed() > 1000, "{}", pace.missed());
+    }
+}

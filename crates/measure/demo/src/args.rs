@@ -1,0 +1,42 @@
+//! What may be written after `inco demo`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use images::EngineName;
+use testbed::SwitchName;
+
+/// What `inco demo` is to show.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."
+)]
+pub struct DemoArgs {
+    /// Only one scheduler, in under 45 s
+    #[arg(long, conflicts_with = "full")]
+    pub quick: bool,
+    /// Also: saturation of one instance and of 1 to 8, and packets of 64, 512 and 1500 bytes
+    #[arg(long)]
+    pub full: bool,
+    /// What runs the containers
+    #[arg(long, value_enum, default_value_t)]
+    pub engine: EngineName,
+    /// What forwards the packets
+    #[arg(long, value_enum, default_value_t)]
+    pub switch: SwitchName,
+    /// Only these schedulers; by default round-robin, best-fit and worst-fit, with --quick best-fit
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = configuration::scheduler_name)]
+    pub scheduler: Vec<String>,
+    /// Print the summary as JSON, and nothing else
+    #[arg(long)]
+    pub json: bool,
+    /// Where the report goes
+    #[arg(long, value_name = "FILE", default_value = "demo-report.html")]
+    pub report: PathBuf,
+    /// Leave configurations and logs of the runs in their directory
+    #[arg(long)]
+    pub keep_dir: bool,
+    /// Milliseconds between two new flows, for a shorter run than is shown to people
+    #[arg(long, hide = true, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub flow_interval_ms: Option<u64>,
+}

@@ -1,0 +1,371 @@
+//! `--full`: the paper's figures 6, 7 and 10 on this machine, and DPDK's own program as instance.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use engine::ImageRef;
+use serde::Serialize;
+use traffic::{Phase, Rate, Span, Verify};
+
+use super::experiment::{Calibration, INSTANCES, flows, forward, profile, steady};
+use super::live::Live;
+use super::measure::{self, Recording};
+use super::summary;
+use super::summary::RunSummary;
+use display::table::{percent, short};
+use images::TESTPMD;
+use testbed::{Ground, Service, Session};
+
+/// Offered rate ÷ what an instance sustains, in figure 6.
+const STEPS: [f64; 8] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0];
+/// The same for all instances together, in figures 7 and 10: enough to see what they can do at most.
+const SATURATION: f64 = 1.3;
+/// Packet sizes in bytes (INCO-30), and what each frame takes on the wire beside: preamble and gap.
+const SIZES: [u16; 3] = [64, 512, 1500];
+const WIRE_OVERHEAD: f64 = 20.0;
+/// How long each step sends.
+const STEP: Duration = Duration::from_secs(3);
+/// Flows per instance where instances are compared.
+const FLOWS_EACH: u32 = 4;
+/// How long, and how fast, DPDK's program is tried, in packets per second.
+const TESTPMD_TIME: Duration = Duration::from_secs(8);
+const TESTPMD_PPS: f64 = 20_000.0;
+const TESTPMD_IMAGE: &str = "testpmd";
+/// Its command line is written once.
+const TESTPMD_EXAMPLE: &str = include_str!("../../../../examples/testpmd.toml");
+
+/// The figures.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Figures {
+    /// Figure 6: one instance, more and more packets.
+    pub(super) saturation: Vec<Step>,
+    /// Figure 7: more and more instances, each offered more than it can take.
+    pub(super) instances: Vec<Step>,
+    /// Figure 10: packets of several sizes, all instances offered more than they can take.
+    pub(super) sizes: Vec<Step>,
+    /// Figure 10: the same number of bits in packets of several sizes, and how many instances the autoscaler wants.
+    pub(super) sizes_scaled: Vec<Step>,
+    /// What inco promises and did not keep in one of them, in words.
+    pub(super) broken: Vec<String>,
+}
+
+/// A point of a figure.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Step {
+    pub(super) instances: u32,
+    pub(super) size_bytes: u16,
+    pub(super) offered_pps: f64,
+    pub(super) returned_pps: f64,
+    /// On the wire, with preamble and gap.
+    pub(super) returned_bps: f64,
+    /// Share of the offered packets that were lost.
+    pub(super) loss: f64,
+    pub(super) latency_p99_us: f64,
+}
+
+impl Step {
+    fn of(recording: &Recording, size_bytes: u16, length: Duration) -> Step {
+        let report = &recording.report;
+        let last = recording.samples.iter().rev().find(|sample| sample.flows > 0);
+        let length_s = length.as_secs_f64();
+        let returned_pps = steady(recording, length_s, |sample| sample.returned_pps);
+        Step {
+            instances: last.map_or(0, |sample| sample.active),
+            size_bytes,
+            offered_pps: steady(recording, length_s, |sample| sample.offered_pps),
+            returned_pps,
+            returned_bps: returned_pps * wire_bits(size_bytes),
+            loss: report.loss_ratio(),
+            latency_p99_us: report.latency_us.p99,
+        }
+    }
+}
+
+fn wire_bits(size_bytes: u16) -> f64 {
+    8.0 * (f64::from(size_bytes) + WIRE_OVERHEAD)
+}
+
+/// The parts of `--full` that show the limits of `forward`.
+pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Live) -> Result<Figures> {
+    let most = INSTANCES.1;
+    let mut figures = Figures::default();
+    // Each phase has flows of its own: those of the one before keep their pins.
+    let mut group = 0;
+    let mut broken = Vec::new();
+    let mut step = |session: &mut Session<'_>, live: &mut Live, title: &str, phase: Phase| -> Result<Step> {
+        group += 1;
+        let length = phase.duration.0;
+        let size = match phase.size {
+            traffic::Size::Fixed(size) => size,
+            _ => 64,
+        };
+        let phase = Phase {
+            src: flows(group, 1, STEP, size).src,
+            ..phase
+        };
+        let recording = measure::run(
+            session,
+            profile(vec![phase], Verify::Exact),
+            true,
+            |sample, seen| {
+                live.sample(title, sample, seen);
+            },
+        )?;
+        let run = RunSummary::of(&recording, "round-robin", ground.engine_word(), "forward");
+        broken.extend(
+            run.broken_promises()
+                .iter()
+                .map(|what| format!("{title}: {what}")),
+        );
+        let step = Step::of(&recording, size, length);
+        live.say(&format!(
+            "{title}: offered {}/s, returned {}/s; {}",
+            short(step.offered_pps),
+            short(step.returned_pps),
+            summary::loss_text(&recording)
+        ));
+        Ok(step)
+    };
+    live.say("\nFigure 6: one instance is offered more and more");
+    let mut session = Session::of(
+        ground,
+        &forward(calibration.capacity_pps, (1, 1, 0), "round-robin"),
+    )?;
+    for share in STEPS {
+        let phase = Phase {
+            rate: Some(Rate(share * calibration.sustained_pps)),
+            ..flows(0, FLOWS_EACH, STEP, 64)
+        };
+        let title = format!("{share} of what it sustains");
+        figures.saturation.push(step(&mut session, live, &title, phase)?);
+    }
+    let mut left = session.stop()?;
+    live.say("\nFigure 7: more and more instances, each offered more than it can take");
+    let mut session = Session::of(
+        ground,
+        &forward(calibration.capacity_pps, (1, most, 0), "round-robin"),
+    )?;
+    for instances in 1..=most {
+        session.scale("forward", instances)?;
+        let rate = SATURATION * f64::from(instances) * calibration.sustained_pps;
+        let phase = Phase {
+            rate: Some(Rate(rate)),
+            ..flows(0, FLOWS_EACH * instances, STEP, 64)
+        };
+        figures.instances.push(step(
+            &mut session,
+            live,
+            &format!("{instances} instances"),
+            phase,
+        )?);
+    }
+    live.say(&format!(
+        "\nFigure 10: packets of 64, 512 and 1500 bytes; {most} instances offered more than they can take"
+    ));
+    for size in SIZES {
+        let rate = SATURATION * f64::from(most) * calibration.sustained_pps;
+        let phase = Phase {
+            rate: Some(Rate(rate)),
+            ..flows(0, FLOWS_EACH * most, STEP, size)
+        };
+        figures
+            .sizes
+            .push(step(&mut session, live, &format!("{size} B"), phase)?);
+    }
+    left.extend(session.stop()?);
+    live.say(
+        "\nFigure 10: the same number of bits per second, and as many instances as the autoscaler wants",
+    );
+    for size in SIZES {
+        let mut session = Session::of(
+            ground,
+            &forward(calibration.capacity_pps, INSTANCES, "round-robin"),
+        )?;
+        // What needs all instances in the smallest packets.
+        let bits = 0.55 * f64::from(most) * calibration.capacity_pps * wire_bits(SIZES[0]);
+        let flow_count = 32;
+        let phase = Phase {
+            ramp: Span(Duration::from_millis(200)),
+            rate_per_flow: Some(Rate(bits / wire_bits(size) / f64::from(flow_count))),
+            ..flows(0, flow_count, Duration::from_secs(12), size)
+        };
+        figures
+            .sizes_scaled
+            .push(step(&mut session, live, &format!("{size} B"), phase)?);
+        left.extend(session.stop()?);
+    }
+    broken.extend(left.iter().map(|what| format!("left behind: {what}")));
+    figures.broken = broken;
+    Ok(figures)
+}
+
+impl Figures {
+    /// Each figure as a title and rows.
+    pub(super) fn tables(&self) -> Vec<(&'static str, Vec<Vec<String>>)> {
+        let table = |steps: &[Step]| {
+            let headings = [
+                "instances",
+                "packet size",
+                "offered",
+                "returned",
+                "on the wire",
+                "lost",
+                "latency p99",
+            ];
+            let mut rows = vec![headings.map(str::to_owned).to_vec()];
+            rows.extend(steps.iter().map(|step| {
+                vec![
+                    step.instances.to_string(),
+                    format!("{} B", step.size_bytes),
+                    format!("{}/s", short(step.offered_pps)),
+                    format!("{}/s", short(step.returned_pps)),
+                    format!("{}bit/s", short(step.returned_bps)),
+                    percent(step.loss),
+                    format!("{:.2} ms", step.latency_p99_us / 1e3),
+                ]
+            }));
+            rows
+        };
+        vec![
+            (
+                "One instance, more and more packets (figure 6)",
+                table(&self.saturation),
+            ),
+            (
+                "More and more instances, each offered more than it can take (figure 7)",
+                table(&self.instances),
+            ),
+            (
+                "Packet sizes, all instances offered more than they can take (figure 10)",
+                table(&self.sizes),
+            ),
+            (
+                "Packet sizes, the same number of bits, scaled by load (figure 10)",
+                table(&self.sizes_scaled),
+            ),
+        ]
+    }
+}
+
+/// Runs with DPDK's `dpdk-testpmd` as instance, for each of two ways in which it forwards; [`None`] where it is not
+/// installed.
+pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<RunSummary>>> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&path).any(|directory| directory.join(TESTPMD).is_file()) {
+        return Ok(None);
+    }
+    live.say(&format!("\nDPDK's own {TESTPMD}, unmodified, as instance ..."));
+    let name = ImageRef::from(TESTPMD_IMAGE);
+    let image = match images::store().resolve(&name) {
+        Ok((_, image)) => image,
+        Err(_) => images::import_testpmd(&name, &[])?,
+    };
+    images::deliver(ground.engine(), engine::DEFAULT_HOST, &image)?;
+    let mut runs = Vec::new();
+    for mode in ["macswap", "mac"] {
+        let title = format!("testpmd, {mode}");
+        let mut session = Session::of(ground, &testpmd_service(mode)?)?;
+        let phase = Phase {
+            rate: Some(Rate(TESTPMD_PPS)),
+            ..flows(0, 8, TESTPMD_TIME, 64)
+        };
+        let mut recording = measure::run(
+            &mut session,
+            profile(vec![phase], Verify::Payload),
+            false,
+            |sample, seen| {
+                live.sample(&title, sample, seen);
+            },
+        )?;
+        recording.left = session.stop()?;
+        live.finish_run(&title, &recording);
+        let mut run = RunSummary::of(&recording, "best-fit", ground.engine_word(), "testpmd");
+        run.mode = Some(mode);
+        runs.push(run);
+    }
+    Ok(Some(runs))
+}
+
+/// CPUs that this program may use: the first two.
+fn cpus() -> Vec<usize> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
+        return vec![0];
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .take(2)
+        .collect()
+}
+
+/// The service of the example, with that way to forward.
+fn testpmd_service(mode: &str) -> Result<Service> {
+    // A thread that only looks after the other, which polls.
+    let on = cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let lcores = format!("0@({on}),1@({on})");
+    let own = configuration::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
+        .map_err(|problems| anyhow!("examples/testpmd.toml, as it was when this was built: {problems:?}"))?;
+    let service = own
+        .services
+        .first()
+        .context("examples/testpmd.toml had no service when this was built")?;
+    let command = service.command.iter().map(|word| match word.as_str() {
+        word if word.starts_with("--forward-mode=") => format!("--forward-mode={mode}"),
+        word if word.starts_with("0@") => lcores.clone(),
+        word => word.to_owned(),
+    });
+    Ok(Service {
+        name: "testpmd",
+        image: TESTPMD_IMAGE,
+        command: command.collect(),
+        cpus: 1.0,
+        memory: "512MiB",
+        ready: "consumes",
+        capacity_pps: 1_000_000.0,
+        // It polls: as many as leave CPUs for the rest.
+        instances: if std::thread::available_parallelism().is_ok_and(|n| n.get() >= 4) {
+            (2, 2, 0)
+        } else {
+            (1, 1, 0)
+        },
+        ..forward(0.0, INSTANCES, "best-fit")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_has_a_table() {
+        let step = Step {
+            instances: 3,
+            size_bytes: 512,
+            returned_bps: 4.2e6,
+            ..Step::default()
+        };
+        let figures = Figures {
+            saturation: vec![step],
+            ..Figures::default()
+        };
+        let tables = figures.tables();
+        assert_eq!(tables.len(), 4);
+        assert_eq!(tables[0].1[1][..2], ["3", "512 B"]);
+        assert_eq!(tables[0].1[1][4], "4.20Mbit/s");
+    }
+
+    #[test]
+    fn testpmd_runs_as_in_the_example() {
+        let service = testpmd_service("mac").unwrap();
+        let has = |word: &str| service.command.iter().any(|given| given == word);
+        assert!(has("--forward-mode=mac") && !has("--forward-mode=macswap"));
+        assert!(has("/usr/bin/dpdk-testpmd") && has("--stats-period=3600"));
+        let text = service.configuration("oci", None);
+        assert!(configuration::parse(&text, "demo.toml").is_ok(), "{text}");
+    }
+
+    #[test]
+    fn a_frame_takes_more_on_the_wire_than_it_has_bytes() {
+        // 100 Gbit/s are 148.8 Mpps of 64 B.
+        assert_eq!((1e11 / wire_bits(64) / 1e5).round(), 1488.0);
+    }
+}

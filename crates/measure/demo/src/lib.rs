@@ -1,0 +1,126 @@
+//! `inco demo`: SmartINCO's experiment (§4.2) on this machine, with real containers. It starts inco as a user would, as
+//! a program of its own, sends traffic into its uplink, watches it over its API, and sums up what came of it.
+//!
+//! 1. Calibration: what one instance sustains.
+//! 2. For each scheduler a run: more and more flows, then few; [`measure::Recording`] is what was seen.
+//! 3. With `--full`: saturation, packet sizes, and DPDK's own program as instance.
+//! 4. Summary (table and JSON) and report.
+#![forbid(unsafe_code)]
+// They panic where nobody reads the output: `display::output` does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod experiment;
+mod full;
+mod live;
+mod measure;
+mod report;
+mod summary;
+
+use anyhow::{Context, Result, bail};
+use display::output::{self, WrongUsage};
+use display::table::short;
+use images::EngineName;
+use testbed::{Ground, Interrupt, make_image};
+
+pub use args::DemoArgs;
+use experiment::{CPUS, Calibration, Experiment};
+use live::Live;
+use summary::{RunSummary, Summary};
+
+/// Runs the demo.
+///
+/// # Errors
+/// Where this machine lacks what it needs, it was interrupted, or what inco promises was not kept.
+pub fn run(args: &DemoArgs) -> Result<()> {
+    if args.engine == EngineName::Oci && !rustix::process::geteuid().is_root() {
+        return Err(WrongUsage(
+            "inco: the demo's containers need root: run it with sudo, or with --engine docker as a member of the group docker"
+                .to_owned(),
+        )
+        .into());
+    }
+    let interrupt = Interrupt::listen()?;
+    make_image(args.engine)?;
+    let ground = Ground::new(args.engine, args.switch, args.keep_dir, interrupt)?;
+    let mut live = Live::new(args.json);
+    let result = show(args, &ground, &mut live);
+    live.end();
+    let (summary, report) = result?;
+    std::fs::write(&args.report, report).with_context(|| {
+        format!(
+            "cannot write the report to {}; name a file with --report",
+            args.report.display()
+        )
+    })?;
+    if args.json {
+        output::json(&summary, true)?;
+    } else {
+        output::text(&summary.text())?;
+        output::line(format!("\nThe report with all plots: {}", args.report.display()))?;
+        if args.keep_dir {
+            output::line(format!(
+                "Configurations and logs: {}",
+                ground.directory().display()
+            ))?;
+        }
+    }
+    let broken = summary.broken_promises();
+    if !broken.is_empty() {
+        bail!("what inco promises was not kept: {}", broken.join("; "));
+    }
+    Ok(())
+}
+
+/// Everything that is shown; gives the summary and the report's text.
+fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, String)> {
+    live.say(&format!(
+        "inco demo: packets come in on an uplink, each new flow is given to one of several containers and stays there,\n\
+         and containers come and go as the load moves. All of it is real: inco itself, its {} engine, its {} switch, its\n\
+         containers.\n",
+        ground.engine_word(),
+        ground.switch_word(),
+    ));
+    let calibration = calibrate(ground, live)?;
+    let experiment = Experiment::new(args, calibration.capacity_pps);
+    live.say(&experiment.text());
+    let mut summary = Summary::new(&calibration, &experiment);
+    let mut recordings = Vec::new();
+    for scheduler in &experiment.schedulers {
+        let recording = experiment.run(ground, scheduler, live)?;
+        summary.runs.push(RunSummary::of(
+            &recording,
+            scheduler,
+            ground.engine_word(),
+            "forward",
+        ));
+        recordings.push((scheduler.clone(), recording));
+    }
+    if args.full {
+        summary.full = Some(full::figures(ground, &calibration, live)?);
+        match full::testpmd(ground, live)? {
+            Some(runs) => summary.runs.extend(runs),
+            None => summary.skipped.push(format!(
+                "{} as instance: it is not installed (apt-get install dpdk-dev)",
+                images::TESTPMD
+            )),
+        }
+    }
+    let report = report::html(&summary, &experiment, &recordings);
+    Ok((summary, report))
+}
+
+fn calibrate(ground: &Ground, live: &mut Live) -> Result<Calibration> {
+    live.say(&format!(
+        "Calibration: what does one instance sustain with {CPUS} of a CPU? ..."
+    ));
+    let calibration = Calibration::measure(ground, live)?;
+    live.say(&format!(
+        "It was offered {} packets/s and gave back {}. {:.0} % of that, {} packets/s, count as its capacity.\n",
+        short(calibration.offered_pps),
+        short(calibration.sustained_pps),
+        100.0 * experiment::CAPACITY_SHARE,
+        short(calibration.capacity_pps),
+    ));
+    Ok(calibration)
+}

@@ -1,0 +1,555 @@
+//! What the demo came to: figures for programs and a table for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use api::types::ReactionTimes;
+use model::{DropReason, InstanceState};
+use serde::Serialize;
+
+use super::experiment::{Calibration, Experiment, FLOWS};
+use super::full::Figures;
+use super::measure::{Recording, Sample};
+use display::table::{grouped, percent, short};
+
+/// Everything; the JSON of `inco demo --json`.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Summary {
+    pub(super) runs: Vec<RunSummary>,
+    /// What one instance was found to sustain, in packets per second.
+    pub(super) sustained_pps: f64,
+    /// What counted as its capacity.
+    pub(super) capacity_pps: f64,
+    /// Rate of each flow.
+    pub(super) rate_per_flow_pps: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) full: Option<Figures>,
+    /// What was not done, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) skipped: Vec<String>,
+}
+
+/// A run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct RunSummary {
+    pub(super) scheduler: String,
+    pub(super) engine: &'static str,
+    pub(super) instance: &'static str,
+    /// How the program forwards, where there are several ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) mode: Option<&'static str>,
+    pub(super) offered_packets: u64,
+    pub(super) returned_packets: u64,
+    pub(super) lost: Lost,
+    pub(super) mis_steered: u64,
+    pub(super) expected_moves: u64,
+    pub(super) duplicated: u64,
+    pub(super) reordered: u64,
+    pub(super) latency_us: Latency,
+    pub(super) instances: Instances,
+    /// With all flows there, in the order of instance ids.
+    pub(super) flows_per_instance: Vec<u64>,
+    /// Medians.
+    pub(super) reaction_ms: ReactionMs,
+    /// The longest ones.
+    pub(super) reaction_max_ms: ReactionMs,
+    /// Returned packets per second, over the whole run and at most.
+    pub(super) throughput_pps: Throughput,
+    /// Packets that came back with other bytes than they should have.
+    pub(super) altered: u64,
+    /// Packets still inside at the end.
+    pub(super) in_flight: u64,
+    /// Control groups, processes and sockets that were there after the end.
+    pub(super) left_behind: Vec<String>,
+    /// What the generator itself did not do as it was told.
+    pub(super) generator: traffic::GeneratorLimits,
+}
+
+/// Packets that did not come back, by place.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Lost {
+    /// An instance's ring was full.
+    pub(super) ring: u64,
+    /// Taken by a function and not given back.
+    pub(super) function: u64,
+    /// In the rings of an instance that died.
+    pub(super) instance_lost: u64,
+    /// What no counter saw: 0. Below 0 where more was counted as dropped than is missing.
+    pub(super) other: i64,
+    /// The generator could not send it: the uplink's ring was full.
+    pub(super) uplink: u64,
+    /// Counted as dropped for another reason.
+    pub(super) by_reason: BTreeMap<String, u64>,
+}
+
+/// Latency in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Latency {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) p999: f64,
+}
+
+/// Active instances.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Instances {
+    pub(super) start: u32,
+    pub(super) peak: u32,
+    pub(super) end: u32,
+}
+
+/// How fast the loop reacted, in milliseconds; absent where there was nothing to react to.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct ReactionMs {
+    pub(super) detect: Option<f64>,
+    pub(super) activate: Option<f64>,
+    pub(super) create: Option<f64>,
+}
+
+/// Packets per second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Throughput {
+    pub(super) mean: f64,
+    pub(super) highest: f64,
+}
+
+impl Lost {
+    /// Where the packets went that the generator misses.
+    pub(super) fn of(recording: &Recording) -> Lost {
+        let mut by_reason = recording.status.drops.clone();
+        let mut take = |reason: DropReason| by_reason.remove(reason.name()).unwrap_or_default();
+        let ring = take(DropReason::InstanceRingFull);
+        let function = take(DropReason::Function);
+        let instance_lost = take(DropReason::InstanceLost);
+        let uplink = recording.report.counts.lost_at_uplink;
+        let counted = ring + function + instance_lost + uplink + by_reason.values().sum::<u64>();
+        let signed = |packets: u64| i64::try_from(packets).unwrap_or(i64::MAX);
+        let other = signed(recording.report.lost).saturating_sub(signed(counted));
+        Lost {
+            ring,
+            function,
+            instance_lost,
+            other,
+            uplink,
+            by_reason,
+        }
+    }
+
+    fn total(&self) -> i64 {
+        let counted = self.ring
+            + self.function
+            + self.instance_lost
+            + self.uplink
+            + self.by_reason.values().sum::<u64>();
+        i64::try_from(counted)
+            .unwrap_or(i64::MAX)
+            .saturating_add(self.other)
+    }
+}
+
+impl RunSummary {
+    pub(super) fn of(
+        recording: &Recording,
+        scheduler: &str,
+        engine: &'static str,
+        instance: &'static str,
+    ) -> RunSummary {
+        let counts = &recording.report.counts;
+        let latency = recording.report.latency_us;
+        let samples = &recording.samples;
+        let active = |sample: Option<&Sample>| sample.map_or(0, |sample| sample.active);
+        let reactions = &recording.status.reactions;
+        let of = |pick: fn(&ReactionTimes) -> Option<f64>| ReactionMs {
+            detect: pick(&reactions.detect),
+            activate: pick(&reactions.activate),
+            create: pick(&reactions.create),
+        };
+        RunSummary {
+            scheduler: scheduler.to_owned(),
+            engine,
+            instance,
+            mode: None,
+            offered_packets: counts.offered_packets,
+            returned_packets: counts.returned_packets,
+            lost: Lost::of(recording),
+            mis_steered: recording.pins_moved.unwrap_or(counts.mis_steered),
+            expected_moves: recording
+                .status
+                .accounting
+                .expected_moves
+                .max(counts.expected_moves),
+            duplicated: counts.duplicated,
+            reordered: counts.reordered,
+            latency_us: Latency {
+                p50: latency.p50,
+                p99: latency.p99,
+                p999: latency.p999,
+            },
+            instances: Instances {
+                start: active(samples.first()),
+                peak: samples
+                    .iter()
+                    .map(|sample| sample.active)
+                    .max()
+                    .unwrap_or_default(),
+                end: active(samples.last()),
+            },
+            flows_per_instance: flows_at_peak(samples),
+            reaction_ms: of(|times| times.p50_ms),
+            reaction_max_ms: of(|times| times.max_ms),
+            throughput_pps: Throughput {
+                mean: recording.report.returned_pps,
+                highest: samples
+                    .iter()
+                    .map(|sample| sample.returned_pps)
+                    .fold(0.0, f64::max),
+            },
+            altered: counts.altered + counts.wrong_uplink + counts.foreign,
+            in_flight: recording.status.accounting.in_flight,
+            left_behind: recording.left.clone(),
+            generator: recording.report.generator,
+        }
+    }
+
+    /// What was promised and not kept, in words.
+    pub(super) fn broken_promises(&self) -> Vec<String> {
+        let counts = [
+            ("packets mis-steered", self.mis_steered),
+            ("duplicated", self.duplicated),
+            ("reordered", self.reordered),
+            ("altered", self.altered),
+            ("lost where no counter saw it", self.lost.other.unsigned_abs()),
+            ("still under way", self.in_flight),
+            ("left behind", self.left_behind.len() as u64),
+        ];
+        let broken = counts.iter().filter(|(_, count)| *count > 0);
+        broken
+            .map(|(what, count)| format!("{} ({}): {count} {what}", self.instance, self.scheduler))
+            .collect()
+    }
+}
+
+/// Flows of each instance when most of them were there for the last time.
+fn flows_at_peak(samples: &[Sample]) -> Vec<u64> {
+    let most = samples
+        .iter()
+        .map(|sample| sample.flows)
+        .max()
+        .unwrap_or_default()
+        .min(FLOWS as usize);
+    let Some(peak) = samples
+        .iter()
+        .rev()
+        .find(|sample| sample.flows >= most && most > 0)
+    else {
+        return Vec::new();
+    };
+    let serving = |state: InstanceState| matches!(state, InstanceState::Active | InstanceState::Draining);
+    peak.instances
+        .iter()
+        .filter(|i| serving(i.state))
+        .map(|i| i.flows)
+        .collect()
+}
+
+/// Lost packets and where, from the switch's drops and what never got in.
+pub(super) fn drops_text(drops: &BTreeMap<String, u64>, at_uplink: u64) -> String {
+    let all = drops.values().sum::<u64>() + at_uplink;
+    if all == 0 {
+        return "0".to_owned();
+    }
+    let uplink = (at_uplink > 0).then(|| format!("before the uplink {}", grouped(at_uplink)));
+    let places = drops
+        .iter()
+        .map(|(reason, packets)| format!("{} {}", reason.replace('_', " "), grouped(*packets)));
+    format!(
+        "{} ({})",
+        grouped(all),
+        places.chain(uplink).collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// How many packets of a run were lost, and where.
+pub(super) fn loss_text(recording: &Recording) -> String {
+    let lost = Lost::of(recording);
+    let mut text = format!("lost {}", drops_text(&recording.status.drops, lost.uplink));
+    if lost.other != 0 {
+        let _ = write!(text, ", and {} that no counter saw", lost.other);
+    }
+    text
+}
+
+impl Summary {
+    pub(super) fn new(calibration: &Calibration, experiment: &Experiment) -> Summary {
+        Summary {
+            runs: Vec::new(),
+            sustained_pps: calibration.sustained_pps.round(),
+            capacity_pps: calibration.capacity_pps.round(),
+            rate_per_flow_pps: experiment.rate_per_flow.round(),
+            full: None,
+            skipped: Vec::new(),
+        }
+    }
+
+    /// What was promised and not kept in any run, in words.
+    pub(super) fn broken_promises(&self) -> Vec<String> {
+        let runs = self.runs.iter().flat_map(RunSummary::broken_promises);
+        let figures = self
+            .full
+            .iter()
+            .flat_map(|figures| figures.broken.iter().cloned());
+        runs.chain(figures).collect()
+    }
+
+    /// Rows of the table: a heading for each run, then what is compared.
+    pub(super) fn rows(&self) -> Vec<Vec<String>> {
+        let row = |name: &str, cell: &dyn Fn(&RunSummary) -> String| {
+            [name.to_owned()]
+                .into_iter()
+                .chain(self.runs.iter().map(cell))
+                .collect::<Vec<_>>()
+        };
+        let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms"));
+        let latency = |us: f64| format!("{:.2} ms", us / 1e3);
+        let mut rows = vec![
+            row("", &|run| run.scheduler.clone()),
+            row("function", &|run| {
+                [Some(run.instance), run.mode]
+                    .into_iter()
+                    .flatten()
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }),
+            row("packets offered", &|run| grouped(run.offered_packets)),
+            row("packets returned", &|run| grouped(run.returned_packets)),
+            row("throughput, mean", &|run| {
+                format!("{}/s", short(run.throughput_pps.mean))
+            }),
+            row("throughput, highest", &|run| {
+                format!("{}/s", short(run.throughput_pps.highest))
+            }),
+            row("lost", &|run| {
+                format!(
+                    "{} ({})",
+                    run.lost.total(),
+                    percent(run.lost.total() as f64 / run.offered_packets.max(1) as f64)
+                )
+            }),
+            row("  instance's ring full", &|run| grouped(run.lost.ring)),
+            row("  in the function", &|run| grouped(run.lost.function)),
+            row("  with an instance", &|run| grouped(run.lost.instance_lost)),
+            row("  before the uplink", &|run| grouped(run.lost.uplink)),
+        ];
+        let reasons: std::collections::BTreeSet<&String> = self
+            .runs
+            .iter()
+            .flat_map(|run| run.lost.by_reason.keys())
+            .collect();
+        for reason in reasons {
+            let name = format!("  {}", reason.replace('_', " "));
+            rows.push(row(&name, &|run| {
+                grouped(run.lost.by_reason.get(reason).copied().unwrap_or_default())
+            }));
+        }
+        rows.extend([
+            row("  seen by no counter", &|run| run.lost.other.to_string()),
+            row("latency p50", &|run| latency(run.latency_us.p50)),
+            row("latency p99", &|run| latency(run.latency_us.p99)),
+            row("latency p99.9", &|run| latency(run.latency_us.p999)),
+            row("instances, start/peak/end", &|run| {
+                format!(
+                    "{}/{}/{}",
+                    run.instances.start, run.instances.peak, run.instances.end
+                )
+            }),
+            row("flows per instance", &|run| {
+                run.flows_per_instance
+                    .iter()
+                    .map(u64::to_string)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }),
+            row("mis-steered", &|run| grouped(run.mis_steered)),
+            row("expected moves", &|run| grouped(run.expected_moves)),
+            row("duplicated", &|run| grouped(run.duplicated)),
+            row("reordered", &|run| grouped(run.reordered)),
+            row("overload seen after", &|run| ms(run.reaction_ms.detect)),
+            row("standby active after", &|run| ms(run.reaction_ms.activate)),
+            row("container ready after", &|run| ms(run.reaction_ms.create)),
+            row("left behind", &|run| run.left_behind.len().to_string()),
+        ]);
+        rows
+    }
+
+    /// The table, and what was not done.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::from("\n");
+        text.push_str(&side_by_side(&self.rows()));
+        if let Some(full) = &self.full {
+            for (title, rows) in full.tables() {
+                let _ = write!(text, "\n{title}\n{}", side_by_side(&rows));
+            }
+        }
+        for skipped in &self.skipped {
+            let _ = write!(text, "\nNot done: {skipped}\n");
+        }
+        text
+    }
+}
+
+/// Columns as wide as they must be: the first to the left, the others to the right.
+fn side_by_side(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let _ = match column {
+                0 => write!(line, "{cell:<width$}"),
+                _ => write!(line, "  {cell:>width$}"),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::measure::InstanceNow;
+    use super::*;
+    use model::InstanceId;
+
+    /// A run of 1000 packets of which 30 did not come back.
+    pub(in super::super) fn recording() -> Recording {
+        let mut recording = Recording::default();
+        recording.report.counts.offered_packets = 1000;
+        recording.report.counts.returned_packets = 970;
+        recording.report.counts.lost_at_uplink = 2;
+        recording.report.lost = 30;
+        recording.status.drops = [
+            ("instance_ring_full".to_owned(), 20),
+            ("instance_lost".to_owned(), 5),
+            ("no_instance".to_owned(), 3),
+        ]
+        .into();
+        recording.status.reactions.activate.p50_ms = Some(0.25);
+        recording.status.reactions.activate.max_ms = Some(2.5);
+        for (at_s, active, flows) in [(0.2, 3, 1), (1.0, 8, 32), (1.2, 8, 32), (2.0, 3, 4)] {
+            let instances = (1..=active).map(|id| InstanceNow {
+                id: InstanceId(id),
+                state: InstanceState::Active,
+                back_pps: at_s * 100.0 + f64::from(id),
+                flows: u64::from(flows / active + u32::from(id == 1 && at_s > 1.0)),
+                ring_occupancy: 0.0,
+            });
+            recording.samples.push(Sample {
+                at_s,
+                active,
+                wanted: active,
+                flows: flows as usize,
+                offered_pps: 1000.0,
+                returned_pps: 900.0 + at_s,
+                instances: instances.collect(),
+                ..Sample::default()
+            });
+        }
+        recording
+    }
+
+    #[test]
+    fn every_lost_packet_has_its_place() {
+        let mut recording = recording();
+        let lost = Lost::of(&recording);
+        assert_eq!(
+            (lost.ring, lost.function, lost.instance_lost, lost.uplink),
+            (20, 0, 5, 2)
+        );
+        assert_eq!(lost.by_reason, [("no_instance".to_owned(), 3)].into());
+        assert_eq!((lost.other, lost.total()), (0, 30));
+        recording.report.lost = 33;
+        assert_eq!(Lost::of(&recording).other, 3, "three that no counter saw");
+        recording.report.lost = 29;
+        assert_eq!(Lost::of(&recording).other, -1, "one counted twice");
+    }
+
+    #[test]
+    fn a_run_is_summed_up_in_the_words_of_the_json() {
+        let run = RunSummary::of(&recording(), "best-fit", "oci", "forward");
+        let json = serde_json::to_value(&run).unwrap();
+        for key in [
+            "scheduler",
+            "engine",
+            "instance",
+            "offered_packets",
+            "returned_packets",
+            "mis_steered",
+            "expected_moves",
+            "duplicated",
+            "reordered",
+        ] {
+            assert!(!json[key].is_null(), "{key}");
+        }
+        assert_eq!(json["lost"]["ring"], 20);
+        assert_eq!(json["lost"]["other"], 0);
+        assert!(json["latency_us"]["p999"].is_number());
+        assert_eq!(
+            json["instances"],
+            serde_json::json!({ "start": 3, "peak": 8, "end": 3 })
+        );
+        // The last moment with all flows.
+        assert_eq!(
+            json["flows_per_instance"],
+            serde_json::json!([5, 4, 4, 4, 4, 4, 4, 4])
+        );
+        assert_eq!(
+            json["reaction_ms"],
+            serde_json::json!({ "detect": null, "activate": 0.25, "create": null })
+        );
+        assert!(run.broken_promises().is_empty());
+    }
+
+    #[test]
+    fn a_broken_promise_is_told() {
+        let mut recording = recording();
+        recording.report.counts.mis_steered = 1;
+        recording.report.lost += 2;
+        recording.left = vec!["process 7".to_owned()];
+        let broken = RunSummary::of(&recording, "best-fit", "oci", "forward").broken_promises();
+        assert_eq!(broken.len(), 3, "{broken:?}");
+        assert!(
+            broken[0].contains("1 packets mis-steered")
+                && broken[1].contains("2 lost where no counter saw it")
+        );
+    }
+
+    #[test]
+    fn runs_stand_side_by_side() {
+        let run = |name: &str| RunSummary::of(&recording(), name, "oci", "forward");
+        let summary = Summary {
+            runs: vec![run("round-robin"), run("best-fit")],
+            sustained_pps: 1.0,
+            capacity_pps: 1.0,
+            rate_per_flow_pps: 1.0,
+            full: None,
+            skipped: vec!["dpdk-testpmd as instance".to_owned()],
+        };
+        let text = summary.text();
+        let heading = text.lines().find(|line| line.contains("round-robin")).unwrap();
+        assert!(heading.contains("best-fit"));
+        let lost = text.lines().find(|line| line.starts_with("lost ")).unwrap();
+        assert_eq!(lost.matches("30 (3.0%)").count(), 2);
+        assert!(
+            text.contains("no instance") && text.contains("3/8/3") && text.contains("Not done: dpdk-testpmd")
+        );
+    }
+}

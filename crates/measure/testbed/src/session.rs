@@ -1,0 +1,551 @@
+//! A running inco: started as a program of its own, asked over its API, stopped, and checked to be gone.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use api::Client;
+use api::types::{Action, InstanceRow};
+use rustix::process::{Pid, Signal, kill_process};
+use traffic::MemifPort;
+
+use super::Interrupt;
+use super::SwitchName;
+use super::open_vswitch::OpenVSwitch;
+use images::EngineName;
+
+/// How long its instances may take to be there. An environment layer of DPDK takes seconds.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to end and to remove everything, before it is killed: longer than it gives itself.
+const STOP_LIMIT: Duration = Duration::from_secs(75);
+/// How long the uplink may take to answer.
+const UPLINK_LIMIT: Duration = Duration::from_secs(5);
+/// How often something that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long what was removed may still show in the system's lists.
+const GONE_LIMIT: Duration = Duration::from_secs(2);
+/// Lines of its log that an error quotes.
+const LOG_LINES: usize = 8;
+
+/// Where the demo's incos run, one after the other.
+#[derive(Debug)]
+pub struct Ground {
+    directory: PathBuf,
+    engine: EngineName,
+    keep: bool,
+    open_vswitch: Option<OpenVSwitch>,
+    interrupt: Interrupt,
+}
+
+impl Ground {
+    /// A fresh directory below `$INCO_RUN_DIR`, or beside `/run/inco`.
+    pub fn new(engine: EngineName, switch: SwitchName, keep: bool, interrupt: Interrupt) -> Result<Ground> {
+        let name = format!("inco-demo-{}", std::process::id());
+        let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
+            Some(given) => PathBuf::from(given),
+            None if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
+            None => std::env::temp_dir(),
+        };
+        let directory = parent.join(&name);
+        fs::create_dir_all(&directory).with_context(|| {
+            format!(
+                "cannot make {}; run this as root, or set INCO_RUN_DIR to a directory of yours",
+                directory.display()
+            )
+        })?;
+        let open_vswitch = match switch {
+            SwitchName::Soft => None,
+            SwitchName::Openflow => Some(OpenVSwitch::start(parent.join(format!("{name}-ovs")))?),
+        };
+        Ok(Ground {
+            directory,
+            engine,
+            keep,
+            open_vswitch,
+            interrupt,
+        })
+    }
+
+    /// The directory of its configurations, logs and sockets.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The engine's name in configurations.
+    pub fn engine_word(&self) -> &'static str {
+        match self.engine {
+            EngineName::Oci => "oci",
+            EngineName::Docker => "docker",
+        }
+    }
+
+    /// The switch's name in configurations.
+    pub fn switch_word(&self) -> &'static str {
+        match self.open_vswitch {
+            Some(_) => "openflow",
+            None => "soft",
+        }
+    }
+
+    /// The database of the Open vSwitch that forwards, where one does.
+    fn database(&self) -> Option<PathBuf> {
+        self.open_vswitch().map(OpenVSwitch::database)
+    }
+
+    /// The Open vSwitch that forwards, where one does.
+    pub fn open_vswitch(&self) -> Option<&OpenVSwitch> {
+        self.open_vswitch.as_ref()
+    }
+
+    /// What runs its containers.
+    pub fn engine(&self) -> EngineName {
+        self.engine
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        self.open_vswitch = None;
+        if !self.keep {
+            // Every session has told already what it could not remove.
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+/// What an inco of the demo is to do: one service on one uplink.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// The service's name.
+    pub name: &'static str,
+    /// The image of its containers.
+    pub image: &'static str,
+    /// What they run, with its arguments.
+    pub command: Vec<String>,
+    /// CPUs of each of them.
+    pub cpus: f64,
+    /// Memory of each of them, with its unit.
+    pub memory: &'static str,
+    /// When one of them is ready, as the configuration's key of that name says it.
+    pub ready: &'static str,
+    /// What one of them sustains, in packets per second.
+    pub capacity_pps: f64,
+    /// Share of the capacity up to which new flows fit.
+    pub fit: f64,
+    /// Share of the capacity that the autoscaler aims at.
+    pub target: f64,
+    /// At least, at most, ready beside them.
+    pub instances: (u32, u32, u32),
+    /// Which of them a new flow gets.
+    pub scheduler: String,
+    /// For how long fewer instances must be enough before there are fewer.
+    pub scale_down_window: Duration,
+    /// How long a flow may be silent before it has ended.
+    pub flow_idle: Duration,
+}
+
+impl Service {
+    /// The configuration, as a user would write it.
+    pub fn configuration(&self, engine: &str, ovs_database: Option<&Path>) -> String {
+        let (min, max, standby) = self.instances;
+        let mut text = String::new();
+        let mut line = |line: String| {
+            text.push_str(&line);
+            text.push('\n');
+        };
+        line("# Written by `inco demo`.".to_owned());
+        line(format!("[engine]\ndriver = {engine:?}"));
+        line("[switch]\nflows = 65536".to_owned());
+        line(format!(
+            "timeouts = {{ udp = \"{}ms\" }}",
+            self.flow_idle.as_millis()
+        ));
+        if let Some(database) = ovs_database {
+            line("driver = \"openflow\"".to_owned());
+            line(format!(
+                "openflow = {{ database = \"unix:{}\" }}",
+                database.display()
+            ));
+        }
+        line("[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"".to_owned());
+        line(format!("[service.{}]\nimage = {:?}", self.name, self.image));
+        line(format!("command = {:?}", self.command));
+        if ovs_database.is_some() {
+            // Rules cannot tell who began a flow of which nothing but IP is known.
+            line("symmetric = false".to_owned());
+        }
+        line(format!("cpus = {}\nmemory = {:?}", self.cpus, self.memory));
+        line(format!("ready = {:?}\nready_deadline = \"30s\"", self.ready));
+        line(format!(
+            "capacity = \"{:.0}pps\"\nfit = {}",
+            self.capacity_pps, self.fit
+        ));
+        line(format!(
+            "instances = {{ min = {min}, max = {max}, standby = {standby} }}"
+        ));
+        // The paper's schedulers: a new instance takes flows at once, and nobody's turn goes to another.
+        line(format!(
+            "scheduler = {{ policy = {:?}, slow_start = \"0s\", spill = false }}",
+            self.scheduler
+        ));
+        line(format!(
+            "autoscaler = {{ policy = \"smartinco\", target = {}, scale_down_window = \"{}ms\" }}",
+            self.target,
+            self.scale_down_window.as_millis(),
+        ));
+        text
+    }
+}
+
+/// A running inco. Dropping it stops it.
+pub struct Session<'g> {
+    ground: &'g Ground,
+    child: Child,
+    /// Present but between its start and its first answer.
+    client: Option<Client>,
+    log: PathBuf,
+    seen: Traces,
+    ended: bool,
+}
+
+/// What containers leave in the system while they run.
+#[derive(Debug, Default)]
+struct Traces {
+    pids: BTreeSet<u32>,
+    cgroups: BTreeSet<String>,
+}
+
+impl<'g> Session<'g> {
+    /// Starts it with a service of the demo, and waits until as many instances as that has at least are active.
+    ///
+    /// # Errors
+    /// As [`Session::start`].
+    pub fn of(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
+        let name = format!("{}-{}", service.name, service.scheduler);
+        let text = service.configuration(ground.engine_word(), ground.database().as_deref());
+        Session::start(ground, &name, &text, service.instances.0)
+    }
+
+    /// Starts it with that configuration, and waits until every service has so many active instances.
+    ///
+    /// # Errors
+    /// What it complained about.
+    pub fn start(ground: &'g Ground, name: &str, text: &str, instances: u32) -> Result<Session<'g>> {
+        let file = ground.directory.join(format!("{name}.toml"));
+        let log = ground.directory.join("inco.log");
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        let to_log = || fs::File::options().create(true).append(true).open(&log);
+        let open = to_log().and_then(|out| Ok((out, to_log()?)));
+        let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
+        // The same program, even if another one has taken its place on disk; in a process group of its own, so that
+        // Ctrl-C is for us to carry out.
+        let child = Command::new("/proc/self/exe")
+            .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
+            .arg(&file)
+            .env("INCO_RUN_DIR", &ground.directory)
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .context("cannot start `inco run`")?;
+        let mut session = Session {
+            ground,
+            child,
+            client: None,
+            log,
+            seen: Traces::default(),
+            ended: false,
+        };
+        let since = Instant::now();
+        while !session.is_ready(instances) {
+            ground.interrupt.check()?;
+            session.check()?;
+            if since.elapsed() > START_LIMIT {
+                bail!(
+                    "its instances were not there within {} s{}",
+                    START_LIMIT.as_secs(),
+                    session.log_end()
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(session)
+    }
+
+    fn is_ready(&mut self, instances: u32) -> bool {
+        if self.client.is_none() {
+            self.client = Client::connect(&self.ground.directory.join("api.sock")).ok();
+        }
+        let Some(client) = &self.client else { return false };
+        client
+            .services()
+            .is_ok_and(|rows| rows.iter().all(|row| row.active >= instances))
+    }
+
+    /// Fails where it has ended by itself, or the switch under it.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
+            self.ended = true;
+            bail!("`inco run` has ended ({status}){}", self.log_end());
+        }
+        self.ground.open_vswitch().map_or(Ok(()), OpenVSwitch::check)
+    }
+
+    /// Who to ask.
+    pub fn client(&self) -> Result<&Client> {
+        self.client
+            .as_ref()
+            .ok_or_else(|| anyhow!("inco does not answer{}", self.log_end()))
+    }
+
+    /// What ends it from outside.
+    pub fn interrupt(&self) -> &Interrupt {
+        &self.ground.interrupt
+    }
+
+    /// Connects to its uplink, as the network.
+    pub fn uplink(&self) -> Result<MemifPort> {
+        let socket = self.ground.directory.join("wan.sock");
+        MemifPort::connect(&socket, 0, UPLINK_LIMIT).with_context(|| {
+            format!(
+                "the uplink does not answer on {}{}",
+                socket.display(),
+                self.log_end()
+            )
+        })
+    }
+
+    /// Sets the number of active instances by hand and waits until there are so many.
+    pub fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
+        let action = Action::Scale {
+            service: service.to_owned(),
+            instances: Some(instances),
+        };
+        self.client()?.act(&action)?;
+        let since = Instant::now();
+        loop {
+            let rows = self.client()?.services()?;
+            if rows
+                .iter()
+                .all(|row| row.active == instances && row.starting == 0)
+            {
+                return Ok(());
+            }
+            self.interrupt().check()?;
+            self.check()?;
+            if since.elapsed() > START_LIMIT {
+                bail!(
+                    "there are no {instances} instances after {} s{}",
+                    START_LIMIT.as_secs(),
+                    self.log_end()
+                );
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Notes what is to be gone at the end.
+    pub fn note(&mut self, instances: &[InstanceRow]) {
+        for pid in instances.iter().filter_map(|row| row.pid) {
+            if self.seen.pids.insert(pid)
+                && let Ok(groups) = fs::read_to_string(format!("/proc/{pid}/cgroup"))
+            {
+                self.seen.cgroups.extend(cgroup_directories(&groups));
+            }
+        }
+    }
+
+    /// Stops it and says what is left of it in the system: nothing, if all is well.
+    ///
+    /// # Errors
+    /// Where it did not end in good order.
+    pub fn stop(mut self) -> Result<Vec<String>> {
+        self.end()?;
+        let since = Instant::now();
+        loop {
+            let left = self.left();
+            if left.is_empty() || since.elapsed() > GONE_LIMIT {
+                return Ok(left);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let asked = match &self.client {
+            Some(client) => client.act(&Action::Stop { keep: false }).is_ok(),
+            None => false,
+        };
+        if !asked {
+            self.signal(Signal::TERM);
+        }
+        let since = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => bail!("`inco run` ended with {status}{}", self.log_end()),
+                Ok(None) if since.elapsed() > STOP_LIMIT => {
+                    self.signal(Signal::KILL);
+                    let _ = self.child.wait();
+                    bail!(
+                        "`inco run` did not end within {} s{}",
+                        STOP_LIMIT.as_secs(),
+                        self.log_end()
+                    );
+                }
+                Ok(None) => std::thread::sleep(LOOK),
+                Err(error) => return Err(error).context("cannot wait for `inco run`"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Where it is gone already there is nobody to tell.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Control groups, processes and sockets of it that are still there.
+    fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let groups = &self.seen.cgroups;
+        left.extend(
+            groups
+                .iter()
+                .filter(|path| Path::new(path).exists())
+                .map(|path| format!("control group {path}")),
+        );
+        for pid in &self.seen.pids {
+            let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            // The number may be another program's by now: it is the container's if it is in its control group.
+            if cgroup_directories(&own).iter().any(|path| groups.contains(path)) {
+                left.push(format!("process {pid}"));
+            }
+        }
+        sockets_below(&self.ground.directory, &mut left);
+        left
+    }
+
+    /// The end of its log, to go after a message.
+    fn log_end(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines
+            .get(lines.len().saturating_sub(LOG_LINES)..)
+            .unwrap_or_default();
+        let mut end = String::new();
+        if !last.is_empty() {
+            end.push_str("; it said:");
+            for line in last {
+                let _ = write!(end, "\n  {line}");
+            }
+        }
+        end
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        // Whoever drops it is on the way out with an error of its own.
+        let _ = self.end();
+    }
+}
+
+/// Directories of `/proc/PID/cgroup`'s lines: `7:cpu,cpuacct:/inco/inco-forward-1`, `0::/inco/inco-forward-1`. Only
+/// those of containers.
+fn cgroup_directories(lines: &str) -> Vec<String> {
+    let mut directories = Vec::new();
+    for line in lines.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        if !path.contains("inco") && !path.contains("docker") && !path.contains("libpod") {
+            continue;
+        }
+        let tree = controllers.trim_start_matches("name=");
+        for directory in [
+            format!("/sys/fs/cgroup/{tree}{path}"),
+            format!("/sys/fs/cgroup{path}"),
+        ] {
+            if Path::new(&directory).exists() {
+                directories.push(directory);
+            }
+        }
+    }
+    directories
+}
+
+fn sockets_below(directory: &Path, left: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => sockets_below(&entry.path(), left),
+            Ok(kind) if kind.is_socket() => left.push(format!("socket {}", entry.path().display())),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_of_a_session_is_right() {
+        let service = Service {
+            name: "forward",
+            image: "inco/forward",
+            command: vec!["/inco-nf".into(), "forward".into(), "--stamp".into()],
+            cpus: 0.1,
+            memory: "64MiB",
+            ready: "connected",
+            capacity_pps: 9_321.4,
+            fit: 0.8,
+            target: 0.5,
+            instances: (3, 8, 1),
+            scheduler: "best-fit".into(),
+            scale_down_window: Duration::from_secs(3),
+            flow_idle: Duration::from_millis(2500),
+        };
+        let database = Some(Path::new("/tmp/demo/ovs/db.sock"));
+        for (engine, database) in [("oci", None), ("docker", None), ("oci", database)] {
+            let text = service.configuration(engine, database);
+            let read = configuration::parse(&text, "demo.toml").unwrap();
+            let of = &read.services[0];
+            assert_eq!(
+                (of.instances.min, of.instances.max, of.instances.standby),
+                (3, 8, 1)
+            );
+            assert_eq!(of.capacity, configuration::Capacity::Pps(9_321.0));
+            assert_eq!(of.scheduler.name(), "best-fit");
+            let settings = of.scheduler.settings();
+            assert_eq!((settings.slow_start, settings.spill), (model::Nanos::ZERO, false));
+            assert_eq!(read.switch.timeouts.udp, model::Nanos::from_millis(2500));
+        }
+    }
+
+    #[test]
+    fn what_is_left_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("ports/inco-forward-1");
+        fs::create_dir_all(&inner).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(inner.join("port.sock")).unwrap();
+        let mut left = Vec::new();
+        sockets_below(directory.path(), &mut left);
+        assert_eq!(left.len(), 1);
+        assert!(left[0].ends_with("port.sock"));
+        // No directory of that name, and a line that is not of a container.
+        assert!(cgroup_directories("7:cpu:/inco-none/inco-forward-1\n0::/init.scope\n").is_empty());
+    }
+}

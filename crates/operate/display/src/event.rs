@@ -1,0 +1,137 @@
+//! Events in words.
+
+use model::{Event, EventKind};
+
+use crate::table::{percent, span_ms};
+
+/// An event in a line.
+pub fn event_text(event: &Event) -> String {
+    format!(
+        "{} {:>6} {}",
+        clock(event.unix_ms),
+        event.sequence,
+        event_sentence(event)
+    )
+}
+
+/// What happened, without when.
+pub fn event_sentence(event: &Event) -> String {
+    let about = match (&event.service, event.instance) {
+        (Some(service), Some(instance)) => format!("{service}/{instance}: "),
+        (Some(service), None) => format!("{service}: "),
+        (None, Some(instance)) => format!("instance {instance}: "),
+        (None, None) => String::new(),
+    };
+    let what = match &event.kind {
+        EventKind::Started { adopted: 0 } => "inco started".to_owned(),
+        EventKind::Started { adopted } => format!("inco started and took over {adopted} containers"),
+        EventKind::Stopping { keep: false } => "inco stops".to_owned(),
+        EventKind::Stopping { keep: true } => "inco stops; the containers go on".to_owned(),
+        EventKind::State { from, to, reason } => format!("{} -> {} ({reason})", from.name(), to.name()),
+        EventKind::Scaled {
+            from,
+            to,
+            policy,
+            reason,
+            ..
+        } => format!("{from} -> {to} instances wanted by {policy} ({reason})"),
+        EventKind::Picked {
+            policy, flow, fits, ..
+        } => {
+            let fits = if *fits { "" } else { ", although it does not fit" };
+            format!("{flow} given to it by {policy}{fits}")
+        }
+        EventKind::Shadowed {
+            wanted,
+            would,
+            policy,
+            reason,
+        } => format!("{policy} would want {would} instances instead of {wanted} ({reason})"),
+        EventKind::Resized {
+            from_cpus,
+            to_cpus,
+            policy,
+            reason,
+            ..
+        } => {
+            let from = from_cpus.map_or_else(|| "no limit".to_owned(), |cpus| format!("{cpus:.3}"));
+            format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
+        }
+        EventKind::Unpinned { reason } => format!("its flows are given anew ({reason})"),
+        EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
+        EventKind::Overcommitted { flows } => {
+            format!("{flows} new flows fitted nowhere; given to the least loaded")
+        }
+        EventKind::Uplink {
+            uplink,
+            up: true,
+            detail,
+        } => format!("uplink {uplink} is up: {detail} connected"),
+        EventKind::Uplink {
+            uplink,
+            up: false,
+            detail,
+        } => format!("uplink {uplink} is down: {detail}"),
+        EventKind::Failure { what, reason } => format!("{what} failed: {reason}"),
+        EventKind::Recovered { what, after_ms } => format!("{what} works again after {}", span_ms(*after_ms)),
+        EventKind::Action {
+            action,
+            by,
+            refused,
+            result,
+            ..
+        } => {
+            let refused = if *refused { "refused: " } else { "" };
+            format!("{action} by {by}: {refused}{result}")
+        }
+    };
+    let plain: String = what
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    format!("{about}{plain}")
+}
+
+/// Time of day, UTC, from milliseconds since 1970.
+pub fn clock(unix_ms: u64) -> String {
+    let day = unix_ms % 86_400_000;
+    format!(
+        "{:02}:{:02}:{:02}.{:03}Z",
+        day / 3_600_000,
+        day / 60_000 % 60,
+        day / 1000 % 60,
+        day % 1000
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{InstanceId, InstanceState, Nanos};
+
+    use super::*;
+
+    #[test]
+    fn events_are_sentences() {
+        let event = |service: Option<&str>, instance, kind| Event {
+            sequence: 12,
+            at: Nanos(0),
+            unix_ms: 86_400_000 + 3_723_004,
+            service: service.map(str::to_owned),
+            instance,
+            kind,
+        };
+        let state = EventKind::State {
+            from: InstanceState::Standby,
+            to: InstanceState::Active,
+            reason: "scaled\nout".to_owned(),
+        };
+        assert_eq!(
+            event_text(&event(Some("web"), Some(InstanceId(3)), state)),
+            "01:02:03.004Z     12 web/3: standby -> active (scaled out)"
+        );
+        assert_eq!(
+            event_text(&event(None, None, EventKind::Started { adopted: 2 })),
+            "01:02:03.004Z     12 inco started and took over 2 containers"
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! Images of network functions: made of a built-in function or of this machine's `dpdk-testpmd`, and given to an engine.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use engine::image::{Image, ImageFile, Store};
+use engine::{DockerConfig, ImageRef};
+
+use clap::ValueEnum;
+use display::output::WrongUsage;
+
+/// Functions that `inco-nf` has.
+const FUNCTIONS: [&str; 1] = ["forward"];
+/// The name of DPDK's own test program in Debian and Ubuntu.
+pub const TESTPMD: &str = "dpdk-testpmd";
+
+/// Which engine runs containers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EngineName {
+    /// Embedded: containers without a daemon.
+    #[default]
+    Oci,
+    /// Docker or Podman.
+    Docker,
+}
+
+/// The store of images.
+pub fn store() -> Store {
+    Store::at(Store::default_dir())
+}
+
+/// Makes the image of a built-in function: FROM scratch, with `inco-nf` alone.
+pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
+    if !FUNCTIONS.contains(&function) {
+        let write = match configuration::nearest(function, FUNCTIONS) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are: {}", FUNCTIONS.join(", ")),
+        };
+        return Err(WrongUsage(format!("there is no built-in function {function:?}; {write}")).into());
+    }
+    let program = find_inco_nf()?;
+    let files = [ImageFile::program(&program, "/inco-nf")];
+    let entrypoint = ["/inco-nf".to_owned(), function.to_owned()];
+    store()
+        .build_scratch(name, &files, &entrypoint, &[])
+        .map_err(|error| in_store(error.into()))
+}
+
+/// Says what to do where the store may not be written.
+pub fn in_store(error: anyhow::Error) -> anyhow::Error {
+    let directory = Store::default_dir();
+    error.context(format!(
+        "cannot make an image in {} (run this with sudo, or set INCO_STATE_DIR to a directory of yours)",
+        directory.display()
+    ))
+}
+
+/// The static `inco-nf`: `$INCO_NF`, or beside this program, or where cargo puts it for this machine's triple.
+pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
+    if let Some(given) = std::env::var_os("INCO_NF").filter(|given| !given.is_empty()) {
+        let given = PathBuf::from(given);
+        return match is_static(&given) {
+            Ok(true) => Ok(given),
+            Ok(false) => anyhow::bail!(
+                "INCO_NF: {} needs shared libraries; `make build` makes a static one",
+                given.display()
+            ),
+            Err(error) => Err(error).with_context(|| format!("INCO_NF: {} cannot be read", given.display())),
+        };
+    }
+    let own = std::env::current_exe().context("where is this program?")?;
+    let directory = own.parent().unwrap_or(Path::new("."));
+    let mut looked_at = Vec::new();
+    for candidate in candidates(directory) {
+        match is_static(&candidate) {
+            Ok(true) => return Ok(candidate),
+            Ok(false) => looked_at.push(format!("{} (not static)", candidate.display())),
+            Err(_) => looked_at.push(candidate.display().to_string()),
+        }
+    }
+    anyhow::bail!(
+        "there is no static inco-nf at {}: run `make build`, or set INCO_NF to one",
+        looked_at.join(", ")
+    )
+}
+
+/// Where `inco-nf` may be for a program in `directory`: beside it, or, in cargo's target directory (`target/release`),
+/// in the directory of the triple (`target/x86_64-unknown-linux-gnu/release`), of either profile.
+fn candidates(directory: &Path) -> Vec<PathBuf> {
+    let mut candidates = vec![directory.join("inco-nf")];
+    // A test's program is in `deps`.
+    let profile = if directory.ends_with("deps") {
+        directory.parent()
+    } else {
+        Some(directory)
+    };
+    if let Some(target) = profile.and_then(Path::parent) {
+        let arch = std::env::consts::ARCH;
+        for libc in ["gnu", "musl"] {
+            for profile in ["release", "debug"] {
+                candidates.push(
+                    target
+                        .join(format!("{arch}-unknown-linux-{libc}"))
+                        .join(profile)
+                        .join("inco-nf"),
+                );
+            }
+        }
+    }
+    candidates
+}
+
+/// Whether an ELF program runs without a loader: it has no PT_INTERP segment (ELF specification, program header).
+fn is_static(program: &Path) -> std::io::Result<bool> {
+    const PT_INTERP: u32 = 3;
+    let bytes = std::fs::read(program)?;
+    let wrong = || {
+        std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "this is no 64-bit little-endian ELF program",
+        )
+    };
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return Err(wrong());
+    }
+    let number = |at: usize, size: usize| -> Option<usize> {
+        let bytes = bytes.get(at..at.checked_add(size)?)?;
+        let number = bytes
+            .iter()
+            .rev()
+            .fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+        usize::try_from(number).ok()
+    };
+    let header = (number(0x20, 8), number(0x36, 2), number(0x38, 2));
+    let (Some(start), Some(size), Some(count)) = header else {
+        return Err(wrong());
+    };
+    for segment in 0..count {
+        let at = segment
+            .checked_mul(size)
+            .and_then(|offset| offset.checked_add(start))
+            .ok_or_else(wrong)?;
+        let kind = number(at, 4).ok_or_else(wrong)?;
+        if kind == PT_INTERP as usize {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Makes an image of this machine's `dpdk-testpmd` with its libraries and drivers.
+pub fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<Image> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let program = std::env::split_paths(&path)
+        .map(|directory| directory.join(TESTPMD))
+        .find(|program| program.is_file())
+        .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk-dev`"))?;
+    // The linker's names lead through links of its package.
+    let program =
+        std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;
+    store()
+        .from_host_program(name, &program, arguments)
+        .map_err(|error| in_store(error.into()))
+}
+
+/// Gives an image to Docker where that is asked for.
+pub fn deliver(engine: EngineName, host: &str, image: &Image) -> anyhow::Result<()> {
+    if engine == EngineName::Docker {
+        let name = ImageRef::from(image.name.as_str());
+        engine::import_into_docker(&DockerConfig::at(host.to_owned()), &store(), &name)
+            .with_context(|| format!("cannot give {} to Docker at {host}", image.name))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_a_loader_is_not_static() {
+        // A test's own program is linked to the C library.
+        let own = std::env::current_exe().unwrap();
+        assert!(!is_static(&own).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        let text = directory.path().join("text");
+        std::fs::write(&text, "#!/bin/sh").unwrap();
+        assert!(is_static(&text).is_err());
+        // Headers and no program header at all: nothing asks for a loader.
+        let mut elf = vec![0; 64];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        std::fs::write(&text, &elf).unwrap();
+        assert!(is_static(&text).unwrap());
+        // Program headers that are not there.
+        elf[0x20] = 64;
+        elf[0x36] = 56;
+        elf[0x38] = 2;
+        std::fs::write(&text, &elf).unwrap();
+        assert!(is_static(&text).is_err());
+    }
+
+    #[test]
+    fn the_program_is_looked_for_beside_this_one_and_in_the_triple() {
+        let found = candidates(Path::new("/code/target/release"));
+        assert_eq!(found[0], Path::new("/code/target/release/inco-nf"));
+        let triple = format!(
+            "/code/target/{}-unknown-linux-gnu/release/inco-nf",
+            std::env::consts::ARCH
+        );
+        assert!(found.contains(&PathBuf::from(triple)));
+    }
+}

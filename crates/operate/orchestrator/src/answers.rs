@@ -1,0 +1,484 @@
+//! What the control loop answers when it is asked how things are.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::types::{
+    Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
+    PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, ServicePolicies, ServiceRow, Snapshot,
+    Status, UplinkRow, WorkerRow, drops_by_reason,
+};
+use autoscaling::Autoscaler;
+use collector::{FunctionCounters, SAMPLE_PERIOD, SlotCounters};
+use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use scheduling::Scheduler;
+use serde_json::value::Serializer as ToValue;
+
+use super::control::{ControlLoop, grown, monotonic};
+
+/// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
+macro_rules! parameter_rows {
+    ($parameters:expr) => {
+        $parameters
+            .unwrap_or_default()
+            .iter()
+            .map(|of| ParameterRow {
+                name: of.name.to_owned(),
+                kind: of.kind.to_owned(),
+                default: of.default.to_owned(),
+                meaning: of.meaning.to_owned(),
+            })
+            .collect()
+    };
+}
+
+fn object(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json::Value>> {
+    match value {
+        serde_json::Value::Object(map) => Some(map),
+        _ => None,
+    }
+}
+
+impl ControlLoop {
+    pub(super) fn status(&self, now: Nanos) -> Status {
+        let reading = &self.reading;
+        let controller = self.shell.controller();
+        let cost = self.collector.cost();
+        let uptime = self.started.elapsed().as_secs_f64();
+        let workers = reading
+            .workers
+            .iter()
+            .enumerate()
+            .map(|(index, figures)| {
+                let rates = self.collector.worker(WorkerId(index as u8));
+                let gaps = self.longest_gaps.get(index).copied().unwrap_or_default();
+                let longest_gap = gaps.into_iter().max().unwrap_or_default();
+                WorkerRow {
+                    worker: index as u8,
+                    cpu: self.configuration.switch.workers.get(index).copied(),
+                    busy: rates.busy,
+                    awake: rates.awake,
+                    longest_gap_us: longest_gap.0 as f64 / 1e3,
+                    received_packets: figures.received,
+                    handed_off_packets: figures.handed_off,
+                    held_moves: figures.held_moves,
+                    early_moves: figures.early_moves,
+                    live_flows: figures.live_flows,
+                }
+            })
+            .collect();
+        let uplinks = self
+            .configuration
+            .uplinks
+            .iter()
+            .zip(&reading.counters.uplinks)
+            .enumerate()
+            .map(|(index, (uplink, counters))| {
+                let rates = self.collector.uplink(UplinkId(index as u8));
+                UplinkRow {
+                    name: uplink.name.clone(),
+                    device: uplink.device.to_string(),
+                    up: self.uplinks_up.get(index).copied().unwrap_or(false),
+                    received_packets: counters.received_packets,
+                    received_bytes: counters.received_bytes,
+                    sent_packets: counters.sent_packets,
+                    sent_bytes: counters.sent_bytes,
+                    dropped_packets: counters.dropped,
+                    missed_packets: counters.missed_packets,
+                    failed_packets: counters.failed_packets,
+                    received_pps: rates.received_pps,
+                    sent_pps: rates.sent_pps,
+                }
+            })
+            .collect();
+        let down = controller.engine_down_since();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            file: self.configuration.file.clone(),
+            uptime_s: uptime,
+            engine: EngineStatus {
+                driver: self.engine_driver.to_owned(),
+                up: down.is_none(),
+                down_ms: down.map_or(0, |since| now.since(since).as_millis()),
+            },
+            workers,
+            uplinks,
+            ports: controller.places().map(|(made, taken)| PortPool {
+                made: made as u32,
+                taken: taken as u32,
+            }),
+            drops: drops_by_reason(&reading.counters.drops),
+            accounting: Accounting {
+                offered: reading.offered(),
+                returned: reading.sent(),
+                originated: reading.originated(),
+                dropped: reading.dropped(),
+                in_flight: reading.in_flight(),
+                expected_moves: reading.counters.slots.iter().map(|s| s.expected_moves).sum(),
+            },
+            collector: CollectorStatus {
+                period_us: SAMPLE_PERIOD.0 / 1000,
+                samples: cost.samples,
+                mean_us: cost.mean_ns() as f64 / 1e3,
+                longest_us: cost.max_ns as f64 / 1e3,
+                cpu: cost.total_ns as f64 / 1e9 / uptime.max(1e-3),
+            },
+            reactions: reactions(controller.reactions()),
+            live_flows: reading.workers.iter().map(|w| w.live_flows).sum(),
+            flow_limit: reading.workers.iter().map(|w| w.flow_limit).sum(),
+            events: self.events.newest(),
+        }
+    }
+
+    pub(super) fn service_rows(&self) -> Vec<ServiceRow> {
+        let controller = self.shell.controller();
+        controller
+            .services()
+            .zip(&self.configuration.services)
+            .map(|(status, service)| {
+                let rates = self.collector.service(status.id);
+                let plan = self.services.iter().find(|plan| plan.id == status.id);
+                let scheduler = plan.map(|plan| &plan.scheduler);
+                let of_service: Vec<_> = controller
+                    .instances()
+                    .iter()
+                    .filter(|i| i.service() == status.id)
+                    .collect();
+                let count = |states: &[InstanceState]| {
+                    of_service.iter().filter(|i| states.contains(&i.state())).count() as u32
+                };
+                let active = count(&[InstanceState::Active]);
+                let capacity = status.capacity_pps * f64::from(active);
+                let counters = self
+                    .reading
+                    .counters
+                    .services
+                    .get(status.id.index())
+                    .copied()
+                    .unwrap_or_default();
+                let dropped: u64 = of_service
+                    .iter()
+                    .map(|i| self.since_baseline(i.slot()).ring_drops)
+                    .sum();
+                ServiceRow {
+                    name: status.name.to_owned(),
+                    image: service.image.clone(),
+                    scheduler: scheduler.map_or("", |s| s.name()).to_owned(),
+                    metric: scheduler.map_or("", |s| s.settings().metric.name()).to_owned(),
+                    autoscaler: status.autoscaler.name().to_owned(),
+                    active,
+                    desired: status.wanted,
+                    fixed: status.manual,
+                    min: status.min,
+                    max: status.max,
+                    standby: count(&[InstanceState::Standby]),
+                    starting: count(&[InstanceState::Creating, InstanceState::Starting]),
+                    draining: count(&[InstanceState::Draining]),
+                    live_flows: rates.live_flows,
+                    offered_packets: counters.offered_packets,
+                    dropped_packets: counters.unserved + dropped,
+                    offered_pps: rates.offered_fast_pps,
+                    returned_pps: of_service
+                        .iter()
+                        .filter_map(|i| self.collector.slot(i.slot()))
+                        .map(|r| r.returns_fast_pps)
+                        .sum(),
+                    new_flows_per_s: of_service
+                        .iter()
+                        .filter_map(|i| self.collector.slot(i.slot()))
+                        .map(|r| r.new_flows_fast_per_s)
+                        .sum(),
+                    utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
+                    reason: status.reason.to_owned(),
+                    pause_in: status.held_back.pause_in,
+                    pause_out: status.held_back.pause_out,
+                    dry_run: status.held_back.dry_run,
+                    would: status.would,
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn snapshot(&self, now: Nanos) -> Snapshot {
+        Snapshot {
+            unix_ms: unix_ms(),
+            status: self.status(now),
+            services: self.service_rows(),
+            instances: self.instance_rows(now),
+        }
+    }
+
+    pub(super) fn policies(&self) -> Policies {
+        Policies {
+            schedulers: Scheduler::NAMES
+                .iter()
+                .map(|name| PolicyRow {
+                    name: (*name).to_owned(),
+                    parameters: parameter_rows!(Scheduler::parameters_of(name)),
+                })
+                .collect(),
+            autoscalers: Autoscaler::NAMES
+                .iter()
+                .map(|name| PolicyRow {
+                    name: (*name).to_owned(),
+                    parameters: parameter_rows!(Autoscaler::parameters_of(name)),
+                })
+                .collect(),
+            services: self
+                .shell
+                .controller()
+                .services()
+                .map(|status| {
+                    let plan = self.services.iter().find(|plan| plan.id == status.id);
+                    let scheduler = plan.map(|plan| &plan.scheduler);
+                    ServicePolicies {
+                        service: status.name.to_owned(),
+                        scheduler: PolicyChoice {
+                            policy: scheduler.map_or("", |s| s.name()).to_owned(),
+                            parameters: scheduler
+                                .and_then(|s| s.serialize_parameters(ToValue).ok())
+                                .and_then(object)
+                                .unwrap_or_default(),
+                        },
+                        autoscaler: PolicyChoice {
+                            policy: status.autoscaler.name().to_owned(),
+                            parameters: status
+                                .autoscaler
+                                .serialize_parameters(ToValue)
+                                .ok()
+                                .and_then(object)
+                                .unwrap_or_default(),
+                        },
+                    }
+                })
+                .collect(),
+        }
+    }
+
+    /// What is known of a flow: `row` is what the table has of it.
+    pub(super) fn explain_flow(&self, flow: String, row: Option<&flow_table::FlowRow>) -> FlowExplanation {
+        let tuple = api::parse_tuple(&flow).ok();
+        let place = tuple.as_ref().and_then(|tuple| {
+            let mut uplinks = (0u8..).map(UplinkId).take(self.configuration.uplinks.len());
+            uplinks.find_map(|uplink| self.plan.classify(|| *tuple, uplink))
+        });
+        let plan = place.and_then(|place| self.plan.services.get(place));
+        let service = plan.and_then(|plan| self.configuration.services.get(plan.id.index()));
+        let scheduler = plan.map(|plan| plan.scheduler.name().to_owned());
+        let pinned = row.map(|row| self.flow_row(row));
+        let instances = self.shell.controller().instances();
+        let id = pinned.as_ref().and_then(|row| row.forward.or(row.reverse));
+        let instance = id.and_then(|id| instances.iter().find(|i| i.id() == id));
+        let since = pinned.as_ref().and_then(|row| {
+            let is_answer = tuple.is_some_and(|tuple| tuple.to_string() != row.flow);
+            row.since_unix_ms[usize::from(is_answer)]
+        });
+        let mut why = Vec::new();
+        match (&pinned, instance) {
+            (Some(row), Some(instance)) => {
+                why.push(format!(
+                    "it was given to instance {} of {}, which then took new flows; it stays there until it ends, is \
+                     purged or moved, or the instance fails",
+                    instance.id(),
+                    row.service,
+                ));
+                if instance.state() == InstanceState::Draining {
+                    why.push("the instance drains: it keeps this flow and takes no new ones".to_owned());
+                }
+                if row.forward != row.reverse && row.reverse.is_some() && row.forward.is_some() {
+                    why.push(
+                        "each direction has an instance of its own: the service is not symmetric".to_owned(),
+                    );
+                }
+            }
+            (Some(_), None) => why.push(
+                "its instance is gone: its next packet is given to another one, counted as an expected move"
+                    .to_owned(),
+            ),
+            (None, _) => {
+                why.push("no packet of it is in the flow table: it has not come, or it has ended".to_owned())
+            }
+        }
+        match (service, &scheduler) {
+            (Some(service), Some(scheduler)) if pinned.is_none() => {
+                let active = instances.iter().filter(|i| {
+                    plan.is_some_and(|plan| plan.id == i.service()) && i.state() == InstanceState::Active
+                });
+                why.push(format!(
+                    "its next packet is matched by {} and given by {scheduler} to one of {} active instances",
+                    service.name,
+                    active.count(),
+                ));
+            }
+            (None, _) if pinned.is_none() => {
+                why.push("no service matches it: see `unmatched` of [switch]".to_owned())
+            }
+            (None, _) => why.push("no service matches it any more: the match was changed since".to_owned()),
+            _ => {}
+        }
+        FlowExplanation {
+            flow,
+            service: pinned
+                .as_ref()
+                .map(|row| row.service.clone())
+                .or_else(|| service.map(|service| service.name.clone())),
+            matched_by: service.map(|service| crate::load::match_text(&service.matches)),
+            instance_state: instance.map(|instance| instance.state()),
+            since_unix_ms: since,
+            scheduler,
+            pinned,
+            why,
+            events: Vec::new(),
+        }
+    }
+
+    pub(super) fn instance_rows(&self, now: Nanos) -> Vec<InstanceRow> {
+        let controller = self.shell.controller();
+        let rows = controller.instances().iter().map(|instance| {
+            let slot = instance.slot();
+            let rates = self.collector.slot(slot).filter(|r| r.id == instance.id());
+            let counters = self.since_baseline(slot);
+            let service = self.configuration.services.get(instance.service().index());
+            let capacity = controller
+                .services()
+                .find(|s| s.id == instance.service())
+                .map(|s| s.capacity_pps)
+                .filter(|pps| *pps > 0.0);
+            let has_container = instance.container() != controller::Container::Absent;
+            InstanceRow {
+                id: instance.id(),
+                service: service.map(|s| s.name.clone()).unwrap_or_default(),
+                state: instance.state(),
+                state_ms: now.since(instance.since()).as_millis(),
+                slot: slot.is_some().then_some(slot.0),
+                container: has_container.then(|| instance.name().to_owned()),
+                pid: instance.pid(),
+                adopted: instance.is_adopted(),
+                to_pps: rates.map_or(0.0, |r| r.to_fast_pps()),
+                back_pps: rates.map_or(0.0, |r| r.returns_fast_pps),
+                to_packets: counters.to_packets,
+                back_packets: counters.back_packets,
+                live_flows: rates.map_or(0, |r| r.live_flows),
+                ring_occupancy: rates.map_or(0.0, |r| r.ring_occupancy),
+                dropped_packets: counters.ring_drops
+                    + counters.too_large
+                    + counters.lost
+                    + counters.function.map_or(0, |f| f.dropped),
+                capacity_pps: capacity,
+                cpu_quota: instance.cpus(),
+                busy: rates.and_then(|r| r.busy),
+                memory_bytes: self.memory_of(slot, counters.function.as_ref()),
+                reason: instance.reason().to_owned(),
+            }
+        });
+        rows.collect()
+    }
+
+    /// Memory of a slot's instance: what its function says, or its control group.
+    pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
+        let of_group = || {
+            self.usage
+                .get(&slot)
+                .map(|note| note.memory_bytes)
+                .filter(|bytes| *bytes > 0)
+        };
+        function.map(|function| function.memory_bytes).or_else(of_group)
+    }
+
+    /// What a slot's counters have grown by since its present instance got it.
+    pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
+        let now = self
+            .reading
+            .counters
+            .slots
+            .get(slot.index())
+            .copied()
+            .unwrap_or_default();
+        let before = self.baselines.get(&slot).map(|(_, before)| *before);
+        grown(&now, &before.unwrap_or_default())
+    }
+
+    pub(super) fn flow_row(&self, row: &flow_table::FlowRow) -> FlowRow {
+        let instance = |direction: Direction| -> Option<InstanceId> {
+            let slot = row.pins.get(direction.index()).copied().filter(|s| s.is_some())?;
+            self.shell
+                .controller()
+                .instances()
+                .iter()
+                .find(|i| i.slot() == slot)
+                .map(|i| i.id())
+        };
+        let (opener, other) = (row.opener, row.opener.flipped());
+        let (now, wall) = (monotonic(), since_1970());
+        let since = |direction: Direction| {
+            let at = row.pinned_at[direction.index()]?;
+            Some(
+                wall.saturating_sub(Duration::from_nanos(now.since(at).0))
+                    .as_millis() as u64,
+            )
+        };
+        let both = |values: [u64; 2]| match opener {
+            Direction::Forward => values,
+            Direction::Reverse => [values[1], values[0]],
+        };
+        FlowRow {
+            flow: row.key.tuple(opener).to_string(),
+            service: self.service_name(row.service),
+            forward: instance(opener),
+            reverse: instance(other),
+            since_unix_ms: [since(opener), since(other)],
+            packets: both(row.packets),
+            bytes: both(row.bytes),
+            idle_ms: row.idle.as_millis(),
+            state: row.tcp.name().to_owned(),
+            pps: None,
+            error_pps: None,
+            rule: None,
+        }
+    }
+
+    pub(super) fn heavy_row(&self, heavy: &soft_switch::HeavyFlow) -> FlowRow {
+        FlowRow {
+            pps: Some(f64::from(heavy.pps)),
+            error_pps: Some(f64::from(heavy.error_pps)),
+            ..self.flow_row(&heavy.row)
+        }
+    }
+
+    pub(super) fn service_name(&self, id: ServiceId) -> String {
+        self.configuration
+            .services
+            .get(id.index())
+            .map(|s| s.name.clone())
+            .unwrap_or_default()
+    }
+}
+
+/// Now, in milliseconds since 1970.
+pub(super) fn unix_ms() -> u64 {
+    since_1970().as_millis() as u64
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// How fast the loop reacted so far.
+fn reactions(of: &controller::Reactions) -> ReactionStatus {
+    let ms = |time: Nanos| time.0 as f64 / 1e6;
+    let times = |of: &controller::Times| ReactionTimes {
+        count: of.count,
+        p50_ms: of.quantile(0.5).map(ms),
+        p99_ms: of.quantile(0.99).map(ms),
+        max_ms: (of.count > 0).then(|| ms(of.longest)),
+    };
+    ReactionStatus {
+        detect: times(&of.detect),
+        undrain: times(&of.undrain),
+        activate: times(&of.activate),
+        resume: times(&of.resume),
+        create_and_activate: times(&of.create_and_activate),
+        create: times(&of.create),
+        drain: times(&of.drain),
+    }
+}

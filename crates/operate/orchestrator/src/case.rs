@@ -1,0 +1,586 @@
+//! A scheduling decision as it is written down, and played again: which instance each of some new flows is given to.
+
+use std::fmt;
+
+use flow_table::FlowHasher;
+use model::written::{self, Written};
+use model::{FlowKey, InstanceId, InstanceState, Nanos, Slot};
+use scheduling::{
+    Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Settings, State, Terms,
+};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+use soft_switch::{PickRecord, RecordedFlow};
+
+/// A situation: a policy, instances and new flows. What the event log of a running inco holds of a decision is one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    policy: String,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    parameters: Map<String, Value>,
+    #[serde(default)]
+    metric: Metric,
+    #[serde(default = "default_fit")]
+    fit: f32,
+    /// Seconds, or text with a unit.
+    #[serde(default = "default_slow_start", with = "model::span")]
+    slow_start: Nanos,
+    #[serde(default = "default_spill")]
+    spill: bool,
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    state: State,
+    instances: Vec<CaseInstance>,
+    flows: Vec<FlowInput>,
+}
+
+fn default_fit() -> f32 {
+    Terms::default().fit
+}
+
+fn default_slow_start() -> Nanos {
+    Settings::default().slow_start
+}
+
+fn default_spill() -> bool {
+    Settings::default().spill
+}
+
+fn is_nothing(state: &State) -> bool {
+    *state == State::default()
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CaseInstance {
+    /// Its id; its slot where that is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance: Option<InstanceId>,
+    /// Its place; its place in the list where that is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slot: Option<u16>,
+    #[serde(default = "active")]
+    state: InstanceState,
+    /// Twice the highest load where it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    capacity: Option<f32>,
+    #[serde(default)]
+    load: f32,
+    #[serde(default)]
+    flows: u32,
+    #[serde(default = "full_weight")]
+    weight: u16,
+    /// How long it has been Active, in seconds; long where it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    active_s: Option<f64>,
+    /// Its load by priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    queues: Option<[f32; PRIORITIES]>,
+}
+
+fn active() -> InstanceState {
+    InstanceState::Active
+}
+
+fn full_weight() -> u16 {
+    256
+}
+
+/// A flow as text alone, or with what is known of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum FlowInput {
+    Text(String),
+    Known(KnownFlow),
+}
+
+impl<'de> Deserialize<'de> for FlowInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FlowInput, D::Error> {
+        struct TextOrObject;
+
+        impl<'de> Visitor<'de> for TextOrObject {
+            type Value = FlowInput;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a flow as text, or an object with `flow`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FlowInput, E> {
+                Ok(FlowInput::Text(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FlowInput, A::Error> {
+                KnownFlow::deserialize(MapAccessDeserializer::new(map)).map(FlowInput::Known)
+            }
+        }
+
+        deserializer.deserialize_any(TextOrObject)
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KnownFlow {
+    /// As `inco flows` shows it, in the direction of its first packet.
+    flow: String,
+    #[serde(default)]
+    dscp: u8,
+    /// What it will bring, in the metric.
+    #[serde(default)]
+    expected: f32,
+    /// The hash of the running system, as hexadecimal text: beyond what JSON numbers hold everywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hash: Option<String>,
+}
+
+impl Case {
+    /// A recorded decision as a case.
+    pub fn of(
+        record: &PickRecord,
+        flow: &RecordedFlow,
+        scheduler: &Scheduler,
+        id_of: impl Fn(Slot) -> Option<InstanceId>,
+    ) -> Case {
+        let parameters = match scheduler.serialize_parameters(serde_json::value::Serializer) {
+            Ok(Value::Object(parameters)) => parameters,
+            _ => Map::new(),
+        };
+        let instances = record.candidates.iter().map(|row| CaseInstance {
+            instance: id_of(row.slot),
+            slot: Some(row.slot.0),
+            state: InstanceState::Active,
+            capacity: Some(row.capacity),
+            load: row.load,
+            flows: row.live_flows,
+            weight: row.weight,
+            active_s: Some(row.active_for.as_secs_f64()),
+            queues: Some(row.queues),
+        });
+        Case {
+            policy: scheduler.name().to_owned(),
+            parameters,
+            metric: scheduler.settings().metric,
+            fit: record.terms.fit,
+            slow_start: scheduler.settings().slow_start,
+            spill: scheduler.settings().spill,
+            state: record.state.clone(),
+            instances: instances.collect(),
+            flows: vec![FlowInput::Known(KnownFlow {
+                flow: flow.key.tuple(flow.direction).to_string(),
+                dscp: flow.dscp,
+                expected: flow.expected,
+                hash: Some(format!("{:#018x}", flow.hash)),
+            })],
+        }
+    }
+
+    /// The scheduler that it names.
+    fn scheduler(&self) -> Result<Scheduler, Wrong> {
+        let settings = Settings {
+            metric: self.metric,
+            slow_start: self.slow_start,
+            spill: self.spill,
+        };
+        Scheduler::from_name(&self.policy).map_err(|error| Wrong::new("policy", error))?;
+        let parameters = Value::Object(self.parameters.clone());
+        let mut track = serde_path_to_error::Track::new();
+        let tracked = serde_path_to_error::Deserializer::new(parameters, &mut track);
+        let mut scheduler = Scheduler::with_parameters(&self.policy, settings, tracked).map_err(|error| {
+            let field = match track.path().to_string().as_str() {
+                "." => "parameters".to_owned(),
+                path => format!("parameters.{path}"),
+            };
+            Wrong::new(field, error)
+        })?;
+        scheduler.restore(&self.state);
+        Ok(scheduler)
+    }
+
+    /// The slot of each instance.
+    fn slots(&self) -> Result<Vec<Slot>, Wrong> {
+        let mut slots = Vec::new();
+        for (index, instance) in self.instances.iter().enumerate() {
+            let field = |name: &str| format!("instances[{index}].{name}");
+            let slot = Slot(instance.slot.unwrap_or(u16::try_from(index).unwrap_or(u16::MAX)));
+            if slot.index() >= Slot::LIMIT {
+                let what = format!("{} is not below {}", slot.0, Slot::LIMIT);
+                return Err(Wrong::new(field("slot"), what));
+            }
+            if slots.contains(&slot) {
+                return Err(Wrong::new(field("slot"), format!("{} is there twice", slot.0)));
+            }
+            check_number(field("load"), instance.load.into())?;
+            check_number(field("capacity"), instance.capacity.unwrap_or(0.0).into())?;
+            check_number(field("active_s"), instance.active_s.unwrap_or(0.0))?;
+            for (priority, load) in instance.queues.iter().flatten().enumerate() {
+                check_number(field(&format!("queues[{priority}]")), f64::from(*load))?;
+            }
+            slots.push(slot);
+        }
+        Ok(slots)
+    }
+
+    fn candidates(&self, slots: &[Slot]) -> Candidates {
+        let highest = self.instances.iter().map(|i| i.load).fold(0.0, f32::max);
+        let usual = if highest > 0.0 { 2.0 * highest } else { 1.0 };
+        let mut rows: Vec<Candidate> = Vec::new();
+        for (instance, slot) in self.instances.iter().zip(slots) {
+            if instance.state.takes_new_flows() {
+                let active_for = instance
+                    .active_s
+                    .map_or(Nanos(u64::MAX), |age| Nanos((age * 1e9) as u64));
+                rows.push(Candidate {
+                    slot: *slot,
+                    capacity: instance.capacity.unwrap_or(usual),
+                    load: instance.load,
+                    weight: instance.weight,
+                    live_flows: instance.flows,
+                    active_for,
+                    queues: instance.queues.unwrap_or_default(),
+                });
+            }
+        }
+        rows.sort_by_key(|row| row.slot);
+        let mut candidates = Candidates::new();
+        candidates.begin(Terms {
+            at: Nanos::ZERO,
+            fit: self.fit,
+            slow_start: self.slow_start,
+        });
+        rows.into_iter().for_each(|row| candidates.push(row));
+        candidates
+    }
+
+    /// Plays it.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn explain(&self) -> Result<Explanation, Wrong> {
+        check_number("fit", self.fit.into())?;
+        if self.fit <= 0.0 {
+            return Err(Wrong::new("fit", "it must be above 0"));
+        }
+        let mut scheduler = self.scheduler()?;
+        let slots = self.slots()?;
+        let mut candidates = self.candidates(&slots);
+        scheduler.settle(&candidates);
+        let name_of = |slot: Slot| {
+            let place = slots.iter().position(|s| *s == slot);
+            let instance = place.and_then(|place| self.instances.get(place)?.instance);
+            instance.map_or(u32::from(slot.0), |id| id.0)
+        };
+        let shares = scheduler.shares(&candidates);
+        let mut picks = Vec::new();
+        for (index, flow) in self.flows.iter().enumerate() {
+            picks.push(self.pick(index, flow, &mut scheduler, &mut candidates, name_of)?);
+        }
+        let instances = self.instances.iter().zip(&slots).map(|(instance, slot)| {
+            let index = candidates.index_of(*slot);
+            InstanceOutcome {
+                instance: name_of(*slot),
+                state: instance.state,
+                load: index
+                    .and_then(|index| candidates.get(index))
+                    .map_or(instance.load, |row| row.load),
+                picks: picks.iter().filter(|pick| pick.slot == Some(slot.0)).count(),
+                share: index.and_then(|index| shares.as_ref()?.get(index).copied()),
+                ramp: index.map(|index| candidates.ramp(index)),
+            }
+        });
+        Ok(Explanation {
+            policy: scheduler.name(),
+            metric: self.metric,
+            instances: instances.collect(),
+            picks,
+        })
+    }
+
+    fn pick(
+        &self,
+        index: usize,
+        flow: &FlowInput,
+        scheduler: &mut Scheduler,
+        candidates: &mut Candidates,
+        name_of: impl Fn(Slot) -> u32,
+    ) -> Result<PickOutcome, Wrong> {
+        let known = match flow {
+            FlowInput::Known(known) => known.clone(),
+            FlowInput::Text(text) => KnownFlow {
+                flow: text.clone(),
+                dscp: 0,
+                expected: 0.0,
+                hash: None,
+            },
+        };
+        let field = |name: &str| format!("flows[{index}].{name}");
+        let tuple = api::parse_tuple(&known.flow).map_err(|error| Wrong::new(field("flow"), error))?;
+        if known.dscp > 63 {
+            return Err(Wrong::new(
+                field("dscp"),
+                format!("{} is not below 64", known.dscp),
+            ));
+        }
+        check_number(field("expected"), known.expected.into())?;
+        let (key, direction) = FlowKey::new(&tuple);
+        let hash = match &known.hash {
+            None => FlowHasher::new([0; 4]).hash(&key),
+            Some(text) => text
+                .strip_prefix("0x")
+                .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+                .ok_or_else(|| {
+                    Wrong::new(field("hash"), format!("{text:?} is not 0x and up to 16 digits"))
+                })?,
+        };
+        let flow = NewFlow {
+            key: &key,
+            direction,
+            hash,
+            expected: known.expected,
+            dscp: known.dscp,
+        };
+        let picked = scheduler.pick(&flow, candidates);
+        let row = picked.index().and_then(|index| candidates.get(index)).copied();
+        let rank = picked
+            .index()
+            .and_then(|index| scheduler.rank(&flow, candidates, index));
+        let own_hash = scheduler.hash(&flow);
+        if let Some(index) = picked.index() {
+            candidates.pin(index, &flow);
+        }
+        Ok(PickOutcome {
+            flow: tuple.to_string(),
+            instance: row.map(|row| name_of(row.slot)),
+            slot: row.map(|row| row.slot.0),
+            fits: matches!(picked, Pick::Fits(_)),
+            hash: own_hash.unwrap_or(hash),
+            hash_hex: match (own_hash, self.policy.as_str()) {
+                (Some(hash), "rss") => format!("{hash:#010x}"),
+                (own, _) => format!("{:#018x}", own.unwrap_or(hash)),
+            },
+            rank,
+            reason: reason(&self.policy, picked, row.as_ref(), self.fit),
+        })
+    }
+}
+
+/// Why it was that one, in a sentence.
+fn reason(policy: &str, picked: Pick, row: Option<&Candidate>, fit: f32) -> String {
+    let Some(row) = row else {
+        return "no instance takes new flows".to_owned();
+    };
+    let rule = match policy {
+        "round-robin" => "it is its turn",
+        "best-fit" => "the most utilised that the flow fits",
+        "worst-fit" => "the least utilised",
+        "least-connections" => "the fewest flows for its size",
+        "weighted" => "the draw is in its interval",
+        "power-of-two" => "idle, or the better of two drawn",
+        "jbsq" => "the lowest rank among queues below their bound",
+        "maglev" => "the hash's entry of the table",
+        "rss" => "the Toeplitz hash's entry of the table",
+        "source-hash" => "the source's entry of the table",
+        _ => "the policy's choice",
+    };
+    let load = format!("load {} of {} x {fit}", row.load, row.capacity);
+    match picked {
+        Pick::Fits(_) => format!("{rule}, or the next that it fits; {load}"),
+        _ => format!("it fits nowhere, or may not spill; {rule}; {load}"),
+    }
+}
+
+/// What came out.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    /// The scheduler's name.
+    pub policy: &'static str,
+    /// In what load and capacity are.
+    pub metric: Metric,
+    /// One for each flow, in their order.
+    pub picks: Vec<PickOutcome>,
+    /// One for each instance, in the case's order.
+    pub instances: Vec<InstanceOutcome>,
+}
+
+/// What one new flow was given to.
+#[derive(Debug, Serialize)]
+pub struct PickOutcome {
+    /// The flow, as `inco flows` shows it.
+    pub flow: String,
+    /// The instance's id; none where no instance takes new flows.
+    pub instance: Option<u32>,
+    /// The instance's place.
+    pub slot: Option<u16>,
+    /// Whether the flow fits it.
+    pub fits: bool,
+    /// Toeplitz for rss, of the source address for source-hash, else the flow's.
+    pub hash: u64,
+    /// The same as hexadecimal text.
+    pub hash_hex: String,
+    /// Its rank, where the policy ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<f32>,
+    /// Why it was that one, in a sentence.
+    pub reason: String,
+}
+
+/// What an instance was given.
+#[derive(Debug, Serialize)]
+pub struct InstanceOutcome {
+    /// Its id, or its place where it has none.
+    pub instance: u32,
+    /// As the case says.
+    pub state: InstanceState,
+    /// After the flows.
+    pub load: f32,
+    /// Flows of the case that were given to it.
+    pub picks: usize,
+    /// Of new flows, where the policy has shares: of the table, or the weight ÷ 256.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
+    /// The share of its capacity that counts while it is new.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ramp: Option<f32>,
+}
+
+/// What is wrong with a case, and where.
+#[derive(Debug)]
+pub struct Wrong {
+    /// The field, as a path; empty for the case as a whole.
+    pub field: String,
+    /// What is the matter.
+    pub why: String,
+}
+
+impl Wrong {
+    fn new(field: impl Into<String>, why: impl ToString) -> Wrong {
+        Wrong {
+            field: field.into(),
+            why: why.to_string(),
+        }
+    }
+}
+
+/// Whether loads, capacities and spans can be reckoned with.
+fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
+    if !number.is_finite() {
+        return Err(Wrong::new(field, format!("it must be below {:e}", f32::MAX)));
+    }
+    if number < 0.0 {
+        return Err(Wrong::new(field, format!("{number} is below 0")));
+    }
+    Ok(())
+}
+
+/// Reads a case: alone, or in an event of the log.
+///
+/// # Errors
+/// What is wrong with the text, and where.
+pub fn read(text: &str) -> Result<Case, Wrong> {
+    let value = written::parse(text).map_err(|error| Wrong::new("", error))?;
+    let value = match value {
+        Value::Object(mut event) if event.contains_key("event") && event.contains_key("case") => {
+            event.remove("case").unwrap_or_default()
+        }
+        other => other,
+    };
+    serde_path_to_error::deserialize(Written(&value))
+        .map_err(|error| Wrong::new(error.path().to_string(), error.inner()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(case: Value) -> Value {
+        let case = read(&case.to_string()).unwrap();
+        serde_json::to_value(case.explain().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_pick_per_flow_with_what_the_policy_goes_by() {
+        let outcome = explained(serde_json::json!({
+            "policy": "worst-fit",
+            "instances": [
+                {"instance": 7, "capacity": 1000, "load": 300},
+                {"instance": 8, "capacity": 1000, "load": 200},
+                {"instance": 9, "capacity": 1000, "load": 0, "state": "draining"},
+                {"instance": 10, "capacity": 1000, "load": 0, "state": "standby"},
+            ],
+            "flows": [
+                {"flow": "tcp 10.0.0.1:1000 > 10.128.0.1:80", "expected": 150},
+                "udp 10.0.0.2:1000 > 10.128.0.1:53",
+            ],
+        }));
+        assert_eq!(
+            (&outcome["picks"][0]["instance"], &outcome["picks"][1]["instance"]),
+            (&8.into(), &7.into())
+        );
+        assert_eq!(outcome["instances"][1]["load"], 350.0);
+    }
+
+    #[test]
+    fn rss_tells_its_hash_and_maglev_its_shares() {
+        let outcome = explained(serde_json::json!({
+            "policy": "rss",
+            "instances": [{}, {}, {}],
+            "flows": ["tcp 66.9.149.187:2794 > 161.142.100.80:1766"],
+        }));
+        assert_eq!(outcome["picks"][0]["hash"], 0x51cc_c178);
+        assert_eq!(outcome["picks"][0]["hash_hex"], "0x51ccc178");
+        assert_eq!(outcome["picks"][0]["slot"], (0x78 % 3));
+        let outcome = explained(serde_json::json!({
+            "policy": "maglev",
+            "parameters": {"table": 1009},
+            "instances": [{"weight": 64}, {"weight": 192}],
+            "flows": [],
+        }));
+        let share = outcome["instances"][1]["share"].as_f64().unwrap();
+        assert!((share - 0.75).abs() < 0.01, "{share}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let flow = "tcp 10.0.0.1:1 > 10.0.0.2:2";
+        for (case, field) in [
+            (
+                serde_json::json!({"policy": "x", "instances": [], "flows": []}),
+                "policy",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [{"laod": 1}], "flows": []}),
+                "instances[0].laod",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [{"load": "x"}], "flows": []}),
+                "instances[0].load",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [{"load": -1}], "flows": []}),
+                "instances[0].load",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [{}, {"slot": 0}], "flows": []}),
+                "instances[1].slot",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [], "flows": ["tcp"]}),
+                "flows[0].flow",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "instances": [], "flows": [{"flow": flow, "dscp": 64}]}),
+                "flows[0].dscp",
+            ),
+            (
+                serde_json::json!({"policy": "rss", "parameters": {"x": 1}, "instances": [], "flows": []}),
+                "parameters.x",
+            ),
+        ] {
+            let wrong = read(&case.to_string())
+                .and_then(|case| case.explain())
+                .unwrap_err();
+            assert_eq!(wrong.field, field, "{}", wrong.why);
+        }
+    }
+}

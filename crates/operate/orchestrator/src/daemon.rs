@@ -1,0 +1,146 @@
+//! `inco run`.
+
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use configuration::{Configuration, EngineDriver};
+use engine::launcher::{Launcher, LauncherCommand};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::load;
+use crate::log::{self, LogFormat};
+use crate::service_manager::ServiceManager;
+use crate::{Orchestrator, Place, Reloader, StopRequest};
+use api::run_dir::{api_socket, run_dir};
+use display::output;
+
+/// Runs the orchestrator with the configuration in `file` until it is stopped; with `with_process`, until that process ends.
+///
+/// # Errors
+/// What is wrong with the configuration or with this machine, or what could not be removed at the end.
+pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Result<()> {
+    let configuration = load::load_for_this_machine(file)?;
+    let launcher = start_launcher(&configuration)?;
+    log::start(log_format);
+    let place = Place {
+        run_dir: run_dir(),
+        socket: api_socket(configuration.api.socket.as_deref()),
+    };
+    let services: Vec<_> = configuration.services.iter().map(|s| s.name.clone()).collect();
+    let uplinks: Vec<_> = configuration.uplinks.iter().map(|u| u.name.clone()).collect();
+    let socket = place.socket.clone();
+    let orchestrator = Orchestrator::start(configuration, place, launcher)?;
+    listen_to_signals(orchestrator.stopper(), orchestrator.reloader())?;
+    if let Some(pid) = with_process {
+        stop_with(pid, orchestrator.stopper())?;
+    }
+    output::line(format!(
+        "inco runs: {} {} on {} {}; ask it at {} (`inco status`), end it with Ctrl-C or `inco stop`",
+        if services.len() == 1 {
+            "service"
+        } else {
+            "services"
+        },
+        services.join(", "),
+        if uplinks.len() == 1 { "uplink" } else { "uplinks" },
+        uplinks.join(", "),
+        socket.display(),
+    ))?;
+    let watched = orchestrator.stopper();
+    let mut manager = ServiceManager::ready();
+    while !orchestrator.is_finished() {
+        std::thread::sleep(Duration::from_millis(50));
+        if watched.asked().is_some() {
+            manager.stopping();
+        }
+        manager.turned(watched.turns());
+    }
+    let summary = orchestrator.wait()?;
+    if !summary.left.is_empty() {
+        bail!(
+            "not everything could be removed within a minute; `inco run` takes it over, `inco stop` tries again. Left: {}",
+            summary.left.join("; ")
+        );
+    }
+    let reading = &summary.reading;
+    output::line(format!(
+        "inco has ended: {} packets offered, {} returned, {} dropped",
+        reading.offered(),
+        reading.sent(),
+        reading.dropped(),
+    ))
+}
+
+/// Starts the launcher of containers where the engine needs one. It comes before everything that makes threads or maps
+/// memory, because it forks.
+///
+/// # Errors
+/// Where it cannot be started, or another inco has one in the same run directory.
+fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
+    // Root removes what an earlier run has left, even where there are no containers now.
+    let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
+    if configuration.engine.driver != EngineDriver::Oci || !is_needed {
+        return Ok(None);
+    }
+    let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), &run_dir())
+        .context("cannot start the launcher of containers")?;
+    Ok(Some(launcher))
+}
+
+/// The first Ctrl-C or SIGTERM ends inco in good order, the second one at once: the containers are then left to the
+/// next run. SIGHUP has the configuration read again; where it says that the terminal is gone, it ends inco.
+fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen for signals")?;
+    let had_terminal = std::io::stdin().is_terminal();
+    std::thread::Builder::new()
+        .name("inco-signals".to_owned())
+        .spawn(move || {
+            let mut asked = false;
+            for signal in signals.forever() {
+                let terminal_is_gone = had_terminal && !std::io::stdin().is_terminal();
+                if signal == SIGHUP && !terminal_is_gone {
+                    if !reloader.ask() {
+                        output::complain("the configuration is not read again: too much waits to be done");
+                    }
+                    continue;
+                }
+                if asked {
+                    output::complain(
+                        "ended at once; `inco run` takes over what is left, `inco stop` removes it",
+                    );
+                    std::process::exit(1);
+                }
+                asked = true;
+                output::complain("stopping: containers are being removed (again to end at once)");
+                stop.ask(false);
+            }
+        })
+        .context("cannot start the thread for signals")?;
+    Ok(())
+}
+
+/// Ends inco when that process does: it was killed before it could. (A parent's death signal comes again for each of the
+/// parent's threads, and the second signal would leave the containers.)
+fn stop_with(pid: i32, stop: Arc<StopRequest>) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("there is no process 0")?;
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        stop.ask(false);
+        return Ok(());
+    };
+    std::thread::Builder::new()
+        .name("inco-process".to_owned())
+        .spawn(move || {
+            // It becomes readable when the process ends.
+            while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
+            stop.ask(false);
+        })
+        .context("cannot start the thread that watches a process")?;
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! What a run leaves behind that ends without cleaning up: known by a file that is there for as long as there may be
+//! something, and locked for as long as the run goes on.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use configuration::{Configuration, Device, EngineDriver};
+use engine::launcher::{Launcher, LauncherCommand};
+use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{docker_config, is_listened_on};
+use api::run_dir::in_run_dir;
+
+/// The file in the run directory.
+const FILE: &str = "run.json";
+/// How long the engine may take to remove everything.
+const REMOVAL: Duration = Duration::from_secs(60);
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What must be known of a run to clean up after it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    pid: u32,
+    /// The API's socket.
+    socket: PathBuf,
+    /// Sockets of uplinks.
+    uplinks: Vec<PathBuf>,
+    driver: String,
+    host: String,
+    tls: Option<PathBuf>,
+}
+
+/// The mark of a run that goes on. Dropped without [`Mark::remove`], it says that something may be left.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    path: PathBuf,
+    /// Locked.
+    _file: File,
+    /// Whether no earlier run had left one.
+    is_new: bool,
+}
+
+impl Mark {
+    /// Marks the run directory as in use by this process.
+    ///
+    /// # Errors
+    /// Where another inco uses it, or the file cannot be written.
+    pub(crate) fn set(run_dir: &Path, socket: &Path, configuration: &Configuration) -> Result<Mark> {
+        let path = run_dir.join(FILE);
+        let of_file = || format!("cannot write {}", path.display());
+        let is_new = !path.exists();
+        let open = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .open(&path);
+        let mut file = open.with_context(of_file)?;
+        if let Err(error) = file.try_lock() {
+            match error {
+                TryLockError::WouldBlock => bail!(
+                    "another inco has {} as its run directory: stop it with `inco stop`, or set INCO_RUN_DIR to another directory",
+                    run_dir.display()
+                ),
+                TryLockError::Error(error) => return Err(error).with_context(of_file),
+            }
+        }
+        let engine = &configuration.engine;
+        let uplinks = configuration
+            .uplinks
+            .iter()
+            .filter_map(|uplink| match &uplink.device {
+                Device::Memif(socket) => Some(in_run_dir(socket)),
+                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
+            });
+        let record = Record {
+            pid: std::process::id(),
+            socket: socket.to_owned(),
+            uplinks: uplinks.collect(),
+            driver: engine.driver.name().to_owned(),
+            host: engine.host.clone(),
+            tls: engine.tls.clone(),
+        };
+        let text = serde_json::to_vec(&record)?;
+        file.set_len(0)
+            .and_then(|()| file.write_all(&text))
+            .with_context(of_file)?;
+        Ok(Mark {
+            path,
+            _file: file,
+            is_new,
+        })
+    }
+
+    /// This run did not start: what there was before is still there.
+    pub(crate) fn undo(self) {
+        if self.is_new {
+            self.remove();
+        }
+    }
+
+    /// Nothing is left of this run.
+    pub(crate) fn remove(self) {
+        // A file that stays is told as what it is: the mark of a run that left nothing.
+        let _gone = fs::remove_file(&self.path);
+    }
+}
+
+/// Removes what a run that was killed, or kept its containers, has left in this run directory: containers, their control
+/// groups, sockets and files. Says how many containers there were; `None` where no such run is known.
+///
+/// # Errors
+/// Where that run goes on, the engine does not answer, or something cannot be removed.
+pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
+    let path = run_dir.join(FILE);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let record: Record = serde_json::from_reader(&file)
+        .with_context(|| format!("{} is damaged: start `inco run` and stop it", path.display()))?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        let (pid, socket) = (record.pid, record.socket.display());
+        bail!("inco runs (process {pid}) and is asked at another socket: `inco stop --socket {socket}`");
+    }
+    let removed = remove_containers(engine_of(&record, run_dir)?.as_mut(), run_dir)?;
+    for socket in record.uplinks.iter().chain([&record.socket]) {
+        let is_socket = fs::symlink_metadata(socket).is_ok_and(|data| data.file_type().is_socket());
+        if is_socket && !is_listened_on(socket) {
+            fs::remove_file(socket).with_context(|| format!("cannot remove {}", socket.display()))?;
+        }
+    }
+    let instances = run_dir.join("instances");
+    match fs::remove_dir_all(&instances) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", instances.display()));
+        }
+        _ => {}
+    }
+    fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(Some(removed))
+}
+
+/// The engine of that run. It takes over, or removes, what it finds.
+fn engine_of(record: &Record, run_dir: &Path) -> Result<Box<dyn Engine>> {
+    if record.driver == EngineDriver::Oci.name() {
+        let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), run_dir)?;
+        return Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?));
+    }
+    let engine = configuration::Engine {
+        driver: EngineDriver::Docker,
+        host: record.host.clone(),
+        tls: record.tls.clone(),
+    };
+    Ok(Box::new(DockerEngine::start(docker_config(&engine))?))
+}
+
+/// Removes every container of a run directory; says how many there were.
+fn remove_containers(engine: &mut dyn Engine, run_dir: &Path) -> Result<usize> {
+    let settings = controller::Settings {
+        run_dir: run_dir.to_owned(),
+        ..controller::Settings::default()
+    };
+    let containers = engine.list(&settings.label())?;
+    for (number, container) in (0..).zip(&containers) {
+        let name = container.name.clone();
+        engine.submit(Ticket(number), Request::Remove { name });
+    }
+    let until = Instant::now() + REMOVAL;
+    let (mut answered, mut events) = (0, Vec::new());
+    while answered < containers.len() {
+        engine.poll(&mut events);
+        for event in events.drain(..) {
+            match event {
+                EngineEvent::Done { .. } => answered += 1,
+                EngineEvent::Failed { error, .. } => return Err(error.into()),
+                _ => {}
+            }
+        }
+        if Instant::now() > until {
+            bail!(
+                "the engine has removed {answered} of {} containers within {} s: try again",
+                containers.len(),
+                REMOVAL.as_secs()
+            );
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(containers.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:/nonexistent/wan.sock\"\n[service.a]\nport = \"null\"\n";
+
+    #[test]
+    fn a_run_directory_has_one_inco_and_is_known_to_be_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let run_dir = directory.path();
+        let configuration = configuration::parse(TEXT, "a.toml").unwrap();
+        let set = || Mark::set(run_dir, &run_dir.join("other.sock"), &configuration);
+        assert_eq!(remove(run_dir).unwrap(), None, "there was none");
+        let mark = set().unwrap();
+        let error = set().unwrap_err().to_string();
+        assert!(
+            error.contains("another inco has") && error.contains("INCO_RUN_DIR"),
+            "{error}"
+        );
+        let error = remove(run_dir).unwrap_err().to_string();
+        let socket = run_dir.join("other.sock");
+        assert!(
+            error.contains(&format!("`inco stop --socket {}`", socket.display())),
+            "{error}"
+        );
+        mark.remove();
+        assert_eq!(remove(run_dir).unwrap(), None, "it left nothing");
+        // One that was killed: the file stays, and nobody holds its lock.
+        drop(set().unwrap());
+        assert!(run_dir.join(FILE).exists());
+        drop(set().unwrap());
+        fs::write(run_dir.join(FILE), "{").unwrap();
+        let error = format!("{:#}", remove(run_dir).unwrap_err());
+        assert!(
+            error.contains("run.json is damaged: start `inco run` and stop it"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! The orchestrator: switch, collector, controller, engine and API put together, and the loop that turns them.
+//!
+//! Threads: the switch's workers; the engine's own; the API's; and the control loop, which wakes every millisecond, or
+//! sooner where a worker tells it that more packets come than usual, reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
+#![forbid(unsafe_code)]
+
+mod answers;
+pub mod case;
+mod control;
+pub mod daemon;
+mod devices;
+mod event_files;
+mod figures;
+mod functions;
+pub mod leftovers;
+pub mod load;
+mod log;
+pub mod machine;
+mod pace;
+mod pool;
+mod reload;
+mod service_manager;
+mod wiring;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use api::types::Action;
+use api::{Asker, Caller, EventLog, Limits, Server, Tcp, questions};
+use configuration::Configuration;
+use engine::launcher::Launcher;
+
+use crate::leftovers::Mark;
+use control::ControlLoop;
+pub(crate) use control::Summary;
+pub use control::{raise_priority, secret};
+pub use log::LogFormat;
+
+/// Where an orchestrator keeps its sockets and state.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// `/run/inco`, or what `INCO_RUN_DIR` says.
+    pub(crate) run_dir: PathBuf,
+    /// The API's socket.
+    pub(crate) socket: PathBuf,
+}
+
+/// A running orchestrator. Dropping it before it has ended leaves the containers running.
+pub(crate) struct Orchestrator {
+    thread: Option<JoinHandle<Result<Summary>>>,
+    stop: Arc<StopRequest>,
+    asker: Asker,
+}
+
+/// What asks a running orchestrator to read its configuration again.
+#[derive(Clone, Debug)]
+pub(crate) struct Reloader(Asker);
+
+impl Reloader {
+    /// Asks for it, as a signal does: what comes of it is in the event log. Whether the question could be put.
+    pub(crate) fn ask(&self) -> bool {
+        let caller = Caller {
+            name: "signal".to_owned(),
+            may_act: true,
+        };
+        self.0.act(Action::Reload {}, caller)
+    }
+}
+
+/// What is shared with the loop: whether it is to end, and how often it has turned.
+#[derive(Debug, Default)]
+pub(crate) struct StopRequest {
+    stop: AtomicBool,
+    keep: AtomicBool,
+    turns: AtomicU64,
+}
+
+impl StopRequest {
+    /// Asks for the end; with `keep`, containers go on running.
+    pub(crate) fn ask(&self, keep: bool) {
+        self.keep.store(keep, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether the end was asked for; then, whether containers go on running.
+    pub(crate) fn asked(&self) -> Option<bool> {
+        self.stop
+            .load(Ordering::Acquire)
+            .then(|| self.keep.load(Ordering::Relaxed))
+    }
+
+    /// Turns of the loop so far: one that hangs makes no more of them.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    fn note_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Orchestrator {
+    /// Starts everything. Returns once the switch forwards and the API answers; instances follow. `launcher` must
+    /// have been started before this program had threads.
+    ///
+    /// # Errors
+    /// Whatever cannot be had: the engine, a socket, a device, memory. Nothing runs then.
+    pub(crate) fn start(
+        configuration: Configuration,
+        place: Place,
+        launcher: Option<Launcher>,
+    ) -> Result<Orchestrator> {
+        std::fs::create_dir_all(&place.run_dir).with_context(|| {
+            format!(
+                "cannot make {}; run as root, or set INCO_RUN_DIR",
+                place.run_dir.display()
+            )
+        })?;
+        let events = EventLog::default();
+        let (asker, inbox) = questions();
+        // First of all, because it finds out whether another one is running.
+        let tcp = configuration.api.tcp.as_ref().map(|of| Tcp {
+            address: of.listen,
+            certificate: of.certificate.clone(),
+            key: of.key.clone(),
+            tokens: of.tokens.clone(),
+        });
+        let limits = Limits::default();
+        let server = Server::start(
+            &place.socket,
+            tcp.as_ref(),
+            &limits,
+            asker.clone(),
+            events.clone(),
+        )?;
+        let mark = Mark::set(&place.run_dir, &place.socket, &configuration)?;
+        let stop = Arc::new(StopRequest::default());
+        let (ready, started) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("inco-control".to_owned())
+            .spawn({
+                let stop = Arc::clone(&stop);
+                move || {
+                    let _server = server;
+                    let control = ControlLoop::start(configuration, &place, launcher, inbox, events, stop);
+                    match control {
+                        Ok(mut control) => {
+                            let _waiting = ready.send(Ok(()));
+                            let summary = control.run()?;
+                            if summary.left.is_empty() && !summary.kept {
+                                mark.remove();
+                            }
+                            Ok(summary)
+                        }
+                        Err(error) => {
+                            mark.undo();
+                            let _waiting = ready.send(Err(error));
+                            Err(anyhow!("nothing was started"))
+                        }
+                    }
+                }
+            })
+            .context("cannot start the control thread")?;
+        started.recv().context("the control thread ended")??;
+        Ok(Orchestrator {
+            thread: Some(thread),
+            stop,
+            asker,
+        })
+    }
+
+    /// What asks it to end, for a signal's thread.
+    pub(crate) fn stopper(&self) -> Arc<StopRequest> {
+        Arc::clone(&self.stop)
+    }
+
+    /// What asks it to read its configuration again, for a signal's thread.
+    pub(crate) fn reloader(&self) -> Reloader {
+        Reloader(self.asker.clone())
+    }
+
+    /// Whether it has ended by itself: somebody asked for it over the API.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// What ended it, if that was no request.
+    pub(crate) fn wait(mut self) -> Result<Summary> {
+        let thread = self.thread.take().context("it has ended already")?;
+        while !thread.is_finished() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        thread
+            .join()
+            .map_err(|_| anyhow!("the control thread ended with a panic"))?
+    }
+}
+
+impl Drop for Orchestrator {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.stop.ask(true);
+            let _result = thread.join();
+        }
+    }
+}

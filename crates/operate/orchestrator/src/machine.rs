@@ -1,0 +1,528 @@
+//! This machine, as far as a configuration depends on it. Looking changes nothing: no device is opened, no uplink
+//! connected to that a running inco listens on.
+
+use std::fs;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use configuration::{CardFunction, Device, Engine, EngineDriver, Facts, InstanceDevice, Unusable, Uplink};
+use engine::image::Store;
+use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, NetFunction, functions_in_use};
+
+use api::run_dir;
+
+/// The machine that this runs on.
+pub struct Machine;
+
+impl Facts for Machine {
+    fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
+        let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
+            return Ok(());
+        };
+        if usize::from(cpu) < rustix::thread::CpuSet::MAX_CPU && allowed.is_set(usize::from(cpu)) {
+            return Ok(());
+        }
+        let there: Vec<String> = allowed_cpus().iter().map(ToString::to_string).collect();
+        Err(Unusable::new(
+            format!("CPU {cpu} is none that inco may use"),
+            format!("write one of {}", there.join(", ")),
+        ))
+    }
+
+    fn device(&self, uplink: &Uplink) -> Result<(), Unusable> {
+        let device = &uplink.device;
+        if let Device::Memif(socket) = device {
+            return socket_is_free(&run_dir::in_run_dir(socket));
+        }
+        dpdk_is_built_in()?;
+        device.captures_read().into_iter().try_for_each(readable)?;
+        device.captures_written().into_iter().try_for_each(writable)?;
+        match device {
+            Device::Veth(name) => interface_carries(name, uplink.max_frame),
+            Device::Dpdk(text) => device
+                .parameters("iface")
+                .try_for_each(|name| interface_carries(name, uplink.max_frame))
+                .and_then(|()| pci_device(text)),
+            Device::Memif(_) | Device::Pcap(_) => Ok(()),
+        }
+    }
+
+    fn interface(&self, name: &str) -> Result<(), Unusable> {
+        let there = interfaces();
+        let there: Vec<&str> = there.iter().map(String::as_str).collect();
+        if there.contains(&name) {
+            return Ok(());
+        }
+        let write = match configuration::nearest(name, there.iter().copied()) {
+            Some(near) => format!("write {near:?}, or make it"),
+            None => "make it: a card has its representors in switchdev mode, `devlink dev eswitch set pci/ADDRESS mode switchdev`".to_owned(),
+        };
+        Err(Unusable::new(
+            format!("there is no network interface {name:?}"),
+            write,
+        ))
+    }
+
+    fn function(&self, engine: &Engine, device: &InstanceDevice) -> Result<(), Unusable> {
+        if !engine.is_local() {
+            return Ok(());
+        }
+        let function = net_function(device);
+        let run_dir = run_dir::run_dir();
+        let given = match Given::find(std::slice::from_ref(&function), Path::new(engine::SYS)) {
+            Ok(given) => given,
+            // A container of an earlier run has it, and gives it back.
+            Err(_) if functions_in_use(&run_dir).contains(&function) => return Ok(()),
+            Err(EngineError::NoFunction { what, write }) => return Err(Unusable::new(what, write)),
+            Err(error) => return Err(Unusable::new(error.to_string(), "write another function")),
+        };
+        let (Some(mac), Some(interface)) = (device.mac, given.interfaces.first()) else {
+            return Ok(());
+        };
+        let address = fs::read_to_string(format!("{}/class/net/{interface}/address", engine::SYS));
+        let address = address.unwrap_or_default();
+        if address.trim() == mac.to_string() {
+            return Ok(());
+        }
+        Err(Unusable::new(
+            format!("{interface} has the address {}, and not {mac}", address.trim()),
+            format!(
+                "write mac = {:?}, or run `ip link set {interface} address {mac}`",
+                address.trim()
+            ),
+        ))
+    }
+
+    fn engine(&self, engine: &Engine) -> Result<(), Unusable> {
+        match engine.driver {
+            EngineDriver::Oci if rustix::process::geteuid().is_root() => Ok(()),
+            EngineDriver::Oci => Err(Unusable::new(
+                "containers of the oci engine need root",
+                "run inco with sudo, or write driver = \"docker\" and be in the group docker",
+            )),
+            EngineDriver::Docker => DockerEngine::start(docker_config(engine))
+                .map(drop)
+                .map_err(|error| {
+                    // What to do is said by the key's own words.
+                    let seen = match error {
+                        EngineError::Unavailable { reason } => {
+                            reason.split(": ").next().unwrap_or_default().to_owned()
+                        }
+                        other => other.to_string(),
+                    };
+                    let what = format!("no engine answers at {} ({seen})", engine.host);
+                    Unusable::new(
+                        what,
+                        "start Docker or Podman, correct host, or write driver = \"oci\"",
+                    )
+                }),
+        }
+    }
+
+    fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable> {
+        let name = ImageRef::from(image);
+        // Docker takes from the store what it does not have.
+        if Store::at(Store::default_dir()).resolve(&name).is_ok() {
+            return Ok(());
+        }
+        let known = Store::at(Store::default_dir()).list().unwrap_or_default();
+        let known: Vec<String> = known.into_iter().map(|image| image.name).collect();
+        let write = match configuration::nearest(&name.with_tag(), known.iter().map(String::as_str)) {
+            Some(near) => format!("write {near:?}, or make it with `inco image import {image} SOURCE`"),
+            None => match image.trim_end_matches(":latest") {
+                "inco/forward" => "make it with `inco image build forward`".to_owned(),
+                "testpmd" => "make it with `inco image import testpmd`".to_owned(),
+                _ => format!(
+                    "make it with `inco image import {image} SOURCE`, or write one that `inco image list` shows"
+                ),
+            },
+        };
+        if engine.driver == EngineDriver::Docker && docker_has(engine, &name.with_tag()) {
+            return Ok(());
+        }
+        Err(Unusable::new(format!("there is no image {image:?}"), write))
+    }
+
+    fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable> {
+        let socket = run_dir::api_socket(socket);
+        // Its name in the kernel's list is the one before it was put in place; and connecting disturbs no API.
+        if is_listened_on(&socket) || UnixStream::connect(&socket).is_ok() {
+            let what = format!("another inco listens on {}", socket.display());
+            return Err(Unusable::new(
+                what,
+                "stop it with `inco stop`, or set INCO_RUN_DIR to another directory",
+            ));
+        }
+        directory_is_writable(&socket)
+    }
+
+    fn path(&self, path: &Path) -> Result<(), Unusable> {
+        match fs::metadata(path) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(unreadable(path, &error)),
+        }
+    }
+
+    fn hugepages(&self) -> Result<(), Unusable> {
+        match free_hugepages_mib() {
+            1.. => Ok(()),
+            0 => Err(Unusable::new(
+                "no hugepage is free",
+                "reserve some with `sysctl vm.nr_hugepages=512`, or do without",
+            )),
+        }
+    }
+}
+
+/// The CPUs that this process may use; none where the kernel does not say.
+pub fn allowed_cpus() -> Vec<u16> {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU as u16)
+        .filter(|cpu| allowed.is_set(usize::from(*cpu)))
+        .collect()
+}
+
+/// Memory in free hugepages of the usual size, in MiB.
+pub fn free_hugepages_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let figure = |name: &str| -> Option<u64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let (free, kib) = (figure("HugePages_Free:"), figure("Hugepagesize:"));
+    free.unwrap_or(0) * kib.unwrap_or(0) / 1024
+}
+
+/// How a Docker engine of the configuration is reached.
+pub fn docker_config(engine: &Engine) -> DockerConfig {
+    DockerConfig {
+        certificates: engine.tls.clone(),
+        ..DockerConfig::at(engine.host.clone())
+    }
+}
+
+/// Whether Docker has an image that is not in our store: asked in Docker's own protocol on its unix socket.
+fn docker_has(engine: &Engine, image: &str) -> bool {
+    use std::io::{Read as _, Write as _};
+    let Some(socket) = engine.host.strip_prefix("unix://") else {
+        // Over TLS only the engine itself can ask: it says so when it creates the first container.
+        return true;
+    };
+    let ask = || -> io::Result<String> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
+        write!(
+            stream,
+            "GET /images/{image}/json HTTP/1.0\r\nHost: docker\r\n\r\n"
+        )?;
+        let mut head = [0; 16];
+        stream.read_exact(&mut head)?;
+        Ok(String::from_utf8_lossy(&head).into_owned())
+    };
+    ask().is_ok_and(|head| head.split_whitespace().nth(1) == Some("200"))
+}
+
+/// Whether this inco can open DPDK devices.
+pub fn dpdk_is_built_in() -> Result<(), Unusable> {
+    if cfg!(feature = "dpdk") {
+        return Ok(());
+    }
+    Err(Unusable::new(
+        "this inco was built without DPDK, which such a device needs",
+        "build it where DPDK is installed (`make build`), or write \"memif:SOCKET\"",
+    ))
+}
+
+fn names_in(directory: &str) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Whether there is such an interface of the kernel in this network namespace, and it carries frames of that many bytes.
+#[cfg(feature = "dpdk")]
+fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
+    let there = interfaces();
+    let there: Vec<&str> = there.iter().map(String::as_str).collect();
+    if !there.contains(&interface) {
+        let near = configuration::nearest(interface, there.iter().copied());
+        let write = near.map_or_else(
+            || format!("write one of {}", there.join(", ")),
+            |near| format!("write \"veth:{near}\""),
+        );
+        let what = format!("there is no network interface {interface:?}");
+        return Err(Unusable::new(what, write));
+    }
+    let needed = usize::from(max_frame).saturating_sub(dpdk::FRAME_OVERHEAD_BYTES);
+    match dpdk::interface_mtu(interface) {
+        Ok(mtu) if needed > usize::from(mtu) => Err(Unusable::new(
+            format!("{interface} has an MTU of {mtu} B, and frames of {max_frame} B need {needed} B"),
+            format!(
+                "run `ip link set {interface} mtu {needed}`, or write max_frame = {}",
+                usize::from(mtu) + dpdk::FRAME_OVERHEAD_BYTES
+            ),
+        )),
+        // Opening it will say it better.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn interface_carries(_interface: &str, _max_frame: u16) -> Result<(), Unusable> {
+    dpdk_is_built_in()
+}
+
+/// Network interfaces of this process' namespace, which /sys need not show.
+fn interfaces() -> Vec<String> {
+    let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
+    list.lines().filter_map(name).collect()
+}
+
+/// A function of a card, as the engine knows it.
+pub fn net_function(of: &InstanceDevice) -> NetFunction {
+    match &of.function {
+        CardFunction::Pci(address) => NetFunction::Pci {
+            address: address.clone(),
+            vfio: of.vfio.clone(),
+        },
+        CardFunction::Sf(number) => NetFunction::Sf(*number),
+        CardFunction::Interface(name) => NetFunction::Interface(name.clone()),
+    }
+}
+
+/// Whether that file can be written, or made.
+fn writable(file: &Path) -> Result<(), Unusable> {
+    if file.is_dir() {
+        let what = format!("{} is a directory", file.display());
+        return Err(Unusable::new(what, "write a file"));
+    }
+    let directory = match file.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    };
+    if !directory.is_dir() {
+        let what = format!("there is no directory {}", directory.display());
+        return Err(Unusable::new(what, "make it, or write another file"));
+    }
+    let asked = if file.exists() { file } else { directory };
+    rustix::fs::access(asked, rustix::fs::Access::WRITE_OK).map_err(|_| {
+        Unusable::new(
+            format!("{} may not be written", asked.display()),
+            "run inco with sudo, or write another file",
+        )
+    })
+}
+
+fn readable(file: &Path) -> Result<(), Unusable> {
+    match fs::File::open(file) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(unreadable(file, &error)),
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Unusable {
+    match error.kind() {
+        io::ErrorKind::NotFound => Unusable::new(
+            format!("there is no {}", path.display()),
+            "write a path that exists",
+        ),
+        io::ErrorKind::PermissionDenied => Unusable::new(
+            format!("{} may not be read", path.display()),
+            "run inco with sudo, or change its permissions",
+        ),
+        _ => Unusable::new(
+            format!("{} cannot be read ({error})", path.display()),
+            "write another path",
+        ),
+    }
+}
+
+/// Drivers through which DPDK reaches a device: those that leave it to user space, and those that share it.
+pub const USER_SPACE_DRIVERS: [&str; 5] =
+    ["vfio-pci", "igb_uio", "uio_pci_generic", "mlx5_core", "mlx4_core"];
+
+fn pci_device(device: &str) -> Result<(), Unusable> {
+    let address = device
+        .split(',')
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("pci:");
+    if address.starts_with("net_") || address.starts_with("vdev:") || address.starts_with("auxiliary:") {
+        return Ok(());
+    }
+    // DPDK takes addresses without their domain.
+    let full = if address.matches(':').count() == 1 {
+        format!("0000:{address}")
+    } else {
+        address.to_owned()
+    };
+    let directory = Path::new("/sys/bus/pci/devices").join(&full);
+    if !directory.exists() {
+        let there: Vec<String> = names_in("/sys/bus/pci/devices")
+            .into_iter()
+            .filter(|address| is_network(address))
+            .collect();
+        let write = if there.is_empty() {
+            "there is no network card here: write \"memif:SOCKET\" or \"veth:INTERFACE\"".to_owned()
+        } else {
+            format!("write one of {}", there.join(", "))
+        };
+        return Err(Unusable::new(format!("there is no PCI device {full}"), write));
+    }
+    let driver = fs::read_link(directory.join("driver")).ok();
+    let driver = driver
+        .as_deref()
+        .and_then(Path::file_name)
+        .map(|name| name.to_string_lossy().into_owned());
+    match driver {
+        Some(driver) if USER_SPACE_DRIVERS.contains(&driver.as_str()) => Ok(()),
+        other => {
+            let held = other.map_or_else(
+                || "no driver".to_owned(),
+                |driver| format!("the kernel's driver {driver}"),
+            );
+            Err(Unusable::new(
+                format!("{full} has {held}"),
+                format!("run `dpdk-devbind.py -b vfio-pci {full}`"),
+            ))
+        }
+    }
+}
+
+/// Whether a PCI device is a network card: class 02.
+fn is_network(address: &str) -> bool {
+    let class = fs::read_to_string(Path::new("/sys/bus/pci/devices").join(address).join("class"));
+    class.is_ok_and(|class| class.starts_with("0x02"))
+}
+
+fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
+    if is_listened_on(socket) {
+        let what = format!("another program listens on {}", socket.display());
+        return Err(Unusable::new(what, "stop it, or write another socket"));
+    }
+    directory_is_writable(socket)
+}
+
+/// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it. One whose file is gone can be
+/// reached by nobody.
+pub fn is_listened_on(socket: &Path) -> bool {
+    if !socket.exists() {
+        return false;
+    }
+    let full: PathBuf = fs::canonicalize(socket).unwrap_or_else(|_| socket.to_owned());
+    fs::read_to_string("/proc/net/unix").is_ok_and(|list| {
+        list.lines().any(|line| {
+            // Num RefCount Protocol Flags Type St Inode Path; 10000 is __SO_ACCEPTCON.
+            let mut fields = line.split_whitespace();
+            let listens = fields.nth(3) == Some("00010000");
+            let path = fields.nth(3).map(Path::new);
+            listens && path.is_some_and(|path| path == full || path == socket)
+        })
+    })
+}
+
+/// Whether a file can be made where that path says; its directory may still be missing.
+pub fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
+    let mut directory = path.parent().unwrap_or(Path::new("."));
+    while !directory.exists() {
+        match directory.parent() {
+            Some(parent) => directory = parent,
+            None => break,
+        }
+    }
+    let directory = if directory.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        directory
+    };
+    match rustix::fs::access(directory, rustix::fs::Access::WRITE_OK) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(Unusable::new(
+            format!("{} may not be written", directory.display()),
+            "run inco with sudo, or set INCO_RUN_DIR to a directory of yours",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_that_are_listened_on_are_found_without_connecting() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("a.sock");
+        assert!(socket_is_free(&socket).is_ok());
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(is_listened_on(&socket));
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        // The file is left behind, and nobody listens.
+        assert!(socket.exists() && !is_listened_on(&socket));
+    }
+
+    #[test]
+    fn cpus_that_are_not_ours_are_named() {
+        let error = Machine.cpu(8000).unwrap_err();
+        assert!(
+            error.what.contains("CPU 8000") && error.write.starts_with("write one of "),
+            "{error:?}"
+        );
+        let first = error
+            .write
+            .trim_start_matches("write one of ")
+            .split(',')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(Machine.cpu(first), Ok(()));
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        assert!(
+            Machine
+                .path(Path::new("/nonexistent"))
+                .unwrap_err()
+                .what
+                .contains("there is no /nonexistent")
+        );
+        assert_eq!(Machine.path(Path::new("/")), Ok(()));
+        assert!(
+            pci_device("ffff:ff:1f.7")
+                .unwrap_err()
+                .what
+                .contains("there is no PCI device ffff:ff:1f.7")
+        );
+        assert_eq!(pci_device("net_null0,size=64"), Ok(()));
+    }
+
+    #[test]
+    fn an_engine_that_does_not_answer_is_told() {
+        let engine = Engine {
+            driver: EngineDriver::Docker,
+            host: "unix:///nonexistent/docker.sock".to_owned(),
+            tls: None,
+        };
+        let error = Machine.engine(&engine).unwrap_err();
+        assert!(
+            error
+                .what
+                .contains("no engine answers at unix:///nonexistent/docker.sock"),
+            "{error:?}"
+        );
+    }
+}

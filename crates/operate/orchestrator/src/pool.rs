@@ -1,0 +1,115 @@
+//! The ports that a switch of rules makes for instances when it starts: which slots are whose, and what a container is told
+//! of its port.
+
+use std::path::PathBuf;
+
+use configuration::{Configuration, InstanceDevice, PortKind, Service};
+use controller::PortPlace;
+use engine::Mount;
+use model::{ServiceId, Slot};
+use openflow_switch::{PooledPorts, PortDevice};
+
+use super::wiring::PORT_SOCKET;
+use crate::machine::net_function;
+use api::run_dir::in_run_dir;
+
+/// Where a container sees the directory with the socket of its port.
+const PORT_DIR: &str = "/run/inco-port";
+
+/// The slots of each service, in the order of the configuration: of memif ports for `max` and standby instances and for those
+/// that drain, of functions of a card as many as there are.
+fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<Slot>)> {
+    let spare = configuration.switch.openflow.spare_ports;
+    let mut next = 0;
+    configuration.services.iter().map(move |service| {
+        let first = next;
+        next += service.places(spare);
+        (service, (first..next).map(|slot| Slot(slot as u16)).collect())
+    })
+}
+
+/// The devices of each of a service's instances.
+fn devices(service: &Service) -> impl Iterator<Item = &[InstanceDevice]> {
+    service.devices.chunks_exact(service.uplinks.len().max(1))
+}
+
+/// On this machine, the directory of a slot's socket. It stays for as long as a container may see it.
+fn directory(slot: Slot) -> PathBuf {
+    in_run_dir(&PathBuf::from(format!("ports/{}", slot.0)))
+}
+
+/// The ports that the switch is to make.
+pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
+    let representor = |of: &InstanceDevice| {
+        let name = of.representor.clone();
+        if of.is_of_dpdk() {
+            PortDevice::Dpdk(name)
+        } else {
+            PortDevice::Interface(name)
+        }
+    };
+    let of_service = |(service, slots): (&Service, Vec<Slot>)| -> Vec<PooledPorts> {
+        let place = configuration
+            .services
+            .iter()
+            .position(|of| of.name == service.name);
+        let service_id = ServiceId(place.unwrap_or_default() as u16);
+        let pooled = |slot, devices| PooledPorts {
+            slot,
+            service: service_id,
+            devices,
+        };
+        if service.port == PortKind::Device {
+            let devices = devices(service).map(|of| of.iter().map(representor).collect());
+            return slots
+                .into_iter()
+                .zip(devices)
+                .map(|(slot, of)| pooled(slot, of))
+                .collect();
+        }
+        let memif = |slot| PortDevice::Memif(directory(slot).join(PORT_SOCKET));
+        let slots = slots.into_iter();
+        slots
+            .map(|slot| pooled(slot, vec![memif(slot); service.uplinks.len()]))
+            .collect()
+    };
+    slots(configuration).flat_map(of_service).collect()
+}
+
+/// The places of each service's instances, where a memif port has so many queue pairs.
+pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec<PortPlace>> {
+    let memif = |service: &Service, slot| PortPlace {
+        slot,
+        mounts: vec![Mount {
+            source: directory(slot),
+            target: PathBuf::from(PORT_DIR),
+            // It cannot take the socket away from those that come after it.
+            read_only: true,
+        }],
+        env: vec![
+            ("INCO_SOCKET".to_owned(), format!("{PORT_DIR}/{PORT_SOCKET}")),
+            ("INCO_ROLE".to_owned(), "client".to_owned()),
+            ("INCO_QUEUES".to_owned(), queue_pairs.to_string()),
+            ("INCO_RING_SLOTS".to_owned(), service.ring.slots.to_string()),
+            (
+                "INCO_BUFFER_BYTES".to_owned(),
+                service.ring.buffer_bytes.to_string(),
+            ),
+        ],
+        functions: Vec::new(),
+    };
+    let device = |slot, devices: &[InstanceDevice]| PortPlace {
+        slot,
+        mounts: Vec::new(),
+        env: Vec::new(),
+        functions: devices.iter().map(net_function).collect(),
+    };
+    let of_service = |(service, slots): (&Service, Vec<Slot>)| match service.port {
+        PortKind::Device => {
+            let devices = slots.into_iter().zip(devices(service));
+            devices.map(|(slot, of)| device(slot, of)).collect()
+        }
+        PortKind::Memif | PortKind::Null => slots.into_iter().map(|slot| memif(service, slot)).collect(),
+    };
+    slots(configuration).map(of_service).collect()
+}

@@ -1,0 +1,354 @@
+//! A changed configuration, applied while everything runs: all of it or nothing. Flows keep their pins.
+
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+
+use anyhow::Result;
+use api::types::{Outcome, Refusal};
+use autoscaling::Autoscaler;
+use configuration::{
+    Configuration, Facts, InstanceDevice, Service, SwitchDriver, Unusable, Uplink, check_facts,
+};
+use controller::{Command, ServiceSettings};
+use model::ServiceId;
+use scheduling::Scheduler;
+
+use super::control::{Asked, ControlLoop};
+use super::wiring;
+use crate::load;
+use crate::machine::Machine;
+
+/// A file that is being read and checked, away from the control loop.
+pub(super) struct Reading {
+    asked: Asked,
+    result: Receiver<Result<Configuration, String>>,
+}
+
+/// This machine as a running inco sees it: what is in use is so by itself, and cannot change anyway.
+struct InUse;
+
+impl Facts for InUse {
+    fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
+        Machine.cpu(cpu)
+    }
+
+    fn device(&self, _uplink: &Uplink) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn interface(&self, _name: &str) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn function(&self, _: &configuration::Engine, _: &InstanceDevice) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn engine(&self, engine: &configuration::Engine) -> Result<(), Unusable> {
+        Machine.engine(engine)
+    }
+
+    fn image(&self, engine: &configuration::Engine, image: &str) -> Result<(), Unusable> {
+        Machine.image(engine, image)
+    }
+
+    fn api_socket(&self, _socket: Option<&Path>) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn path(&self, path: &Path) -> Result<(), Unusable> {
+        Machine.path(path)
+    }
+
+    fn hugepages(&self) -> Result<(), Unusable> {
+        // Those that are needed are taken already.
+        Ok(())
+    }
+}
+
+fn read(file: &str) -> Result<Configuration, String> {
+    let configuration = load::load(Path::new(file)).map_err(|error| error.to_string())?;
+    let problems = check_facts(&configuration, &InUse);
+    if problems.is_empty() {
+        return Ok(configuration);
+    }
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    Err(lines.join("\n"))
+}
+
+/// What a new configuration changes.
+struct Changes {
+    /// With the services that there are in their old order, and the new ones after them.
+    configuration: Configuration,
+    /// Services that there are and whose keys changed.
+    changed: Vec<Changed>,
+    /// Settings of the new services, in their order.
+    added: Vec<ServiceSettings>,
+}
+
+struct Changed {
+    id: ServiceId,
+    settings: ServiceSettings,
+    scheduler: Option<Scheduler>,
+    autoscaler: bool,
+}
+
+impl Changes {
+    /// What is to be done to come from `old` to `new`.
+    ///
+    /// # Errors
+    /// The keys that cannot change while inco runs, each with its place.
+    fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
+        let mut fixed: Vec<String> = Vec::new();
+        let mut must_stay = |key: &str, same: bool| {
+            if !same {
+                fixed.push(key.to_owned());
+            }
+        };
+        let (a, b) = (&old.switch, &new.switch);
+        must_stay("switch.driver", a.driver == b.driver);
+        must_stay("switch.workers", a.workers == b.workers);
+        must_stay("switch.poll", a.poll == b.poll);
+        must_stay("switch.flows", a.flows == b.flows);
+        must_stay("switch.flows_ipv6", a.flows_ipv6 == b.flows_ipv6);
+        must_stay("switch.timeouts", a.timeouts == b.timeouts);
+        must_stay("switch.hugepages", a.hugepages == b.hugepages);
+        must_stay("switch.dpdk_args", a.dpdk_args == b.dpdk_args);
+        must_stay("switch.openflow", a.openflow == b.openflow);
+        must_stay("uplink", old.uplinks == new.uplinks);
+        must_stay("engine", old.engine == new.engine);
+        must_stay("api", old.api == new.api);
+        must_stay("event_log", old.event_log == new.event_log);
+        let counts_returns = old.services.iter().any(Service::counts_flows);
+        for service in &new.services {
+            let key = |name: &str| format!("service.{}.{name}", service.name);
+            let rules_stay = b.driver == SwitchDriver::OpenFlow;
+            let Some((_, before)) = old.service(&service.name) else {
+                // The rules of new flows are laid out when the switch starts.
+                must_stay(&format!("service.{} (it is new)", service.name), !rules_stay);
+                let needs = service.counts_flows();
+                let key = key(if service.flow_counters {
+                    "flow_counters"
+                } else {
+                    "affinity"
+                });
+                must_stay(&key, counts_returns || !needs);
+                continue;
+            };
+            must_stay(&key("uplinks"), before.uplinks == service.uplinks);
+            must_stay(&key("match"), !rules_stay || before.matches == service.matches);
+            must_stay(&key("fit"), !rules_stay || before.fit == service.fit);
+            must_stay(&key("port"), before.port == service.port);
+            must_stay(&key("devices"), before.devices == service.devices);
+            must_stay(&key("symmetric"), before.symmetric == service.symmetric);
+            // Where the table counts what comes back for one service, it does for all.
+            let counted = counts_returns || before.counts_flows() == service.counts_flows();
+            let name = if before.flow_counters == service.flow_counters {
+                "affinity"
+            } else {
+                "flow_counters"
+            };
+            must_stay(&key(name), counted);
+        }
+        for service in &old.services {
+            must_stay(
+                &format!("service.{} (it is not there any more)", service.name),
+                new.service(&service.name).is_some(),
+            );
+        }
+        if !fixed.is_empty() {
+            return Err(Refusal::new(
+                format!("this cannot change while inco runs: {}", fixed.join(", ")),
+                "take it back, or stop inco and run it again with the new file; nothing was changed",
+            ));
+        }
+        let place = |service: &Service| {
+            old.service(&service.name)
+                .map_or(usize::MAX, |(id, _)| id.index())
+        };
+        // Stable: new services stay in the file's order.
+        new.services.sort_by_key(place);
+        let new_engine = new.engine.clone();
+        let settings = |service: &Service| {
+            wiring::service_settings(service, &new_engine)
+                .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
+        };
+        let mut changed = Vec::new();
+        for ((id, service), before) in new.services_with_ids().zip(&old.services) {
+            let scheduler = described(&before.scheduler) != described(&service.scheduler);
+            let autoscaler = parameters(&before.autoscaler) != parameters(&service.autoscaler);
+            if scheduler || autoscaler || !same_otherwise(before, service) {
+                changed.push(Changed {
+                    id,
+                    settings: settings(service)?,
+                    scheduler: scheduler.then(|| service.scheduler.clone()),
+                    autoscaler,
+                });
+            }
+        }
+        let added = new.services.iter().skip(old.services.len()).map(settings);
+        let added = added.collect::<Result<Vec<_>, _>>()?;
+        Ok(Changes {
+            configuration: new,
+            changed,
+            added,
+        })
+    }
+}
+
+/// A scheduler as it would be written.
+fn described(of: &Scheduler) -> (String, Option<serde_json::Value>) {
+    let parameters = of.serialize_parameters(serde_json::value::Serializer).ok();
+    (format!("{} {:?}", of.name(), of.settings()), parameters)
+}
+
+/// An autoscaler as it would be written.
+pub(super) fn parameters(of: &Autoscaler) -> (&'static str, Option<serde_json::Value>) {
+    (
+        of.name(),
+        of.serialize_parameters(serde_json::value::Serializer).ok(),
+    )
+}
+
+/// Whether two services differ in nothing but their policies.
+fn same_otherwise(a: &Service, b: &Service) -> bool {
+    let with_policies_of = |service: &Service| Service {
+        scheduler: a.scheduler.clone(),
+        autoscaler: a.autoscaler.clone(),
+        ..service.clone()
+    };
+    // Policies carry state and cannot be compared; everything else is plain values.
+    format!("{:?}", with_policies_of(a)) == format!("{:?}", with_policies_of(b))
+}
+
+impl ControlLoop {
+    /// Begins to read the file again. The answer comes when it was checked and applied, or refused.
+    pub(super) fn begin_reload(&mut self, asked: Asked) {
+        if self.reading_file.is_some() {
+            let refusal = Refusal::new("the file is being read already", "wait for that, and try again");
+            self.conclude(asked, Err(refusal));
+            return;
+        }
+        let file = self.configuration.file.clone();
+        let (sender, result) = mpsc::channel();
+        // Looking for images may take its time; the loop does not wait.
+        let thread = std::thread::Builder::new().name("inco-reload".to_owned());
+        let run = move || {
+            // Nobody waits for it only where the loop has ended.
+            let _ = sender.send(read(&file));
+        };
+        match thread.spawn(run) {
+            Ok(_detached) => self.reading_file = Some(Reading { asked, result }),
+            Err(error) => {
+                let refusal = Refusal::new(format!("no thread can be started: {error}"), "try again");
+                self.conclude(asked, Err(refusal));
+            }
+        }
+    }
+
+    /// Applies what was read, once it was.
+    pub(super) fn take_reload(&mut self) {
+        let Some(reading) = &self.reading_file else {
+            return;
+        };
+        let read = match reading.result.try_recv() {
+            Ok(read) => read,
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => Err("reading it ended with a panic".to_owned()),
+        };
+        let Some(Reading { asked, .. }) = self.reading_file.take() else {
+            return;
+        };
+        let result = read
+            .map_err(|problems| Refusal::new(problems, "correct the file; nothing was changed"))
+            .and_then(|new| Changes::between(&self.configuration, new))
+            .and_then(|changes| self.apply(changes));
+        match &result {
+            Ok(_) => self.reloads.0 += 1,
+            Err(_) => self.reloads.1 += 1,
+        }
+        self.conclude(asked, result);
+    }
+
+    fn apply(&mut self, changes: Changes) -> Result<Outcome, Refusal> {
+        // What can still be refused comes first.
+        for change in &changes.changed {
+            if let Some(scheduler) = &change.scheduler {
+                let stuck = |error: soft_switch::SwitchError| {
+                    Refusal::new(
+                        error.to_string(),
+                        "try again; some schedulers may have been replaced already",
+                    )
+                };
+                self.switch
+                    .set_scheduler(change.id, scheduler.clone())
+                    .map_err(stuck)?;
+            }
+        }
+        let mut said = Vec::new();
+        let running: Vec<_> = self
+            .services
+            .iter()
+            .map(|plan| (plan.id, plan.scheduler.clone()))
+            .collect();
+        let (before, new) = (&self.configuration, &changes.configuration);
+        let fallbacks =
+            before.switch.unmatched != new.switch.unmatched || before.switch.other != new.switch.other;
+        let limits: Vec<_> = new.services.iter().map(|service| service.limit).collect();
+        for (index, limit) in limits.into_iter().enumerate() {
+            let replaced = changes
+                .changed
+                .iter()
+                .any(|c| c.id.index() == index && c.scheduler.is_some());
+            match self.limits.get_mut(index) {
+                // A limit belongs to its scheduler.
+                Some(place) if replaced => *place = limit,
+                Some(_) => {}
+                None => self.limits.push(limit),
+            }
+        }
+        self.services = wiring::service_plans(new);
+        for plan in &mut self.services {
+            let replaced = changes
+                .changed
+                .iter()
+                .any(|c| c.id == plan.id && c.scheduler.is_some());
+            // What did not change in the file stays as it runs, also where somebody has chosen it since.
+            if !replaced && let Some((_, scheduler)) = running.iter().find(|(id, _)| *id == plan.id) {
+                plan.scheduler = scheduler.clone();
+            }
+        }
+        self.configuration = changes.configuration;
+        for change in changes.changed {
+            said.push(format!("{} changed", change.settings.name));
+            self.order(Command::Reconfigure {
+                service: change.id,
+                settings: Box::new(change.settings),
+                autoscaler: change.autoscaler,
+            });
+        }
+        for settings in changes.added {
+            said.push(format!("{} added", settings.name));
+            self.reading.counters.services.push(Default::default());
+            self.order(Command::AddService {
+                settings: Box::new(settings),
+            });
+        }
+        if fallbacks {
+            said.push("what happens to other packets changed".to_owned());
+        }
+        if said.is_empty() {
+            return Ok(Outcome {
+                result: "nothing has changed in the file".to_owned(),
+            });
+        }
+        self.publish_again();
+        said.sort();
+        Ok(Outcome {
+            result: format!(
+                "{}; instances that run keep the containers that they have",
+                said.join(", ")
+            ),
+        })
+    }
+}
