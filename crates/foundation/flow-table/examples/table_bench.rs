@@ -1,8 +1,8 @@
-//! Times the flow table: set-ups per second by fill, look-ups by number of flows, expiry, bytes per flow.
+//! Times the flow table: insertions per second by fill, lookups by number of flows, expiry, bytes per flow.
 //!
-//! `cargo run --release -p flow-table --example table_bench [FLOWS]` (default 16,000,000 flows of capacity: 1 GB). Plain
-//! timing on one thread, in processor time, the median of rounds; use it to compare two commits in one session, not to
-//! quote a processor.
+//! `cargo run --release -p flow-table --example table_bench [FLOWS]` (default 16,000,000 flows of capacity: 1
+//! GB). Times one thread in processor time and reports the median of rounds. Use it to compare two commits in
+//! one session, not to rate a processor.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 
@@ -15,7 +15,7 @@ use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot};
 use packet::{BURST, PacketColumns, TcpFlags};
 use zerocopy::FromBytes;
 
-/// Processor time of this thread, so that what else runs on the machine disturbs by its cache misses only.
+/// Processor time of this thread: other load on the machine then only adds cache misses.
 #[derive(Clone, Copy)]
 struct Timer(f64);
 
@@ -54,8 +54,8 @@ fn key_v4(i: u32) -> FlowKeyV4 {
 
 type Table = FlowTable<&'static mut [Line]>;
 
-/// Storage in huge pages where the system gives them and `PAGES=small` does not forbid it, its pages there already, as a
-/// populated mapping's are.
+/// Storage in huge pages if available, unless `PAGES=small`. Its pages are populated, as in a populated
+/// mapping.
 fn storage(config: &TableConfig) -> &'static mut [Line] {
     let mut mapping = memmap2::MmapMut::map_anon(config.lines_needed().unwrap() * Line::BYTES).unwrap();
     if std::env::var_os("PAGES").is_none_or(|pages| pages != "small") {
@@ -66,7 +66,7 @@ fn storage(config: &TableConfig) -> &'static mut [Line] {
     <[Line]>::mut_from_bytes(&mut mapping[..]).unwrap()
 }
 
-/// Enters flows `from..to` as a worker does a burst of packets that are all new: look up, look up again, insert, count.
+/// Inserts flows `from..to` as a worker does for a burst of new packets: prefetch, lookup, insert, count.
 fn set_up(table: &mut Table, from: u32, to: u32, now: Nanos) {
     let mut keys = [key(0); BURST];
     let mut hashes = [0; BURST];
@@ -94,9 +94,9 @@ fn set_up(table: &mut Table, from: u32, to: u32, now: Nanos) {
     }
 }
 
-/// Nanoseconds per packet of known flows in a random order: write the key, hash, look up in bursts, count.
+/// Nanoseconds per packet of known flows in random order: build the key, hash, look up in bursts, count.
 fn steer(table: &mut Table, flows: u32, packets: usize, now: Nanos) -> f64 {
-    // The order is made beforehand.
+    // The order is generated outside the measurement.
     let mut state = 0x9e37_79b9_u64;
     let order: Vec<u32> = (0..packets.min(1 << 21))
         .map(|_| {

@@ -1,9 +1,10 @@
-//! One line of the index: 15 signatures (0: the place is free) in bytes 0–14, byte 15 zero, 15 entry numbers of three
-//! bytes in 16–60, and in 61–62 how many flows have this bucket as their first choice but lie in their second one.
+//! One line of the index: 15 signatures (0: free slot) in bytes 0–14, byte 15 zero, 15 entry numbers of three
+//! bytes in 16–60, and in 61–62 the number of flows whose first bucket this is but which lie in their second
+//! one.
 
 use crate::Line;
 
-/// Places in a bucket.
+/// Slots in a bucket.
 pub(crate) const PLACES: usize = 15;
 
 const ALL: u16 = (1 << PLACES) - 1;
@@ -19,25 +20,26 @@ fn matches(line: &Line, signature: u8) -> u16 {
     }
 }
 
-/// The places that hold this signature, which is not 0, one bit each.
+/// A mask of the slots that hold this signature, which is not 0.
 #[inline(always)]
 pub(crate) fn candidates(line: &Line, signature: u8) -> u16 {
     matches(line, signature)
 }
 
-/// The lowest free place.
+/// The lowest free slot.
 #[inline(always)]
 pub(crate) fn free_place(line: &Line) -> Option<usize> {
     let free = matches(line, 0);
     (free != 0).then_some(free.trailing_zeros() as usize)
 }
 
-/// The entry number in a place below [`PLACES`].
+/// The entry number in a slot below [`PLACES`].
 #[inline(always)]
 pub(crate) fn entry(line: &Line, place: usize) -> u32 {
     let bytes = line.bytes();
     let at = ENTRIES_AT + 3 * (place & 15);
-    // Four bytes of which the last belongs to the next place; place 15 does not occur, and would read within the line.
+    // Reads four bytes, the last of which belongs to the next slot. Slot 15 does not exist, and its read
+    // would stay within the line.
     match bytes[..].get(at - 1..at + 3).and_then(<[u8]>::first_chunk) {
         Some(bytes) => u32::from_le_bytes(*bytes) >> 8,
         None => 0,
@@ -61,8 +63,8 @@ pub(crate) fn clear(line: &mut Line, place: usize) {
     line.bytes_mut()[place & 15] = 0;
 }
 
-/// How many flows that belong here first lie in their second bucket. Stays at its largest value once there, which costs
-/// look-ups a second line but never a flow.
+/// How many flows of this bucket lie in their second bucket. Saturates: lookups then always read a second
+/// line, but no flow is lost.
 #[inline(always)]
 pub(crate) fn overflow(line: &Line) -> u16 {
     let bytes = line.bytes();
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_do_not_overlap() {
+    fn slots_do_not_overlap() {
         let mut line = Line::ZERO;
         for place in 0..PLACES {
             assert_eq!(free_place(&line), Some(place));
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_sticks_at_its_limit() {
+    fn the_overflow_count_saturates() {
         let mut line = Line::ZERO;
         overflow_down(&mut line);
         assert_eq!(overflow(&line), 0);

@@ -1,11 +1,11 @@
-//! How one flow lies in its words; see the crate's page for the picture.
+//! The layout of one flow's words; see the crate's page for the picture.
 
 use model::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Slot, protocol};
 
 use crate::TcpState;
 
-/// A key as words: the ports, VLAN and protocol in one, whose upper byte is free and holds the entry's [`State`], and the
-/// addresses in one (IPv4) or four (IPv6).
+/// A key as words. One holds ports, VLAN and protocol; its upper byte is free and holds the entry's
+/// [`State`]. The addresses take one word (IPv4) or four (IPv6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyWords<const N: usize> {
     pub(crate) ports: u64,
@@ -79,8 +79,9 @@ pub(crate) const fn protocol_of(ports: u64) -> u8 {
     (ports >> 48) as u8
 }
 
-/// The upper byte of an entry's first word: phase in bits 0–2 (0: the entry is free), the opener's direction in bit 3,
-/// "this direction's pin went with its instance" in bits 4 and 5, "the carry words are in use" in bit 6.
+/// The upper byte of an entry's first word: phase in bits 0–2 (0: free entry), the opener's direction in bit
+/// 3, "this direction's pin was lost with its failed instance" in bits 4 and 5, "the carry words are in use"
+/// in bit 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) u8);
 
@@ -100,7 +101,7 @@ impl State {
         ports & PORTS_MASK | (self.0 as u64) << 56
     }
 
-    /// A new flow's.
+    /// The state of a new flow.
     pub(crate) const fn new(protocol: u8, opener: Direction) -> State {
         let phase = if protocol == protocol::TCP {
             Phase::HANDSHAKE
@@ -120,7 +121,7 @@ impl State {
         State(self.0 & !State::PHASE | phase.0)
     }
 
-    /// Whether packets without SYN, FIN and RST change nothing: not TCP, or established (phases 1 and 3).
+    /// Whether only SYN, FIN and RST can change the state: not TCP, or established (phases 1 and 3).
     #[inline(always)]
     pub(crate) const fn is_established(self) -> bool {
         self.0 & 0b101 == 0b001
@@ -157,7 +158,7 @@ impl State {
         State(if moved { self.0 | bit } else { self.0 & !bit })
     }
 
-    /// Whether a flow of this protocol can be in this state; false for a free entry.
+    /// Whether a flow of this protocol can have this state; false for a free entry.
     pub(crate) const fn is_valid(self, protocol: u8) -> bool {
         let phase = self.phase().0;
         let phases = if protocol == protocol::TCP {
@@ -169,7 +170,7 @@ impl State {
     }
 }
 
-/// Where a flow is in its life.
+/// The TCP phase of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Phase(u8);
 
@@ -200,8 +201,9 @@ impl Phase {
     }
 }
 
-/// A direction's word: packets in bits 0–15, bytes in 16–39 (the lower parts of the counters), the pin in 40–50, half of
-/// the tick of the flow's last packet in 51–63 (the upper half with `Forward`, the lower one with `Reverse`).
+/// A direction's word: low parts of the packet count in bits 0–15 and of the byte count in 16–39, the pin in
+/// 40–50, half of the last packet's tick in 51–63 (the upper half with `Forward`, the lower one with
+/// `Reverse`).
 pub(crate) mod half {
     use model::Slot;
 
@@ -217,7 +219,7 @@ pub(crate) mod half {
     pub(crate) const SEEN_BITS: u32 = 13;
     pub(crate) const BELOW_SEEN: u64 = (1 << SEEN_SHIFT) - 1;
 
-    /// The bits of a pin to a slot below [`Slot::LIMIT`], or to none.
+    /// The bits of a pin to a slot below [`Slot::LIMIT`], or of no pin.
     #[inline(always)]
     pub(crate) const fn usable_pin(slot: Slot) -> u64 {
         (slot.0 as u64 & PIN_MASK) << PIN_SHIFT
@@ -230,7 +232,7 @@ pub(crate) mod half {
     }
 }
 
-/// The pin of a direction's word as it is written, whether or not its slot is being purged.
+/// The stored pin of a direction's word, even if its slot is being purged.
 #[inline(always)]
 pub(crate) const fn raw_pin(word: u64) -> Slot {
     let pin = (word >> half::PIN_SHIFT & half::PIN_MASK) as u16;
@@ -241,7 +243,7 @@ pub(crate) const fn raw_pin(word: u64) -> Slot {
     }
 }
 
-/// The word with another pin; a slot beyond the limit is written as none.
+/// The word with another pin; a slot beyond the limit becomes no pin.
 #[inline(always)]
 pub(crate) const fn with_pin(word: u64, slot: Slot) -> u64 {
     let pin = if slot.index() < Slot::LIMIT {
@@ -252,7 +254,7 @@ pub(crate) const fn with_pin(word: u64, slot: Slot) -> u64 {
     word & !(half::PIN_MASK << half::PIN_SHIFT) | pin << half::PIN_SHIFT
 }
 
-/// Whether a pin found in storage means anything.
+/// Whether a pin found in storage is possible.
 pub(crate) const fn is_pin_valid(word: u64) -> bool {
     let pin = word >> half::PIN_SHIFT & half::PIN_MASK;
     (pin as usize) < Slot::LIMIT || pin == half::PIN_MASK
@@ -267,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_come_back_from_their_words(a: [u8; 16], b: [u8; 16], a_port: u16, b_port: u16, vlan: u16, protocol: u8) {
+        fn keys_survive_the_round_trip_through_words(a: [u8; 16], b: [u8; 16], a_port: u16, b_port: u16, vlan: u16, protocol: u8) {
             let v6 = FlowKeyV6 { a, b, a_port, b_port, vlan, protocol, zero: 0 };
             prop_assert_eq!(KeyWords::v6(&v6).key(), FlowKey::V6(v6));
             let (Some(a), Some(b)) = (a.first_chunk(), b.first_chunk()) else { unreachable!() };
@@ -283,7 +285,7 @@ mod tests {
         }
 
         #[test]
-        fn pins_leave_the_rest_of_the_word_alone(word: u64, slot in 0_u16..=u16::MAX) {
+        fn writing_a_pin_changes_nothing_else_in_the_word(word: u64, slot in 0_u16..=u16::MAX) {
             let with = with_pin(word, Slot(slot));
             let expected = if usize::from(slot) < Slot::LIMIT { Slot(slot) } else { Slot::NONE };
             prop_assert_eq!(raw_pin(with), expected);
@@ -294,12 +296,12 @@ mod tests {
     }
 
     #[test]
-    fn flags_do_not_disturb_each_other() {
+    fn state_flags_are_independent() {
         let state = State::new(protocol::TCP, Direction::Forward);
         assert_eq!(state.opener(), Direction::Forward);
         for phase in 0..=7_u8 {
-            let steady = [Phase::NOT_TCP, Phase::ESTABLISHED].contains(&Phase(phase));
-            assert_eq!(State(phase).is_established(), steady);
+            let established = [Phase::NOT_TCP, Phase::ESTABLISHED].contains(&Phase(phase));
+            assert_eq!(State(phase).is_established(), established);
         }
         let moved = state.with_moved(1, true).carried().with_phase(Phase::CLOSED);
         assert!(moved.is_moved(1) && !moved.is_moved(0) && moved.is_carried());

@@ -1,50 +1,50 @@
-//! The flow cache: where the IPv4 flows of the last packets were found, so that most of those that follow need neither the
-//! keyed hash nor the index. What it says is a guess: whoever takes it compares the entry with the packet. So nothing has to
-//! be removed from it when a flow ends, and whoever aims flows at one place of it gains what there was without it.
+//! The flow cache: a direct-mapped cache of the entries of recent IPv4 flows. A hit needs neither the keyed
+//! hash nor the index. A cached entry is only a guess: the caller compares it with the packet. So nothing is
+//! invalidated when a flow ends, and an attacker who makes flows collide only loses the cache's benefit.
 //!
-//! Open vSwitch has a cache of exact matches in cache of its tables for the same reason (Pfaff et al., "The design and
-//! implementation of Open vSwitch", 2015); this one has four bytes for a flow, no key.
+//! Open vSwitch's exact-match cache serves the same purpose (Pfaff et al., "The design and implementation of
+//! Open vSwitch", 2015); this one has four bytes per flow and no key.
 #![allow(
     clippy::needless_range_loop,
-    reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    reason = "zipped iterators over columns prevent vectorization"
 )]
 
 use packet::{BURST, PacketColumns};
 
 use crate::FlowHasher;
 
-/// Places, of four bytes each: 256 KiB, a quarter of the second cache of processors that have 1 MiB of it.
+/// Cache slots, of four bytes each: 256 KiB, a quarter of a 1 MiB second-level cache.
 const PLACES: usize = 1 << 16;
-/// The bits of a place that are an entry's number. Those above are a tag of the flow.
+/// The bits of a slot that hold an entry number. The bits above are the flow's tag.
 const ENTRY: u32 = (1 << 24) - 1;
-/// Packets whose marks are made at once.
+/// Packets whose tags are computed together.
 const GROUP: usize = 8;
-/// Packets after which it is asked whether the cache is worth it.
+/// Packets between two evaluations of the hit rate.
 const PERIOD_PACKETS: u32 = 1 << 16;
-/// Periods for which it is left alone where more than half of them did not find their flow there.
+/// Periods for which the cache is bypassed after one with a miss rate above one half.
 const BYPASS_PERIODS: u32 = 32;
 
-/// Where flows were found last.
+/// A direct-mapped cache from flow to entry number.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowCache {
     places: Box<[u32; PLACES]>,
-    /// Odd numbers that nobody outside knows.
+    /// Odd secret multipliers.
     key: [u32; 4],
     state: State,
-    /// Packets until the next look at that.
+    /// Packets until the next evaluation.
     left: u32,
-    /// Packets of this period that did not find their flow.
+    /// Misses in this period.
     missed: u32,
 }
 
-/// Whether the cache is worth its cost. It is not where more flows than it has places take turns.
+/// Whether the cache pays off. It does not if more flows are active than it has slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is filled, whatever is found.
+    /// It is filled; misses do not count.
     Warming,
-    /// It is in use, and judged.
+    /// It is used and evaluated.
     Active,
-    /// It is left alone.
+    /// It is bypassed.
     Bypassed,
 }
 
@@ -60,7 +60,7 @@ impl FlowCache {
         }
     }
 
-    /// Whether it is to be asked for the next `packets`, at most a burst.
+    /// Counts the next `packets` (at most a burst), and returns whether to probe the cache for them.
     #[inline(always)]
     pub(crate) fn should_probe(&mut self, packets: u32) -> bool {
         self.left = match self.left.checked_sub(packets) {
@@ -70,7 +70,7 @@ impl FlowCache {
         self.is_active()
     }
 
-    /// Whether it was asked for the last burst.
+    /// Whether the last burst probed the cache.
     #[inline(always)]
     pub(crate) fn is_active(&self) -> bool {
         self.state != State::Bypassed
@@ -90,9 +90,8 @@ impl FlowCache {
         }
     }
 
-    /// Finds the entries of as many flows of `fast` packets of a burst as it has: gives the others of these, a bit each.
-    /// `marks` become what [`FlowCache::note`] is told a flow by; `prefetch` is called with each entry, also of flows that are not
-    /// found.
+    /// Looks up the `fast` packets of a burst and returns the mask of misses. `marks` receives the tags for
+    /// [`FlowCache::note`]. `prefetch` is called with every candidate entry, misses included.
     #[inline(always)]
     pub(crate) fn find(
         &mut self,
@@ -104,7 +103,7 @@ impl FlowCache {
     ) -> u64 {
         let [k0, k1, k2, k3] = self.key;
         let len = packets.len.min(BURST);
-        // Whole groups, whatever the rest holds: the loops then need no remainder.
+        // Round up to whole groups, so that the loops have no remainder.
         let n = (len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let (a, b, ports) = (&packets.a[..n], &packets.b[..n], &packets.ports[..n]);
         let (marks, entries) = (&mut marks[..n], &mut entries[..n]);
@@ -137,7 +136,7 @@ impl FlowCache {
         missed
     }
 
-    /// Notes where a flow is.
+    /// Stores a flow's entry.
     #[inline(always)]
     pub(crate) fn note(&mut self, mark: u32, entry: u32) {
         self.places[(mark >> 16) as usize % PLACES] = mark << 24 | entry & ENTRY;
@@ -172,7 +171,7 @@ mod tests {
         packets
     }
 
-    /// Sends a burst through: what is not found, as the caller finds it, is noted. Gives how many were not found.
+    /// Sends a burst and stores each miss, as the caller does. Returns the number of misses.
     fn send(cache: &mut FlowCache, flows: std::ops::Range<u32>) -> u32 {
         let (mut marks, mut entries) = ([0; BURST], [0; BURST]);
         let packets = packets(flows.clone());
@@ -184,7 +183,7 @@ mod tests {
             if missed >> at & 1 == 1 {
                 cache.note(marks[at], flow);
             } else {
-                // Another flow's entry, where the tag is the same.
+                // A tag collision: another flow's entry.
                 assert!(entries[at] == flow || entries[at] <= ENTRY);
             }
         }
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_found_where_it_was_noted() {
+    fn stored_flows_are_hits() {
         let mut cache = cache();
         let (mut marks, mut entries) = ([0; BURST], [0; BURST]);
         for len in [0, 1, 7, 8, 9, 63, 64] {
@@ -217,30 +216,30 @@ mod tests {
             assert_eq!(cache.find(&packets, all, &mut marks, &mut entries, |_| {}), 0);
             assert!((0..len).all(|at| entries[at as usize] == 1000 + at));
         }
-        // The largest number of an entry, and one flow among others that are not there.
+        // The largest entry number, and one stored flow among misses.
         cache.find(&packets(5..6), 1, &mut marks, &mut entries, |_| {});
         cache.note(marks[0], ENTRY - 1);
         let but_last = u64::MAX >> 1;
         let missed = cache.find(&packets(0..64), but_last, &mut marks, &mut entries, |_| {});
-        assert_eq!(missed, but_last & !(1 << 5), "the last one is not asked for");
+        assert_eq!(missed, but_last & !(1 << 5), "the last packet is not looked up");
         assert_eq!(entries[5], ENTRY - 1);
     }
 
-    /// Flows as alike as they can be find a place for nearly each.
+    /// Even the most similar flows rarely collide.
     #[test]
-    fn most_of_ten_thousand_flows_are_found() {
+    fn most_of_ten_thousand_flows_are_hits() {
         let mut cache = cache();
         assert!(send_all(&mut cache, 10_000) > 9_000);
         let missed = send_all(&mut cache, 10_000);
-        // With even odds 14 of 100 share their place with another; both then take turns in it.
+        // By chance 14 of 100 flows share their slot with another and evict each other.
         assert!((1_000..2_000).contains(&missed), "{missed}");
     }
 
     #[test]
-    fn it_rests_where_too_many_flows_take_turns() {
+    fn the_cache_is_bypassed_when_too_many_flows_are_active() {
         const FLOWS: u32 = 4 * PLACES as u32;
         let mut cache = cache();
-        // A period to fill it, one to judge it.
+        // One period to warm up, one to evaluate.
         send_all(&mut cache, FLOWS);
         assert!(!cache.is_active());
         let noted = cache.places.clone();
@@ -253,8 +252,8 @@ mod tests {
             (BYPASS_PERIODS - 2..=BYPASS_PERIODS + 2).contains(&rounds),
             "{rounds}"
         );
-        assert_ne!(noted, cache.places, "it is filled again once it is asked");
-        // With few flows it is found worth it, and stays in use.
+        assert_ne!(noted, cache.places, "it warms up again after the bypass");
+        // With few flows it pays off and stays active.
         for _ in 0..100_000 {
             send(&mut cache, 0..64);
         }

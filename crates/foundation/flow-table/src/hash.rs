@@ -4,12 +4,12 @@ use model::FlowKey;
 
 use crate::entry::KeyWords;
 
-/// The keyed hash of flows, and of the pairs of hosts that decide which worker owns them.
+/// The keyed hash of flows, and of the address pairs that determine the owner.
 ///
-/// Each step is a folded multiply, the two halves of a 64 × 64 → 128-bit product combined by exclusive or, over words
-/// that the key has been mixed into (the construction of wyhash): about 2 ns for IPv4. The key comes from the control
-/// plane's random source and never leaves the process, so that an attacker cannot aim flows at one bucket or one worker.
-/// The value for a given key and flow is the same on every processor, because a table can outlive the process.
+/// Each step is a folded multiply (the two halves of a 64 × 64 → 128-bit product combined by exclusive or)
+/// over words mixed with the key, as in wyhash: about 2 ns for IPv4. The key comes from the control plane's
+/// random source and never leaves the process, so that no sender can target a bucket or a worker. For a given
+/// key, a flow's hash is the same on every processor, because a table can outlive the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowHasher {
     key: [u64; 4],
@@ -17,35 +17,34 @@ pub struct FlowHasher {
     ownership: Ownership,
 }
 
-/// Which worker owns a flow.
+/// How the owner of a flow is determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ownership {
-    /// By a keyed hash of the two addresses and the VLAN: nobody can aim flows at one worker.
+    /// By a keyed hash of the two addresses and the VLAN: no sender can target a worker.
     #[default]
     Keyed,
-    /// As a network card deals packets to its receive queues that was told to do it by [`RSS_KEY`]: then every packet comes
-    /// to the worker that owns its flow. Whoever chooses addresses can aim.
+    /// As a network card's RSS with [`RSS_KEY`] distributes packets to receive queues: every packet then
+    /// arrives at the worker that owns its flow. Senders who choose their addresses can target a worker.
     Card,
 }
 
-/// The key of the Toeplitz hash by which cards deal, over and over for as many bytes as a card's has. With one that repeats
-/// every 16 bits both directions of a flow have one hash (Woo and Park, "Scalable TCP session monitoring with symmetric
-/// receive-side scaling", 2012, where this one comes from), and it is a function of the exclusive or of the 16-bit words of
-/// the addresses.
+/// The Toeplitz key for RSS, repeated for as many bytes as the card's key has. A key that repeats every 16
+/// bits gives both directions of a flow one hash, a function of the exclusive or of the 16-bit words of the
+/// addresses. (Woo and Park, "Scalable TCP session monitoring with symmetric receive-side scaling", 2012.)
 pub const RSS_KEY: [u8; 2] = [0x6d, 0x5a];
 
-/// Shares in which cards deal: the last bits of the hash are one's number. The smallest table that a card has is of 64
-/// (Intel's virtual functions).
+/// Entries of the RSS redirection table: the last bits of the hash select one. 64 is the smallest table of
+/// any supported card (Intel's virtual functions).
 pub const RSS_BUCKETS: usize = 64;
 
-/// Which of `parts` workers, or queues, takes a share.
+/// The worker or queue, of `parts`, that an entry of the redirection table names.
 #[inline(always)]
 pub const fn rss_queue(share: usize, parts: usize) -> usize {
     share % RSS_BUCKETS * parts / RSS_BUCKETS
 }
 
-/// The last bits of the Toeplitz hash with [`RSS_KEY`] for each value of the upper and of the lower byte of the
-/// exclusive or of all 16-bit words; those of a word are the exclusive or of its bytes'.
+/// The last bits of the Toeplitz hash with [`RSS_KEY`], for each value of the upper and of the lower byte of
+/// the exclusive or of all 16-bit words. The hash of a word is the exclusive or of its bytes' hashes.
 const SHARES: [[u8; 256]; 2] = {
     let key = u16::from_be_bytes(RSS_KEY);
     let mut shares = [[0; 256]; 2];
@@ -56,7 +55,7 @@ const SHARES: [[u8; 256]; 2] = {
             let mut bit = 0;
             while bit < 8 {
                 if value & 0x80 >> bit != 0 {
-                    // Of the 32 bits of the key from this one on, the last.
+                    // The last bits of the 32-bit key window that starts at this bit.
                     let last = key.rotate_left((byte as u32 * 8 + bit as u32 + 32) % 16);
                     shares[byte][value] ^= last as u8 & (RSS_BUCKETS as u8 - 1);
                 }
@@ -69,7 +68,7 @@ const SHARES: [[u8; 256]; 2] = {
     shares
 };
 
-/// The share of a pair of addresses, given the exclusive or of their words of four times 16 bits.
+/// The redirection-table entry of an address pair, from the exclusive or of its words of four times 16 bits.
 #[inline(always)]
 fn card_share(words: u64) -> usize {
     let words = words ^ words >> 32;
@@ -78,7 +77,8 @@ fn card_share(words: u64) -> usize {
     usize::from(uppers[usize::from(upper)] ^ lowers[usize::from(lower)])
 }
 
-/// Arbitrary odd words with as many ones as zeroes; they keep a weak key (all zeroes in a test) from cancelling out.
+/// Arbitrary odd words with as many ones as zeroes. They keep a weak key (all zeroes in a test) from
+/// cancelling out.
 const SALT: [u64; 4] = [
     0x9e37_79b9_7f4a_7c15,
     0xd1b5_4a32_d192_ed03,
@@ -93,7 +93,7 @@ const fn fold(a: u64, b: u64) -> u64 {
 }
 
 impl FlowHasher {
-    /// A hasher with this secret key.
+    /// A hasher with this secret key, and keyed ownership.
     pub const fn new(key: [u64; 4]) -> FlowHasher {
         let mixed = [
             key[0] ^ SALT[0],
@@ -101,7 +101,7 @@ impl FlowHasher {
             key[2] ^ SALT[2],
             key[3] ^ SALT[3],
         ];
-        // Keys of their own for the owner, so that the flows of one worker do not crowd a part of its table.
+        // Separate keys for the owner: otherwise a worker's flows would crowd into a part of its table.
         let owner_key = [
             fold(mixed[0], SALT[1]) ^ mixed[2],
             fold(mixed[1], SALT[2]) ^ mixed[3],
@@ -115,12 +115,12 @@ impl FlowHasher {
         }
     }
 
-    /// The same with that kind of ownership.
+    /// The same with this kind of ownership.
     pub const fn owning(self, ownership: Ownership) -> FlowHasher {
         FlowHasher { ownership, ..self }
     }
 
-    /// The key that it was made with.
+    /// The key it was made with.
     pub const fn key(&self) -> [u64; 4] {
         self.key
     }
@@ -151,7 +151,7 @@ impl FlowHasher {
         let [k0, k1, k2, k3] = self.key;
         let mut state = fold(words.addresses[0] ^ k0 ^ SALT[0], words.ports ^ k1 ^ SALT[1]);
         if N == 4 {
-            // Written without a loop over pairs: N is 1 or 4.
+            // Not a loop over pairs, because N is 1 or 4.
             let rest = [
                 words.addresses[1 % N],
                 words.addresses[2 % N],
@@ -163,8 +163,9 @@ impl FlowHasher {
         fold(state ^ k2 ^ SALT[2], k3 ^ SALT[3])
     }
 
-    /// The worker of 0 to `workers` - 1 that owns this flow: a function of the two addresses and, keyed, the VLAN, so that
-    /// fragments and quoted headers, which may lack the ports, go the same way. 0 where there are no workers.
+    /// The worker that owns this flow, 0 to `workers` - 1. It depends on the two addresses and, if keyed, the
+    /// VLAN, so that fragments and quoted headers without ports reach the same worker. 0 if there are no
+    /// workers.
     #[inline]
     pub fn owner(&self, key: &FlowKey, workers: usize) -> usize {
         match key {
@@ -179,7 +180,7 @@ impl FlowHasher {
         }
     }
 
-    /// The same, given the words of an IPv4 flow.
+    /// The same, for the words of an IPv4 flow.
     #[inline(always)]
     pub(crate) fn owner_of_words(&self, words: KeyWords<1>, workers: usize) -> usize {
         let [addresses] = words.addresses;
@@ -206,8 +207,9 @@ impl FlowHasher {
         }
     }
 
-    /// The same for the addresses of any packet, in either order: the flow's [`owner`](FlowHasher::owner), whatever its
-    /// ports are. Where the families differ, the IPv4 address is taken as IPv4-mapped, as [`FlowKey::new`] does.
+    /// The owner of any packet with these addresses, in either order. Same as the flow's
+    /// [`owner`](FlowHasher::owner), whatever the ports. If the families differ, the IPv4 address counts as
+    /// IPv4-mapped, as in [`FlowKey::new`].
     #[inline]
     pub fn owner_of(&self, src: IpAddr, dst: IpAddr, vlan: u16, workers: usize) -> usize {
         let octets = |address: IpAddr| match address {
@@ -247,7 +249,7 @@ impl FlowHasher {
     }
 }
 
-/// `hash` spread evenly over 0 to `parts` - 1 by its upper half.
+/// Maps `hash` evenly to 0..`parts` by its upper half.
 #[inline(always)]
 fn share(hash: u64, parts: usize) -> usize {
     (((hash >> 32) * parts as u64) >> 32) as usize
@@ -266,7 +268,7 @@ mod tests {
     const HASHER: FlowHasher = FlowHasher::new([1, 2, 3, 4]);
     const AS_CARDS: FlowHasher = HASHER.owning(Ownership::Card);
 
-    /// The Toeplitz hash, as its definition says: for each bit of the input that is set, the 32 bits of the key from there.
+    /// The Toeplitz hash by its definition: for each set input bit, the 32 key bits from there.
     fn toeplitz(input: &[u8]) -> u32 {
         let key: Vec<u8> = RSS_KEY.repeat(input.len() / 2 + 2);
         let bit = |of: &[u8], at: usize| of[at / 8] >> (7 - at % 8) & 1;
@@ -313,7 +315,7 @@ mod tests {
                 _ => None,
             };
             if let Some(input) = input {
-                // What a card does: the last bits of the hash are a place in its table, of at least 64.
+                // As a card does: the last bits of the hash index a table of at least 64 entries.
                 let table: Vec<usize> = (0..128).map(|place| rss_queue(place % RSS_BUCKETS, workers)).collect();
                 let queue = table[toeplitz(&input) as usize % table.len()];
                 prop_assert_eq!(AS_CARDS.owner_of(src, dst, 7, workers), queue);
@@ -345,7 +347,7 @@ mod tests {
         }
     }
 
-    /// The values are part of the storage's layout: a table found in storage was filled by them.
+    /// These values are part of the storage layout: existing tables were filled with them.
     #[test]
     fn values_never_change() {
         let tuple = |src, dst| Tuple {
@@ -365,7 +367,8 @@ mod tests {
         assert_eq!(hashes, [0x1345_833c_5de1_c1a8, 0x700a_8544_de27_b9ca]);
     }
 
-    /// Sequential addresses and ports, the least random that traffic can be, spread evenly over buckets and workers.
+    /// Sequential addresses and ports, the least random traffic possible, spread evenly over buckets and
+    /// workers.
     #[test]
     fn sequential_flows_spread() {
         const FLOWS: usize = 1 << 16;
@@ -388,7 +391,7 @@ mod tests {
             distinct.insert(hash);
         }
         assert_eq!(distinct.len(), FLOWS);
-        // 255 degrees of freedom: chi-square stays below 360 but for one key in 10,000.
+        // 255 degrees of freedom: chi-square stays below 360 except for one key in 10,000.
         let mean = (FLOWS / PARTS) as f64;
         for counts in [high, low] {
             let chi_square: f64 = counts.iter().map(|&n| (n as f64 - mean).powi(2) / mean).sum();

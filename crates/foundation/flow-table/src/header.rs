@@ -1,11 +1,11 @@
-//! The first two lines of the storage: what lies behind them, and for which key it was hashed.
+//! The first two lines of the storage: the table's layout and its hash key.
 
 use crate::{FlowHasher, Line, TableConfig, TableError};
 
-/// "incoflow" in the byte order of the machine that wrote it, so that another order is not taken for a table.
+/// "incoflow" in the writer's byte order, so that a table of another byte order is not accepted.
 const MAGIC: u64 = u64::from_be_bytes(*b"incoflow");
 
-/// The version of the layout. Raised with every change to the meaning of a byte, the hash function included.
+/// The layout version. Raised with every change to the meaning of a byte, including the hash function.
 pub const LAYOUT_VERSION: u64 = 1;
 
 pub(crate) const LINES: usize = 2;
@@ -20,7 +20,7 @@ pub(crate) struct Header {
     pub(crate) high_water: [u64; 2],
 }
 
-/// Detects a torn or overwritten header; it is no defence against someone who can write to the storage.
+/// Detects a torn or overwritten header. It does not protect against a writer with access to the storage.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0x9e37_79b9_7f4a_7c15_u64, |sum, &word| {
         (sum ^ word).wrapping_mul(0xd1b5_4a32_d192_ed03).rotate_left(29) ^ sum >> 32
@@ -52,7 +52,7 @@ pub(crate) fn write(lines: &mut [Line], config: &TableConfig, lines_needed: usiz
     lines[1] = Line([k0, k1, k2, k3, 0, 0, 0, 0]);
 }
 
-/// Notes how many entries of a family were ever used.
+/// Stores how many entries of a family were ever used.
 #[inline(always)]
 pub(crate) fn set_high_water(lines: &mut [Line], family: usize, high_water: u32) {
     lines[1].0[HIGH_WATER_AT + (family & 1)] = u64::from(high_water);

@@ -1,25 +1,27 @@
-//! The bounded flow table of one worker: flow → instance, with counters, on storage that the caller gives. It must never
-//! allocate after it is made, evict a flow to make room for another, or do work that no limit bounds.
+//! The bounded flow table of one worker: flow → instance, with counters, in storage given by the caller.
+//! After construction it never allocates, never evicts a flow to make room, and never does unbounded work.
 //!
-//! Key types: [`FlowTable`], [`FlowHasher`] (the keyed hash, and which worker owns a flow), [`EntryIndex`] (a flow's place
-//! while it lives), [`TimeoutPolicy`], [`Counters`]. The table reads no clock: every call that needs the time is given it.
-//! One thread owns a table; nothing in it is shared.
+//! Key types: [`FlowTable`], [`FlowHasher`] (the keyed hash and the owner), [`EntryIndex`] (handle of a live
+//! flow), [`TimeoutPolicy`], [`Counters`]. The table reads no clock: time is an argument. One thread owns a
+//! table; nothing in it is shared.
 //!
 //! # Life of a flow
 //!
-//! 1. A [`Burst`] of IPv4 packets is filled. The table looks where it found their flows last, hashes the others and asks for their
-//!    buckets ([`FlowTable::prefetch_buckets`]), then for the entries that may be theirs ([`FlowTable::resolve_candidates`]), and then counts them
-//!    ([`FlowTable::hit_burst`]) up to the first one that needs more. What one packet waits for comes meanwhile.
-//! 2. That one is looked up alone ([`FlowTable::lookup_in_burst`], or [`FlowTable::lookup`] by its key). Of a flow that is not there the
-//!    caller picks an instance, and [`FlowTable::insert`] enters the flow with a pin for each direction; or it says [`Full`],
-//!    and the caller applies the service's policy.
-//! 3. [`FlowTable::hit`] counts each packet, the first one too, and gives the pin of its direction. A direction without a pin
-//!    (never pinned, or its instance is gone) is pinned by [`FlowTable::set_pin`].
-//! 4. The flow ends: by FIN both ways or RST and a linger, by its timeout ([`FlowTable::expire`], called in every round of the
-//!    poll loop), or by [`FlowTable::purge`]. When an instance leaves, [`FlowTable::purge_slot`] takes its pins away; when it
-//!    fails, [`FlowTable::fail_slot`] does, and the flows' new places count as expected moves.
+//! 1. **Fast path.** The worker fills a [`Burst`] with IPv4 packets. [`FlowTable::prefetch_buckets`] probes
+//!    the flow cache, hashes the misses and prefetches their buckets. [`FlowTable::resolve_candidates`]
+//!    prefetches the entries that may match. [`FlowTable::hit_burst`] counts packets up to the first that
+//!    needs more. Cache misses of a burst overlap.
+//! 2. **Slow path.** That packet is looked up alone, by [`FlowTable::lookup_in_burst`], or by key with
+//!    [`FlowTable::lookup`]. On a miss the caller picks an instance, and [`FlowTable::insert`] creates the
+//!    flow with a pin for each direction. If it returns [`Full`], the caller applies the service's policy.
+//! 3. [`FlowTable::hit`] counts each packet, including the first, and returns the pin of its direction.
+//!    [`FlowTable::set_pin`] pins a direction without a pin (never pinned, or its instance is gone).
+//! 4. **End.** The flow ends by FIN in both directions or RST and a linger, by its timeout
+//!    ([`FlowTable::expire`], called in every turn of the poll loop), or by [`FlowTable::purge`]. When an
+//!    instance leaves, [`FlowTable::purge_slot`] removes its pins. When it fails, [`FlowTable::fail_slot`]
+//!    does, and re-pinning its flows counts as expected moves.
 //!
-//! The live flows of each slot and service are right after every call.
+//! The live-flow counts of slots and services are exact after every call.
 //!
 #![doc = include_str!("../../../../docs/flow-table.md")]
 #![forbid(unsafe_code)]

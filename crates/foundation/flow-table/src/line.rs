@@ -1,7 +1,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute_mut, transmute_ref};
 
-/// One cache line of a table's storage: 64 bytes, aligned to 64. What the caller gives is a slice of these: a boxed
-/// slice, or a mapping that outlives the process (`zerocopy`'s traits turn its bytes into lines).
+/// One cache line of a table's storage: 64 bytes, aligned to 64. The caller provides a slice of these: boxed,
+/// or a mapping that outlives the process (`zerocopy`'s traits convert its bytes to lines).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
 pub struct Line(pub [u64; 8]);

@@ -1,4 +1,4 @@
-//! The flows of one address family: index, entries, timers and free list, as places in the storage.
+//! The flows of one address family: index, entries, timers and free list, as offsets into the storage.
 
 use model::{Direction, FlowKey, Slot};
 use zerocopy::{FromBytes as _, IntoBytes as _};
@@ -7,33 +7,33 @@ use crate::bucket;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, with_pin};
 use crate::{FlowHasher, Line, TableConfig};
 
-/// Flows that a region can hold: entry and timer numbers have 24 bits, one value says "none".
+/// Flows that a region can hold: entry and timer numbers have 24 bits, one value means "none".
 pub(crate) const CAPACITY_LIMIT: usize = (1 << 24) - WHEEL_LIMIT - 1;
 
-/// Flows per bucket of 15 places when every entry is in use: so many that the index takes 5.3 bytes a flow, and so few that
-/// a place is found in bounded work even for the last one.
+/// Flows per bucket of 15 slots when every entry is in use. The index then takes 5.3 bytes per flow, and
+/// bounded work still finds a slot for the last flow.
 const FLOWS_PER_BUCKET: usize = 12;
-/// Slots of the largest timer wheel: 137 s of ticks. A flow that waits longer is looked at once a turn.
+/// Slots of the largest timer wheel: 137 s of ticks. A flow with a longer timeout is visited once per turn.
 const WHEEL_LIMIT: usize = 1 << 16;
-/// Slots of the smallest one.
+/// Slots of the smallest timer wheel.
 const WHEEL_LEAST: usize = 1 << 8;
-/// Entries per slot of the wheel between these limits, which keeps its heads at an eighth of a byte per flow.
+/// Entries per wheel slot between these limits: the slot heads then take an eighth of a byte per flow.
 const FLOWS_PER_WHEEL_SLOT: usize = 64;
 
 const LINK_BITS: u32 = 24;
 const LINK_MASK: u64 = (1 << LINK_BITS) - 1;
 const NONE: u32 = LINK_MASK as u32;
 
-/// The coarse time of an entry's last packet repeats after 2^26 ticks (39 h).
+/// The coarse time of an entry's last packet wraps after 2^26 ticks (39 h).
 const SEEN_BITS: u32 = 2 * half::SEEN_BITS;
 
-/// Entries looked at together, so that their cache misses overlap.
+/// Entries processed together, so that their cache misses overlap.
 pub(crate) const GROUP: usize = 16;
 
-/// Entries between one that is used for the first time and the one whose line is asked for then.
+/// How far ahead never-used entries are prefetched.
 const FRESH_AHEAD: u32 = 16;
 
-/// Why a flow found no room.
+/// Why a flow was not inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     /// Every entry is in use.
@@ -48,11 +48,12 @@ pub(crate) enum Family {
     V6,
 }
 
-/// Places (line numbers) and sizes are fixed when the table is made; the rest is rebuilt when it is attached.
+/// Offsets (line numbers) and sizes are fixed when the table is made; the rest is rebuilt when it is
+/// attached.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     family: Family,
-    /// 1 where an entry is half a line (IPv4), 0 where it is a whole one.
+    /// 1 if an entry is half a line (IPv4), 0 if it is a whole one.
     halves: u32,
     capacity: u32,
     buckets: u32,
@@ -65,16 +66,16 @@ pub(crate) struct Region {
     returns_at: Option<usize>,
     pinned_at: Option<usize>,
     end: usize,
-    /// Entries from here on were never used, and their bytes mean nothing.
+    /// Entries from here on were never used; their bytes are undefined.
     high_water: u32,
     free: u32,
     flows: u32,
-    /// The next tick of the wheel to work on; all before it are done.
+    /// The next wheel tick to process; all earlier ones are done.
     cursor: u64,
 }
 
 impl Region {
-    /// The region of a family in a table of this size, from line `start` on.
+    /// The region of a family in a table of this size, starting at line `start`.
     pub(crate) fn new(family: Family, of: &TableConfig, start: usize) -> Region {
         let capacity = match family {
             Family::V4 => of.ipv4_flows,
@@ -130,7 +131,7 @@ impl Region {
         self.high_water
     }
 
-    /// Empties index, wheel and free list; entries from `high_water` on count as never used.
+    /// Empties index, wheel and free list. Entries from `high_water` on count as never used.
     pub(crate) fn format(&mut self, lines: &mut [Line], high_water: u32, tick: u64) {
         lines[self.index_at..self.flows_at].fill(Line::ZERO);
         for slot in 0..=self.wheel_mask {
@@ -165,7 +166,7 @@ impl Region {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
     }
 
-    /// All entries of IPv4 flows. Two of them fill a line, so that this does not fail.
+    /// All IPv4 entries. Two fill a line, so the conversion cannot fail.
     #[inline(always)]
     pub(crate) fn entries_v4<'a>(&self, lines: &'a mut [Line]) -> Option<&'a mut [[u64; 4]]> {
         let lines = lines.get_mut(self.flows_at..self.links_at)?;
@@ -210,7 +211,7 @@ impl Region {
         }
     }
 
-    /// Whether an entry has this key. A key of the other family is nobody's.
+    /// Whether an entry has this key. A key of the other family matches none.
     #[inline(always)]
     pub(crate) fn has_key(&self, lines: &[Line], entry: u32, key: &FlowKey) -> bool {
         match key {
@@ -219,13 +220,13 @@ impl Region {
         }
     }
 
-    /// An entry's place in the whole storage, in half lines; never 0, where the header lies.
+    /// An entry's offset in the whole storage, in half lines; never 0, because the header lies there.
     #[inline(always)]
     pub(crate) fn place_of(&self, entry: u32) -> u32 {
         ((self.flows_at as u32) << 1) + (entry << (1 - self.halves))
     }
 
-    /// The entry at a place that [`place_of`](Region::place_of) gave.
+    /// The entry at an offset returned by [`place_of`](Region::place_of).
     #[inline(always)]
     pub(crate) fn entry_at(&self, place: u32) -> u32 {
         (place.wrapping_sub((self.flows_at as u32) << 1)) >> (1 - self.halves)
@@ -240,7 +241,7 @@ impl Region {
         head[2] = head[2] & half::BELOW_SEEN | low;
     }
 
-    /// Ticks since an entry's last packet: exact below 2^25 (19.5 h), 0 where that lies after `tick`.
+    /// Ticks since an entry's last packet: exact below 2^25 (19.5 h), 0 if that is after `tick`.
     #[inline(always)]
     pub(crate) fn age(head: &[u64; 4], tick: u64) -> u64 {
         let seen = (head[1] >> half::SEEN_SHIFT) << half::SEEN_BITS | head[2] >> half::SEEN_SHIFT;
@@ -250,7 +251,8 @@ impl Region {
 
     // Counters.
 
-    /// The carry of a direction: packets from bit 16 on in its lower 24 bits, bytes from bit 24 on above.
+    /// A direction's carries: upper packet bits (from bit 16) in the lower 24 bits, upper byte bits (from bit
+    /// 24) above.
     fn carry(&self, lines: &[Line], entry: u32, direction: usize) -> u64 {
         let i = entry as usize;
         let low = lines[self.carry_at + i / 8].0[i % 8] >> (32 * direction) & 0xffff_ffff;
@@ -282,7 +284,7 @@ impl Region {
         (packets, bytes)
     }
 
-    /// Adds where the lower parts of the counters do not suffice.
+    /// Adds counts that overflow the low parts of the counters.
     #[cold]
     #[inline(never)]
     pub(crate) fn add_with_carry(
@@ -311,14 +313,14 @@ impl Region {
             | (bytes & half::BYTES_MASK) << half::PACKETS_BITS;
     }
 
-    /// Returned and dropped packets of a flow, where the table counts them.
+    /// Returned and dropped packets of a flow, if the table counts them.
     #[inline]
     pub(crate) fn returns<'a>(&self, lines: &'a [Line], entry: u32) -> Option<&'a [u64]> {
         let i = entry as usize;
         lines[self.returns_at? + i / 4].0.get(i % 4 * 2..i % 4 * 2 + 2)
     }
 
-    /// Asks for the line of an entry's return counters, where there are any.
+    /// Prefetches the line of an entry's return counters, if any.
     #[inline(always)]
     pub(crate) fn prefetch_returns(&self, lines: &[Line], entry: u32) {
         if let Some(at) = self.returns_at {
@@ -334,9 +336,9 @@ impl Region {
             .get_mut(i % 4 * 2..i % 4 * 2 + 2)
     }
 
-    // When a flow was pinned: the lower half of the tick for each direction, in one word.
+    // Pin times: the lower half of the tick at which each direction was pinned, in one word.
 
-    /// Notes that the directions of `write` are pinned anew.
+    /// Stores the pin time of the directions in `write`.
     #[inline(always)]
     pub(crate) fn note_pins(&self, lines: &mut [Line], entry: u32, write: [bool; 2], tick: u64) {
         let Some(at) = self.pinned_at else { return };
@@ -351,8 +353,8 @@ impl Region {
         }
     }
 
-    /// The tick at which a direction was pinned, where that is noted: the latest one up to `now` with the noted lower half,
-    /// so that what lies more than 2^32 ticks (104 days) back seems to be later.
+    /// The tick at which a direction was pinned, if stored: the latest tick up to `now` with the stored lower
+    /// half. A pin older than 2^32 ticks (104 days) seems newer.
     pub(crate) fn pinned_at(&self, lines: &[Line], entry: u32, direction: usize, now: u64) -> Option<u64> {
         let i = entry as usize;
         let noted = lines[self.pinned_at? + i / 8].0[i % 8] >> (32 * direction) & 0xffff_ffff;
@@ -378,7 +380,8 @@ impl Region {
 
     #[inline(always)]
     fn second_bits(hash: u64) -> u64 {
-        // The upper half of a product depends on all lower bits of the hash, the first bucket only on its upper ones.
+        // The upper half of the product depends on all lower bits of the hash; the first bucket uses only its
+        // upper bits.
         hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
@@ -397,7 +400,7 @@ impl Region {
         simd::prefetch_at(lines, self.first_bucket(hash));
     }
 
-    /// Asks for the first entry in a flow's first bucket that may be its own.
+    /// Prefetches the first candidate entry in a flow's first bucket.
     #[inline(always)]
     pub(crate) fn prefetch_candidate(&self, lines: &[Line], hash: u64) {
         let line = &lines[self.first_bucket(hash)];
@@ -407,7 +410,7 @@ impl Region {
         }
     }
 
-    /// Index and IPv4 entries as slices of their own, for loops over many flows.
+    /// Index and IPv4 entries as separate slices, for loops over many flows.
     #[inline(always)]
     pub(crate) fn split<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [[u64; 4]]) {
         let flows = &lines[self.flows_at..self.links_at];
@@ -417,9 +420,9 @@ impl Region {
         )
     }
 
-    /// The first IPv4 entry in a flow's first bucket that may be its own, by the slices of [`split`](Region::split) and the
-    /// bucket's number, and asks for it; `u32::MAX` where there is none. Where the flow may lie in its second bucket, or
-    /// would have to be put there, asks for that.
+    /// The first candidate IPv4 entry in a flow's first bucket, prefetched; `u32::MAX` if there is none.
+    /// Takes the slices of [`split`](Region::split) and the bucket number. Prefetches the second bucket if
+    /// the flow may lie there or would be inserted there.
     #[inline(always)]
     pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[[u64; 4]], bucket: usize, hash: u64) -> u32 {
         let Some(line) = index.get(bucket) else {
@@ -440,12 +443,12 @@ impl Region {
         u32::MAX
     }
 
-    /// Asks for the first bucket of a flow in the index of [`split`](Region::split), and gives its number.
+    /// Prefetches a flow's first bucket in the index of [`split`](Region::split) and returns its number.
     #[inline(always)]
     pub(crate) fn prefetch_bucket_in(index: &[Line], hash: u64) -> u32 {
         let bucket = Region::share_of(hash, index.len() as u64);
         simd::prefetch_at(index, bucket);
-        // Entry numbers have three bytes, and there are fewer buckets than entries.
+        // Bucket numbers fit: entry numbers have three bytes, and there are fewer buckets than entries.
         bucket as u32
     }
 
@@ -462,7 +465,7 @@ impl Region {
         None
     }
 
-    /// The entry of that hash that `has_key`.
+    /// The entry with this hash for which `has_key` is true.
     #[inline(always)]
     fn find_by(&self, lines: &[Line], hash: u64, mut has_key: impl FnMut(u32) -> bool) -> Option<u32> {
         let signature = Region::signature(hash);
@@ -480,14 +483,15 @@ impl Region {
         self.find_by(lines, hash, |entry| self.has_key(lines, entry, key))
     }
 
-    /// The same in a region of IPv4 flows.
+    /// The same for IPv4 words.
     #[inline]
     pub(crate) fn find_v4(&self, lines: &[Line], key: KeyWords<1>, hash: u64) -> Option<u32> {
         self.find_by(lines, hash, |entry| self.words_v4(lines, entry) == key)
     }
 
-    /// Puts an entry into the index: first bucket, else second, else in the place of a flow of the first bucket that can
-    /// go to its own other bucket. At most 15 flows are considered and one is moved. Whether one was.
+    /// Inserts an entry into the index: first bucket, else second, else in place of a flow of the first
+    /// bucket that can move to its other bucket. Considers at most 15 flows and moves one. Returns whether it
+    /// moved one.
     #[inline(always)]
     fn index_entry(
         &self,
@@ -517,7 +521,8 @@ impl Region {
     #[cold]
     #[inline(never)]
     fn make_place(&self, lines: &mut [Line], hasher: &FlowHasher, full: usize) -> Option<usize> {
-        /// Flows considered together, so that their cache misses overlap; nearly always one of the first few can move.
+        /// Flows considered together, so that their cache misses overlap; usually one of the first few can
+        /// move.
         const TOGETHER: usize = 5;
         for from in (0..bucket::PLACES).step_by(TOGETHER) {
             let mut others = [(full, full); TOGETHER];
@@ -582,8 +587,8 @@ impl Region {
         false
     }
 
-    // Links: previous and next entry in a slot of the wheel, and the service, in one word. A free entry's next is the next
-    // free one. Numbers from `capacity` on are the wheel's own heads.
+    // Links: previous and next entry in a wheel slot, and the service, in one word. A free entry's next is
+    // the next free one. Numbers from `capacity` on are the wheel's slot heads.
 
     #[inline(always)]
     fn link(&self, lines: &[Line], entry: u32) -> u64 {
@@ -623,7 +628,7 @@ impl Region {
         (self.link(lines, entry) >> (2 * LINK_BITS)) as u16
     }
 
-    /// Hangs an entry that hangs nowhere into the wheel, for `due` or, where that lies beyond the wheel's turn, for its end.
+    /// Schedules an unscheduled entry at `due`, or one wheel turn ahead if that is later.
     #[inline(always)]
     pub(crate) fn arm(&self, lines: &mut [Line], entry: u32, service: u16, due: u64) {
         let due = due.max(self.cursor).min(self.cursor + u64::from(self.wheel_mask));
@@ -654,13 +659,13 @@ impl Region {
         self.arm(lines, entry, service, due);
     }
 
-    /// Sets out towards `tick`; a wheel that is more than a turn behind does one whole turn.
+    /// Prepares to advance to `tick`. A wheel more than a turn behind does one whole turn.
     pub(crate) fn catch_up(&mut self, tick: u64) {
         self.cursor = self.cursor.max(tick.saturating_sub(u64::from(self.wheel_mask)));
     }
 
-    /// The first entries that hang in the wheel at or before `tick`, at most `group.len()`, their lines asked for; passes
-    /// at most `steps` empty slots. They stay where they hang.
+    /// The first entries scheduled at or before `tick`, at most `group.len()`, prefetched. Passes at most
+    /// `steps` empty slots. The entries stay scheduled.
     pub(crate) fn due(&mut self, lines: &[Line], tick: u64, group: &mut [u32], steps: &mut usize) -> usize {
         while self.cursor <= tick {
             let sentinel = self.capacity + (self.cursor as u32 & self.wheel_mask);
@@ -688,10 +693,11 @@ impl Region {
         self.cursor <= tick
     }
 
-    // Life.
+    // Insertion and removal.
 
-    /// Takes a free entry for a new flow into the index. The flow must not be in the table. Gives the entry, and whether
-    /// another flow was moved within the index. What follows is to write the entry, and [`begin`](Region::begin).
+    /// Takes a free entry for a new flow and indexes it. The flow must not be in the table. Returns the
+    /// entry, and whether another flow was moved within the index. Write the entry and call
+    /// [`begin`](Region::begin) next.
     #[inline(always)]
     pub(crate) fn take(
         &mut self,
@@ -721,7 +727,7 @@ impl Region {
         Ok((entry, moved))
     }
 
-    /// Writes a new flow without a packet into an entry that was taken. Gives the ports word.
+    /// Writes a new flow without packets into a taken entry. Returns the ports word.
     #[inline(always)]
     pub(crate) fn write(
         &self,
@@ -754,7 +760,7 @@ impl Region {
         ports
     }
 
-    /// Begins the life of a flow whose entry has been written.
+    /// Schedules and counts a flow whose entry has been written.
     #[inline(always)]
     pub(crate) fn begin(&mut self, lines: &mut [Line], entry: u32, service: u16, tick: u64, timeout: u64) {
         if let Some(returns) = self.returns_mut(lines, entry) {
@@ -765,7 +771,7 @@ impl Region {
         self.flows += 1;
     }
 
-    /// Takes a flow out of index and wheel and puts its entry on the free list.
+    /// Removes a flow from index and wheel and frees its entry.
     #[inline(always)]
     pub(crate) fn remove(&mut self, lines: &mut [Line], hash: u64, entry: u32) {
         self.unindex(lines, hash, entry);
@@ -774,14 +780,14 @@ impl Region {
         self.flows -= 1;
     }
 
-    /// Puts an entry that hangs nowhere on the free list.
+    /// Frees an unscheduled entry.
     pub(crate) fn release(&mut self, lines: &mut [Line], entry: u32) {
         self.head_mut(lines, entry)[0] = 0;
         self.set_link(lines, entry, u64::from(self.free) << LINK_BITS);
         self.free = entry;
     }
 
-    /// Takes up an entry found in storage, whose bytes were checked: into the index and the wheel.
+    /// Restores an entry found in storage, after validation: index and wheel.
     pub(crate) fn adopt(
         &mut self,
         lines: &mut [Line],
@@ -829,7 +835,7 @@ mod tests {
         .0
     }
 
-    /// How many entries of each bucket should have it as their first choice and lie in another, by their hashes.
+    /// Recomputes each bucket's overflow count from the entries' hashes.
     fn check_overflow(region: &Region, lines: &[Line]) {
         let mut displaced = vec![0_u16; region.buckets as usize];
         let mut entries = 0;
@@ -850,7 +856,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_know_how_many_of_their_flows_lie_elsewhere() {
+    fn buckets_count_their_overflowed_flows() {
         const FLOWS: u32 = 6000;
         let mut region = Region::new(Family::V4, &config(FLOWS as usize), 2);
         let mut lines = vec![Line::ZERO; region.end()];
@@ -890,7 +896,7 @@ mod tests {
     }
 
     #[test]
-    fn places_lead_back_to_entries() {
+    fn offsets_map_back_to_entries() {
         for family in [Family::V4, Family::V6] {
             let region = Region::new(family, &config(1000), 17);
             for entry in [0, 1, 2, 3, 998, 999] {

@@ -5,11 +5,11 @@ use model::Slot;
 use crate::Counters;
 use crate::entry::raw_pin;
 
-/// What a slot is good for.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Open,
-    /// Pins to it count as none; entries may still name it.
+    /// Its pins count as none; entries may still name it.
     Purging,
     /// The same, because its instance failed.
     Failing,
@@ -19,9 +19,9 @@ pub(crate) enum Use {
 pub(crate) struct Slots {
     live: [u32; Slot::LIMIT],
     uses: [Use; Slot::LIMIT],
-    /// Where the sweep of a slot goes on: family and entry.
+    /// Where a slot's sweep continues: family and entry.
     sweeps: [(u8, u32); Slot::LIMIT],
-    /// Slots that are not open; 0 nearly always, which keeps `uses` out of the packet path.
+    /// Number of closed slots. Usually 0, which keeps `uses` off the packet path.
     closed: u32,
 }
 
@@ -48,7 +48,7 @@ impl Slots {
         self.uses.get(slot.index()).copied().unwrap_or(Use::Open)
     }
 
-    /// The pin as it counts.
+    /// The pin, or none if its slot is closed.
     #[inline(always)]
     pub(crate) fn effective(&self, pin: Slot) -> Slot {
         if self.closed != 0 && self.use_of(pin) != Use::Open {
@@ -67,7 +67,7 @@ impl Slots {
         self.closed != 0 && self.use_of(slot) == Use::Failing
     }
 
-    /// The slot if a flow can be pinned to it, else none, counted.
+    /// The slot if flows can be pinned to it; else none, counted.
     #[inline(always)]
     pub(crate) fn usable(&self, slot: Slot, counters: &mut Counters) -> Slot {
         if !slot.is_some() {
@@ -80,7 +80,7 @@ impl Slots {
         slot
     }
 
-    /// Counts a flow with these pins; one whose pins name one slot counts once.
+    /// Counts a flow with these pins. Two pins to one slot count once.
     #[inline(always)]
     pub(crate) fn count(&mut self, pins: [Slot; 2]) {
         if let Some(live) = self.live.get_mut(pins[0].index()) {
@@ -105,7 +105,7 @@ impl Slots {
         }
     }
 
-    /// Closes a slot, where that is not done, and says where its sweep goes on.
+    /// Closes a slot unless it is closed, and returns where its sweep continues.
     pub(crate) fn begin_sweep(
         &mut self,
         slot: Slot,

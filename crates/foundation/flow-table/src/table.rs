@@ -17,24 +17,24 @@ use crate::{
     TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
 };
 
-/// How large a table is; decides the layout of its storage.
+/// The size of a table; determines its storage layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableConfig {
-    /// IPv4 flows that it can hold, at most [`TableConfig::LIMIT`].
+    /// Capacity for IPv4 flows, at most [`TableConfig::LIMIT`].
     pub ipv4_flows: usize,
-    /// IPv6 flows that it can hold, at most [`TableConfig::LIMIT`].
+    /// Capacity for IPv6 flows, at most [`TableConfig::LIMIT`].
     pub ipv6_flows: usize,
-    /// Whether it also counts, per flow, packets that came back and packets that were dropped (16 bytes each flow).
+    /// Whether to count returned and dropped packets per flow (16 bytes each).
     pub return_counters: bool,
-    /// Whether it also notes when each direction of a flow was pinned to where it is (8 bytes each flow).
+    /// Whether to store when each direction of a flow was pinned (8 bytes each).
     pub pin_times: bool,
 }
 
 impl TableConfig {
-    /// Flows of one family in one table: 2^24 less the timer wheel's own numbers, 16,711,679.
+    /// Flows per family and table: 2^24 minus the timer wheel's numbers, 16,711,679.
     pub const LIMIT: usize = CAPACITY_LIMIT;
 
-    /// Lines of storage that a table of this size takes.
+    /// Lines of storage for a table of this size.
     ///
     /// # Errors
     /// [`TableError::Capacity`] beyond the limit.
@@ -58,16 +58,16 @@ impl TableConfig {
     }
 }
 
-/// A flow's place in its table, from [`lookup`](FlowTable::lookup) or [`insert`](FlowTable::insert). Good until the next
-/// call that ends flows ([`expire`](FlowTable::expire), [`purge`](FlowTable::purge)); inserting and looking up leave
-/// it as it is. After that it may name another flow, which is wrong but harms nothing else.
+/// A handle of a flow in its table, from [`lookup`](FlowTable::lookup) or [`insert`](FlowTable::insert).
+/// Valid until the next call that ends flows ([`expire`](FlowTable::expire), [`purge`](FlowTable::purge));
+/// insertions and lookups keep it valid. A stale handle may name another flow, but does no other harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EntryIndex(NonZeroU32);
 
 const _: () = assert!(size_of::<Option<EntryIndex>>() == 4);
 
 impl EntryIndex {
-    /// The entry's line in the storage, and which half of it.
+    /// The entry's line in the storage and its half.
     #[inline(always)]
     fn line(self) -> (usize, usize) {
         ((self.0.get() >> 1) as usize, (self.0.get() & 1) as usize)
@@ -82,9 +82,9 @@ fn family_of(key: &FlowKey) -> usize {
     }
 }
 
-/// The bounded flow table of one worker. See the [crate's page](crate) for its life, its layout and what it costs.
+/// The bounded flow table of one worker. See the [crate's page](crate) for its layout and cost.
 ///
-/// One thread owns it. No call allocates, and none but `new` and `attach` does work in proportion to the table's size.
+/// One thread owns it. No call allocates. Only `new` and `attach` do work proportional to the table's size.
 #[derive(Debug)]
 pub struct FlowTable<S> {
     storage: S,
@@ -94,12 +94,12 @@ pub struct FlowTable<S> {
     timeouts: [u32; TimeoutClass::COUNT],
     regions: [Region; 2],
     slots: Box<Slots>,
-    /// Live flows per service, one counter for each number that a service can have.
+    /// Live flows per service, indexed by service number.
     services: Box<[u32]>,
     counters: Counters,
-    /// Which family `expire` begins with, so that neither can starve the other.
+    /// The family that `expire` starts with; alternates, so that neither starves.
     turn: usize,
-    /// The latest tick that `expire` was given.
+    /// The latest tick passed to `expire`.
     tick: u64,
 }
 
@@ -112,9 +112,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         config.lines_needed()
     }
 
-    /// Formats storage, whatever it holds, as an empty table. Writes the index and the timer wheel (a tenth of the
-    /// storage); the rest is first touched when it is first used, so a caller who cannot afford page faults populates
-    /// the mapping.
+    /// Formats storage as an empty table, whatever it holds. Writes the index and the timer wheel (a tenth of
+    /// the storage). The rest is touched on first use: a caller that cannot afford page faults populates the
+    /// mapping.
     ///
     /// # Errors
     /// [`TableError::Capacity`], [`TableError::Timeout`] or [`TableError::StorageTooSmall`].
@@ -165,13 +165,13 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Takes over a table that another process left in this storage: its flows with their pins, counters and times.
-    /// Index, timers and free list are built anew; an entry that cannot be a flow is dropped and counted
-    /// ([`Counters::attach_dropped`]). The time must be of the same clock.
+    /// Takes over a table that another process left in this storage: its flows with pins, counters and times.
+    /// Rebuilds index, timers and free list. Invalid entries are dropped and counted
+    /// ([`Counters::attach_dropped`]). `now` must come from the same clock.
     ///
     /// # Errors
-    /// Whatever makes the storage as a whole unusable: no table, another layout version, a damaged header, sizes that do
-    /// not fit. The storage is unchanged then.
+    /// The storage is unusable as a whole: no table, another layout version, a damaged header, or
+    /// inconsistent sizes. It is then unchanged.
     pub fn attach(mut storage: S, timeouts: &TimeoutPolicy, now: Nanos) -> Result<Self, TableError> {
         let timeouts = timeouts.ticks()?;
         let found = header::read(&storage)?;
@@ -230,26 +230,26 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Gives the storage back, ready to be attached again.
+    /// Returns the storage, ready to be attached again.
     pub fn into_storage(self) -> S {
         self.storage
     }
 
-    /// The sizes that the table was made with.
+    /// The sizes it was made with.
     pub fn config(&self) -> &TableConfig {
         &self.config
     }
 
-    /// The hasher whose values the look-ups take.
+    /// The hasher for lookups.
     pub fn hasher(&self) -> &FlowHasher {
         &self.hasher
     }
 
-    /// Changes the timeouts. A longer one holds at once; a shorter one from the next time that a flow is looked at, at
-    /// most one turn of the timer wheel (137 s) later.
+    /// Changes the timeouts. A longer one takes effect at once; a shorter one at the flow's next visit, at
+    /// most one wheel turn (137 s) later.
     ///
     /// # Errors
-    /// [`TableError::Timeout`]; the old ones stay.
+    /// [`TableError::Timeout`]; the old timeouts stay.
     pub fn set_timeouts(&mut self, timeouts: &TimeoutPolicy) -> Result<(), TableError> {
         self.timeouts = timeouts.ticks()?;
         Ok(())
@@ -275,8 +275,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.regions[1].flows() as usize
     }
 
-    /// Live flows of an instance: those with at least one pin to its slot. Exact at all times; 0 from the moment that a
-    /// purge or failure of the slot begins.
+    /// Live flows of an instance: those with at least one pin to its slot. Always exact; 0 as soon as a purge
+    /// or failure of the slot begins.
     pub fn live(&self, slot: Slot) -> u32 {
         self.slots.live(slot)
     }
@@ -291,21 +291,22 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.services[service.index()]
     }
 
-    // Looking up.
+    // Lookup.
 
-    /// Asks for the line that a look-up of this flow reads first. Best done for a whole burst, before anything else.
+    /// Prefetches the line that a lookup of this flow reads first. Call it for a whole burst before anything
+    /// else.
     #[inline(always)]
     pub fn prefetch(&self, key: &FlowKey, hash: u64) {
         self.regions[family_of(key)].prefetch_bucket(&self.storage, hash);
     }
 
-    /// Asks for the entry that may be the flow's, once the line that [`prefetch`](FlowTable::prefetch) asked for is there.
+    /// Prefetches the candidate entry, once the line of [`prefetch`](FlowTable::prefetch) has arrived.
     #[inline]
     pub fn prefetch_candidate(&self, key: &FlowKey, hash: u64) {
         self.regions[family_of(key)].prefetch_candidate(&self.storage, hash);
     }
 
-    /// The entry of a flow. `hash` is the table's [`hasher`](FlowTable::hasher)'s value for the key.
+    /// Looks up a flow. `hash` is the value of the table's [`hasher`](FlowTable::hasher) for the key.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: u64) -> Option<EntryIndex> {
         let found = self.find(family_of(key), key, hash);
@@ -314,10 +315,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         found
     }
 
-    // The short way: known IPv4 flows, a burst at a time.
+    // The fast path: known IPv4 flows, a burst at a time.
 
-    /// Looks into the flow cache for a burst's packets; hashes those that it does not have, and asks for their buckets. `packets`
-    /// are those that the burst was filled with. Those that were [made odd](Burst::mark_exception) since are left out.
+    /// Probes the flow cache for a burst, hashes the packets that miss, and prefetches their buckets.
+    /// `packets` are those the burst was filled with. Skips [marked exceptions](Burst::mark_exception).
     #[inline(always)]
     pub fn prefetch_buckets(&mut self, burst: &mut Burst, packets: &PacketColumns) {
         let (index, flows) = self.regions[0].split(&self.storage);
@@ -338,7 +339,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Asks for the entries that may be those packets' that have only a bucket, and notes them in the flow cache.
+    /// Prefetches the candidate entries of packets that missed the flow cache, and stores them in it.
     #[inline(always)]
     pub fn resolve_candidates(&mut self, burst: &mut Burst) {
         let (index, flows) = self.regions[0].split(&self.storage);
@@ -356,14 +357,14 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Counts the packets of a burst from place `from` on, as [`hit`](FlowTable::hit) does, and writes the lane of each
-    /// one's pin to its place in `found`. Stops at the first packet that needs more than that, and gives its place; the
-    /// burst's length where there is none. [`lookup_in_burst`](FlowTable::lookup_in_burst) then says what it needs. `W` is what the caller's
-    /// [`simd::Kernel`] is given.
+    /// Counts the packets of a burst from index `from` on, as [`hit`](FlowTable::hit) does, and writes the
+    /// lane of each pin to `found`. Returns the index of the first packet that needs more than that, or the
+    /// burst's length. [`lookup_in_burst`](FlowTable::lookup_in_burst) then classifies that packet. `W` is
+    /// what the caller's [`simd::Kernel`] is given.
     #[inline(always)]
     #[allow(
         clippy::needless_range_loop,
-        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+        reason = "zipped iterators over columns prevent vectorization"
     )]
     pub fn hit_burst<W: Words>(
         &mut self,
@@ -402,8 +403,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         at
     }
 
-    /// Counts a packet as [`hit`](FlowTable::hit) does, where its flow is known and its pin has a lane, and gives that; else
-    /// nothing happens. Of a packet that is in no burst.
+    /// Counts a packet that is in no burst, as [`hit`](FlowTable::hit) does, and returns its pin's lane.
+    /// Returns `None` and changes nothing if the flow is unknown or its pin has no lane.
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "those of `lookup` and `hit`")]
     pub fn hit_lane(
@@ -423,11 +424,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         Some(lane)
     }
 
-    /// LookupOutcome packet it is at which [`hit_burst`](FlowTable::hit_burst) stopped.
+    /// Classifies the packet at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
     pub fn lookup_in_burst(&mut self, burst: &mut Burst, at: usize) -> LookupOutcome {
         if burst.missed >> (at % BURST) & 1 == 0 {
-            // The flow cache had its entry, or seemed to.
+            // The flow cache had a candidate for it, so it has no hash yet.
             burst.hashes[at] = self.hasher.hash_words(burst.key(at));
         }
         if burst.needs_slow_path(at) {
@@ -462,7 +463,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         NonZeroU32::new(self.regions[family].place_of(entry)).map(EntryIndex)
     }
 
-    /// The family and the number within it of an entry.
+    /// The family of an entry and its number within it.
     #[inline(always)]
     fn parts(&self, entry: EntryIndex) -> (usize, u32) {
         let place = entry.0.get();
@@ -470,7 +471,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         (family, self.regions[family].entry_at(place))
     }
 
-    // What an entry says.
+    // Reading an entry.
 
     #[inline(always)]
     fn head(&self, entry: EntryIndex) -> &[u64; 4] {
@@ -478,7 +479,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.storage[line].half(half)
     }
 
-    /// Where the packets of a direction go; none where the flow was never pinned in it, or its instance is gone.
+    /// The pin of a direction; none if it was never pinned or its instance is gone.
     #[inline(always)]
     pub fn pin(&self, entry: EntryIndex, direction: Direction) -> Slot {
         self.slots
@@ -491,14 +492,14 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         self.slots.effective_pins(self.head(entry))
     }
 
-    /// Whether the pin of this direction went with an instance that failed, and no other has taken its place.
+    /// Whether this direction's instance failed and no other has replaced it.
     pub fn has_lost_instance(&self, entry: EntryIndex, direction: Direction) -> bool {
         let head = self.head(entry);
         State::of(head[0]).is_moved(direction.index())
             || self.slots.is_failing(raw_pin(head[1 + direction.index()]))
     }
 
-    /// The service that the flow belongs to.
+    /// The service it belongs to.
     pub fn service(&self, entry: EntryIndex) -> ServiceId {
         let (family, entry) = self.parts(entry);
         ServiceId(self.regions[family].service(&self.storage, entry))
@@ -512,10 +513,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     // The life of a flow.
 
-    /// Enters a new flow, whose first packet travels in `opener`; its packets are counted by [`hit`](FlowTable::hit), the
-    /// first one too. It must not be in the table: whoever enters it has just looked it up in vain.
+    /// Inserts a new flow whose first packet travels in `opener`. [`hit`](FlowTable::hit) counts its packets,
+    /// including the first. The flow must not be in the table: the caller has just looked it up.
     ///
-    /// Bounded work: two buckets, or the 15 flows of one and their other buckets, of which one moves. Never evicts.
+    /// Bounded work: two buckets, or the 15 flows of one and their other buckets, of which one moves. Never
+    /// evicts.
     ///
     /// # Errors
     /// [`Full`]: nothing changed, and the caller applies the service's policy.
@@ -541,8 +543,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         )
     }
 
-    /// Enters a new flow with the packet of a burst that opens it, and counts that: what [`insert`](FlowTable::insert) and
-    /// [`hit`](FlowTable::hit) do, at once. Of a packet that [`lookup_in_burst`](FlowTable::lookup_in_burst) just called [`LookupOutcome::Miss`] and that
+    /// Inserts a new flow with the packet of a burst that opens it, and counts that packet:
+    /// [`insert`](FlowTable::insert) and [`hit`](FlowTable::hit) in one step. Only for a packet that
+    /// [`lookup_in_burst`](FlowTable::lookup_in_burst) just reported as [`LookupOutcome::Miss`] and that
     /// [`is_opening`](Burst::is_opening).
     ///
     /// # Errors
@@ -571,7 +574,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         )
     }
 
-    /// Enters a flow; `write` writes its entry, and gives the ports word.
+    /// Inserts a flow; `write` writes its entry and returns the ports word.
     #[inline(always)]
     fn enter(
         &mut self,
@@ -608,11 +611,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Counts packets of a flow in one direction, notes when, and follows TCP by its flags (0 for other protocols; those of
-    /// several packets must not be joined). Counters are exact modulo 2^40 packets and 2^48 bytes.
+    /// Counts packets of a flow in one direction, stores the time, and tracks TCP by its flags (0 for other
+    /// protocols; do not merge the flags of several packets). Counters are exact modulo 2^40 packets and 2^48
+    /// bytes.
     ///
-    /// A SYN for a flow that has ended ([`FlowChange::Reopened`]) starts a new one in its place: counters begin anew with
-    /// these packets, and its pins are gone, so that the caller chooses as for any new flow.
+    /// A SYN for a closed flow ([`FlowChange::Reopened`]) starts a new one in its place: counters restart
+    /// with these packets and the pins are removed, so that the caller schedules it as a new flow.
     #[inline(always)]
     pub fn hit(
         &mut self,
@@ -689,7 +693,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// Writes a flow's state, and wakes it earlier where its new timeout is shorter; a longer one is noticed when it wakes.
+    /// Writes a flow's state. Reschedules it if the new timeout is shorter; a longer one is noticed at the
+    /// next visit.
     fn enter_phase(&mut self, entry: EntryIndex, state: State, now: Nanos) {
         let (family, number) = self.parts(entry);
         let region = &self.regions[family];
@@ -720,9 +725,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         FlowChange::Reopened
     }
 
-    /// Pins one direction, now; [`Slot::NONE`] takes its pin away. Whether this gave a flow a new place that had lost its own
-    /// with a failed instance ([`Counters::expected_moves`]). A slot that is being purged is refused: the direction has no
-    /// pin then ([`Counters::refused_pins`]).
+    /// Pins one direction; [`Slot::NONE`] unpins it. Returns whether the flow had lost its instance and got a
+    /// new one ([`Counters::expected_moves`]). A slot that is being purged is refused: the direction then has
+    /// no pin ([`Counters::refused_pins`]).
     #[inline]
     pub fn set_pin(&mut self, entry: EntryIndex, direction: Direction, slot: Slot, now: Nanos) -> bool {
         let mut pins = self.pins(entry);
@@ -735,7 +740,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         )
     }
 
-    /// Pins both directions, as [`set_pin`](FlowTable::set_pin) does; a move of both counts once.
+    /// Pins both directions, as [`set_pin`](FlowTable::set_pin) does; moving both counts once.
     #[inline]
     pub fn set_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], now: Nanos) -> bool {
         self.write_pins(entry, pins, [true, true], now)
@@ -757,7 +762,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             let state = State::of(head[0]);
             let lost = state.is_moved(direction) || self.slots.is_failing(raw_pin(head[1 + direction]));
             moved |= lost && pin.is_some();
-            // Without a new place the loss stays noted, until there is one.
+            // Without a new pin the loss stays recorded.
             head[0] = state.with_moved(direction, lost && !pin.is_some()).put(head[0]);
             head[1 + direction] = with_pin(head[1 + direction], pin);
             after[direction] = pin;
@@ -768,21 +773,21 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         moved
     }
 
-    /// Counts a packet of the flow that came back from its instance, where the table was made with return counters.
+    /// Counts packets returned from the flow's instance, if the table has return counters.
     #[inline]
     pub fn count_returned(&mut self, entry: EntryIndex, packets: u64) {
         self.count_return(entry, 0, packets);
     }
 
-    /// Counts the packets of a burst that came back from the instance of that slot, each with its flow where that is one of the
-    /// slot's. Gives the places of those that were not, a bit each: they may need a closer look. The burst was put through
-    /// [`FlowTable::prefetch_buckets`] and [`FlowTable::resolve_candidates`].
+    /// Counts a burst of packets returned from the instance in that slot, each with its flow if that is
+    /// pinned to the slot. Returns the mask of the others, which need a full lookup. The burst has been
+    /// through [`FlowTable::prefetch_buckets`] and [`FlowTable::resolve_candidates`].
     pub fn count_returned_burst(&mut self, burst: &Burst, slot: Slot) -> u64 {
-        const { assert!(BURST <= u64::BITS as usize, "a place has a bit") };
+        const { assert!(BURST <= u64::BITS as usize, "one bit per packet") };
         let n = burst.len.min(BURST);
         let region = &self.regions[0];
         let (_, flows) = region.split(&self.storage);
-        // A pin to the slot counts unless the slot takes no packets any more, for all flows alike.
+        // A closed slot has no pins: that holds for all flows alike.
         let counts = self.slots.effective(slot) == slot;
         let mut its = 0_u64;
         for at in 0..n {
@@ -807,7 +812,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         others
     }
 
-    /// Counts packets of the flow that were dropped on the way to or from its instance, likewise.
+    /// Counts packets of the flow dropped on the way to or from its instance, if the table has return
+    /// counters.
     #[inline]
     pub fn count_dropped(&mut self, entry: EntryIndex, packets: u64) {
         self.count_return(entry, 1, packets);
@@ -824,11 +830,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    // Ends.
+    // Expiry and purge.
 
-    /// Ends flows whose timeout has passed, looking at no more than `budget` flows, all of them due or waiting longer than
-    /// a turn of the wheel. Called in every round of the poll loop, also when idle: with a call at least every 5 ms that
-    /// reaches the end ([`Expiry::behind`] is false) a flow leaves within 10 ms of its timeout.
+    /// Expires flows whose timeout has passed, visiting at most `budget` flows: due ones, and ones with a
+    /// timeout beyond a wheel turn. Call it in every turn of the poll loop, also when idle. With a call at
+    /// least every 5 ms that is not [`behind`](Expiry::behind), a flow leaves within 10 ms of its timeout.
     pub fn expire(&mut self, now: Nanos, budget: usize) -> Expiry {
         self.tick = self.tick.max(tick(now));
         let mut sum = Expiry::default();
@@ -841,7 +847,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     #[inline]
     fn expire_family(&mut self, family: usize, budget: usize, sum: &mut Expiry) {
-        /// Empty slots of the wheel to pass in one call: 2 s of it, a few microseconds.
+        /// Empty wheel slots to pass in one call: 2 s of ticks, a few microseconds.
         const STEPS: usize = 1024;
         let now = self.tick;
         if !self.regions[family].is_behind(now) {
@@ -892,7 +898,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         sum.flows += n as u32;
     }
 
-    /// Ends a flow now. Whether there was one.
+    /// Ends a flow now. Returns whether it existed.
     pub fn purge(&mut self, key: &FlowKey, hash: u64) -> bool {
         let family = family_of(key);
         let region = &mut self.regions[family];
@@ -908,15 +914,15 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         true
     }
 
-    /// Takes away every pin to a slot. It holds from the first call on: the slot's live count is 0, and none of its flows
-    /// has that pin any more; each chooses anew at its next packet. What remains is to write that into the entries, `budget`
-    /// of them in a call, until [`Progress::Done`]. Until then no flow can be pinned to the slot.
+    /// Removes every pin to a slot. Effective from the first call on: the slot's live count is 0, none of its
+    /// flows has that pin, and each is scheduled again at its next packet. Further calls clean `budget`
+    /// entries each until [`Progress::Done`]. Until then no flow can be pinned to the slot.
     pub fn purge_slot(&mut self, slot: Slot, budget: usize) -> Progress {
         self.sweep(slot, Use::Purging, budget)
     }
 
-    /// As [`purge_slot`](FlowTable::purge_slot), for an instance that failed: where its flows are pinned again, that counts
-    /// as an expected move.
+    /// As [`purge_slot`](FlowTable::purge_slot), for a failed instance: re-pinning its flows counts as an
+    /// expected move.
     pub fn fail_slot(&mut self, slot: Slot, budget: usize) -> Progress {
         self.sweep(slot, Use::Failing, budget)
     }
@@ -961,17 +967,18 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         Progress::Done
     }
 
-    // Looking in.
+    // Inspection.
 
-    /// All that the table knows of a flow, counting neither hit nor miss.
+    /// A snapshot of a flow. Counts neither hit nor miss.
     pub fn get(&self, key: &FlowKey, now: Nanos) -> Option<FlowRow> {
         let family = family_of(key);
         let entry = self.regions[family].find(&self.storage, key, self.hasher.hash(key))?;
         Some(self.row(family, entry, tick(now)))
     }
 
-    /// Shows flows to `visit`, looking at no more than `budget` entries from `cursor` on (`DumpCursor::default()` to begin).
-    /// Where to go on, or `None` at the end. A flow that lives through the whole dump is shown exactly once.
+    /// Passes flows to `visit`, reading at most `budget` entries from `cursor` on (start with
+    /// `DumpCursor::default()`). Returns where to continue, or `None` at the end. A flow that lives through
+    /// the whole dump is visited exactly once.
     pub fn dump(
         &self,
         cursor: DumpCursor,
@@ -1044,10 +1051,10 @@ mod tests {
 
     use super::*;
 
-    /// One entry with a pin that cannot be, one in a state that its protocol does not have, one twice: each is dropped and
-    /// counted, and the others stay.
+    /// One entry with an impossible pin, one in a state its protocol does not have, one twice: each is
+    /// dropped and counted, and the others stay.
     #[test]
-    fn entries_that_cannot_be_are_dropped_one_by_one() {
+    fn invalid_entries_are_dropped_one_by_one() {
         let config = TableConfig {
             ipv4_flows: 100,
             ipv6_flows: 0,
@@ -1107,9 +1114,9 @@ mod tests {
         );
     }
 
-    /// Packets that another table has the flows of say nothing about the flow cache, and are not looked for.
+    /// Packets of flows that another worker owns are not looked up and do not affect the cache's hit rate.
     #[test]
-    fn the_front_cache_is_judged_by_this_tables_own_flows() {
+    fn the_flow_caches_hit_rate_covers_owned_flows_only() {
         const OWN: usize = 20;
         let config = TableConfig {
             ipv4_flows: 100,
@@ -1160,7 +1167,7 @@ mod tests {
         }
         assert!(table.flow_cache.is_active());
         assert_eq!(burst.missed, 0);
-        // Those that are looked for, however few, are what it is worth to.
+        // The hit rate depends on the packets looked up, however few.
         let mut bursts = 0;
         while table.flow_cache.is_active() {
             burst.fill::<simd::scalar::Words>(&packets);
@@ -1168,7 +1175,7 @@ mod tests {
             table.prefetch_buckets(&mut burst, &packets);
             table.resolve_candidates(&mut burst);
             bursts += 1;
-            assert!(bursts < 20_000, "none was found");
+            assert!(bursts < 20_000, "no hit");
         }
     }
 }

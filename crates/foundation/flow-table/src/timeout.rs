@@ -3,7 +3,7 @@ use model::{Nanos, protocol};
 use crate::TableError;
 use crate::entry::{Phase, State, protocol_of};
 
-/// Time inside the table: ticks of 2^21 ns (2.1 ms) of the caller's clock.
+/// Table time: ticks of 2^21 ns (2.1 ms) of the caller's clock.
 pub(crate) const TICK_SHIFT: u32 = 21;
 
 #[inline(always)]
@@ -11,14 +11,14 @@ pub(crate) const fn tick(now: Nanos) -> u64 {
     now.0 >> TICK_SHIFT
 }
 
-/// How long a flow lives after its last packet. Each at most [`TimeoutPolicy::LIMIT`].
+/// How long a flow lives after its last packet. Each value is at most [`TimeoutPolicy::LIMIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeoutPolicy {
-    /// A TCP flow that was opened and not yet acknowledged.
+    /// TCP before its handshake is acknowledged.
     pub tcp_handshake: Nanos,
-    /// A TCP flow in use, or closed by one side.
+    /// TCP in use, or closed by one end.
     pub tcp_established: Nanos,
-    /// A TCP flow that was reset, or closed by both sides: time for what is still on its way.
+    /// TCP after RST or FIN from both ends: time for packets still on their way.
     pub tcp_linger: Nanos,
     /// UDP.
     pub udp: Nanos,
@@ -31,7 +31,7 @@ pub struct TimeoutPolicy {
 }
 
 impl TimeoutPolicy {
-    /// The longest timeout: 18 h, just below half of the span after which the coarse time in an entry repeats.
+    /// The longest timeout: 18 h, just below half of the wrap-around of an entry's coarse time.
     pub const LIMIT: Nanos = Nanos::from_secs(18 * 3600);
 
     pub(crate) fn ticks(&self) -> Result<[u32; TimeoutClass::COUNT], TableError> {
@@ -41,7 +41,8 @@ impl TimeoutPolicy {
             if timeout > TimeoutPolicy::LIMIT {
                 return Err(TableError::Timeout { class, timeout });
             }
-            // One tick more, because the tick of the last packet is rounded down: never early, at most two ticks late.
+            // One tick more, because the last packet's tick is rounded down: never early, at most two ticks
+            // late.
             *ticks = timeout.0.div_ceil(1 << TICK_SHIFT) as u32 + 1;
         }
         Ok(ticks)
@@ -76,11 +77,11 @@ impl Default for TimeoutPolicy {
     }
 }
 
-/// Which timeout applies to a flow, and so why it ended.
+/// The timeout that applies to a flow; the reason for its expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum TimeoutClass {
-    /// TCP before its handshake is complete.
+    /// TCP before its handshake is acknowledged.
     TcpHandshake,
     /// TCP in use.
     TcpEstablished,
@@ -107,7 +108,7 @@ impl TimeoutClass {
         TimeoutClass::Sctp,
         TimeoutClass::Other,
     ];
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = 7;
 
     /// The word in tables and labels.
@@ -123,12 +124,12 @@ impl TimeoutClass {
         }
     }
 
-    /// The place of its counter.
+    /// Index of its counter.
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// The class of an entry's first word.
+    /// The class of an entry, from its first word.
     #[inline(always)]
     pub(crate) const fn of(ports: u64) -> TimeoutClass {
         match protocol_of(ports) {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_beyond_the_limit_is_named() {
+    fn a_timeout_beyond_the_limit_is_rejected() {
         let policy = TimeoutPolicy {
             sctp: Nanos(TimeoutPolicy::LIMIT.0 + 1),
             ..TimeoutPolicy::default()

@@ -1,7 +1,7 @@
-//! After a table is made, nothing that a worker asks of it allocates.
+//! No call of a worker allocates after the table is made.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
-// UNSAFETY: a global allocator that counts can only be written as an unsafe impl; it passes every call on.
+// UNSAFETY: a counting global allocator needs an unsafe impl; it forwards every call.
 #![expect(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -21,8 +21,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a constant-initialised thread-local
-// without a destructor, which itself never allocates.
+// SAFETY: every call goes to the system's allocator unchanged. Counting uses a constant-initialised
+// thread-local without a destructor, which does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -60,7 +60,7 @@ fn key(i: u32) -> FlowKey {
 }
 
 #[test]
-fn the_steady_state_allocates_nothing() {
+fn no_call_allocates_after_construction() {
     let config = TableConfig {
         ipv4_flows: 20_000,
         ipv6_flows: 1000,
@@ -81,7 +81,7 @@ fn the_steady_state_allocates_nothing() {
     let mut now = Nanos::ZERO;
     let mut shown = 0_u32;
     for round in 0..20_u32 {
-        // More new flows than the table holds, so that it is full, relocates and refuses, too.
+        // More new flows than fit, so that the table fills up, relocates and refuses.
         for i in 0..25_000 {
             let key = key(i + round % 3 * 10_000);
             let hash = hasher.hash(&key);

@@ -1,4 +1,4 @@
-//! What the contract says in so many words, one test for each sentence.
+//! The table's contract, one test per sentence.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -60,7 +60,7 @@ fn finish(table: &mut Table, mut step: impl FnMut(&mut Table) -> Progress) {
 }
 
 #[test]
-fn a_connection_is_followed_from_its_first_packet_to_its_end() {
+fn a_connection_is_tracked_from_its_first_packet_to_its_end() {
     let mut table = table();
     let key = key(1, protocol::TCP);
     let entry = enter(&mut table, &key, [Slot(4); 2], START);
@@ -76,7 +76,7 @@ fn a_connection_is_followed_from_its_first_packet_to_its_end() {
     assert_eq!(hit(Forward, tcp_flag::ACK), FlowChange::None);
     assert_eq!(table.get(&key, START).unwrap().tcp, TcpState::Closed);
     assert_eq!(table.get(&key, START).unwrap().packets, [5, 3]);
-    // It lingers, with its pin, and then it is gone.
+    // It lingers with its pin, then it is gone.
     let linger = TimeoutPolicy::default().tcp_linger;
     table.expire(START + linger, 100);
     assert_eq!(table.live(Slot(4)), 1);
@@ -101,13 +101,13 @@ fn a_syn_after_the_end_is_a_new_flow_without_pins() {
     );
     assert!(!table.set_pins(entry, [Slot(5); 2], START));
     assert_eq!(table.live(Slot(5)), 1);
-    // A SYN while the connection lives changes nothing.
+    // A SYN on a live connection changes nothing.
     table.hit(entry, Direction::Reverse, 1, 60, START, tcp_flag::ACK);
     let hit = table.hit(entry, Direction::Forward, 1, 60, START, tcp_flag::SYN);
     assert_eq!((hit.change, hit.pin), (FlowChange::None, Slot(5)));
 }
 
-/// With 5 ms between calls, a flow is gone 10 ms after its timeout at the latest, and never before it.
+/// With 5 ms between calls, a flow is gone at most 10 ms after its timeout and never before it.
 #[test]
 fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
     let timeouts = TimeoutPolicy {
@@ -137,7 +137,7 @@ fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
     let mut left = ends.len();
     let mut from = 0;
     while left > 0 {
-        // Between the short timeouts and the long ones there is nothing to see.
+        // Nothing expires between the short and the long timeouts.
         now = now + Nanos::from_millis(5);
         let expiry = table.expire(now, 1 << 20);
         assert!(!expiry.behind);
@@ -159,7 +159,7 @@ fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
 }
 
 #[test]
-fn expiry_keeps_to_its_budget_and_says_when_it_is_behind() {
+fn expiry_respects_its_budget_and_reports_being_behind() {
     let mut table = table();
     for i in 0..1000 {
         enter(&mut table, &key(i, protocol::UDP), [Slot(1); 2], START);
@@ -176,12 +176,12 @@ fn expiry_keeps_to_its_budget_and_says_when_it_is_behind() {
     }
     assert_eq!(table.flows(), 0);
     assert!(calls >= 100);
-    // Nothing left to do costs nothing.
+    // No due flows: no visits.
     assert_eq!(table.expire(late, 10).visited, 0);
     assert_eq!(table.expire(Nanos::ZERO, 10).visited, 0);
 }
 
-/// The caller's times may differ by a burst's length between calls: a packet noted later than `expire`'s time keeps its
+/// The caller's times may differ by a burst between calls: a packet later than `expire`'s time keeps its
 /// flow.
 #[test]
 fn a_packet_after_the_time_of_expiry_keeps_its_flow() {
@@ -208,9 +208,9 @@ fn a_jump_of_the_clock_ends_what_is_due_and_nothing_else() {
     assert_eq!(table.flows(), 0);
 }
 
-/// A flood of new flows into a full table changes nothing for the flows that are there.
+/// A flood of new flows into a full table does not affect existing flows.
 #[test]
-fn a_flood_evicts_nobody() {
+fn a_flood_evicts_no_flow() {
     let mut table = table();
     for i in 0..1000 {
         let entry = enter(&mut table, &key(i, protocol::TCP), [Slot(i as u16 % 5); 2], START);
@@ -251,7 +251,7 @@ fn a_flood_evicts_nobody() {
 }
 
 #[test]
-fn a_purge_of_a_slot_holds_at_once_and_the_slot_is_usable_again_at_its_end() {
+fn a_slot_purge_is_effective_at_once_and_the_slot_reusable_at_its_end() {
     let mut table = table();
     let entries: Vec<EntryIndex> = (0..1000)
         .map(|i| enter(&mut table, &key(i, protocol::UDP), [Slot(1), Slot(2)], START))
@@ -264,7 +264,7 @@ fn a_purge_of_a_slot_holds_at_once_and_the_slot_is_usable_again_at_its_end() {
         table.hit(entries[0], Direction::Forward, 1, 60, START, 0).pin,
         Slot::NONE
     );
-    // Not yet usable, and said so.
+    // Not usable yet, and reported so.
     assert!(!table.set_pin(entries[0], Direction::Forward, Slot(1), START));
     assert_eq!((table.counters().refused_pins, table.live(Slot(1))), (1, 0));
     finish(&mut table, |table| table.purge_slot(Slot(1), 100));
@@ -278,13 +278,13 @@ fn a_purge_of_a_slot_holds_at_once_and_the_slot_is_usable_again_at_its_end() {
 }
 
 #[test]
-fn flows_of_a_failed_instance_move_once_and_are_counted_apart() {
+fn flows_of_a_failed_instance_move_once_and_are_counted_separately() {
     let mut table = table();
     let entries: Vec<EntryIndex> = (0..10)
         .map(|i| enter(&mut table, &key(i, protocol::UDP), [Slot(1), Slot(1)], START))
         .collect();
     assert_eq!(table.fail_slot(Slot(1), 0), Progress::Pending);
-    // One before the sweep has reached it, one after, one that was never given a new place.
+    // One before the sweep reaches it, one after, one that never gets a new pin.
     assert!(table.set_pins(entries[0], [Slot(2); 2], START));
     finish(&mut table, |table| table.fail_slot(Slot(1), 3));
     assert!(table.set_pins(entries[1], [Slot(2); 2], START));
@@ -298,12 +298,12 @@ fn flows_of_a_failed_instance_move_once_and_are_counted_apart() {
         (table.live(Slot(1)), table.live(Slot(2)), table.live(Slot(3))),
         (0, 1, 1)
     );
-    // The slot's next instance has nothing to do with them.
+    // The slot's next instance is unaffected.
     assert!(table.set_pins(entries[2], [Slot(1); 2], START));
     assert_eq!(table.live(Slot(1)), 1);
 }
 
-/// An instance that fails while its slot is being purged: from then on, its flows' moves are expected.
+/// An instance that fails during its slot's purge: from then on its flows' moves are expected.
 #[test]
 fn a_purge_can_become_a_failure() {
     let mut table = table();
@@ -323,9 +323,9 @@ fn a_purge_can_become_a_failure() {
     assert_eq!(moved, 5);
 }
 
-/// Since when a flow is where it is: each direction by itself, to a tick, also in a process that takes the table over.
+/// Pin times: per direction, exact to a tick, also after attaching.
 #[test]
-fn a_pin_knows_since_when_it_holds() {
+fn pin_times_survive_attaching() {
     let at = |ms| START + Nanos::from_millis(ms);
     let tick = |now: Nanos| Some(Nanos(now.0 >> 21 << 21));
     let mut table = table();
@@ -355,7 +355,7 @@ fn a_pin_knows_since_when_it_holds() {
 }
 
 #[test]
-fn slots_beyond_the_limit_are_refused_and_harm_nothing() {
+fn slots_beyond_the_limit_are_refused() {
     let mut table = table();
     let entry = enter(
         &mut table,
@@ -374,7 +374,7 @@ fn slots_beyond_the_limit_are_refused_and_harm_nothing() {
 }
 
 #[test]
-fn counters_are_exact_far_beyond_their_lower_parts() {
+fn counters_are_exact_beyond_their_lower_parts() {
     let mut table = table();
     let key = key(1, protocol::UDP);
     let entry = enter(&mut table, &key, [Slot(1); 2], START);
@@ -386,7 +386,7 @@ fn counters_are_exact_far_beyond_their_lower_parts() {
     }
     let row = table.get(&key, START).unwrap();
     assert_eq!((row.packets, row.bytes), ([0, packets], [0, bytes]));
-    // Past their ends, which are 2^40 packets and 2^48 bytes, and each by its own.
+    // Past their wrap at 2^40 packets and 2^48 bytes, each on its own.
     for _ in 0..700 {
         table.hit(entry, Direction::Reverse, u32::MAX, (1 << 40) + 77, START, 0);
         packets = (packets + u64::from(u32::MAX)) % (1 << 40);
@@ -397,7 +397,7 @@ fn counters_are_exact_far_beyond_their_lower_parts() {
 }
 
 #[test]
-fn what_cannot_be_made_is_named() {
+fn impossible_tables_are_rejected_with_the_reason() {
     let config = TableConfig {
         ipv4_flows: TableConfig::LIMIT + 1,
         ..SIZE
@@ -451,7 +451,7 @@ fn a_table_without_room_for_a_family_says_full() {
     assert!(!table.purge(&key, hash));
 }
 
-// Storage that another process left.
+// Storage left by another process.
 
 fn filled() -> Vec<Line> {
     let mut table = table();
@@ -507,12 +507,12 @@ fn an_attached_table_is_the_same_table() {
             );
         }
     }
-    // Timers went over too: UDP first, TCP an hour after its last packet.
+    // Timers are restored: UDP first, TCP an hour after its last packet.
     while table.expire(START + Nanos::from_secs(61), 1000).behind {}
     assert_eq!(table.counters().expired[TimeoutClass::Udp.index()], 300);
     while table.expire(START + Nanos::from_secs(3601), 1000).behind {}
     assert_eq!(table.flows(), 0);
-    // And every entry can be used again.
+    // Every entry can be reused.
     for i in 0..1000 {
         enter(
             &mut table,
@@ -573,7 +573,7 @@ fn storage_that_is_no_table_is_refused_with_the_reason() {
     }
 }
 
-/// Everything that a table can be asked, after which its counts must still agree with each other.
+/// Calls everything; afterwards the counts must agree with each other.
 fn exercise(mut table: Table) {
     let now = START + Nanos::from_secs(2);
     let mut flows = 0;
@@ -656,9 +656,9 @@ proptest! {
     }
 }
 
-/// More flows take turns than the flow cache has places: it is filled, given up, and tried again on the way.
+/// More active flows than the flow cache has slots: it warms up, is bypassed, and is tried again.
 #[test]
-fn every_packet_is_counted_however_many_flows_take_turns() {
+fn every_packet_is_counted_with_more_flows_than_the_cache_holds() {
     const FLOWS: u32 = 150_000;
     const PASSES: u64 = 20;
     let config = TableConfig {

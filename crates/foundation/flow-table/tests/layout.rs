@@ -1,4 +1,4 @@
-//! What a flow costs in memory, and how full a table can be.
+//! Memory per flow, and the reachable fill.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -31,7 +31,7 @@ fn table(config: &TableConfig, key: [u64; 4]) -> FlowTable<Vec<Line>> {
     .unwrap()
 }
 
-/// Really filled to 90 %: index, entries, counters, timers, free list and header are all in the storage.
+/// Filled to 90 %: index, entries, counters, timers, free list and header are all in the storage.
 #[test]
 fn an_ipv4_flow_takes_at_most_64_bytes_at_90_percent_fill() {
     for flows in [100_000_usize, 1 << 18] {
@@ -71,7 +71,7 @@ fn an_ipv4_flow_takes_at_most_64_bytes_at_90_percent_fill() {
     assert!(bytes as f64 / 14_400_000.0 <= 64.0);
 }
 
-/// Every entry can be used, whatever the hash key: there is no cliff before the end.
+/// Every entry can be used, for any hash key.
 #[test]
 fn a_table_fills_to_its_last_entry() {
     const FLOWS: u32 = 50_000;
@@ -111,7 +111,7 @@ fn a_table_fills_to_its_last_entry() {
             let hash = table.hasher().hash(&key(i));
             assert!(table.lookup(&key(i), hash).is_some());
         }
-        // Moves within the index stay rare even so: fewer than 3 insertions in 100 of the whole filling.
+        // Relocations stay rare: fewer than 3 per 100 insertions over the whole fill.
         assert!(
             table.counters().relocations < u64::from(FLOWS) * 3 / 100,
             "{}",

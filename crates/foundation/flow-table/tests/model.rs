@@ -1,5 +1,5 @@
-//! The table against a model: a `HashMap` and the contract in plain words. Every result, every counter and every live count
-//! is compared, after every step.
+//! The table against a reference model, a `HashMap`. Every result, counter and live count is compared after
+//! every step.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -31,8 +31,8 @@ const TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
     other: Nanos::ZERO,
 };
 
-/// A table in which nothing is as one would expect it: the linger is long, the handshake longer than the rest.
-const ODD_TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
+/// Unusual timeouts: a long linger, and a handshake longer than the rest.
+const UNUSUAL_TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
     tcp_handshake: Nanos::from_secs(20),
     tcp_established: Nanos::from_millis(900),
     tcp_linger: Nanos::from_secs(600),
@@ -195,7 +195,7 @@ struct Harness {
     config: TableConfig,
     timeouts: TimeoutPolicy,
     flows: HashMap<FlowKey, Flow>,
-    /// Slots in a purge (false) or failure (true).
+    /// Slots being purged (false) or failed (true).
     sweeps: HashMap<u16, bool>,
     counters: Counters,
     now: Nanos,
@@ -209,7 +209,7 @@ fn direction(reverse: bool) -> Direction {
     }
 }
 
-/// A burst's last step, on whatever level; what it tells.
+/// The fast path's last step at any SIMD level; returns where it stopped.
 struct HitBurst<'a> {
     table: &'a mut FlowTable<Vec<Line>>,
     burst: &'a Burst,
@@ -237,7 +237,7 @@ impl Harness {
             pin_times: true,
         };
         let now = Nanos(123_456_789);
-        // Storage full of something.
+        // Storage with arbitrary contents.
         let storage = vec![Line([0xdead_beef_dead_beef; 8]); config.lines_needed().unwrap() + 3];
         let table = FlowTable::new(storage, &config, &timeouts, HASHER, now).unwrap();
         Harness {
@@ -279,7 +279,7 @@ impl Harness {
         found
     }
 
-    /// A lane for each slot that is not swept.
+    /// A lane for each slot that is not being swept.
     fn lanes(&self) -> Lanes {
         let mut lanes = Lanes::default();
         for slot in (0..SLOTS).filter(|slot| !self.sweeps.contains_key(slot)) {
@@ -288,7 +288,7 @@ impl Harness {
         lanes
     }
 
-    /// A burst of packets of 60 bytes, of which the table counts those of known, steady flows with a pin.
+    /// A burst of 60-byte packets, of which the table counts those of known, established flows with a pin.
     fn burst(&mut self, numbers: &[u32]) {
         const BYTES: u64 = 60;
         let flags = |key: &FlowKeyV4| match (key.protocol, key.a_port % 7) {
@@ -399,7 +399,8 @@ impl Harness {
         let slot = Slot(numbers.len() as u16 % SLOTS);
         let others = self.table().count_returned_burst(&burst, slot);
         for (at, key) in keys.iter().enumerate() {
-            // The rest is looked up one by one: what opens or closes, IPv6, and a few whose first candidate is another flow.
+            // The rest is looked up one by one: opening and closing packets, IPv6, and the few whose first
+            // candidate is another flow.
             if others >> at & 1 == 0 {
                 let flow = self.flows.get_mut(key).unwrap();
                 assert!(flow.pins.contains(&slot), "it is none of the slot's");
@@ -409,7 +410,7 @@ impl Harness {
         assert_eq!(others.checked_shr(keys.len() as u32).unwrap_or(0), 0);
     }
 
-    /// What the table did with a new flow is what it should do.
+    /// The table's handling of a new flow.
     fn entered(
         &mut self,
         key: FlowKey,
@@ -431,7 +432,7 @@ impl Harness {
             .filter(|key| matches!(key, FlowKey::V6(_)) == v6)
             .count();
         if let Err(Full::Index) = inserted {
-            // Possible, never likely: the run counts them.
+            // Possible but unlikely: the run counts them.
             self.counters.full_index += 1;
             for pin in pins {
                 self.usable(pin);
@@ -479,7 +480,7 @@ impl Harness {
                 let key = key(i);
                 let opener = direction(opener);
                 if self.flows.contains_key(&key) {
-                    // Whoever enters a flow has looked it up in vain.
+                    // A caller has looked the flow up before inserting it.
                     let hash = HASHER.hash(&key);
                     assert!(self.table().lookup(&key, hash).is_some());
                     self.counters.hits += 1;
@@ -666,7 +667,7 @@ impl Harness {
         assert!(due.is_empty(), "{due:?}");
     }
 
-    /// Takes from the model what the table has ended, which must have been due.
+    /// Removes flows from the model that the table has ended; they must have been due.
     fn reconcile(&mut self, ended: usize) {
         let due: Vec<FlowKey> = self
             .flows
@@ -825,8 +826,8 @@ proptest! {
     #![proptest_config(Config { cases: 300, ..Config::default() })]
 
     #[test]
-    fn small_tables_do_as_the_model(ops in prop::collection::vec(op(120), 1..200), odd: bool) {
-        let mut harness = Harness::new(40, 25, if odd { ODD_TIMEOUTS } else { TIMEOUTS });
+    fn small_tables_match_the_model(ops in prop::collection::vec(op(120), 1..200), odd: bool) {
+        let mut harness = Harness::new(40, 25, if odd { UNUSUAL_TIMEOUTS } else { TIMEOUTS });
         for op in &ops {
             harness.step(op);
             harness.check_flows();
@@ -834,7 +835,7 @@ proptest! {
     }
 }
 
-/// A long run with a seed of its own each time, which a failure prints; `FLOW_TABLE_SEED` repeats one.
+/// A long run with a random seed, printed on failure; `FLOW_TABLE_SEED` repeats one.
 fn long_run(
     ipv4_flows: usize,
     ipv6_flows: usize,
@@ -877,17 +878,17 @@ fn long_run(
 }
 
 #[test]
-fn a_long_run_in_a_crowded_table_does_as_the_model() {
+fn a_long_run_in_a_crowded_table_matches_the_model() {
     long_run(60, 30, 200, 150_000, 100, TIMEOUTS);
 }
 
 #[test]
-fn a_long_run_with_odd_timeouts_does_as_the_model() {
-    long_run(60, 30, 200, 60_000, 100, ODD_TIMEOUTS);
+fn a_long_run_with_unusual_timeouts_matches_the_model() {
+    long_run(60, 30, 200, 60_000, 100, UNUSUAL_TIMEOUTS);
 }
 
 #[test]
-fn a_long_run_in_a_larger_table_does_as_the_model() {
+fn a_long_run_in_a_larger_table_matches_the_model() {
     let slow = TimeoutPolicy {
         tcp_handshake: Nanos::from_secs(100),
         udp: Nanos::from_secs(100),

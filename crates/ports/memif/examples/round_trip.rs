@@ -1,12 +1,13 @@
-//! How many packets a second go to another process and back: ours with ours, and ours with DPDK's driver in both roles,
-//! beside two DPDK drivers on the same work.
+//! Round-trip packet rate to another process: this crate on both ends, this crate with DPDK's driver in both
+//! roles, and two DPDK drivers doing the same work.
 //!
 //! ```text
 //! cargo run --release -p memif --example round_trip -- [PAIR…] [--seconds S] [--bytes B] [--log2-slots N] [--rounds R]
 //! ```
-//! `PAIR` is `ours`, `ours-back` (the generator is the server), `testpmd-server`, `testpmd-client`, `pmd-pair`; all of them by default, in turn, each round.
-//! `--realtime` gives the two busy threads real-time priority while they are measured, so that other work on the machine does
-//! not count (needs the right to, and `chrt`). Generator and forwarder have a CPU each. The generator keeps the ring full and counts what comes back.
+//! `PAIR` is `ours`, `ours-back` (the generator is the server), `testpmd-server`, `testpmd-client` or
+//! `pmd-pair`; by default all of them in turn, each round. `--realtime` runs the two busy threads at
+//! real-time priority, so that other load does not count (needs the privilege, and `chrt`). Generator and
+//! forwarder have a CPU each. The generator keeps the ring full and counts returned packets.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -25,7 +26,7 @@ use testpmd::{Options, Testpmd};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Packets pushed before a look at what came back.
+/// Packets pushed between two reads of the returned ones.
 const BURST: usize = 64;
 
 struct Settings {
@@ -87,7 +88,7 @@ fn main() -> Outcome<()> {
     let mut out = stdout().lock();
     for round in 0..settings.rounds {
         for pair in &settings.pairs {
-            // On a thread of its own: its CPU and its priority are not for what the next pair starts.
+            // On a thread of its own: its CPU and priority must not be inherited by the next pair.
             let rate = std::thread::scope(|scope| {
                 let measured = std::thread::Builder::new()
                     .name("pair-worker".to_owned())
@@ -140,7 +141,7 @@ fn measure(pair: &str, settings: &Settings) -> Outcome<f64> {
     }
 }
 
-/// Two testpmd, one of which begins with 1,024 packets that then circulate.
+/// Two testpmd processes; one injects 1,024 packets, which then circulate.
 fn pmd_pair(server: Options<'_>, settings: &Settings) -> Outcome<f64> {
     let size = format!("--txpkts={}", settings.bytes);
     let forwarder = Testpmd::start(&server)?;
@@ -156,7 +157,7 @@ fn pmd_pair(server: Options<'_>, settings: &Settings) -> Outcome<f64> {
     for testpmd in [&forwarder, &client] {
         wait_until(|| testpmd.output().contains("Connected."))?;
     }
-    // The first packets are lost when the other one does not forward yet.
+    // The first packets are lost if the other end does not forward yet.
     let mut reports = 0;
     for _ in 0..10 {
         client.command("start tx_first 32")?;
@@ -167,13 +168,13 @@ fn pmd_pair(server: Options<'_>, settings: &Settings) -> Outcome<f64> {
             break;
         }
         client.command("stop")?;
-        // "stop" reports the same figures once for the port and once for all.
+        // "stop" reports the same figures per port and in total.
         std::thread::sleep(Duration::from_millis(300));
         reports = counts(&client.output()).len();
     }
     if settings.realtime {
-        hurry(forwarder.id())?;
-        hurry(client.id())?;
+        set_realtime(forwarder.id())?;
+        set_realtime(client.id())?;
     }
     let mut received = [0.0; 2];
     let mut at = [Instant::now(); 2];
@@ -203,7 +204,7 @@ fn counts(output: &str) -> Vec<f64> {
     output.lines().filter_map(count).collect()
 }
 
-/// Waits for up to ten seconds.
+/// Waits up to ten seconds.
 fn wait_until(condition: impl Fn() -> bool) -> Outcome<()> {
     for _ in 0..2000 {
         if condition() {
@@ -211,7 +212,7 @@ fn wait_until(condition: impl Fn() -> bool) -> Outcome<()> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Err("testpmd did not get that far in ten seconds".into())
+    Err("testpmd was not ready within ten seconds".into())
 }
 
 fn spawn(role: &str, socket: &Path, settings: &Settings) -> Outcome<Killed> {
@@ -243,11 +244,13 @@ fn connect(socket: &Path, settings: &Settings) -> Outcome<Link> {
 }
 
 fn accept(listener: &mut Listener) -> Outcome<Link> {
-    Ok(listener.accept(Duration::from_secs(10))?.ok_or("nobody came")?)
+    Ok(listener
+        .accept(Duration::from_secs(10))?
+        .ok_or("no client connected")?)
 }
 
-/// Gives the busy threads of a process real-time priority: the one there is, or of testpmd's the forwarding one.
-fn hurry(process: u32) -> Outcome<()> {
+/// Gives the busy thread of a process real-time priority: its only one, or testpmd's forwarding thread.
+fn set_realtime(process: u32) -> Outcome<()> {
     let tasks: Vec<_> = std::fs::read_dir(format!("/proc/{process}/task"))?.collect::<Result<_, _>>()?;
     for task in &tasks {
         let name = std::fs::read_to_string(task.path().join("comm"))?;
@@ -306,7 +309,7 @@ fn generate(mut link: Link, settings: &Settings, forwarder: u32) -> Outcome<f64>
             for _ in 0..2 * BURST {
                 match queue.rx.pop(&mut buffer) {
                     Some(Ok(length)) => {
-                        assert_eq!(length, settings.bytes, "a packet came back with another length");
+                        assert_eq!(length, settings.bytes, "a packet returned with another length");
                         returned += 1;
                     }
                     Some(Err(error)) => return Err(error.into()),
@@ -317,16 +320,16 @@ fn generate(mut link: Link, settings: &Settings, forwarder: u32) -> Outcome<f64>
             queue.rx.release();
         }
         if !hurried {
-            // From the first packet on: before, testpmd hears CONNECTED on a thread that gets no priority.
+            // Start at the first packet: before it, testpmd handles CONNECTED on a thread without priority.
             if returned > 0 {
                 hurried = true;
                 if settings.realtime {
-                    hurry(forwarder)?;
-                    hurry(std::process::id())?;
+                    set_realtime(forwarder)?;
+                    set_realtime(std::process::id())?;
                 }
                 begin = Instant::now();
             } else if begin.elapsed() > Duration::from_secs(10) {
-                return Err("no packet came back".into());
+                return Err("no packet returned".into());
             }
             continue;
         }

@@ -1,10 +1,10 @@
-//! Copying frames between shared and private memory, and asking for cache lines ahead.
+//! Copies frames between shared and private memory, and prefetches cache lines.
 //!
-//! The other end of a ring may write to shared memory while it is read here. Rust has no word for a copy that tolerates
-//! that, so, like every program that shares memory with a stranger, this one rests on what compilers and processors do:
-//! no reference to shared frame memory ever exists, each copy is made by [`copy`] from a raw pointer and nothing is read
-//! a second time, so what races is only the value of bytes that the stranger could have chosen anyway. A compiler fence
-//! after the copy keeps later reads of the destination from being turned into reads of the source.
+//! The peer may write to shared memory while it is read here. Rust has no copy operation that allows this
+//! race. Like every program that shares memory with an untrusted peer, this one relies on compilers and
+//! processors: no reference to shared frame memory exists, every copy is made by [`copy`] from a raw pointer,
+//! and nothing is read twice. Only byte values race, and the peer could have chosen any. A compiler fence
+//! after the copy keeps later reads of the destination from becoming reads of the source.
 
 // UNSAFETY: raw copies and prefetch instructions.
 #![expect(unsafe_code)]
@@ -12,10 +12,10 @@
 use core::ptr;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-/// Above this the C library's copy is faster than a loop of 64-byte blocks.
+/// Above this length the C library's copy is faster than a loop of 64-byte blocks.
 const INLINE_BYTES: usize = 256;
 
-/// 16 bytes as one register holds them, anywhere in memory.
+/// 16 bytes in one register, at any alignment.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Block(
@@ -25,12 +25,12 @@ struct Block(
 
 /// Copies `len` bytes.
 ///
-/// Frames are short and their lengths vary: up to [`INLINE_BYTES`] two overlapping blocks of a fixed size, or a few
-/// 64-byte blocks, cost a third of a call with a variable length.
+/// Frames are short and their lengths vary. Up to [`INLINE_BYTES`], two overlapping fixed-size blocks or a
+/// few 64-byte blocks cost a third of a variable-length call.
 ///
 /// # Safety
-/// `source` is valid for reads and `target` for writes of `len` bytes, and they do not overlap. Another process may write
-/// to either meanwhile: then the bytes copied are any mixture of what was written.
+/// `source` is valid for reads and `target` for writes of `len` bytes, and they do not overlap. If another
+/// process writes to either meanwhile, the copied bytes are any mixture of the values written.
 #[inline(always)]
 pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     /// Copies the first and the last `N` bytes, which may overlap.
@@ -44,7 +44,8 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
             ptr::write(target.wrapping_add(len - N).cast::<[u8; N]>(), last);
         }
     }
-    /// The first and the last 32 bytes, which may overlap, in registers: as arrays of bytes they would go over the stack.
+    /// Copies the first and the last 32 bytes, which may overlap, in registers: byte arrays would go through
+    /// the stack.
     #[inline(always)]
     unsafe fn ends_of_32(source: *const u8, target: *mut u8, len: usize) {
         // SAFETY: the caller has 32 ≤ len; all blocks lie within `len` bytes. Any bytes are a block.
@@ -84,7 +85,7 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Asks for the line of `place` for reading. Any address is allowed: a prefetch never faults.
+/// Prefetches the line at `place` for reading. Any address is allowed: a prefetch never faults.
 #[inline(always)]
 pub(crate) fn prefetch_read(place: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -101,7 +102,7 @@ pub(crate) fn prefetch_read(place: *const u8) {
     let _ = place;
 }
 
-/// Asks for the line of `place` for writing. Any address is allowed: a prefetch never faults.
+/// Prefetches the line at `place` for writing. Any address is allowed: a prefetch never faults.
 #[inline(always)]
 pub(crate) fn prefetch_write(place: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,30 +1,30 @@
-//! Who may use which slot of a ring: the arithmetic and the memory orders of the two shared indices, and nothing else.
+//! Ownership of ring slots: the arithmetic and memory ordering of the two shared indices, and nothing else.
 //!
-//! A ring has `slots` (a power of two) slots and two free-running 16-bit indices. The client writes `head` and the server
-//! writes `tail`, in both directions; what they mean depends on the direction:
+//! A ring has `slots` (a power of two) slots and two free-running 16-bit indices. The client writes `head`
+//! and the server writes `tail`, in both directions. Their meaning depends on the direction:
 //!
 //! ```text
 //!   client to server: head = filled up to here          tail = emptied up to here
 //!   server to client: head = empty buffers posted up to here   tail = filled up to here
 //! ```
 //!
-//! So a producer owns one index, which says how far it has filled, and reads the consumer's, which says how far it may
-//! go after adding [`Producer::bias`]: `slots` where the consumer reports what it emptied, 0 where it posts buffers. A
-//! [`Consumer`] mirrors that. Everything else is one code path.
+//! A producer owns the index that says how far it has filled. It reads the consumer's index, and adding
+//! [`Producer::bias`] gives its limit: the bias is `slots` if the consumer reports emptied slots, 0 if it
+//! posts buffers. A [`Consumer`] mirrors that. Both directions otherwise share one code path.
 //!
-//! **Contract.** One thread drives a [`Producer`], one the [`Consumer`], and each index has one writer. An index is stored
-//! with release after the slots that it hands over were written (or read), and loaded with acquire before they are used.
-//! The other side is not trusted: an index that goes back, or further than the slots that it was lent, marks this end
-//! `dead`, and it then offers no slot any more. Loom runs this very code through every interleaving
+//! **Contract.** One thread drives a [`Producer`], one the [`Consumer`], and each index has one writer. An
+//! index is stored with release after its slots were written (or read), and loaded with acquire before they
+//! are used. The peer is not trusted: an index that moves back, or beyond the slots it was given, marks this
+//! end `dead`, and it offers no more slots. Loom runs this code through every interleaving
 //! (`tests/index_interleavings.rs` includes the file).
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
-/// An index in shared memory. Implemented by the processor's atomics and, in the loom test, by loom's.
+/// An index in shared memory: the processor's atomics, or loom's in the loom test.
 pub(crate) trait SharedIndex {
-    /// Loads it so that what the other side did before storing it is visible.
+    /// Loads it; everything that the peer did before storing it is visible.
     fn load_acquire(&self) -> u16;
-    /// Stores it so that what this side did before is visible to who loads it.
+    /// Stores it; everything that this side did before is visible to a peer that loads it.
     fn store_release(&self, value: u16);
 }
 
@@ -44,22 +44,22 @@ impl SharedIndex for AtomicU16 {
 #[derive(Debug)]
 pub(crate) struct Producer {
     slots: u16,
-    /// Added to the consumer's index to get the first slot that must not be filled yet.
+    /// Added to the consumer's index to get the first slot that may not be filled.
     bias: u16,
     /// The next slot to fill (free-running).
     next: u16,
-    /// What the consumer was last told.
+    /// The value last published to the consumer.
     published: u16,
-    /// The first slot that must not be filled, as far as known (free-running).
+    /// The first slot that may not be filled, as last read (free-running).
     limit: u16,
-    /// `next` and `limit` without wrapping: positions since the ring began.
+    /// `next` and `limit` without wrapping: positions since the ring started.
     pushed: u64,
     limit_position: u64,
     dead: bool,
 }
 
 impl Producer {
-    /// A producer whose consumer reports what it has emptied (client to server).
+    /// A producer whose consumer reports emptied slots (client to server).
     pub(crate) fn of_emptied(slots: u16) -> Producer {
         Producer {
             slots,
@@ -73,7 +73,8 @@ impl Producer {
         }
     }
 
-    /// A producer whose consumer posts empty buffers (server to client). It has none until the client posts some.
+    /// A producer whose consumer posts empty buffers (server to client). It has no free slot until the client
+    /// posts some.
     pub(crate) fn of_posted(slots: u16) -> Producer {
         Producer {
             slots,
@@ -87,7 +88,7 @@ impl Producer {
         }
     }
 
-    /// Slots known to be free, without looking at the consumer.
+    /// Free slots, without reading the consumer's index.
     #[inline(always)]
     pub(crate) fn known_free(&self) -> u16 {
         self.limit.wrapping_sub(self.next)
@@ -99,7 +100,7 @@ impl Producer {
         self.next
     }
 
-    /// Looks at the consumer's index and returns the free slots.
+    /// Reads the consumer's index and returns the free slots.
     #[inline]
     pub(crate) fn refresh(&mut self, consumer: &impl SharedIndex) -> u16 {
         let limit = consumer.load_acquire().wrapping_add(self.bias);
@@ -107,7 +108,7 @@ impl Producer {
         if advance == 0 || self.dead {
             return self.known_free();
         }
-        // The consumer may go as far as what was published; then everything is free.
+        // The consumer may go as far as the published index; then every slot is free.
         let most = self.slots.wrapping_sub(self.limit.wrapping_sub(self.published));
         if advance > most {
             self.dead = true;
@@ -119,7 +120,7 @@ impl Producer {
         self.known_free()
     }
 
-    /// Takes `slots` slots, which the caller has filled.
+    /// Advances over `slots` slots that the caller has filled.
     #[inline(always)]
     pub(crate) fn fill(&mut self, slots: u16) {
         debug_assert!(slots <= self.known_free());
@@ -127,7 +128,7 @@ impl Producer {
         self.pushed += u64::from(slots);
     }
 
-    /// Hands all filled slots to the consumer; false when there was nothing to hand over.
+    /// Publishes all filled slots to the consumer; false if there were none.
     #[inline(always)]
     pub(crate) fn publish(&mut self, own: &impl SharedIndex) -> bool {
         if self.published == self.next || self.dead {
@@ -138,25 +139,25 @@ impl Producer {
         true
     }
 
-    /// Slots filled since the ring began.
+    /// Slots filled since the ring started.
     #[inline(always)]
     pub(crate) fn pushed(&self) -> u64 {
         self.pushed
     }
 
-    /// Slots emptied since the ring began, as last seen.
+    /// Slots emptied since the ring started, as last read.
     #[inline(always)]
     pub(crate) fn consumed(&self) -> u64 {
         self.limit_position.saturating_sub(u64::from(self.slots))
     }
 
-    /// Whether the consumer broke the rules; nothing is free any more then.
+    /// Whether the consumer violated the protocol; no slot is free then.
     #[inline(always)]
     pub(crate) fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// Stops using the ring, because of what its descriptors hold.
+    /// Stops using the ring because of a bad descriptor.
     #[cold]
     pub(crate) fn kill(&mut self) {
         self.dead = true;
@@ -172,16 +173,16 @@ pub(crate) struct Consumer {
     bias: u16,
     /// The next slot to empty (free-running).
     next: u16,
-    /// What the producer was last told (without the bias).
+    /// The value last released to the producer (without the bias).
     released: u16,
-    /// The first slot not filled, as far as known (free-running).
+    /// The first slot not filled, as last read (free-running).
     filled: u16,
     popped: u64,
     dead: bool,
 }
 
 impl Consumer {
-    /// A consumer that reports what it has emptied (client to server).
+    /// A consumer that reports emptied slots (client to server).
     pub(crate) fn reporting_emptied(slots: u16) -> Consumer {
         Consumer {
             slots,
@@ -194,7 +195,7 @@ impl Consumer {
         }
     }
 
-    /// A consumer that posts empty buffers (server to client); [`Consumer::post_all`] begins.
+    /// A consumer that posts empty buffers (server to client). Call [`Consumer::post_all`] first.
     pub(crate) fn posting_buffers(slots: u16) -> Consumer {
         Consumer {
             slots,
@@ -207,12 +208,12 @@ impl Consumer {
         }
     }
 
-    /// Posts the whole ring of empty buffers, once, when the connection stands.
+    /// Posts the whole ring of empty buffers, once, when the link is established.
     pub(crate) fn post_all(&self, own: &impl SharedIndex) {
         own.store_release(self.next.wrapping_add(self.bias));
     }
 
-    /// Filled slots, without looking at the producer.
+    /// Filled slots, without reading the producer's index.
     #[inline(always)]
     pub(crate) fn known_filled(&self) -> u16 {
         self.filled.wrapping_sub(self.next)
@@ -224,7 +225,7 @@ impl Consumer {
         self.next
     }
 
-    /// Looks at the producer's index and returns the filled slots.
+    /// Reads the producer's index and returns the filled slots.
     #[inline]
     pub(crate) fn refresh(&mut self, producer: &impl SharedIndex) -> u16 {
         let filled = producer.load_acquire();
@@ -232,7 +233,7 @@ impl Consumer {
         if advance == 0 || self.dead {
             return self.known_filled();
         }
-        // The producer may fill what was released to it, no more.
+        // The producer may fill released slots only.
         let most = self.slots.wrapping_sub(self.filled.wrapping_sub(self.released));
         if advance > most {
             self.dead = true;
@@ -243,7 +244,7 @@ impl Consumer {
         self.known_filled()
     }
 
-    /// Takes `slots` slots, which the caller has emptied.
+    /// Advances over `slots` slots that the caller has emptied.
     #[inline(always)]
     pub(crate) fn empty(&mut self, slots: u16) {
         debug_assert!(slots <= self.known_filled());
@@ -251,7 +252,7 @@ impl Consumer {
         self.popped += u64::from(slots);
     }
 
-    /// Gives all emptied slots back to the producer.
+    /// Releases all emptied slots to the producer.
     #[inline(always)]
     pub(crate) fn release(&mut self, own: &impl SharedIndex) {
         if self.released != self.next && !self.dead {
@@ -260,13 +261,13 @@ impl Consumer {
         }
     }
 
-    /// Slots emptied since the ring began.
+    /// Slots emptied since the ring started.
     #[inline(always)]
     pub(crate) fn popped(&self) -> u64 {
         self.popped
     }
 
-    /// Whether the producer broke the rules; nothing is filled any more then.
+    /// Whether the producer violated the protocol; no slot is filled then.
     #[inline(always)]
     pub(crate) fn is_dead(&self) -> bool {
         self.dead
@@ -307,7 +308,7 @@ mod tests {
             head: AtomicU16::new(0),
             tail: AtomicU16::new(0),
         };
-        // In client to server the producer owns head; in server to client it owns tail.
+        // The producer owns head in client to server, and tail in server to client.
         let (produced, consumed) = if posted {
             (&ring.tail, &ring.head)
         } else {
@@ -327,7 +328,7 @@ mod tests {
             prop_assert_eq!(producer.refresh(consumed), 0);
             consumer.post_all(consumed);
         }
-        // The model: counts since the beginning.
+        // The model: counts since the start.
         let (mut filled, mut published, mut emptied, mut released) = (0_u64, 0_u64, 0_u64, 0_u64);
         for step in steps {
             match step {
@@ -365,12 +366,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn indices_follow_the_model(posted: bool, log2 in 6..15_u32, steps in steps()) {
+        fn indices_match_the_model(posted: bool, log2 in 6..15_u32, steps in steps()) {
             run(posted, 1 << log2, &steps)?;
         }
 
         #[test]
-        fn no_index_of_the_peer_makes_more_slots_than_the_ring_has(
+        fn a_peers_index_never_yields_more_slots_than_the_ring_has(
             posted: bool,
             log2 in 0..15_u32,
             values in proptest::collection::vec(any::<u16>(), 1..50),
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_survive_many_wraps_of_the_index() -> Result<(), TestCaseError> {
+    fn positions_survive_index_wraps() -> Result<(), TestCaseError> {
         let steps: Vec<Step> = (0..200_000)
             .flat_map(|_| [Step::Fill(64), Step::Publish, Step::Empty(64), Step::Release])
             .collect();

@@ -1,10 +1,10 @@
-//! Waking a consumer that sleeps, and sleeping as a consumer.
+//! Wakes a sleeping consumer, and sleeps as one.
 //!
-//! memif gives each ring a file descriptor that the producer writes 8 bytes to when the consumer has not masked interrupts.
-//! As client this crate makes a pair of sockets for it instead of an eventfd, and keeps one end: the non-blocking mode of
-//! an eventfd belongs to the open file, which both sides share, so a hostile peer could clear it, fill the counter, and
-//! block this side in `write` for ever. On a socket of our own `MSG_DONTWAIT` holds whatever the peer does. To the peer
-//! both look the same: a descriptor that becomes readable and gives 8 bytes.
+//! memif gives each ring a file descriptor. The producer writes 8 bytes to it unless the consumer has masked
+//! interrupts. As a client this crate uses a socket pair instead of an eventfd and keeps one end. An
+//! eventfd's non-blocking mode belongs to the open file, which both sides share: a hostile peer could clear
+//! it, fill the counter, and block this side in `write` forever. On our own socket `MSG_DONTWAIT` always
+//! holds. To the peer both look the same: a descriptor that becomes readable and yields 8 bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,20 +14,20 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::{Error, ProtocolError};
 
-/// What is written for one interrupt.
+/// The bytes of one interrupt.
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
 /// One end of a ring's interrupt channel.
 #[derive(Debug)]
 pub(crate) enum Interrupt {
-    /// Ours or the peer's socket: calls that never block.
+    /// Our socket or the peer's: calls never block.
     Socket(OwnedFd),
-    /// An eventfd made by a client. It is trusted not to turn it into a blocking one under us.
+    /// An eventfd made by a client. The client is trusted not to make it blocking.
     EventFd(OwnedFd),
 }
 
 impl Interrupt {
-    /// A channel: the end to keep and the end for the peer.
+    /// Makes a channel: our end and the peer's end.
     pub(crate) fn pair() -> Result<(Interrupt, OwnedFd), Error> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -39,12 +39,12 @@ impl Interrupt {
         Ok((Interrupt::Socket(ours), theirs))
     }
 
-    /// Takes the descriptor that a client sent for ring `index`.
+    /// Accepts the descriptor that a client sent for ring `index`.
     pub(crate) fn accept(fd: OwnedFd, index: u16) -> Result<Interrupt, Error> {
         if sockopt::socket_type(&fd).is_ok() {
             return Ok(Interrupt::Socket(fd));
         }
-        // Anything else than an eventfd could block or do worse when written to. Without /proc it cannot be told.
+        // Writing to anything but an eventfd could block. Without /proc the type is unknown.
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         if let Ok(target) = rustix::fs::readlink(path, Vec::new())
             && target.as_bytes() != b"anon_inode:[eventfd]"
@@ -56,7 +56,7 @@ impl Interrupt {
         Ok(Interrupt::EventFd(fd))
     }
 
-    /// Wakes the consumer. A channel that is full already holds a wake-up, one that is closed needs none: no errors.
+    /// Wakes the consumer. Never fails: a full channel already holds a wake-up, a closed one needs none.
     #[cold]
     pub(crate) fn raise(&self) {
         match self {
@@ -71,9 +71,9 @@ impl Interrupt {
         }
     }
 
-    /// Takes what was raised, so that the descriptor is no longer readable.
+    /// Drains the interrupts, so that the descriptor is not readable.
     pub(crate) fn clear(&self) {
-        /// A peer that raises interrupts faster than they are taken must not hold us here.
+        /// Bounds the work if a peer raises interrupts faster than they are drained.
         const MOST: usize = 64;
         let mut bytes = [0_u8; 8];
         match self {

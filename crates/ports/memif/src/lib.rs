@@ -1,27 +1,30 @@
-//! The memif protocol (version 2.0) in Rust, both roles, without DPDK: packets between two processes through rings in
-//! shared memory, and a unix socket to agree on them. This crate moves frames and tells how full rings are; it never looks
-//! into a frame and never decides what to do with one.
+//! The memif protocol (version 2.0) in Rust, both roles, without DPDK: packets between two processes through
+//! shared-memory rings, set up over a unix socket. This crate moves frames and reports ring occupancy. It
+//! never parses a frame and makes no forwarding decisions.
 //!
-//! A **client** ([`Client`]) makes the memory (a sealed memfd) and connects; a **server** ([`Listener`]) listens, and maps
-//! what clients bring. Both get a [`Link`]: [`QueuePair`]s and a [`Control`]. Towards the containers of network functions
-//! the switch is the client, so that nobody can take the memory from under it.
+//! A **client** ([`Client`]) allocates the memory (a sealed memfd) and connects. A **server** ([`Listener`])
+//! listens and maps the memory of its clients. Both get a [`Link`]: [`QueuePair`]s and a [`Control`]. Towards
+//! containers the switch is the client, so that no container can shrink the memory under it.
 //!
-//! 1. The server binds a socket; the client connects and hears HELLO (versions and limits).
-//! 2. INIT (interface id, secret), ADD_REGION (the memory), ADD_RING for each ring: each is answered with ACK.
-//! 3. CONNECT, CONNECTED: both sides start from empty rings, and the client posts its buffers.
-//! 4. [`TxQueue::push`] and [`TxQueue::flush`] here, [`RxQueue::pop`] and [`RxQueue::release`] there. An idle consumer
-//!    sleeps in [`wait`].
-//! 5. DISCONNECT, or a closed socket, ends the link: [`Control::poll`] says so. The rings stay readable until dropped.
+//! 1. The server binds a socket. The client connects and receives HELLO (versions and limits).
+//! 2. INIT (interface id, secret), ADD_REGION (the memory), ADD_RING for each ring. Each is answered with
+//!    ACK.
+//! 3. CONNECT, CONNECTED: both sides start with empty rings, and the client posts its buffers.
+//! 4. [`TxQueue::push`] and [`TxQueue::flush`] on one side, [`RxQueue::pop`] and [`RxQueue::release`] on the
+//!    other. An idle consumer sleeps in [`wait`].
+//! 5. DISCONNECT or a closed socket ends the link; [`Control::poll`] reports it. The rings stay readable
+//!    until dropped.
 //!
-//! **The peer is hostile.** It can write to the shared memory at any time. Each index and descriptor is read once, checked,
-//! and then used; a frame is copied out before anyone looks at it. A client never follows the offsets in shared
-//! descriptors: it knows where its buffers are. An index beyond the ring ends the use of that ring
-//! ([`RxQueue::is_violated`], [`TxQueue::is_violated`]), a bad descriptor costs the packet ([`RxQueue::counters`]).
+//! **The peer is untrusted.** It can write to the shared memory at any time. Each index and descriptor is
+//! read once, validated, then used. A frame is copied out before anything reads it. A client ignores the
+//! offsets in shared descriptors: it knows its buffers. An index beyond the ring ends the use of that ring
+//! ([`RxQueue::is_violated`], [`TxQueue::is_violated`]). A bad descriptor costs that packet
+//! ([`RxQueue::counters`]).
 //!
-//! **Limits.** [`MAX_LOG2_SLOTS`], [`MAX_QUEUES`], [`MAX_BUFFER_BYTES`], [`MAX_PACKET_BYTES`], [`MAX_WAIT`]; a link of one
-//! queue pair takes three file descriptors, so 256 links fit in the usual 1024.
+//! **Limits.** [`MAX_LOG2_SLOTS`], [`MAX_QUEUES`], [`MAX_BUFFER_BYTES`], [`MAX_PACKET_BYTES`], [`MAX_WAIT`].
+//! A link of one queue pair takes three file descriptors, so 256 links fit in the usual 1024.
 //!
-//! `examples/round_trip.rs` measures how many packets a second another process sends back, beside DPDK's driver.
+//! `examples/round_trip.rs` measures the round-trip packet rate beside DPDK's driver.
 //!
 //! ```
 //! use std::time::Duration;
@@ -34,7 +37,7 @@
 //!     let path = path.clone();
 //!     move || Client::connect(&ClientConfig::new(path, 0), Duration::from_secs(1))
 //! });
-//! let mut function = listener.accept(Duration::from_secs(1))?.ok_or("nobody came")?;
+//! let mut function = listener.accept(Duration::from_secs(1))?.ok_or("no client")?;
 //! let mut switch = switch.join().map_err(|_| "panicked")??;
 //!
 //! switch.queues[0].tx.push(b"a frame")?;

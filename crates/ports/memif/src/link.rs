@@ -1,4 +1,4 @@
-//! A standing connection: its queues and its control socket.
+//! An established connection: its queues and its control socket.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::{Error, ProtocolError};
 
 /// A connection between a client and a server.
 ///
-/// The queues may go to other threads; the memory stays mapped until the last of them is dropped. Dropping the
-/// [`Control`] closes the socket, which the peer takes for the end of the link.
+/// The queues may move to other threads; the memory stays mapped until the last one is dropped. Dropping the
+/// [`Control`] closes the socket, which ends the link for the peer.
 #[derive(Debug)]
 pub struct Link {
-    /// Which of the server's interfaces it is.
+    /// The server's interface id.
     pub interface_id: u32,
-    /// The program at the other end, as it calls itself.
+    /// The peer program's name, as sent by the peer.
     pub peer_name: String,
-    /// The interface at the other end, as the peer calls it.
+    /// The peer's interface name, as sent by the peer.
     pub peer_interface: String,
     /// At least one pair of rings.
     pub queues: Vec<QueuePair>,
@@ -26,28 +26,28 @@ pub struct Link {
     pub control: Control,
 }
 
-/// The control socket of a link that stands. Its only news is the end of the link.
+/// The control socket of an established link. It only reports the end of the link.
 #[derive(Debug)]
 pub struct Control {
     pub(crate) socket: Arc<Socket>,
 }
 
-/// What the control socket had to say.
+/// What [`Control::poll`] found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlEvent {
     /// Nothing.
     None,
-    /// The link is over: the rings will not move any more.
+    /// The link has ended; the rings will not move any more.
     Disconnected {
-        /// The peer's words, or ours when it just closed the socket.
+        /// The peer's reason, or ours if it only closed the socket.
         reason: String,
     },
 }
 
-/// Who is at the other end, as the kernel says.
+/// The peer's identity, from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Its process, in this process' PID namespace; 0 if it is in another.
+    /// Its process id in our PID namespace; 0 if it is in another.
     pub pid: i32,
     /// Its user when it connected (or listened).
     pub uid: u32,
@@ -56,10 +56,10 @@ pub struct PeerCredentials {
 }
 
 impl Control {
-    /// Looks whether the peer has ended the link. Never waits.
+    /// Checks whether the peer has ended the link. Never blocks.
     ///
     /// # Errors
-    /// When the socket cannot be read or the peer breaks the protocol: the link is over then, too.
+    /// The socket cannot be read, or the peer violates the protocol. The link has ended then, too.
     pub fn poll(&mut self) -> Result<ControlEvent, Error> {
         loop {
             match self.socket.receive()? {
@@ -72,7 +72,7 @@ impl Control {
                 Received::Message(Message::Disconnect { reason, .. }, _) => {
                     return Ok(ControlEvent::Disconnected { reason });
                 }
-                // DPDK acknowledges nothing after CONNECTED, VPP may.
+                // DPDK acknowledges nothing after CONNECTED; VPP may.
                 Received::Message(Message::Ack, _) => {}
                 Received::Message(message, _) => {
                     return Err(ProtocolError::Unexpected {
@@ -84,15 +84,15 @@ impl Control {
         }
     }
 
-    /// Tells the peer that the link ends, and why (96 bytes at most arrive). It does not close the socket.
+    /// Sends the peer a DISCONNECT with a reason (truncated to 96 bytes). Does not close the socket.
     pub fn disconnect(&mut self, reason: &str) {
         self.socket.say_goodbye(reason);
     }
 
-    /// Who the peer is.
+    /// The peer's credentials.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel does not report them.
     pub fn peer(&self) -> Result<PeerCredentials, Error> {
         let credentials = rustix::net::sockopt::socket_peercred(&*self.socket)
             .map_err(|errno| Error::system("cannot read the peer's credentials", errno))?;
@@ -105,7 +105,7 @@ impl Control {
 }
 
 impl AsFd for Control {
-    /// Becomes readable when [`Control::poll`] has something to say.
+    /// Readable when [`Control::poll`] has something to report.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

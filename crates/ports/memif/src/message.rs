@@ -1,7 +1,7 @@
-//! The 128-byte messages of the control socket, encoded and decoded without trusting the bytes.
+//! Encodes and decodes the 128-byte messages of the control socket. Decoding trusts no byte.
 //!
-//! All integers are in the byte order of the machine, as memif defines them: both ends share memory, so both run on one
-//! machine. Text fields are zero-padded; bytes that are not UTF-8 are replaced when read.
+//! Integers are in native byte order, as memif defines: both ends share memory, so they run on one machine.
+//! Text fields are zero-padded; invalid UTF-8 is replaced.
 
 use crate::ProtocolError;
 
@@ -9,18 +9,18 @@ use crate::ProtocolError;
 pub(crate) const MESSAGE_BYTES: usize = 128;
 /// Protocol version 2.0: major in the high byte.
 pub(crate) const VERSION: u16 = 2 << 8;
-/// Bytes of a name field, its terminating zero included.
+/// Bytes of a name field, including its terminating zero.
 pub(crate) const NAME_BYTES: usize = 32;
 /// Bytes of the optional shared secret.
 pub(crate) const SECRET_BYTES: usize = 24;
 /// Bytes of the text in a DISCONNECT.
 const REASON_BYTES: usize = 96;
-/// Ethernet frames: the only interface mode spoken here.
+/// Ethernet frames: the only supported interface mode.
 const MODE_ETHERNET: u8 = 0;
 /// ADD_RING flag: the ring runs from client to server.
 const RING_CLIENT_TO_SERVER: u16 = 1;
 
-/// A message as it is before validation against the state of the handshake.
+/// A message before validation against the handshake's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
     Ack,
@@ -28,7 +28,7 @@ pub(crate) enum Message {
         name: String,
         min_version: u16,
         max_version: u16,
-        /// Highest region index that the server takes.
+        /// Highest region index that the server accepts.
         max_region: u16,
         /// Highest index of a server-to-client ring.
         max_s2c_ring: u16,
@@ -39,7 +39,7 @@ pub(crate) enum Message {
     Init {
         version: u16,
         interface_id: u32,
-        /// Anything but 0 (Ethernet) is refused by the server.
+        /// The server refuses anything but 0 (Ethernet).
         mode: u8,
         secret: [u8; SECRET_BYTES],
         name: String,
@@ -69,7 +69,7 @@ pub(crate) enum Message {
 }
 
 impl Message {
-    /// The name of the message in the protocol's documents.
+    /// The message's name in the protocol's documentation.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Message::Ack => "ACK",
@@ -99,7 +99,7 @@ impl Message {
         mode == MODE_ETHERNET
     }
 
-    /// The bytes for the socket. Names longer than their field are cut at a character boundary.
+    /// The encoded bytes. Names longer than their field are cut at a character boundary.
     pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut out = Writer {
             bytes: [0; MESSAGE_BYTES],
@@ -181,10 +181,11 @@ impl Message {
         out.bytes
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// [`ProtocolError::MessageSize`] when it is not 128 bytes, [`ProtocolError::MessageType`] for a type that does not exist.
+    /// [`ProtocolError::MessageSize`] if it is not 128 bytes, [`ProtocolError::MessageType`] for an unknown
+    /// type.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Message, ProtocolError> {
         let bytes: &[u8; MESSAGE_BYTES] = bytes
             .try_into()
@@ -238,7 +239,7 @@ impl Message {
     }
 }
 
-/// Writes fields one after the other; every message is far shorter than its 128 bytes.
+/// Writes consecutive fields; every message is far shorter than 128 bytes.
 struct Writer {
     bytes: [u8; MESSAGE_BYTES],
     at: usize,
@@ -301,7 +302,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn add_ring_has_the_layout_of_the_protocol() {
+    fn add_ring_has_the_protocols_layout() {
         let bytes = Message::AddRing {
             client_to_server: true,
             index: 0x0102,
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn init_has_the_layout_of_the_protocol() {
+    fn init_has_the_protocols_layout() {
         let bytes = Message::init(7, [b's'; SECRET_BYTES], "app").encode();
         assert_eq!(bytes[..2], 3_u16.to_ne_bytes());
         assert_eq!(bytes[2..4], 0x0200_u16.to_ne_bytes());
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_at_a_character() {
+    fn a_long_name_is_cut_at_a_character_boundary() {
         let name = "ü".repeat(20);
         let Ok(Message::Connect { interface_name }) =
             Message::decode(&Message::Connect { interface_name: name }.encode())
@@ -388,12 +389,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_message_reads_back(message in message()) {
+        fn messages_survive_the_round_trip(message in message()) {
             prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
 
         #[test]
-        fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn decoding_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(bytes.len(), MESSAGE_BYTES);
                 prop_assert!(!message.name().is_empty());

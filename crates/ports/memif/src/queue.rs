@@ -1,6 +1,6 @@
-//! The two ends of a ring as this process uses them: [`TxQueue`] fills, [`RxQueue`] empties.
+//! The two ends of a ring in this process: [`TxQueue`] fills, [`RxQueue`] empties.
 
-// UNSAFETY: frames are copied from and to shared memory by pointer, after checks that stand beside each copy.
+// UNSAFETY: frames are copied from and to shared memory by pointer, after the checks beside each copy.
 #![expect(unsafe_code)]
 
 use core::marker::PhantomData;
@@ -18,24 +18,24 @@ use crate::region::{Mapping, Memory};
 use crate::ring::{Descriptor, MASK_INTERRUPTS, NEXT, Ring};
 use crate::{Error, RxError, TxError};
 
-/// The longest packet that [`RxQueue::forward_to`] carries through a chain of buffers, in bytes.
+/// The longest packet that [`RxQueue::forward_to`] moves through a buffer chain, in bytes.
 pub const MAX_PACKET_BYTES: usize = 65_536;
 
-/// How many slots ahead the next buffers are fetched. A buffer that another core wrote last takes about 100 ns to come,
-/// in which ten packets are handled; more would fall out of the first-level cache again.
+/// How many slots ahead buffers are prefetched. A line last written by another core takes about 100 ns to
+/// arrive, the time of ten packets. Prefetching further evicts lines from the first-level cache.
 const AHEAD: u16 = 8;
 
-/// Packets whose descriptors are read, and their buffers asked for, before the first of them is copied: about as many lines as
-/// a core waits for at once.
+/// Packets whose descriptors are read and whose buffers are prefetched before the first copy: about as many
+/// cache misses as a core keeps in flight.
 const GATHERED: usize = 32;
 
-/// Where a packet is, or goes to.
+/// A packet's buffer.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     first: *mut u8,
-    /// Bytes from `first` on that were checked to be in a mapping of ours.
+    /// Bytes from `first` on that are known to lie in our mappings.
     bytes: u32,
-    /// What the descriptor calls the region.
+    /// The region index in the descriptor.
     region: u16,
 }
 
@@ -45,67 +45,69 @@ const NOWHERE: Place = Place {
     region: 0,
 };
 
-/// Where the buffers of a ring are.
+/// The buffers of a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Buffers {
-    /// We are the client: buffer of slot `s` begins at `first + s × stride`, whatever the shared descriptors say.
+    /// We are the client: the buffer of slot `s` starts at `first + s × stride`, whatever the shared
+    /// descriptors say.
     Own {
         first: *mut u8,
         stride: usize,
         capacity: u32,
     },
-    /// We are the server: the client's descriptors say, each checked before use.
+    /// We are the server: the client's descriptors name them, each validated before use.
     Peer,
 }
 
 // SAFETY: the pointer is into a mapping that the queue keeps alive, and is used by one thread at a time (`&mut self`).
 unsafe impl Send for Buffers {}
 
-/// The filling end of a ring.
+/// The producer end of a ring.
 ///
-/// One thread uses it at a time. What is pushed is seen by the peer after [`TxQueue::flush`].
+/// One thread uses it at a time. The peer sees pushed frames after [`TxQueue::flush`].
 #[derive(Debug)]
 pub struct TxQueue {
     ring: Ring,
     producer: Producer,
     buffers: Buffers,
-    /// Per slot the length last written to its descriptor, so that it is not written again: a line that is not
-    /// written stays in both caches. 0 where the descriptor was part of a chain or never written.
+    /// Per slot, the length last written to its descriptor; 0 if it was part of a chain or never written. An
+    /// unchanged length is not written again, so that the line stays in both caches.
     written: Box<[u32]>,
-    /// Holds a frame that [`TxQueue::push_with`] makes.
+    /// Holds a frame made in [`TxQueue::push_with`].
     scratch: Box<[u8]>,
     interrupt: Interrupt,
-    /// The consumer's position when it was last woken: until it moves, it has that wake-up still to come.
+    /// The consumer's position at the last wake-up. Until it moves, that wake-up is still pending.
     woken_at: Option<u64>,
     memory: Arc<Memory>,
 }
 
-/// The emptying end of a ring.
+/// The consumer end of a ring.
 ///
-/// One thread uses it at a time. Slots go back to the peer with [`RxQueue::release`], and by themselves whenever all that
-/// was known to be there has been taken.
+/// One thread uses it at a time. Slots return to the peer with [`RxQueue::release`], and automatically once
+/// all known packets have been taken.
 #[derive(Debug)]
 pub struct RxQueue {
     ring: Ring,
     consumer: Consumer,
     buffers: Buffers,
-    /// Holds a chained packet on its way through [`RxQueue::forward_to`].
+    /// Holds a chained packet in [`RxQueue::forward_to`].
     scratch: Box<[u8]>,
     counters: RxCounters,
     interrupt: Interrupt,
     memory: Arc<Memory>,
 }
 
-/// What an [`RxQueue`] did not deliver, since the link began.
+/// Undelivered packets since the link started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RxCounters {
-    /// Packets with a descriptor outside of the shared memory, longer than its buffer, or an endless chain.
+    /// Packets with a descriptor outside the shared memory or longer than its buffer, or with an endless
+    /// chain.
     pub bad_descriptors: u64,
-    /// Packets longer than the buffer that they were asked into (or, forwarded, than the other ring carries).
+    /// Packets longer than the caller's buffer (or, when forwarded, than the other ring can carry).
     pub too_large: u64,
 }
 
-/// What went into a ring.
+/// Packets and bytes moved into a ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Packets.
@@ -122,7 +124,7 @@ impl Moved {
     }
 }
 
-/// A packet that [`RxQueue::take_burst`] found: its place in the ring's memory is checked, and nothing of it copied yet.
+/// A packet from [`RxQueue::take_burst`]: validated to lie in the ring's memory, not copied yet.
 #[derive(Debug)]
 pub struct Found<'ring> {
     source: *const u8,
@@ -138,20 +140,20 @@ impl Found<'_> {
         self.len
     }
 
-    /// Copies it to the beginning of `buffer`; says whether it fits there, else nothing is copied.
+    /// Copies it to the start of `buffer`. Returns whether it fits; otherwise nothing is copied.
     #[inline(always)]
     pub fn copy_to(&self, buffer: &mut [u8]) -> bool {
         if self.len > buffer.len() {
             return false;
         }
-        // SAFETY: whoever made this has checked that `len` bytes from `source` are readable as long as the ring is borrowed; the
-        // caller's buffer holds them.
+        // SAFETY: the constructor has checked that `len` bytes from `source` are readable while the ring is
+        // borrowed; the caller's buffer holds them.
         unsafe { copy(self.source, buffer.as_mut_ptr(), self.len) };
         true
     }
 }
 
-/// One ring in each direction, for one thread or two.
+/// One ring in each direction. The two may move to different threads.
 #[derive(Debug)]
 pub struct QueuePair {
     /// Towards the peer.
@@ -160,7 +162,7 @@ pub struct QueuePair {
     pub rx: RxQueue,
 }
 
-/// The index that this side writes, and the one that the peer writes.
+/// The index that this side writes, and the one the peer writes.
 #[inline(always)]
 fn indices<'a>(ring: &'a Ring, buffers: &Buffers) -> (&'a AtomicU16, &'a AtomicU16) {
     match buffers {
@@ -169,13 +171,13 @@ fn indices<'a>(ring: &'a Ring, buffers: &Buffers) -> (&'a AtomicU16, &'a AtomicU
     }
 }
 
-/// The first byte of `length` bytes at the place that a peer's descriptor names, if they lie in a region.
+/// The first of `length` bytes named by a peer's descriptor, if they lie in a region.
 #[inline(always)]
 fn peer_place(memory: &Memory, descriptor: Descriptor) -> Option<*mut u8> {
     place_in(&memory.regions, descriptor)
 }
 
-/// The same, where the regions are at hand.
+/// The same, given the regions.
 #[inline(always)]
 fn place_in(regions: &[Mapping], descriptor: Descriptor) -> Option<*mut u8> {
     let region = regions.get(usize::from(descriptor.region))?;
@@ -216,29 +218,29 @@ impl TxQueue {
         self.written.len() as u32
     }
 
-    /// Free slots now: looks at the consumer's position.
+    /// Free slots now: reads the consumer's position.
     #[inline]
     pub fn free(&mut self) -> u32 {
         let (_, theirs) = indices(&self.ring, &self.buffers);
         self.producer.refresh(theirs).into()
     }
 
-    /// Puts a copy of `frame` into the ring; frames longer than a buffer take several slots. The peer sees it after
-    /// [`TxQueue::flush`]. The consumer's position is looked at only when the ring seems full. As server the ring is full at
-    /// first, until the client posts its buffers, which takes it a moment after the link stands.
+    /// Copies `frame` into the ring; a frame longer than a buffer takes several slots. The peer sees it after
+    /// [`TxQueue::flush`]. Reads the consumer's position only if the ring seems full. On a server the ring is
+    /// full until the client posts its buffers, shortly after the link is established.
     ///
     /// # Errors
-    /// [`TxError::Full`], [`TxError::TooLarge`] (also for an empty frame), or [`TxError::Violated`] when the peer broke
-    /// the rules of the ring; nothing was put in then.
+    /// [`TxError::Full`], [`TxError::TooLarge`] (also for an empty frame), or [`TxError::Violated`] if the
+    /// peer violated the protocol. Nothing was added then.
     #[inline]
     pub fn push(&mut self, frame: &[u8]) -> Result<(), TxError> {
         // SAFETY: a slice is readable in its whole length.
         unsafe { self.push_from(frame.as_ptr(), frame.len()) }
     }
 
-    /// Puts copies of the first of `frames` into the ring, each in one buffer, and returns how many: up to the first one that
-    /// finds the ring full, is empty, or is longer than `longest` bytes or than its buffer. What [`TxQueue::push`] does with that
-    /// one is the caller's to see.
+    /// Copies the first of `frames` into the ring, each into one buffer, and returns how many. Stops at the
+    /// first frame that finds the ring full, is empty, or is longer than `longest` bytes or its buffer; call
+    /// [`TxQueue::push`] for that one.
     #[inline]
     pub fn push_burst<F>(&mut self, frames: &[F], bytes: impl Fn(&F) -> &[u8], longest: usize) -> Moved {
         let mut moved = Moved::default();
@@ -251,7 +253,7 @@ impl TxQueue {
                 if frame.len().wrapping_sub(1) >= longest.min(target.bytes as usize) {
                     break;
                 }
-                // SAFETY: `target` was gathered, and the frame is not longer than what was checked there.
+                // SAFETY: `gather` has validated `target`, and the frame is not longer than it.
                 unsafe { copy(frame.as_ptr(), target.first, frame.len()) };
                 self.describe(count, target, frame.len() as u32);
                 moved.add(frame.len());
@@ -265,10 +267,11 @@ impl TxQueue {
         moved
     }
 
-    /// Copies the first of these packets into the ring, as [`TxQueue::push_burst`] does; returns how many.
+    /// Copies the first of these packets into the ring, as [`TxQueue::push_burst`] does, and returns how
+    /// many.
     ///
     /// # Safety
-    /// Each is readable for its bytes. (They may change meanwhile, see [`crate::copy`].)
+    /// Each is readable for its bytes, which may change meanwhile (see [`crate::copy`]).
     #[inline(always)]
     unsafe fn push_places(&mut self, sources: &[Place], longest: usize, moved: &mut Moved) -> u16 {
         let mut targets = [NOWHERE; GATHERED];
@@ -280,8 +283,8 @@ impl TxQueue {
             if len > longest.min(target.bytes as usize) {
                 break;
             }
-            // SAFETY: the caller vouches for the source; `target` was gathered, and the packet is not longer than what was
-            // checked there.
+            // SAFETY: the caller vouches for the source; `gather` has validated `target`, and the packet is
+            // not longer than it.
             unsafe { copy(source.first, target.first, len) };
             self.describe(count, target, source.bytes);
             moved.add(len);
@@ -291,8 +294,8 @@ impl TxQueue {
         count
     }
 
-    /// Looks for the buffers of the next slots, as many as there are places for, and asks for their lines; returns how many there
-    /// are. Without a free slot it looks at the consumer's position once.
+    /// Resolves and prefetches the buffers of the next free slots, up to the length of `places`, and returns
+    /// how many. Reads the consumer's position once if no slot is free.
     #[inline(always)]
     fn gather(&mut self, places: &mut [Place]) -> usize {
         if usize::from(self.producer.known_free()) < places.len() {
@@ -323,7 +326,7 @@ impl TxQueue {
                 let regions = self.memory.regions.as_slice();
                 for (index, place) in places.iter_mut().enumerate() {
                     let descriptor = self.ring.descriptor(next.wrapping_add(index as u16));
-                    // One outside of its memory is met again by `push`, which gives up on the ring.
+                    // `push` meets a buffer outside the shared memory again and gives up on the ring.
                     let Some(target) = place_in(regions, descriptor) else {
                         return index;
                     };
@@ -339,7 +342,7 @@ impl TxQueue {
         free
     }
 
-    /// Writes the descriptor of the slot that is so many `ahead` of the next one: a frame of `len` bytes in that buffer alone.
+    /// Writes the descriptor `ahead` slots after the next one: a frame of `len` bytes in a single buffer.
     #[inline(always)]
     fn describe(&mut self, ahead: u16, target: &Place, len: u32) {
         let index = self.producer.next().wrapping_add(ahead);
@@ -353,11 +356,11 @@ impl TxQueue {
         self.ring.set_first_word(index, 0, target.region, len);
     }
 
-    /// Puts a frame of `len` bytes into the ring that `write` makes. It is given private memory (of unspecified contents)
-    /// that is copied into the ring afterwards: memory that the peer can write is never lent as a slice.
+    /// Adds a frame of `len` bytes that `write` fills in. It gets private memory (with unspecified contents),
+    /// which is then copied into the ring: memory that the peer can write is never lent as a slice.
     ///
     /// # Errors
-    /// As [`TxQueue::push`]; `write` is not called when the ring is full or `len` above [`MAX_PACKET_BYTES`].
+    /// As [`TxQueue::push`]. `write` is not called if the ring is full or `len` exceeds [`MAX_PACKET_BYTES`].
     #[inline]
     pub fn push_with(&mut self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<(), TxError> {
         if self.producer.known_free() == 0 && self.free() == 0 {
@@ -372,18 +375,18 @@ impl TxQueue {
         unsafe { self.push_from(frame, len) }
     }
 
-    /// Hands what was pushed to the peer, and wakes it if it sleeps.
+    /// Publishes pushed frames and wakes the peer if it sleeps.
     ///
-    /// A consumer sleeps only after it has unmasked interrupts and found the ring empty once more. So it is woken if it has
-    /// unmasked them, once for each time that it has moved: a peer that leaves them unmasked costs a system call for each
-    /// batch that it takes, not for each that we send.
+    /// A consumer sleeps only after unmasking interrupts and finding the ring empty again. It is therefore
+    /// woken if interrupts are unmasked, but only once per position: a peer that never masks them costs a
+    /// system call for each batch that it takes, not for each one we send.
     #[inline]
     pub fn flush(&mut self) {
         let (own, theirs) = indices(&self.ring, &self.buffers);
         if !self.producer.publish(own) {
             return;
         }
-        // The index must be visible before the flags are read; the sleeper does the reverse.
+        // Store the index before loading the flags; the sleeper does the reverse.
         fence(Ordering::SeqCst);
         if self.ring.flags().load(Ordering::Relaxed) & MASK_INTERRUPTS == 0 {
             self.producer.refresh(theirs);
@@ -395,7 +398,7 @@ impl TxQueue {
         }
     }
 
-    /// Slots that hold frames which the peer has not taken, those not flushed yet included.
+    /// Slots with frames that the peer has not taken, including unflushed ones.
     #[inline]
     pub fn occupancy(&mut self) -> u32 {
         let consumed = self.consumed();
@@ -403,26 +406,26 @@ impl TxQueue {
         self.producer.pushed().saturating_sub(consumed) as u32
     }
 
-    /// Slots that the peer has emptied since the link began: its position. It grows as long as the peer works.
+    /// Slots that the peer has emptied since the link started. Grows as long as the peer works.
     #[inline]
     pub fn consumed(&mut self) -> u64 {
         self.free();
         self.producer.consumed()
     }
 
-    /// Slots filled since the link began, in the unit of [`TxQueue::consumed`].
+    /// Slots filled since the link started, in the unit of [`TxQueue::consumed`].
     #[inline]
     pub fn pushed(&self) -> u64 {
         self.producer.pushed()
     }
 
-    /// Whether the peer broke the rules of the ring: moved its index outside of it or gave a buffer outside of its memory.
-    /// The link is of no use any more.
+    /// Whether the peer violated the protocol: an index outside the ring or a buffer outside its memory. The
+    /// link is unusable then.
     pub fn is_violated(&self) -> bool {
         self.producer.is_dead()
     }
 
-    /// Slots that a frame of `len` bytes takes, at most all: a guess where the peer decides on its buffers.
+    /// Slots that a frame of `len` bytes takes, at most all. An estimate if the peer chooses its buffers.
     #[cold]
     fn slots_for(&self, len: usize) -> u32 {
         let capacity = match self.buffers {
@@ -442,7 +445,7 @@ impl TxQueue {
     }
 
     /// # Safety
-    /// `frame` is readable for `len` bytes. (They may change meanwhile, see [`crate::copy`].)
+    /// `frame` is readable for `len` bytes, which may change meanwhile (see [`crate::copy`]).
     #[inline(always)]
     unsafe fn push_from(&mut self, frame: *const u8, len: usize) -> Result<(), TxError> {
         if self.producer.known_free() == 0 && self.free() == 0 {
@@ -460,8 +463,8 @@ impl TxQueue {
                     let ahead = self.ring.slot(next.wrapping_add(AHEAD));
                     prefetch_write(first.wrapping_add(ahead * stride));
                 }
-                // SAFETY: the client made `slots` buffers of `stride ≥ capacity` bytes from `first` on; slot < slots and
-                // len ≤ capacity. The caller vouches for `frame`.
+                // SAFETY: the client allocated `slots` buffers of `stride ≥ capacity` bytes from `first` on;
+                // slot < slots and len ≤ capacity. The caller vouches for `frame`.
                 unsafe { copy(frame, first.add(slot * stride), len) };
                 if self.written[slot] != len as u32 {
                     self.written[slot] = len as u32;
@@ -473,7 +476,7 @@ impl TxQueue {
             Buffers::Peer => {
                 let descriptor = self.ring.descriptor(next);
                 if len.wrapping_sub(1) >= descriptor.length as usize {
-                    // SAFETY: as the caller says.
+                    // SAFETY: the caller's contract.
                     return unsafe { self.push_chain(frame, len) };
                 }
                 let Some(target) = peer_place(&self.memory, descriptor) else {
@@ -493,12 +496,12 @@ impl TxQueue {
                 self.producer.fill(1);
                 Ok(())
             }
-            // SAFETY: as the caller says.
+            // SAFETY: the caller's contract.
             Buffers::Own { .. } => unsafe { self.push_chain(frame, len) },
         }
     }
 
-    /// Puts a frame into as many buffers as it takes, or none.
+    /// Spreads a frame over several buffers, or adds nothing.
     ///
     /// # Safety
     /// As [`TxQueue::push_from`].
@@ -515,7 +518,7 @@ impl TxQueue {
             if used == free {
                 let fits = match self.buffers {
                     Buffers::Own { capacity, .. } => len.div_ceil(capacity as usize) <= self.written.len(),
-                    // The whole ring was free and not enough.
+                    // The whole ring was free, but too small.
                     Buffers::Peer => usize::from(used) < self.written.len(),
                 };
                 return Err(if self.producer.is_dead() {
@@ -548,8 +551,8 @@ impl TxQueue {
                 }
             };
             let part = capacity.min(len - done);
-            // SAFETY: `capacity` bytes from `target` are in our buffers or, checked, in a region of the peer; part is not
-            // more. done + part ≤ len bytes of the frame are readable, says the caller.
+            // SAFETY: `capacity` bytes from `target` are in our buffers or in a validated region of the peer;
+            // part is not more. By the caller's contract done + part ≤ len bytes of the frame are readable.
             unsafe { copy(frame.add(done), target, part) };
             done += part;
             used += 1;
@@ -562,13 +565,13 @@ impl TxQueue {
     }
 }
 
-/// A packet found at the head of a ring, not taken yet.
+/// The packet at the head of a ring, not taken yet.
 enum Head {
-    /// It lies in one buffer: its first byte and its length, both checked.
+    /// In one buffer: its first byte and its length, both validated.
     Whole(*const u8, usize),
-    /// It goes on in further slots.
+    /// Continues in further slots.
     Chain,
-    /// Its descriptor is of no use.
+    /// Its descriptor is invalid.
     Bad,
 }
 
@@ -598,12 +601,13 @@ impl RxQueue {
         queue
     }
 
-    /// Posts the buffers of a client's ring, when the server has said CONNECTED.
+    /// Posts the buffers of a client's ring, after CONNECTED.
     pub(crate) fn post_buffers(&self) {
         self.consumer.post_all(indices(&self.ring, &self.buffers).0);
     }
 
-    /// Filled slots now: looks at the producer's position. Gives emptied slots back first when none was known.
+    /// Filled slots now: reads the producer's position. Releases emptied slots first if none was known to be
+    /// filled.
     #[inline]
     pub fn available(&mut self) -> u32 {
         if self.consumer.known_filled() == 0 {
@@ -613,8 +617,8 @@ impl RxQueue {
         self.consumer.refresh(theirs).into()
     }
 
-    /// Takes one packet, copying it into `buffer`: `Ok(length)` or why it cannot be delivered (it is gone then, and
-    /// counted). `None` when the ring is empty.
+    /// Copies one packet into `buffer` and returns its length, or why it was discarded (it is counted).
+    /// `None` if the ring is empty.
     #[inline]
     pub fn pop(&mut self, buffer: &mut [u8]) -> Option<Result<usize, RxError>> {
         if self.consumer.known_filled() == 0 && self.available() == 0 {
@@ -622,8 +626,8 @@ impl RxQueue {
         }
         Some(match self.find() {
             Head::Whole(source, len) if len <= buffer.len() => {
-                // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping; the caller's buffer holds
-                // them.
+                // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping; the caller's
+                // buffer holds them.
                 unsafe { copy(source, buffer.as_mut_ptr(), len) };
                 self.take_one();
                 Ok(len)
@@ -641,8 +645,8 @@ impl RxQueue {
         })
     }
 
-    /// Takes up to `most` packets and shows each to `take`, which copies it or does not: it is gone then either way. Returns how
-    /// many there were; of them, those that cannot be delivered are counted only, in [`RxQueue::counters`].
+    /// Takes up to `most` packets and passes each to `take`, which may copy it; it is removed either way.
+    /// Returns how many there were. Undeliverable packets are only counted, in [`RxQueue::counters`].
     #[inline]
     pub fn take_burst(&mut self, most: usize, mut take: impl FnMut(Found<'_>)) -> usize {
         let mut taken = 0;
@@ -655,8 +659,8 @@ impl RxQueue {
             let wanted = limit.min(GATHERED);
             let gathered = self.gather(&mut places[..wanted]);
             for place in &places[..gathered] {
-                // `gather` has checked the place. The peer has the buffer back only when it is released, and the mapping lives
-                // as long as this queue, which the packet borrows.
+                // `gather` has validated the buffer. The peer gets it back only on release, and the mapping
+                // lives as long as this queue, which the packet borrows.
                 take(Found {
                     source: place.first,
                     len: place.bytes as usize,
@@ -666,20 +670,20 @@ impl RxQueue {
             self.take_whole(gathered as u16);
             taken += gathered;
             if gathered < wanted {
-                self.take_unusual(&mut take);
+                self.take_exception(&mut take);
                 taken += 1;
             }
         }
         taken
     }
 
-    /// Finds the packets of the next filled slots, as many as there are places for and lie in one buffer each, and asks for
-    /// their lines; returns how many that are. The caller knows that so many slots are filled.
+    /// Resolves and prefetches the packets of the next filled slots, up to the length of `places` and only
+    /// single-buffer ones. Returns how many. The caller knows that so many slots are filled.
     #[inline(always)]
     fn gather(&self, places: &mut [Place]) -> usize {
         let next = self.consumer.next();
         let count = places.len();
-        // The descriptors of these, should they not have come yet, and of the next ones.
+        // Prefetch these descriptors, if they have not arrived, and the next ones.
         let known = self.consumer.known_filled().min(2 * GATHERED as u16);
         let to_write = matches!(self.buffers, Buffers::Own { .. });
         self.ring.prefetch(next, known, to_write);
@@ -724,9 +728,9 @@ impl RxQueue {
         count
     }
 
-    /// Takes the packet at the head of the ring that [`RxQueue::gather`] left there. (Its descriptor is read anew.)
+    /// Takes the packet at which [`RxQueue::gather`] stopped. Its descriptor is read again.
     #[cold]
-    fn take_unusual(&mut self, take: &mut impl FnMut(Found<'_>)) {
+    fn take_exception(&mut self, take: &mut impl FnMut(Found<'_>)) {
         let mut scratch = std::mem::take(&mut self.scratch);
         if let Some(Ok(len)) = self.pop(&mut scratch) {
             take(Found {
@@ -738,7 +742,7 @@ impl RxQueue {
         self.scratch = scratch;
     }
 
-    /// Takes the first `count` slots as [`RxQueue::take_one`] does.
+    /// Takes the first `count` slots, as [`RxQueue::take_one`] does.
     #[inline(always)]
     fn take_whole(&mut self, count: u16) {
         if let Buffers::Own { capacity, .. } = self.buffers {
@@ -750,15 +754,16 @@ impl RxQueue {
         self.consumer.empty(count);
     }
 
-    /// Takes up to `most` packets, moves them straight into `tx` and gives their slots back; returns how many arrived there. Stops
-    /// when `tx` is full. The caller flushes `tx`. Packets that cannot be carried are counted in [`RxQueue::counters`].
+    /// Moves up to `most` packets into `tx` and releases their slots. Returns how many were moved. Stops when
+    /// `tx` is full. The caller flushes `tx`. Packets that cannot be carried are counted in
+    /// [`RxQueue::counters`].
     ///
-    /// The bytes are not looked at: for a function that sends back what it gets.
+    /// Does not read the bytes: for a function that returns what it receives.
     pub fn forward_to(&mut self, tx: &mut TxQueue, most: usize) -> usize {
         self.forward_within(tx, most, usize::MAX).packets
     }
 
-    /// As [`RxQueue::forward_to`], but stops at a packet of more than `longest` bytes, too, which stays.
+    /// As [`RxQueue::forward_to`], but also stops at, and keeps, a packet of more than `longest` bytes.
     pub fn forward_within(&mut self, tx: &mut TxQueue, most: usize, longest: usize) -> Moved {
         let (mut moved, mut refused) = (Moved::default(), 0);
         while moved.packets + refused < most {
@@ -769,19 +774,20 @@ impl RxQueue {
             let limit = (most - moved.packets - refused).min(usize::from(self.consumer.known_filled()));
             let wanted = limit.min(GATHERED);
             let gathered = self.gather(&mut sources[..wanted]);
-            // SAFETY: `gather` has checked the sources. The rings may share a mapping, but no buffer: if a hostile client says
-            // so, bytes of that client's packets get mixed.
+            // SAFETY: `gather` has validated the sources. The rings may share a mapping, but no buffer. If a
+            // hostile client makes them share one, only that client's packets are corrupted.
             let count = unsafe { tx.push_places(&sources[..gathered], longest, &mut moved) };
             self.take_whole(count);
             if usize::from(count) == wanted {
                 continue;
             }
-            // The next one needs a closer look.
+            // The next packet is an exception.
             match self.find() {
                 Head::Whole(_, len) if len > longest => break,
                 Head::Whole(source, len) => {
-                    // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping. The rings may share
-                    // it, but no buffer: if a hostile client says so, bytes of that client's packets get mixed.
+                    // SAFETY: `find` has checked that `len` bytes from `source` are in our mapping. The rings
+                    // may share it, but no buffer. If a hostile client makes them share one, only that
+                    // client's packets are corrupted.
                     match unsafe { tx.push_from(source, len) } {
                         Ok(()) => moved.add(len),
                         Err(TxError::TooLarge) => {
@@ -821,7 +827,7 @@ impl RxQueue {
         moved
     }
 
-    /// Gives all emptied slots back to the peer.
+    /// Releases all emptied slots to the peer.
     #[inline]
     pub fn release(&mut self) {
         let (own, _) = indices(&self.ring, &self.buffers);
@@ -835,45 +841,45 @@ impl RxQueue {
         self.consumer.refresh(theirs).into()
     }
 
-    /// Slots emptied since the link began.
+    /// Slots emptied since the link started.
     #[inline]
     pub fn consumed(&self) -> u64 {
         self.consumer.popped()
     }
 
-    /// What was not delivered.
+    /// Undelivered packets.
     pub fn counters(&self) -> RxCounters {
         self.counters
     }
 
-    /// Whether the peer moved its index outside of the ring. The link is of no use any more.
+    /// Whether the peer moved its index outside the ring. The link is unusable then.
     pub fn is_violated(&self) -> bool {
         self.consumer.is_dead()
     }
 
-    /// Asks the peer to raise an interrupt when it fills slots, or not to (as at the beginning). After switching it on,
-    /// look at [`RxQueue::available`] once more before sleeping; [`wait`] does it all.
+    /// Unmasks or masks the peer's interrupts (masked at first). After unmasking, check
+    /// [`RxQueue::available`] again before sleeping; [`wait`] does all of this.
     pub fn set_interrupts(&mut self, on: bool) {
         self.ring
             .flags()
             .store(if on { 0 } else { MASK_INTERRUPTS }, Ordering::Relaxed);
         if on {
-            // The flags must be visible before the producer's index is read again; the producer does the reverse.
+            // Store the flags before loading the producer's index again; the producer does the reverse.
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Becomes readable when the peer raises an interrupt.
+    /// Readable when the peer raises an interrupt.
     pub fn interrupt_fd(&self) -> BorrowedFd<'_> {
         self.interrupt.as_fd()
     }
 
-    /// Takes the interrupts raised so far. The ring must be looked at afterwards.
+    /// Drains the interrupts raised so far. Check the ring afterwards.
     pub fn clear_interrupt(&self) {
         self.interrupt.clear();
     }
 
-    /// Looks at the first filled slot: the caller knows that there is one.
+    /// Reads the first filled slot. The caller knows that there is one.
     #[inline(always)]
     fn find(&self) -> Head {
         let next = self.consumer.next();
@@ -916,7 +922,8 @@ impl RxQueue {
         }
     }
 
-    /// Bytes of the chain at the head of the ring as its descriptors say now: a hint, they are read again when it is taken.
+    /// Bytes of the chain at the head of the ring by its descriptors: only a hint, because they are read
+    /// again when it is taken.
     #[cold]
     fn chain_bytes(&self) -> usize {
         let mut bytes = 0_usize;
@@ -932,7 +939,7 @@ impl RxQueue {
         bytes
     }
 
-    /// Takes the first slot and, in a client's ring, makes its buffer whole again for the next round.
+    /// Takes the first slot and, in a client's ring, restores its buffer's descriptor for the next round.
     #[inline(always)]
     fn take_one(&mut self) {
         if let Buffers::Own { capacity, .. } = self.buffers {
@@ -947,7 +954,7 @@ impl RxQueue {
         RxError::BadDescriptor
     }
 
-    /// Takes a packet of several buffers. It is followed to its end also when it is of no use.
+    /// Takes a packet of several buffers. Follows the chain to its end even if the packet is discarded.
     #[cold]
     fn pop_chain(&mut self, buffer: &mut [u8]) -> Result<usize, RxError> {
         let (_, theirs) = indices(&self.ring, &self.buffers);
@@ -980,8 +987,8 @@ impl RxQueue {
             }
             let goes_on = descriptor.flags & NEXT != 0;
             if goes_on && matches!(self.buffers, Buffers::Peer) {
-                // Releases of DPDK from 23 on set this flag as client and never clear it, so that the next packet in this slot
-                // would seem chained.
+                // DPDK 23 and later sets this flag as a client and never clears it; the next packet in this
+                // slot would seem chained.
                 self.ring
                     .set_first_word(index, 0, descriptor.region, descriptor.length);
             }
@@ -1002,17 +1009,18 @@ impl RxQueue {
     }
 }
 
-/// Sleeps until one of `queues` holds a packet, one of `others` is readable, or `timeout` is over; returns whether a queue
-/// holds a packet.
+/// Sleeps until one of `queues` holds a packet, one of `others` is readable, or `timeout` passes. Returns
+/// whether a queue holds a packet.
 ///
-/// The order matters and no wake-up gets lost with a producer of this crate: interrupts are unmasked, then each ring is
-/// looked at once more, and only if all are empty does the thread sleep; afterwards interrupts are masked again, so that a
-/// producer of a busy ring makes no system calls. Other producers (DPDK's, for one) read the flag without a barrier after
-/// writing their index and may miss a consumer that falls asleep in the same nanoseconds; with those, choose a `timeout`
-/// of a few milliseconds at most.
+/// No wake-up is lost with a producer of this crate: interrupts are unmasked, each ring is checked again, and
+/// only then does the thread sleep. Interrupts are masked again afterwards, so that the producer of a busy
+/// ring makes no system calls. Other producers, DPDK's among them, read the flag without a barrier after
+/// writing their index. They may miss a consumer that falls asleep at that moment; with those, use a
+/// `timeout` of a few milliseconds at most.
 ///
 /// # Errors
-/// [`Error::System`] when the kernel refuses to wait, [`Error::Configuration`] with more than [`MAX_WAIT`] descriptors.
+/// [`Error::System`] if the kernel refuses to wait, [`Error::Configuration`] for more than [`MAX_WAIT`]
+/// descriptors.
 pub fn wait(
     queues: &mut [&mut RxQueue],
     others: &[BorrowedFd<'_>],
@@ -1062,7 +1070,7 @@ pub fn wait(
     Ok(ready)
 }
 
-/// Descriptors that [`wait`] takes: queues and others together.
+/// Descriptors that [`wait`] accepts: queues and others together.
 pub const MAX_WAIT: usize = 64;
 
 const fn is_send<T: Send>() {}
@@ -1074,9 +1082,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// What a peer's descriptor names is used only if all of it is in a region, wherever the numbers come from.
+        /// A peer's descriptor is used only if all its bytes lie in a region, whatever its numbers.
         #[test]
-        fn a_place_is_always_within_its_region(
+        fn a_resolved_buffer_lies_within_its_region(
             regions in proptest::collection::vec(1..4_usize, 1..4),
             region in prop_oneof![0..5_u16, any::<u16>()],
             offset in prop_oneof![0..20_000_u32, any::<u32>()],

@@ -1,4 +1,4 @@
-//! Shared memory: made and sealed by the client, checked and mapped by the server.
+//! Shared memory: allocated and sealed by the client, validated and mapped by the server.
 
 // UNSAFETY: mmap and munmap.
 #![expect(unsafe_code)]
@@ -18,9 +18,10 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a mapping is memory of the process, not of a thread; what may be done with its bytes is up to who has pointers.
+// SAFETY: a mapping belongs to the process, not to a thread; access to its bytes is up to the holders of
+// pointers.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself is never changed.
+// SAFETY: as above; `Mapping` itself is never modified.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -35,7 +36,7 @@ impl Mapping {
     }
 
     fn new(fd: &OwnedFd, bytes: usize, flags: MapFlags) -> rustix::io::Result<Mapping> {
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps nothing.
         let address = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -54,20 +55,20 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the queues that point into it hold the memory that holds this mapping, so nobody uses it any more.
-        // Failing would mean that it is not mapped; there is nothing to do then.
+        // SAFETY: every queue that points into it holds the memory that holds this mapping, so it is unused
+        // now. A failure would mean that it is not mapped, which needs no handling.
         let _ = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// The regions of a link, alive as long as one of its queues.
+/// The regions of a link. They live as long as any of its queues.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) regions: Vec<Mapping>,
 }
 
-/// Makes a region of zeros that can neither shrink nor grow, with all its pages present: a machine without memory says so
-/// here and not with a signal in the middle of a burst.
+/// Allocates a zeroed region that can neither shrink nor grow, with all its pages present. If memory is short
+/// it fails here, not with a signal in the middle of a burst.
 pub(crate) fn create(bytes: usize, hugepages: bool) -> Result<(OwnedFd, Mapping), Error> {
     /// Bytes of a huge page on x86-64 and, with 4 KiB granules, on AArch64.
     const HUGE_PAGE: usize = 2 << 20;
@@ -93,12 +94,12 @@ pub(crate) fn create(bytes: usize, hugepages: bool) -> Result<(OwnedFd, Mapping)
     Ok((fd, mapping))
 }
 
-/// Maps a region that a peer made.
+/// Maps a peer's region.
 ///
 /// # Errors
-/// When it could shrink under us, is not as large as declared, or larger than `limit` bytes.
+/// It is not sealed against shrinking, not as large as declared, or larger than `limit` bytes.
 pub(crate) fn accept(fd: &OwnedFd, index: u16, bytes: u64, limit: u64) -> Result<Mapping, Error> {
-    // The seal is checked before the size: sealed, the size can only grow afterwards.
+    // Check the seal before the size: once sealed, the size can only grow.
     let sealed = rustix::fs::fcntl_get_seals(fd.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {
         return Err(ProtocolError::UnsealedRegion { index }.into());

@@ -1,4 +1,4 @@
-//! The layout of a ring in shared memory, and the only access to it: atomics, each field read once.
+//! The layout of a ring in shared memory and the only access to it: atomics, each field read once.
 //!
 //! ```text
 //!   byte 0   cookie (u32)  flags (u16)  head (u16)      written by the client, flags by the consumer
@@ -7,8 +7,8 @@
 //!            flags (u16) region (u16) length (u32) | offset (u32) metadata (u32)
 //! ```
 //!
-//! The layout is that of 64-byte cache lines, as on x86-64 and in every published memif implementation built for it. (DPDK
-//! built for a machine of 128-byte lines spreads the header wider, and speaks to nobody else.)
+//! The layout assumes 64-byte cache lines, as on x86-64 and in every published memif implementation for it.
+//! (DPDK built for 128-byte lines uses a wider header and is incompatible.)
 
 // UNSAFETY: atomics at addresses in shared memory.
 #![expect(unsafe_code)]
@@ -21,11 +21,11 @@ use crate::copy::{prefetch_read, prefetch_write};
 #[cfg(not(target_endian = "little"))]
 compile_error!("descriptors are read as 64-bit words: byte order little-endian is assumed");
 
-/// What a ring begins with.
+/// The first word of a ring.
 const COOKIE: u32 = 0x03E3_1F20;
-/// Ring flag: the consumer wants no interrupts.
+/// Ring flag: the consumer has masked interrupts.
 pub(crate) const MASK_INTERRUPTS: u16 = 1;
-/// Descriptor flag: the packet goes on in the next slot.
+/// Descriptor flag: the packet continues in the next slot.
 pub(crate) const NEXT: u16 = 1;
 const FLAGS_AT: usize = 4;
 const HEAD_AT: usize = 6;
@@ -33,7 +33,7 @@ const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
 const DESCRIPTORS_PER_LINE: u16 = 64 / DESCRIPTOR_BYTES as u16;
-/// What the ring's first byte is aligned to.
+/// Alignment of the ring's first byte.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// Bytes of a ring of `slots` slots.
@@ -50,22 +50,22 @@ pub(crate) struct Descriptor {
     pub(crate) offset: u32,
 }
 
-/// A ring in shared memory. Copies of it are views of the same ring.
+/// A ring in shared memory. Copies are views of the same ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ring {
     base: NonNull<u8>,
     mask: u16,
 }
 
-// SAFETY: a ring is accessed by atomics only.
+// SAFETY: a ring is accessed with atomics only.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A view of the ring of `slots` slots (a power of two, at most 2^15) that begins at `base`.
+    /// A view of the ring of `slots` slots (a power of two, at most 2^15) at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to 8 bytes, and [`ring_bytes`] from there are mapped for reading and writing as long as this or
-    /// any copy of it lives.
+    /// `base` is aligned to 8 bytes, and [`ring_bytes`] from there are mapped for reading and writing as long
+    /// as this view or any copy lives.
     pub(crate) unsafe fn new(base: NonNull<u8>, slots: u16) -> Ring {
         debug_assert!(slots.is_power_of_two() && base.as_ptr().addr().is_multiple_of(8));
         Ring {
@@ -74,7 +74,7 @@ impl Ring {
         }
     }
 
-    /// Zeroes the indices and writes the cookie; interrupts masked.
+    /// Zeroes the indices and writes the cookie. Interrupts are masked.
     pub(crate) fn initialise(&self) {
         // SAFETY: within the ring by `new`'s contract, aligned to 4.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }.store(COOKIE, Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl Ring {
         self.tail().store(0, Ordering::Relaxed);
     }
 
-    /// Whether the ring begins with the cookie.
+    /// Whether the ring starts with the cookie.
     pub(crate) fn has_cookie(&self) -> bool {
         // SAFETY: as in `initialise`.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }.load(Ordering::Relaxed) == COOKIE
@@ -100,7 +100,7 @@ impl Ring {
         unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// The consumer's wish about interrupts.
+    /// The ring flags, written by the consumer.
     #[inline(always)]
     pub(crate) fn flags(&self) -> &AtomicU16 {
         self.index_at(FLAGS_AT)
@@ -124,7 +124,7 @@ impl Ring {
         usize::from(index & self.mask)
     }
 
-    /// The two words of the descriptor of an index.
+    /// The two words of a descriptor.
     #[inline(always)]
     fn words(&self, index: u16) -> (&AtomicU64, &AtomicU64) {
         // SAFETY: the masked slot is within the ring, and descriptors are aligned to 8 bytes as the ring is.
@@ -153,17 +153,17 @@ impl Ring {
         }
     }
 
-    /// Reads flags and length only.
+    /// Reads only flags and length.
     #[inline(always)]
     pub(crate) fn flags_and_length(&self, index: u16) -> (u16, u32) {
         let first = self.words(index).0.load(Ordering::Relaxed);
         (first as u16, (first >> 32) as u32)
     }
 
-    /// Asks for the lines of `count` descriptors from that of `index` on, to write them or only to read them.
+    /// Prefetches the lines of `count` descriptors from `index` on, for writing or for reading.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u16, count: u16, to_write: bool) {
-        // A ring has whole lines of them, so that steps of a line meet each.
+        // The descriptors fill whole lines, so that steps of one line reach each.
         let mut ahead = 0;
         while ahead < count {
             let slot = self.slot(index.wrapping_add(ahead));

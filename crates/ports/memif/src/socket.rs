@@ -1,4 +1,4 @@
-//! The control socket: one message at a time, with at most one file descriptor, and a deadline on every wait.
+//! The control socket: one message at a time, at most one file descriptor each, and a deadline on every wait.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{
 use crate::message::{MESSAGE_BYTES, Message};
 use crate::{Error, ProtocolError};
 
-/// Descriptors taken out of one message; further ones are closed by the kernel or by us. The protocol sends one.
+/// Descriptors taken from one message; the kernel or this crate closes further ones. The protocol sends one.
 const DESCRIPTORS_PER_MESSAGE: usize = 4;
 
 /// A connected SEQPACKET socket in non-blocking mode.
@@ -24,10 +24,10 @@ pub(crate) struct Socket {
     fd: OwnedFd,
 }
 
-/// What came out of the socket.
+/// The result of a receive.
 pub(crate) enum Received {
     Message(Message, Vec<OwnedFd>),
-    /// Nothing there now.
+    /// No message now.
     Nothing,
     /// The peer closed its end.
     Closed,
@@ -38,7 +38,7 @@ impl Socket {
         Socket { fd }
     }
 
-    /// Sends a message. Control messages are few and small: a socket that cannot take one has a peer that does not read.
+    /// Sends a message. Control messages are few and small: if the socket is full, the peer does not read.
     pub(crate) fn send(&self, message: &Message, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Error> {
         let bytes = message.encode();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -66,9 +66,9 @@ impl Socket {
         }
     }
 
-    /// Takes one message if there is one.
+    /// Receives a message if there is one.
     pub(crate) fn receive(&self) -> Result<Received, Error> {
-        // One byte more than a message, so that a longer one is noticed.
+        // One byte more than a message, to detect longer ones.
         let mut bytes = [0_u8; MESSAGE_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -99,13 +99,13 @@ impl Socket {
         }
         let message = Message::decode(&bytes[..received.bytes])?;
         if received.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() < DESCRIPTORS_PER_MESSAGE {
-            // The kernel had descriptors for us and could not install them.
+            // The kernel could not install the descriptors it had for us.
             return Err(Error::out_of_descriptors());
         }
         Ok(Received::Message(message, descriptors))
     }
 
-    /// Waits for a message, at most until `deadline`.
+    /// Waits for a message until `deadline`.
     pub(crate) fn receive_until(
         &self,
         deadline: Instant,
@@ -131,7 +131,7 @@ impl Socket {
             code: 0,
             reason: reason.to_owned(),
         };
-        // The link ends whether or not the peer learns why.
+        // The link ends even if the peer does not learn why.
         let _ = self.send(&message, None);
     }
 
@@ -159,7 +159,7 @@ impl AsFd for Socket {
     }
 }
 
-/// Refuses anything but exactly one descriptor.
+/// Rejects anything but exactly one descriptor.
 pub(crate) fn one(message: &'static str, mut descriptors: Vec<OwnedFd>) -> Result<OwnedFd, ProtocolError> {
     let count = descriptors.len();
     match (descriptors.pop(), count) {
@@ -171,8 +171,7 @@ pub(crate) fn one(message: &'static str, mut descriptors: Vec<OwnedFd>) -> Resul
     }
 }
 
-/// Sleeps until one of `fds` is ready or `timeout` is over (`None`: as long as it takes); false when it is over or a
-/// signal came.
+/// Sleeps until one of `fds` is ready or `timeout` passes (`None`: forever). False on timeout or a signal.
 pub(crate) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<bool, Error> {
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),

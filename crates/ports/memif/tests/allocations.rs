@@ -1,6 +1,6 @@
-//! Moving packets allocates nothing: the worker of a switch must not.
+//! Moving packets does not allocate.
 
-// UNSAFETY: an allocator that counts.
+// UNSAFETY: a counting allocator.
 #![expect(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -15,7 +15,7 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: passes everything on.
+// SAFETY: forwards every call.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);

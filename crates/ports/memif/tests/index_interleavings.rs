@@ -1,6 +1,6 @@
-//! Every interleaving of a producer and a consumer on the two shared indices, by loom. The code under test is the crate's
-//! own file, with loom's atomics in place of the processor's; slots are loom cells, so that an access that the indices do
-//! not order is an error.
+//! Every interleaving of a producer and a consumer on the two shared indices, by loom. The code under test is
+//! the crate's own file with loom's atomics. Slots are loom cells, so that an access that the indices do not
+//! order is an error.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -29,7 +29,7 @@ impl SharedIndex for AtomicU16 {
 }
 
 const SLOTS: u16 = 2;
-/// More than the ring holds, so that slots are used again.
+/// More than the ring holds, so that slots are reused.
 const PACKETS: u32 = 3;
 
 struct Ring {
@@ -95,7 +95,7 @@ fn exchange(posted: bool) {
                     expected,
                     "packets in order, each once"
                 );
-                // A client makes the buffer whole again before it gives it back.
+                // A client restores the buffer before it releases it.
                 if posted {
                     there.write(consumer.next(), u32::MAX);
                 }
@@ -143,8 +143,8 @@ fn server_to_client_is_ordered() {
     exchange(true);
 }
 
-/// The recipe of `wait` and `flush`: unmask, fence, look again, sleep; publish, fence, look at the mask, wake. The consumer
-/// never sleeps on a filled ring without a wake-up to come.
+/// The protocol of `wait` and `flush`: unmask, fence, check again, sleep; publish, fence, check the mask,
+/// wake. The consumer never sleeps on a filled ring without a pending wake-up.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| {
@@ -171,7 +171,7 @@ fn no_wake_up_is_lost() {
             assert_eq!(
                 raised.load(Ordering::SeqCst),
                 1,
-                "asleep on a filled ring and nobody knocks"
+                "asleep on a filled ring without a pending wake-up"
             );
         }
     });

@@ -1,4 +1,4 @@
-//! Our client and our server with each other, in one process.
+//! This crate's client and server with each other, in one process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -38,18 +38,18 @@ fn place(change: impl FnOnce(&mut ServerConfig)) -> Place {
 fn link(listener: &mut Listener, config: &ClientConfig) -> (Link, Link) {
     let config = config.clone();
     let client = thread::spawn(move || Client::connect(&config, SECONDS));
-    let server = listener.accept(SECONDS).unwrap().expect("no client came");
+    let server = listener.accept(SECONDS).unwrap().expect("no client connected");
     (client.join().unwrap().unwrap(), server)
 }
 
-/// What a client that is not to be served gets to hear.
+/// The error of a client that is refused.
 fn refused(listener: &mut Listener, config: &ClientConfig) -> Error {
     let config = config.clone();
     let client = thread::spawn(move || Client::connect(&config, SECONDS));
     while !client.is_finished() {
         assert!(listener.accept(Duration::from_millis(5)).unwrap().is_none());
     }
-    client.join().unwrap().expect_err("the client was served")
+    client.join().unwrap().expect_err("the client was accepted")
 }
 
 fn config(path: &Path, ring: RingConfig) -> ClientConfig {
@@ -60,14 +60,14 @@ fn config(path: &Path, ring: RingConfig) -> ClientConfig {
     }
 }
 
-/// A frame of a length whose bytes follow from its number.
+/// A frame whose bytes derive from its number.
 fn frame(number: usize, length: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (number * 31 + at * 7 + at / 251) as u8)
         .collect()
 }
 
-/// Sends frames of many lengths one way and compares what comes out, through many rounds of the ring.
+/// Sends frames of many lengths one way and compares the received ones, over many rounds of the ring.
 fn exchange(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize]) {
     let mut buffer = vec![0; 65_536];
     let (mut sent, mut received) = (0, 0);
@@ -97,7 +97,7 @@ fn exchange(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize]) {
     assert_eq!(from.tx.pushed(), to.rx.consumed());
 }
 
-/// The same a burst at a time, of many sizes; frames that need several buffers go and come in between.
+/// The same in bursts of many sizes, interleaved with frames that need several buffers.
 fn exchange_in_bursts(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize]) {
     let frames: Vec<Vec<u8>> = lengths
         .iter()
@@ -137,11 +137,11 @@ fn exchange_in_bursts(from: &mut QueuePair, to: &mut QueuePair, lengths: &[usize
     }
     assert_eq!((from.tx.occupancy(), sent), (0, frames.len()));
     assert_eq!(from.tx.consumed(), from.tx.pushed());
-    assert_eq!(to.rx.take_burst(64, |_| panic!("a frame that nobody sent")), 0);
+    assert_eq!(to.rx.take_burst(64, |_| panic!("an unexpected frame")), 0);
 }
 
 #[test]
-fn bursts_come_unchanged_both_ways() {
+fn bursts_arrive_unchanged_in_both_directions() {
     let mut place = place(|_| ());
     let ring = RingConfig {
         log2_slots: 6,
@@ -152,14 +152,14 @@ fn bursts_come_unchanged_both_ways() {
     for _ in 0..2 {
         exchange_in_bursts(&mut client.queues[0], &mut server.queues[0], &lengths);
         exchange_in_bursts(&mut server.queues[0], &mut client.queues[0], &lengths);
-        // The same slots with other lengths, and short frames alone: whole bursts of them.
+        // Reuse the slots with other lengths, then with whole bursts of short frames.
         lengths.reverse();
         lengths.extend((0..2000).map(|n| 60 + n % 5));
     }
 }
 
 #[test]
-fn a_burst_ends_before_what_needs_a_closer_look() {
+fn a_burst_stops_at_an_exception() {
     let mut place = place(|_| ());
     let ring = RingConfig {
         log2_slots: 6,
@@ -191,7 +191,7 @@ fn a_burst_ends_before_what_needs_a_closer_look() {
 }
 
 #[test]
-fn frames_of_every_length_come_unchanged_both_ways() {
+fn frames_of_every_length_arrive_unchanged_in_both_directions() {
     let mut place = place(|_| ());
     let config = config(&place.path, RingConfig::default());
     let (mut client, mut server) = link(&mut place.listener, &config);
@@ -206,7 +206,7 @@ fn frames_of_every_length_come_unchanged_both_ways() {
         .collect();
     exchange(&mut client.queues[0], &mut server.queues[0], &lengths);
     exchange(&mut server.queues[0], &mut client.queues[0], &lengths);
-    // The same slots with other lengths.
+    // Reuse the slots with other lengths.
     let lengths: Vec<usize> = lengths.into_iter().rev().collect();
     exchange(&mut client.queues[0], &mut server.queues[0], &lengths);
     exchange(&mut server.queues[0], &mut client.queues[0], &lengths);
@@ -234,7 +234,7 @@ fn rings_of_every_size_work() {
 }
 
 #[test]
-fn queue_pairs_are_apart_and_the_server_has_the_last_word() {
+fn queue_pairs_are_independent_and_the_server_limits_them() {
     let mut place = place(|config| {
         config.max_queues = 3;
         config.max_log2_slots = 8;
@@ -291,7 +291,7 @@ fn the_two_ends_agree_on_how_full_a_ring_is() {
             from.tx.push_with(60, |_| panic!("called for a full ring")),
             Err(TxError::Full)
         );
-        assert_eq!(to.rx.available(), 0, "nothing is seen before the flush");
+        assert_eq!(to.rx.available(), 0, "nothing is visible before the flush");
         from.tx.flush();
         assert_eq!(
             (from.tx.occupancy(), to.rx.occupancy(), to.rx.available()),
@@ -311,14 +311,14 @@ fn the_two_ends_agree_on_how_full_a_ring_is() {
             (from.tx.occupancy(), from.tx.consumed(), from.tx.free()),
             (54, 10, 10)
         );
-        // Ten slots: four frames of two buffers and one of one, then one slot is left.
+        // Ten slots: four frames of two buffers and one of one leave one slot.
         for _ in 0..4 {
             from.tx.push(&[2; 3000]).unwrap();
         }
         from.tx.push(&[3; 60]).unwrap();
         assert_eq!(from.tx.push(&[4; 3000]), Err(TxError::Full));
         assert_eq!((from.tx.free(), from.tx.pushed()), (1, 73));
-        // A server knows that a frame never fits only when it sees all of the client's buffers.
+        // A server knows that a frame never fits only if it sees all of the client's buffers.
         let never = if client_sends {
             TxError::TooLarge
         } else {
@@ -331,7 +331,7 @@ fn the_two_ends_agree_on_how_full_a_ring_is() {
         for _ in 0..54 {
             assert_eq!(to.rx.pop(&mut buffer), Some(Ok(60)));
         }
-        // A frame of two buffers into one: gone, and counted.
+        // A frame of two buffers into one: discarded and counted.
         assert_eq!(to.rx.pop(&mut buffer), Some(Err(RxError::TooLarge { len: 3000 })));
         let mut large = [0; 4096];
         for _ in 0..3 {
@@ -352,21 +352,21 @@ fn the_two_ends_agree_on_how_full_a_ring_is() {
         assert_eq!(
             (from.tx.occupancy(), from.tx.consumed()),
             (0, 74),
-            "an empty ring is released by itself"
+            "an emptied ring is released automatically"
         );
     }
 }
 
-/// A descriptor is written only when it changes: what a chain left in it must count as a change.
+/// A descriptor is written only if it changes: one left by a chain must count as changed.
 #[test]
-fn a_slot_that_held_part_of_a_chain_holds_a_whole_frame_again() {
+fn a_slot_of_a_chain_can_hold_an_unchained_frame_again() {
     let mut place = place(|_| ());
     let ring = RingConfig {
         log2_slots: 6,
         ..RingConfig::default()
     };
     let (mut client, mut server) = link(&mut place.listener, &config(&place.path, ring));
-    // Round by round of 64 slots: short frames, then chains in the same slots, then short frames of the first length.
+    // Rounds of 64 slots: short frames, chains in the same slots, then short frames of the first length.
     let lengths: Vec<usize> = [
         [60; 64].as_slice(),
         &[9000; 12],
@@ -399,7 +399,7 @@ fn forwarding_keeps_order_and_content_and_stops_at_a_full_ring() {
             sent += 1;
         }
         there.tx.flush();
-        // Twice, so that it meets a full ring, too.
+        // Twice, so that it also meets a full ring.
         for _ in 0..2 {
             forwarded += back.rx.forward_to(&mut back.tx, 7 + sent % 50);
             back.tx.flush();
@@ -415,7 +415,7 @@ fn forwarding_keeps_order_and_content_and_stops_at_a_full_ring() {
         }
     }
     assert_eq!((forwarded, back.rx.counters().too_large), (5000, 0));
-    // Nobody empties the ring: what does not fit stays where it is.
+    // The ring is not emptied: what does not fit stays in place.
     for number in 0..64 {
         there.tx.push(&frame(number, 64)).unwrap();
     }
@@ -431,7 +431,8 @@ fn forwarding_keeps_order_and_content_and_stops_at_a_full_ring() {
     assert_eq!(back.rx.forward_to(&mut back.tx, 1000), 2);
 }
 
-/// 256 instances on one switch. Each has a socket of its own in reality; one listener with 256 interfaces is as many links.
+/// 256 instances on one switch. In production each has its own socket; one listener with 256 interfaces makes
+/// as many links.
 #[test]
 fn two_hundred_and_fifty_six_links_in_one_process() {
     let before = descriptors();
@@ -441,7 +442,7 @@ fn two_hundred_and_fifty_six_links_in_one_process() {
         buffer_bytes: 256,
         queues: 1,
     };
-    // Both ends are here: twice three descriptors a link, so the limit has to be above 1,600.
+    // Both ends are in this process: twice three descriptors per link, so the limit must exceed 1,600.
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limit.current.is_some_and(|current| current < 2048) {
         limit.current = Some(limit.maximum.map_or(4096, |maximum| maximum.min(4096)));
@@ -454,7 +455,7 @@ fn two_hundred_and_fifty_six_links_in_one_process() {
             link(&mut place.listener, &config)
         })
         .collect();
-    // Other tests of this process run beside: no more than theirs on top.
+    // Other tests of this process run concurrently: allow for theirs.
     let per_link = (descriptors() - before) as f64 / 256.0;
     assert!(per_link < 6.5, "{per_link} descriptors a link for both ends");
     for (id, (client, _)) in links.iter_mut().enumerate() {
@@ -484,7 +485,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn who_may_connect_and_to_what() {
+fn access_is_limited_by_secret_and_interface_id() {
     let secret = *b"four and twenty letters!";
     let mut place = place(|config| {
         config.secret = Some(secret);
@@ -537,10 +538,10 @@ fn who_may_connect_and_to_what() {
         },
     );
 
-    // A client that is gone makes room, even if the server still holds its end of the link.
+    // A dropped client frees the interface even if the server still holds its end.
     drop(client);
     let (client, second) = link(&mut place.listener, &good);
-    // So does a server that has dropped it.
+    // So does a dropped server end.
     drop((server, second));
     let _ = client;
     let _ = link(&mut place.listener, &good);
@@ -548,7 +549,7 @@ fn who_may_connect_and_to_what() {
 }
 
 #[test]
-fn the_end_of_a_link_is_told() {
+fn the_end_of_a_link_is_reported() {
     let mut place = place(|_| ());
     let config = config(&place.path, RingConfig::default());
     let (mut client, mut server) = link(&mut place.listener, &config);
@@ -567,7 +568,7 @@ fn the_end_of_a_link_is_told() {
         server.control.poll().unwrap(),
         ControlEvent::Disconnected { .. }
     ));
-    // What was in the ring is still there.
+    // The ring's contents are still readable.
     assert_eq!(server.queues[0].rx.pop(&mut [0; 64]), Some(Ok(14)));
     server.queues[0].tx.push(b"to nobody").unwrap();
     server.queues[0].tx.flush();
@@ -581,7 +582,7 @@ fn the_end_of_a_link_is_told() {
 }
 
 #[test]
-fn a_socket_file_is_replaced_only_when_nobody_listens() {
+fn a_socket_file_is_replaced_only_without_a_listener() {
     let Place {
         directory,
         path,
@@ -591,7 +592,7 @@ fn a_socket_file_is_replaced_only_when_nobody_listens() {
     assert!(matches!(error, Error::AddressInUse { .. }), "{error}");
     drop(listener);
     assert!(!path.exists());
-    // What a killed server leaves behind.
+    // A killed server leaves its file behind.
     let left = directory.path().join("left.sock");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     assert!(left.exists());
@@ -608,7 +609,7 @@ fn a_client_can_wait_for_its_server() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     let config = config(&path, RingConfig::default());
-    let error = Client::connect_when_ready(&config, Duration::from_millis(20)).expect_err("nobody is there");
+    let error = Client::connect_when_ready(&config, Duration::from_millis(20)).expect_err("no server");
     assert!(matches!(error, Error::NotListening { .. }), "{error}");
     let client = thread::spawn(move || Client::connect_when_ready(&config, SECONDS));
     let mut listener = Listener::bind(
@@ -628,7 +629,7 @@ fn a_client_can_wait_for_its_server() {
     );
 }
 
-/// Two threads that sleep whenever they have nothing: a lost wake-up would cost the timeout of ten seconds.
+/// Two threads that sleep whenever idle: a lost wake-up would cost the ten-second timeout.
 #[test]
 fn no_wake_up_is_lost_between_sleepers() {
     let mut place = place(|_| ());
@@ -675,23 +676,23 @@ fn no_wake_up_is_lost_between_sleepers() {
         }
     }
     let naps = echo.join().unwrap();
-    assert!(naps > ROUNDS / 10, "the other side hardly slept: {naps}");
+    assert!(naps > ROUNDS / 10, "the other side rarely slept: {naps}");
     assert!(begin.elapsed() < Duration::from_secs(15));
 }
 
 #[test]
-fn sleeping_ends_by_time_by_another_descriptor_and_by_the_peers_death() {
+fn sleep_ends_on_timeout_other_descriptors_and_peer_death() {
     let mut place = place(|_| ());
     let (client, mut server) = link(&mut place.listener, &config(&place.path, RingConfig::default()));
     let begin = Instant::now();
     assert!(!memif::wait(&mut [&mut server.queues[0].rx], &[], Duration::from_millis(30)).unwrap());
     assert!(begin.elapsed() >= Duration::from_millis(29));
-    // A descriptor of the caller's.
+    // The caller's descriptor.
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&writer, b"x").unwrap();
     use std::os::fd::AsFd as _;
     assert!(!memif::wait(&mut [&mut server.queues[0].rx], &[reader.as_fd()], SECONDS).unwrap());
-    // The peer's death wakes it, so that it may look at its control socket.
+    // The peer's death wakes it, so that it can poll its control socket.
     let woken = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

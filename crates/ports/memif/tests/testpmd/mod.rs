@@ -1,4 +1,4 @@
-//! DPDK's `dpdk-testpmd` as the other end of a link: started, watched and killed by the test that needs it.
+//! DPDK's `dpdk-testpmd` as the other end of a link: started, watched and killed by the test.
 
 #![allow(dead_code, reason = "each program that includes this uses a part of it")]
 
@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Tells files of concurrent tests of one process apart.
+/// Distinguishes files of concurrent tests in one process.
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// A running testpmd; killed and waited for when dropped.
+/// A running testpmd; killed and reaped when dropped.
 pub(crate) struct Testpmd {
     child: Child,
     log: tempfile::NamedTempFile,
@@ -27,7 +27,7 @@ pub(crate) struct Options<'a> {
     pub(crate) device: &'a str,
     /// testpmd's own arguments.
     pub(crate) arguments: &'a [&'a str],
-    /// Whether it waits for [`Testpmd::command`]s instead of starting to forward at once.
+    /// Whether it waits for [`Testpmd::command`]s instead of forwarding at once.
     pub(crate) interactive: bool,
     /// CPU of the thread that forwards; the main thread, which only waits, gets the other.
     pub(crate) cpu: usize,
