@@ -8,6 +8,7 @@ use api::types::{Action, FlowFilter};
 use api::{ApiError, Client};
 use model::InstanceId;
 
+use super::history::KEPT;
 use super::state::{Seen, Update};
 use display::output;
 
@@ -15,6 +16,8 @@ use display::output;
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Events that are kept to be shown: some screens.
 const EVENTS: usize = 60;
+/// What inco keeps at most, in seconds.
+const HISTORY_SECONDS: u64 = 900;
 /// The largest flows of an instance.
 const FLOWS: u32 = 20;
 
@@ -40,10 +43,11 @@ impl Feed {
                 let mut asking = Asking {
                     socket,
                     client: None,
+                    interval,
                     instance: None,
                     events: None,
                 };
-                asking.run(interval, &received, &told);
+                asking.run(&received, &told);
             })?;
         Ok(Feed { orders, updates })
     }
@@ -67,13 +71,14 @@ impl Feed {
 struct Asking {
     socket: PathBuf,
     client: Option<Client>,
+    interval: Duration,
     instance: Option<InstanceId>,
     /// Process and count of events when they were asked for last: they are asked for again where there are more.
     events: Option<(u32, u64)>,
 }
 
 impl Asking {
-    fn run(&mut self, interval: Duration, orders: &Receiver<Order>, told: &Sender<Update>) {
+    fn run(&mut self, orders: &Receiver<Order>, told: &Sender<Update>) {
         loop {
             let update = self.look().unwrap_or_else(|error| {
                 self.client = None;
@@ -82,7 +87,7 @@ impl Asking {
             });
             let pause = match update {
                 Update::Gone(_) => LOOK_AGAIN,
-                _ => interval,
+                _ => self.interval,
             };
             if told.send(update).is_err() {
                 return;
@@ -103,7 +108,16 @@ impl Asking {
     }
 
     fn look(&mut self) -> Result<Update, ApiError> {
+        let is_new = self.client.is_none();
         let client = connected(&mut self.client, &self.socket)?;
+        // inco keeps a point a second: for a shorter interval there are none.
+        let past = match self.interval.as_secs() {
+            seconds @ 1.. if is_new => {
+                let wanted = (KEPT as u64).saturating_mul(seconds).min(HISTORY_SECONDS);
+                Some((client.history(wanted as u32)?, seconds as usize))
+            }
+            _ => None,
+        };
         let api::types::Snapshot {
             status,
             services,
@@ -131,6 +145,7 @@ impl Asking {
             status,
             services,
             instances,
+            past,
             events,
             flows,
         };

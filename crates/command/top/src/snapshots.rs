@@ -118,6 +118,7 @@ fn seen(second: u64) -> Seen {
             instance(5, "web", Standby, second),
             instance(6, "dns", Active, second),
         ],
+        past: None,
         events: Some(vec![
             event(1, None, EventKind::Started { adopted: 1 }),
             event(

@@ -1,6 +1,6 @@
 //! What is known, what is selected, and what a key does.
 
-use api::types::{Action, FlowRow, InstanceRow, PolicyChoice, ServiceRow, Status};
+use api::types::{Action, FlowRow, History, InstanceRow, PolicyChoice, ServiceRow, Status};
 use model::{Event, InstanceId};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -23,6 +23,8 @@ pub(super) struct Seen {
     pub(super) status: Status,
     pub(super) services: Vec<ServiceRow>,
     pub(super) instances: Vec<InstanceRow>,
+    /// What inco remembers, and how many of its points make a step here; where it is asked for the first time.
+    pub(super) past: Option<(History, usize)>,
     /// The newest events, oldest first; [`None`] where there are no new ones.
     pub(super) events: Option<Vec<Event>>,
     /// The largest flows of the instance that is looked at.
@@ -131,6 +133,9 @@ impl Top {
         } else {
             lost as f64 / seconds
         };
+        if let Some((past, step)) = seen.past.take() {
+            self.histories = Histories::of_past(&past, step);
+        }
         self.histories.note(&seen.instances, seconds);
         if let Some(events) = seen.events.take() {
             self.events = events;
