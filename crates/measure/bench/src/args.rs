@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use super::traffic::Ip;
+
 /// What `inco bench` is to measure.
 #[derive(Debug, Args)]
 #[command(
@@ -43,7 +45,7 @@ pub enum BenchCommand {
 /// What `inco bench steer` is to measure.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco bench steer\n  inco bench steer --full --csv all.csv\n  inco bench steer --json --flows 32,1000 --rounds 5"
+    after_help = "Examples:\n  inco bench steer\n  inco bench steer --full --csv all.csv\n  inco bench steer --json --flows 32,1000 --rounds 5\n  inco bench steer --ip ipv6 --flows 10000 --no-ovs"
 )]
 pub struct SteerArgs {
     /// How many flows, each number on its own
@@ -55,6 +57,9 @@ pub struct SteerArgs {
     /// What the instances' ports are
     #[arg(long, value_enum, default_value = "net_null")]
     pub port: SinkPort,
+    /// The packets' addresses
+    #[arg(long, value_enum, default_value = "ipv4")]
+    pub ip: Ip,
     /// Also packets of 512 and 1500 bytes, IPv6, two workers, 4 to 256 instances, and 64 memif instances of which 60 idle
     #[arg(long)]
     pub full: bool,

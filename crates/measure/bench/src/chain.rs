@@ -161,7 +161,7 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
     let folder = Folder::new()?;
     let with_ovs = !args.no_ovs && ovs::is_there();
     let memory = match with_ovs {
-        true => Memory::reserve(0, 0, true),
+        true => Memory::reserve(0, 0, 0, true),
         false => Memory::none(),
     };
     let columns = [

@@ -19,6 +19,7 @@ mod flood;
 mod idle;
 mod memif_sinks;
 mod memory;
+mod naive;
 mod openflow;
 mod ovs;
 mod raw;

@@ -28,9 +28,10 @@ impl Memory {
     /// Room in an mbuf with its headroom, in bytes; the same for all.
     pub(super) const MBUF_ROOM: usize = 2176;
 
-    /// Sets pages aside for `programs` with a capture of `frames` frames each, and for OVS where it takes part.
-    pub(super) fn reserve(programs: usize, frames: usize, with_ovs: bool) -> Memory {
-        let mib = programs * Memory::mib(frames, true) + if with_ovs { OVS_MIB } else { 0 };
+    /// Sets pages aside for `programs` with a capture of `frames` frames each, for `more_mib` MiB that these need beside, and
+    /// for OVS where it takes part.
+    pub(super) fn reserve(programs: usize, frames: usize, more_mib: usize, with_ovs: bool) -> Memory {
+        let mib = programs * Memory::mib(frames, true) + more_mib + if with_ovs { OVS_MIB } else { 0 };
         let pages = (mib << 20).div_ceil(PAGE) + SPARE_PAGES;
         let read = || {
             fs::read_to_string(COUNT)
@@ -95,7 +96,14 @@ impl Memory {
 
     /// The arguments that tell EAL so.
     pub(super) fn eal_args(&self, frames: usize, prefix: &str) -> Vec<String> {
-        let mut args = vec!["-m".to_owned(), Memory::mib(frames, self.is_huge()).to_string()];
+        self.eal_args_and(0, frames, prefix)
+    }
+
+    /// The same for a program that needs `more_mib` MiB beside its mbufs.
+    pub(super) fn eal_args_and(&self, more_mib: usize, frames: usize, prefix: &str) -> Vec<String> {
+        // In whole pages: a program asks for no part of one.
+        let mib = (Memory::mib(frames, self.is_huge()) + more_mib).next_multiple_of(PAGE >> 20);
+        let mut args = vec!["-m".to_owned(), mib.to_string()];
         args.push(format!(
             "--file-prefix=inco-bench-{prefix}-{}",
             std::process::id()

@@ -11,6 +11,7 @@ use super::contestant::{Contestant, Measured, measure, median, resume, suspend};
 use super::facts::facts;
 use super::memif_sinks::MemifSinks;
 use super::memory::Memory;
+use super::naive::{self, Naive};
 use super::ovs::{self, Ovs};
 use super::raw::Raw;
 use super::steering::{Spec, Steering, Way, captures};
@@ -49,8 +50,12 @@ struct Row {
     mpps: f64,
     io_limit_mpps: f64,
     ovs_mpps: Option<f64>,
+    /// A plain flow table in C, where it takes part.
+    naive_mpps: Option<f64>,
     ratio_to_limit: f64,
     ratio_to_ovs: Option<f64>,
+    /// None also where the plain table itself did not reach what it must.
+    ratio_to_naive: Option<f64>,
     /// To the first of those that are measured in turn with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_first: Option<f64>,
@@ -75,6 +80,11 @@ impl Case {
     /// Whether OVS takes part.
     fn has_room_in_ovs(self) -> bool {
         self.with_ovs && self.flows as usize <= ovs::FRAMES_LIMIT
+    }
+
+    /// Whether the plain flow table takes part: it has one worker, and DPDK's sinks.
+    fn has_naive(self) -> bool {
+        self.workers == 1 && self.port == SinkPort::NetNull
     }
 
     /// Writes a measurement down.
@@ -158,8 +168,10 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
         ">limit",
         ">ovs exact",
         ">ovs hash",
+        ">naive",
         ">÷ limit",
         ">÷ ovs",
+        ">÷ naive",
         ">÷ first",
     ];
     let mut table = Table::new(&headings);
@@ -181,14 +193,16 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
             format!("{:.1}", row.io_limit_mpps),
             optional(row.ovs_mpps, 2),
             optional(hash, 2),
+            optional(row.naive_mpps, 1),
             format!("{:.2}", row.ratio_to_limit),
             optional(row.ratio_to_ovs, 1),
+            optional(row.ratio_to_naive, 2),
             optional(row.ratio_to_first, 2),
         ]);
     }
     output::text(&table.text())?;
     output::line(format!(
-        "Mpps per core; the limit is testpmd without a look-up; ÷ first: to the first of rows measured in turn. Every measurement: {}",
+        "Mpps per core; the limit is testpmd without a lookup; naive: a plain flow table in C; ÷ first: to the first of rows measured in turn. Every measurement: {}",
         args.csv.display()
     ))
 }
@@ -198,7 +212,7 @@ fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
     let plain = |flows| Case {
         flows,
         size: 64,
-        ip: Ip::V4,
+        ip: args.ip,
         instances: TAKING,
         idle: 0,
         workers: 1,
@@ -267,10 +281,14 @@ fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
 fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Vec<(Row, Option<f64>)>> {
     let folder = Folder::new()?;
     let frames = cases.iter().map(|case| case.flows as usize).max().unwrap_or(0);
-    // The limit and inco for each.
+    // The limit and inco for each, and the plain flow table where it takes part.
+    let with_naive = || cases.iter().filter(|case| case.has_naive());
     let memory = Memory::reserve(
-        2 * cases.len(),
+        2 * cases.len() + with_naive().count(),
         frames,
+        with_naive()
+            .map(|case| naive::table_mib(case.flows as usize, case.ip) + 1)
+            .sum(),
         cases.iter().any(|case| case.has_room_in_ovs()),
     );
     let columns = [
@@ -289,11 +307,16 @@ fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Ve
         "command",
     ];
     let raw = raw.get_or_insert_with(|| Raw::new(&facts(memory.is_huge()), &columns));
+    let naive = match with_naive().next() {
+        Some(_) => Some(naive::compile(&folder.path)?),
+        None => None,
+    };
     let mut bouts = Vec::new();
     for (number, case) in cases.iter().enumerate() {
         bouts.push(Bout::start(
             *case,
             &folder.path.join(number.to_string()),
+            naive.as_deref(),
             &memory,
             raw,
         )?);
@@ -324,6 +347,7 @@ fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Ve
 struct Round {
     ours: f64,
     limit: f64,
+    naive: Option<f64>,
     ovs: Option<f64>,
 }
 
@@ -333,6 +357,7 @@ struct Bout {
     limit: Testpmd,
     tuning: Tuning,
     steering: Steering,
+    naive: Option<Naive>,
     ovs: Option<Ovs>,
     rounds: Vec<Round>,
     /// What inco gives to memif instances goes there.
@@ -340,7 +365,13 @@ struct Bout {
 }
 
 impl Bout {
-    fn start(case: Case, folder: &Path, memory: &Memory, raw: &mut Raw) -> Result<Bout> {
+    fn start(
+        case: Case,
+        folder: &Path,
+        naive: Option<&Path>,
+        memory: &Memory,
+        raw: &mut Raw,
+    ) -> Result<Bout> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (control, cpu) = cpus()?;
         let worker_cpus = worker_cpus(case.workers)?;
@@ -376,6 +407,13 @@ impl Bout {
             is_dealt: case.ownership == Ownership::Card,
         })?;
         suspend(&steering)?;
+        let mut plain = None;
+        if let (Some(program), Some(capture), true) = (naive, captures.first(), case.has_naive()) {
+            let flows = (case.ip, case.flows);
+            let mut started = Naive::start(program, capture, flows, case.instances, memory, (control, cpu))?;
+            measure(&mut started, Duration::ZERO, TRIAL)?;
+            plain = Some(started);
+        }
         let mut ovs = None;
         if let Some(capture) = captures.first().filter(|_| case.has_room_in_ovs()) {
             let flows = (case.ip, case.flows);
@@ -405,6 +443,7 @@ impl Bout {
             limit,
             tuning,
             steering,
+            naive: plain,
             ovs,
             rounds: Vec::new(),
             _sinks: sinks,
@@ -419,16 +458,24 @@ impl Bout {
         case.note(raw, round, &self.limit, &text, limit);
         let ours = measure(&mut self.steering, Duration::ZERO, WINDOW)?;
         case.note(raw, round, &self.steering, "", ours);
-        let mut theirs = None;
-        if let Some(ovs) = &mut self.ovs {
-            let measured = measure(ovs, Duration::ZERO, WINDOW)?;
-            case.note(raw, round, ovs, "", measured);
-            theirs = Some(measured.mpps());
+        let others = [
+            self.naive.as_mut().map(|naive| naive as &mut dyn Contestant),
+            self.ovs.as_mut().map(|ovs| ovs as &mut dyn Contestant),
+        ];
+        let mut rates = [None; 2];
+        for (other, rate) in others.into_iter().zip(&mut rates) {
+            if let Some(other) = other {
+                let measured = measure(other, Duration::ZERO, WINDOW)?;
+                case.note(raw, round, other, "", measured);
+                *rate = Some(measured.mpps());
+            }
         }
+        let [naive, ovs] = rates;
         self.rounds.push(Round {
             ours: ours.mpps(),
             limit: limit.mpps(),
-            ovs: theirs,
+            naive,
+            ovs,
         });
         Ok(())
     }
@@ -442,7 +489,19 @@ impl Bout {
         let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
         let checked = self.steering.check(case.flows.into(), may_be_dropped);
         suspend(&self.steering)?;
-        checked
+        checked?;
+        if let Some(naive) = &mut self.naive {
+            resume(naive)?;
+            let known = naive.flows();
+            suspend(naive)?;
+            let known = known?;
+            anyhow::ensure!(
+                known == u64::from(case.flows),
+                "the plain flow table knows {known} of {} flows",
+                case.flows
+            );
+        }
+        Ok(())
     }
 
     /// What OVS, where it takes part, does with a group that selects by hash.
@@ -466,6 +525,15 @@ impl Bout {
     fn row(&self, first: &[f64]) -> Row {
         let (case, rounds) = (self.case, || self.rounds.iter());
         let some = |value: f64| self.ovs.is_some().then_some(value);
+        let plain = |value: f64| self.naive.is_some().then_some(value);
+        let reached = median(rounds().filter_map(|r| Some(r.naive? / r.limit)));
+        let is_valid = reached >= naive::floor(case.flows);
+        if self.naive.is_some() && !is_valid {
+            output::complain(&format!(
+                "inco: {case}: no ratio to the plain flow table: it reached {reached:.2} of the limit, and must reach {:.2}",
+                naive::floor(case.flows)
+            ));
+        }
         Row {
             flows: case.flows,
             size: case.size,
@@ -477,6 +545,9 @@ impl Bout {
             mpps: median(rounds().map(|r| r.ours)),
             io_limit_mpps: median(rounds().map(|r| r.limit)),
             ovs_mpps: some(median(rounds().filter_map(|r| r.ovs))),
+            naive_mpps: plain(median(rounds().filter_map(|r| r.naive))),
+            ratio_to_naive: plain(median(rounds().filter_map(|r| Some(r.ours / r.naive?))))
+                .filter(|_| is_valid),
             ratio_to_limit: median(rounds().map(|r| r.ours / r.limit)),
             ratio_to_ovs: some(median(rounds().filter_map(|r| Some(r.ours / r.ovs?)))),
             ratio_to_first: (!first.is_empty())

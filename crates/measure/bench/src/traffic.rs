@@ -15,9 +15,13 @@ const CHUNK: u32 = 4096;
 const SCATTER: u32 = 0x9e_37b1;
 
 /// Which addresses a bench uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ip {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ip {
+    /// IPv4
+    #[value(name = "ipv4")]
     V4,
+    /// IPv6
+    #[value(name = "ipv6")]
     V6,
 }
 

@@ -1,0 +1,205 @@
+//! A plain flow table in C on DPDK as a peer: key, CRC hash, open addressing, a count. What inco does beyond that is what
+//! the ratio shows.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::contestant::{Contestant, Killed, shown};
+use super::memory::Memory;
+use super::traffic::Ip;
+
+/// The program's text: it is compiled for the processor that it runs on.
+const SOURCE: &str = include_str!("../native/naive.c");
+
+/// Share of the I/O limit that it must reach itself, by flows: below, something is wrong with it, and no ratio counts.
+const FLOORS: [(u32, f64); 4] = [(32, 0.65), (1_000, 0.75), (10_000, 0.60), (100_000, 0.40)];
+
+/// The share of the I/O limit that it must reach with so many flows: that of the next number in the list, none beyond.
+pub(super) fn floor(flows: u32) -> f64 {
+    let found = FLOORS.iter().find(|(most, _)| flows <= *most);
+    found.map_or(0.0, |(_, floor)| *floor)
+}
+
+/// Slots of its table: at most half of them are taken.
+fn slots(flows: usize) -> usize {
+    (2 * flows).next_power_of_two()
+}
+
+/// MiB of DPDK memory that its table takes.
+pub(super) fn table_mib(flows: usize, ip: Ip) -> usize {
+    let entry = match ip {
+        Ip::V4 => 32,
+        Ip::V6 => 64,
+    };
+    (slots(flows) * entry).div_ceil(1 << 20) + 1
+}
+
+/// Compiles it into that folder.
+///
+/// # Errors
+/// Where there is no C compiler or no DPDK to compile against.
+pub(super) fn compile(folder: &Path) -> Result<PathBuf> {
+    let (source, program) = (folder.join("naive.c"), folder.join("naive"));
+    std::fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "libdpdk"])
+        .output()
+        .context("cannot run pkg-config; `scripts/setup.sh bench` installs it")?;
+    if !flags.status.success() {
+        bail!("pkg-config finds no libdpdk; `scripts/setup.sh bench` installs it");
+    }
+    let flags = String::from_utf8_lossy(&flags.stdout);
+    let output = Command::new("cc")
+        .args(["-O3", "-march=native", "-o"])
+        .args([&program, &source])
+        .args(flags.split_whitespace())
+        .output()
+        .context("cannot run cc; `scripts/setup.sh bench` installs it")?;
+    if !output.status.success() {
+        bail!("cc refuses naive.c: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(program)
+}
+
+/// The running program.
+pub(super) struct Naive {
+    child: Killed,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    commands: Vec<String>,
+}
+
+impl Naive {
+    /// Starts it with a capture of `flows` frames, one of each flow, and so many sinks.
+    pub(super) fn start(
+        program: &Path,
+        capture: &Path,
+        (ip, flows): (Ip, u32),
+        sinks: u16,
+        memory: &Memory,
+        (control, cpu): (usize, usize),
+    ) -> Result<Naive> {
+        let flows = flows as usize;
+        let mut command = Command::new(program);
+        command.args(["--lcores", &format!("0@{control},1@{cpu}")]);
+        command.args(["--no-pci", "--no-shconf", "--no-telemetry"]);
+        command.args(memory.eal_args_and(table_mib(flows, ip), flows, "naive"));
+        command
+            .arg("--vdev")
+            .arg(format!("net_pcap0,rx_pcap={},infinite_rx=1", capture.display()));
+        for sink in 0..sinks {
+            command.arg("--vdev").arg(format!("net_null{sink},no-rx=1"));
+        }
+        command.arg("--").arg(match ip {
+            Ip::V4 => "4",
+            Ip::V6 => "6",
+        });
+        command.args([sinks.into(), slots(flows), Memory::mbufs(flows)].map(|n: usize| n.to_string()));
+        let commands = vec![shown(&command)];
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let input = child.stdin.take().context("naive has no input")?;
+        let output = BufReader::new(child.stdout.take().context("naive has no output")?);
+        let mut started = Naive {
+            child: Killed::when_done(child),
+            input,
+            output,
+            commands,
+        };
+        // It answers once it forwards.
+        started.read()?;
+        Ok(started)
+    }
+
+    /// Packets received and flows known.
+    fn read(&mut self) -> Result<(u64, u64)> {
+        writeln!(self.input).context("naive takes no questions any more")?;
+        loop {
+            let mut line = String::new();
+            if self
+                .output
+                .read_line(&mut line)
+                .context("cannot read naive's answer")?
+                == 0
+            {
+                bail!("naive ended; it was started by: {}", self.commands.join(" "));
+            }
+            // EAL writes lines of its own before.
+            let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
+            if let [packets, flows] = numbers.as_slice() {
+                return Ok((*packets, *flows));
+            }
+        }
+    }
+
+    /// Flows that it knows.
+    pub(super) fn flows(&mut self) -> Result<u64> {
+        Ok(self.read()?.1)
+    }
+}
+
+impl Contestant for Naive {
+    fn name(&self) -> &'static str {
+        "naive"
+    }
+
+    fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    fn packets(&mut self) -> Result<u64> {
+        Ok(self.read()?.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::traffic::write_capture;
+    use super::*;
+
+    #[test]
+    fn floors_go_by_the_next_number_of_flows() {
+        assert_eq!(floor(1), 0.65);
+        assert_eq!(floor(32), 0.65);
+        assert_eq!(floor(33), 0.75);
+        assert_eq!(floor(100_000), 0.40);
+        assert_eq!(floor(100_001), 0.0);
+    }
+
+    #[test]
+    fn tables_are_at_most_half_full() {
+        for flows in [1, 32, 1000, 1_000_000] {
+            assert!(slots(flows) >= 2 * flows);
+        }
+    }
+
+    /// Every flow is found again in both families: it counts as many flows as the capture has, however often that repeats.
+    #[test]
+    fn it_knows_each_flow_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = compile(directory.path()).unwrap();
+        for ip in [Ip::V4, Ip::V6] {
+            let capture = directory.path().join("flows.pcap");
+            write_capture(&capture, ip, 0..500, 64).unwrap();
+            let memory = Memory::none();
+            let mut naive = Naive::start(&program, &capture, (ip, 500), 4, &memory, (0, 0)).unwrap();
+            let started = std::time::Instant::now();
+            while naive.packets().unwrap() < 5_000 {
+                assert!(started.elapsed().as_secs() < 30, "it forwards nothing");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            assert_eq!(naive.flows().unwrap(), 500);
+        }
+    }
+}
