@@ -1,5 +1,5 @@
-//! How long `predictive` takes to fit its model to a full history, by the steps of its season, and to forecast with it.
-//! `cargo run --release -p autoscaling --example fit_cost`
+//! Times `predictive`'s model fit and forecast on a full history, by the steps of its season. `cargo run
+//! --release -p autoscaling --example fit_cost`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
 
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use autoscaling::Autoscaler;
 use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
 
-/// Seconds of load: what fills the history for the longest season.
+/// Seconds of load that fill the history of the longest season.
 const SECONDS: u64 = 3 * 1_440 + 60;
 
-/// A load that goes up and down twice in 40 minutes, with noise.
+/// A noisy load that oscillates twice in 40 minutes.
 fn load_pps(second: u64) -> f64 {
     let wave = (second as f64 / 1_200.0 * std::f64::consts::TAU).sin();
-    // The finaliser of SplitMix64, roughly: noise without a library.
+    // Roughly SplitMix64's finaliser: noise without a library.
     let noise = (second.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / f64::from(1 << 24);
     1e6 * (2.0 + wave + 0.2 * noise)
 }
@@ -56,7 +56,7 @@ fn main() {
             observation.offered_fast_pps = load_pps(second);
             observation.offered_stable_pps = observation.offered_fast_pps;
             policy.step(&observation, observation.at);
-            // The last one has the whole history; those before are not run.
+            // Only the last fit, which has the whole history, is run.
             last = policy.take_fit().or(last);
         }
         let fit = last.unwrap();

@@ -1,16 +1,16 @@
-//! One policy on a situation that is written down: what it decides, and why. The input is JSON:
+//! Runs one policy on a recorded situation and returns its decision with the reason. The input is JSON:
 //!
 //! ```json
 //! {"policy":"hpa","replicas":3,"spec":{"metrics":[{"kind":"utilization","target_percent":30}]},
 //!  "instances":[{"state":"ready","usage":300,"request":1000}]}
 //! ```
-//! - `hpa`: a [`hpa::Case`], answered by a [`hpa::Outcome`] or a [`hpa::Failure`].
-//! - `kpa`: `spec` ([`kpa::Spec`]), `state` ([`kpa::State`]) and `steps` of [`kpa::Reading`]s, each answered by a
-//!   [`kpa::Verdict`].
-//! - every other policy: `spec` (its parameters), `state` (what it remembers; unset: nothing) and `steps`, each with
-//!   `now_ns` and an `observation` ([`model::Observation`]), each answered by a [`StepAnswer`].
+//! - `hpa`: a [`hpa::Case`]; returns a [`hpa::Outcome`] or a [`hpa::Failure`].
+//! - `kpa`: `spec` ([`kpa::Spec`]), `state` ([`kpa::State`]) and `steps` of [`kpa::Reading`]s; returns a
+//!   [`kpa::Verdict`] per step.
+//! - every other policy: `spec` (its parameters), `state` (its memory; empty if unset) and `steps` with
+//!   `now_ns` and an `observation` ([`model::Observation`]); returns a [`StepAnswer`] per step.
 //!
-//! The [`case`](crate::Decision::case) of a decision is such an input, and so is the event that holds one.
+//! A decision's [`case`](crate::Decision::case) is such an input, and so is an event that contains one.
 
 use model::written::{self, Written};
 use model::{Nanos, Observation};
@@ -21,11 +21,11 @@ use thiserror::Error;
 
 use crate::{Autoscaler, Kpa, Policy, Quota, Reason, hpa, kpa};
 
-/// What is wrong with an input.
+/// An invalid input.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{field}: {why}")]
 pub struct Wrong {
-    /// Which field, as `spec.metrics[0].target_percent`.
+    /// The field, as in `spec.metrics[0].target_percent`.
     pub field: String,
     /// Why.
     pub why: String,
@@ -49,32 +49,32 @@ impl Wrong {
     }
 }
 
-/// What a policy answers.
+/// A policy's result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Answer {
-    /// HPA decided.
+    /// HPA's decision.
     Hpa(hpa::Outcome),
-    /// HPA did not.
+    /// HPA's failure to decide.
     HpaFailed(hpa::Failure),
-    /// KPA's verdicts, a step each.
+    /// KPA's verdicts, one per step.
     Kpa {
         /// In the order of the input.
         steps: Vec<kpa::Verdict>,
     },
-    /// Another policy's decisions, a step each.
+    /// Another policy's decisions, one per step.
     Observed {
         /// In the order of the input.
         steps: Vec<StepAnswer>,
     },
 }
 
-/// What a policy decided on one observation.
+/// A policy's decision on one observation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepAnswer {
-    /// Active instances wanted.
+    /// Wanted Active instances.
     pub replicas: u32,
-    /// Quotas to change.
+    /// Changed quotas.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<Quota>,
     /// The rule that decided, with its figures.
@@ -109,28 +109,27 @@ struct KpaCase {
     steps: Vec<kpa::Reading>,
 }
 
-/// Runs the policy that the input names on what the input holds. An event of the log that holds a case is taken as
-/// that case.
+/// Runs the policy named in the input. An event of the log that contains a case is read as that case.
 ///
 /// # Errors
-/// [`Wrong`]: which field of the input, and why.
+/// [`Wrong`]: the invalid field, and why.
 pub fn explain(text: &str) -> Result<Answer, Wrong> {
     let input = written::parse(text).map_err(|error| Wrong::new("input", error))?;
     let Value::Object(mut input) = input else {
         return Err(Wrong::new(
             "input",
-            "it is not an object, as {\"policy\":\"hpa\", ...}",
+            "the input must be an object, such as {\"policy\":\"hpa\", ...}",
         ));
     };
     if input.contains_key("event") {
         match input.remove("case") {
             Some(Value::Object(case)) => input = case,
-            _ => return Err(Wrong::new("case", "this event holds no case")),
+            _ => return Err(Wrong::new("case", "this event contains no case")),
         }
     }
     let policy = match input.remove("policy") {
         Some(Value::String(policy)) => policy,
-        Some(_) => return Err(Wrong::new("policy", "it is not text")),
+        Some(_) => return Err(Wrong::new("policy", "it must be a string")),
         None => {
             let known = Autoscaler::NAMES.join(", ");
             return Err(Wrong::new("policy", format!("it is missing; there are {known}")));
@@ -176,7 +175,7 @@ pub(crate) fn run_observed<P: Policy>(case: Observed) -> Result<Answer, Wrong> {
         if step.now_ns < before {
             return Err(Wrong::new(
                 format!("steps[{index}].now_ns"),
-                "time goes back here",
+                "time runs backwards here",
             ));
         }
         before = step.now_ns;
@@ -205,7 +204,7 @@ pub(crate) fn observed_case<P: Policy>(policy: &P, observation: &Observation, no
     )
 }
 
-/// A case under its policy's name.
+/// A case tagged with its policy's name.
 pub(crate) fn tagged(name: &str, case: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(case).unwrap_or_default();
     if let Value::Object(object) = &mut value {
@@ -237,7 +236,7 @@ fn check_hpa(case: &hpa::Case) -> Result<(), Wrong> {
         ("spec.tolerance.down", case.spec.tolerance.down),
     ] {
         if !(share.is_finite() && share >= 0.0) {
-            return Err(Wrong::new(field, format!("{share} is not a share of 0 or more")));
+            return Err(Wrong::new(field, format!("{share} is below 0")));
         }
     }
     if let Some(desired) = case.desired {
@@ -245,7 +244,7 @@ fn check_hpa(case: &hpa::Case) -> Result<(), Wrong> {
     } else if case.spec.metrics.is_empty() {
         return Err(Wrong::new(
             "spec.metrics",
-            "there is none; write one, or `desired` to test limits alone",
+            "it is empty: give a metric, or `desired` to apply the limits only",
         ));
     }
     for (index, metric) in case.spec.metrics.iter().enumerate() {
@@ -282,7 +281,7 @@ fn check_ages(list: &str, ages: impl Iterator<Item = f64>) -> Result<(), Wrong> 
     for (index, age_s) in ages.enumerate() {
         if !(age_s.is_finite() && age_s >= 0.0) {
             let field = format!("{list}[{index}].age_s");
-            return Err(Wrong::new(field, format!("{age_s} is no age of 0 or more")));
+            return Err(Wrong::new(field, format!("{age_s} is below 0")));
         }
     }
     Ok(())
@@ -298,7 +297,7 @@ fn check_kpa(case: &KpaCase) -> Result<(), Wrong> {
         ("spec.max_scale_down_rate", spec.max_scale_down_rate),
     ] {
         if !(value.is_finite() && value > 0.0) {
-            return Err(Wrong::new(field, format!("{value} is not above 0")));
+            return Err(Wrong::new(field, format!("{value} must be above 0")));
         }
     }
     for (field, value) in [
@@ -306,7 +305,7 @@ fn check_kpa(case: &KpaCase) -> Result<(), Wrong> {
         ("spec.scale_down_delay_s", spec.scale_down_delay_s),
     ] {
         if !(value.is_finite() && value >= 0.0) {
-            return Err(Wrong::new(field, format!("{value} is not 0 or more")));
+            return Err(Wrong::new(field, format!("{value} is below 0")));
         }
     }
     for (field, count) in [
@@ -324,12 +323,12 @@ fn check_kpa(case: &KpaCase) -> Result<(), Wrong> {
             let missing = if step.stable.is_some() { "panic" } else { "stable" };
             return Err(Wrong::new(
                 format!("steps[{index}].{missing}"),
-                "it is missing; a step has `stable` and `panic`, or no data at all",
+                "it is missing: a step needs both `stable` and `panic`, or neither",
             ));
         }
         for (key, value) in [("stable", step.stable), ("panic", step.panic)] {
             if value.is_some_and(|value| !(value.is_finite() && value >= 0.0)) {
-                let why = format!("{} is not 0 or more", value.unwrap_or_default());
+                let why = format!("{} is below 0", value.unwrap_or_default());
                 return Err(Wrong::new(format!("steps[{index}].{key}"), why));
             }
         }

@@ -3,12 +3,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Decision, Parameter, Policy, Reason, within_limits};
 
-/// As many instances as somebody says: the parameter `count`, or what was wanted so far. It is what a count that was
-/// set by hand amounts to, and the baseline for experiments.
+/// A fixed number of instances: the parameter `count`, or the previously wanted number. Serves manual
+/// scaling, and as the baseline for experiments.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fixed {
-    /// Active instances wanted; unset, those wanted so far.
+    /// Wanted Active instances; unset keeps the previous number.
     pub count: Option<u32>,
 }
 
@@ -17,8 +17,8 @@ impl Policy for Fixed {
     const PARAMETERS: &'static [Parameter] = &[Parameter::new(
         "count",
         "instances",
-        "as many as were wanted",
-        "Active instances wanted.",
+        "the previous number",
+        "Wanted Active instances.",
     )];
 
     type State = ();

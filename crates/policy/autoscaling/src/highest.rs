@@ -1,11 +1,12 @@
-//! The highest value of a sliding span of time.
+//! Sliding-window maximum.
 
 use std::collections::VecDeque;
 
 use model::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Values of a span, but for those that a later one is not below: what is left falls, so the first is the highest.
+/// The values of a window that are above all later ones: a decreasing sequence whose first value is the
+/// maximum.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Highest<T>(VecDeque<(Nanos, T)>);
@@ -17,20 +18,20 @@ impl<T> Default for Highest<T> {
 }
 
 impl<T: Copy + PartialOrd> Highest<T> {
-    /// Room for so many values in all.
+    /// Reserves space for so many values.
     pub(crate) fn reserve(&mut self, values: usize) {
         let missing = values.saturating_sub(self.0.len());
         self.0.reserve(missing);
     }
 
-    /// Forgets what is older than `span`.
+    /// Removes values older than `span`.
     pub(crate) fn forget(&mut self, now: Nanos, span: Nanos) {
         while self.0.front().is_some_and(|(at, _)| now.since(*at) > span) {
             self.0.pop_front();
         }
     }
 
-    /// Takes in the next value. Counts within limits never make it longer than there are counts.
+    /// Adds the next value. The length is bounded by the number of distinct values.
     pub(crate) fn add(&mut self, now: Nanos, value: T) {
         while self.0.back().is_some_and(|(_, before)| *before <= value) {
             self.0.pop_back();
@@ -38,7 +39,7 @@ impl<T: Copy + PartialOrd> Highest<T> {
         self.0.push_back((now, value));
     }
 
-    /// The highest that is not forgotten.
+    /// The maximum of the window.
     pub(crate) fn get(&self) -> Option<T> {
         self.0.front().map(|(_, value)| *value)
     }
@@ -51,7 +52,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_highest_of_the_span(values in prop::collection::vec((0u64..50, 0u32..9), 1..60), span in 0u64..200) {
+        fn it_is_the_maximum_of_the_window(values in prop::collection::vec((0u64..50, 0u32..9), 1..60), span in 0u64..200) {
             let (mut highest, mut all, mut now) = (Highest::default(), Vec::new(), Nanos::ZERO);
             for (after, value) in values {
                 now = now + Nanos(after);

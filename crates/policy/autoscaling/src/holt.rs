@@ -1,17 +1,17 @@
-//! A damped Holt forecast of a series of equal steps, and a record of whether it has been of use.
+//! A damped Holt forecast of an equally spaced series, and its accuracy record.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Weight of a new value in the level.
+/// Smoothing factor of the level.
 const ALPHA: f64 = 0.3;
-/// Weight of a new slope in the trend.
+/// Smoothing factor of the trend.
 const BETA: f64 = 0.1;
-/// What is left of the trend after each step.
+/// Damping of the trend per step.
 const PHI: f64 = 0.9;
 
-/// The forecast and its record.
+/// The forecaster's state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Holt {
@@ -21,7 +21,7 @@ pub(crate) struct Holt {
 }
 
 impl Holt {
-    /// Takes in the next value.
+    /// Adds the next value.
     pub(crate) fn add(&mut self, value: f64) {
         if self.values == 0 {
             self.level = value;
@@ -33,22 +33,22 @@ impl Holt {
         self.values += 1;
     }
 
-    /// What it expects `steps` steps on; never below 0.
+    /// The forecast `steps` ahead; never below 0.
     pub(crate) fn ahead(&self, steps: u32) -> f64 {
-        // The sum of PHI, PHI², … of so many steps.
+        // The geometric sum PHI + PHI² + … over the steps.
         let damped = PHI * (1.0 - PHI.powi(steps.min(1_000) as i32)) / (1.0 - PHI);
         (self.level + damped * self.trend).max(0.0)
     }
 }
 
-/// Errors beyond this share of the value are no use whatever the naive forecast does.
+/// A larger relative error makes the forecast useless, whatever the naive forecast's error.
 const LARGEST_ERROR: f64 = 0.2;
 
-/// How good forecasts have been, against the naive one (that nothing changes), weighted towards the last minute.
+/// The forecast's accuracy compared with the naive forecast (no change), weighted towards the last minute.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
-    /// Forecasts that wait for their time: steps left, forecast, and the value when it was made.
+    /// Pending forecasts: steps left, forecast, and the value at the time.
     waiting: VecDeque<(u32, f64, f64)>,
     error: f64,
     naive_error: f64,
@@ -56,8 +56,8 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Compares the forecasts whose time has come with `value`, and notes a new one for `steps` steps on. `memory` is
-    /// how many steps count.
+    /// Scores the forecasts that are now due against `value`, and records a new one for `steps` ahead.
+    /// `memory` is the number of steps that count.
     pub(crate) fn note(&mut self, value: f64, forecast: f64, steps: u32, memory: u32) {
         for waiting in &mut self.waiting {
             waiting.0 = waiting.0.saturating_sub(1);
@@ -81,13 +81,13 @@ impl Record {
         self.waiting.push_back((steps.max(1), forecast, value));
     }
 
-    /// Whether it has been better than the naive forecast, and good enough.
+    /// Whether it has beaten the naive forecast and is accurate enough.
     pub(crate) fn is_trusted(&self) -> bool {
-        // A tenth of the memory has to be behind it.
+        // Requires a tenth of the memory first.
         self.weight >= 0.1 && self.error < self.naive_error && self.error <= LARGEST_ERROR * self.weight
     }
 
-    /// What is left of a forecast when it is as wrong as forecasts have been.
+    /// The lower bound of a forecast, given its past errors.
     pub(crate) fn sure_of(&self, forecast: f64) -> f64 {
         forecast * (1.0 - self.errors().0).max(0.0)
     }
@@ -101,7 +101,7 @@ impl Record {
         }
     }
 
-    /// Room for so many waiting forecasts.
+    /// Reserves space for so many pending forecasts.
     pub(crate) fn reserve(&mut self, steps: u32) {
         let missing = (steps as usize + 2).saturating_sub(self.waiting.capacity());
         self.waiting.reserve(missing);

@@ -9,95 +9,96 @@ use crate::{
     within_limits,
 };
 
-/// The time constant of the fast rates: what the collector makes them with.
+/// The time constant of the collector's fast rates.
 const FAST_S: f64 = 0.010;
-/// Standard deviations of a Poisson count that a rate must be above a limit by: chance does not start a burst.
+/// A rate must exceed a limit by this many standard deviations of a Poisson count, so that chance does not
+/// start a burst.
 const SIGMAS: f64 = 3.0;
-/// A ring that is this full is hot.
+/// Ring occupancy from which an instance is hot.
 const HOT_OCCUPANCY: f64 = 0.25;
-/// Within this span a burst's count takes in what waits in rings.
+/// A burst's count plans to clear the ring backlog within this time.
 const BACKLOG_SPAN_S: f64 = 0.1;
-/// Samples that stay away for longer than this, and three times as long as the last one did, are missing.
+/// Samples are missing after this time, and three times the last interval.
 const MISSING: Nanos = Nanos::from_millis(100);
-/// A quota that was asked for is left alone for so long: the engine has to carry it out, and its effect to show.
+/// A requested quota is not changed again for this time: the engine must apply it and its effect must show.
 const QUOTA_UP_AGAIN: Nanos = Nanos::from_millis(10);
-/// The same on the way down, which is in no hurry.
+/// The same for reductions, which are not urgent.
 const QUOTA_DOWN_AGAIN: Nanos = Nanos::from_secs(1);
-/// A quota grows at most by this factor at once, and shrinks at most to this share.
+/// Largest factor of a quota increase, and of a decrease.
 const QUOTA_UP: f64 = 1.5;
 const QUOTA_DOWN: f64 = 0.5;
-/// Rings that stay hot although all that is wanted works: so long until one more instance is tried.
+/// If rings stay hot although all wanted instances work, one more instance is tried after this time.
 const STILL_HOT: Nanos = Nanos::from_millis(20);
-/// A place of the record of calm rates.
+/// The bucket size of the record of stable rates.
 const BUCKET: Nanos = Nanos::from_millis(100);
-/// Containers that may be started within [`FLAP_SPAN`] before scaling down stops for a while.
+/// Containers that may be started within [`FLAP_SPAN`] before scaling down pauses.
 const FLAP_BUDGET: usize = 30;
 /// See [`FLAP_BUDGET`].
 const FLAP_SPAN: Nanos = Nanos::from_secs(300);
 
-/// inco's own autoscaler. What it climbs, cheapest first: CPU quota, a drain taken back, a standby, a new container
-/// (the controller takes the last three in that order).
+/// inco's own autoscaler. It escalates through a ladder, cheapest step first: CPU quota, a cancelled drain, a
+/// standby, a new container (the controller chooses among the last three in that order).
 ///
-/// - **Calm.** As many instances as keep the stable rate at `target` of their capacity; fewer only where the highest
-///   stable rate of `calm` fits `down_target` of what is left.
-/// - **Burst.** A ring ran hot, or the fast rate is above `ceiling` of the capacity by more than chance explains. Then the
-///   last milliseconds decide: the fast rates are exponential means, which lag behind a rise; that lag is added, and where
-///   a ring ran hot what arrived since the observation before counts. What waits in rings is to be gone within 100 ms. A
-///   burst ends `burst` after its last sign (`calm`, where it follows soon on another), and gives back what it took at
-///   once: standby makes taking it again cheap.
-/// - **Missing samples.** What went on while there were none is not known: what there is stays for `calm`.
+/// - **Calm.** As many instances as keep the stable rate at `target` of their capacity. Scales down only if
+///   the highest stable rate of `calm` fits `down_target` of the remaining capacity.
+/// - **Burst.** Starts when a ring is hot, or when the fast rate exceeds `ceiling` of the capacity by more
+///   than chance explains. Then the last milliseconds decide. The fast rates are exponential means and lag
+///   behind a rise; the lag is added. If a ring is hot, arrivals since the last observation count, and the
+///   backlog is to be cleared within 100 ms. A burst ends `burst` after its last sign (`calm`, if it soon
+///   follows another) and releases its instances at once: standbys make taking them back cheap.
+/// - **Missing samples.** The load meanwhile is unknown, so the count is kept for `calm`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ladder {
-    /// The share of capacity that instances should be used to in calm times.
+    /// Target utilisation outside bursts.
     #[serde(deserialize_with = "share::positive")]
     pub target: f64,
-    /// The share of capacity beyond which there is no time to wait for a mean.
+    /// Utilisation above which the fast rate decides.
     #[serde(deserialize_with = "share::positive")]
     pub ceiling: f64,
-    /// The share of the capacity of fewer instances that the highest stable rate of `calm` must fit.
+    /// Share of the remaining capacity that the highest stable rate of `calm` must fit before scaling down.
     #[serde(deserialize_with = "share::positive")]
     pub down_target: f64,
-    /// The span of the stable rate.
+    /// Averaging window of the stable rate.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
-    /// For how long fewer instances must have been enough.
+    /// How long fewer instances must have sufficed before scaling down.
     #[serde(with = "span")]
     pub calm: Nanos,
-    /// How long a burst lasts after its last sign. One that begins within `calm` of the end of the one before lasts
-    /// `calm`: load that swings must not change the count with every swing.
+    /// How long a burst lasts after its last sign. One that starts within `calm` of the previous burst's end
+    /// lasts `calm`: an oscillating load must not change the count with every swing.
     #[serde(with = "span")]
     pub burst: Nanos,
-    /// CPUs that an instance may be given at most; unset, quotas stay as they are.
+    /// Maximum CPUs per instance; unset keeps the quotas.
     pub cpus_max: Option<f64>,
-    /// CPUs that an instance keeps at least; unset, those that it has when it is first seen.
+    /// Minimum CPUs per instance; unset, its quota when first seen.
     pub cpus_min: Option<f64>,
-    /// CPUs that all instances together may be given; unset, no limit.
+    /// Maximum CPUs of all instances; unset, no limit.
     pub cpus_total: Option<f64>,
 
     #[serde(skip)]
     state: State,
 }
 
-/// What [`Ladder`] remembers.
+/// The state of [`Ladder`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     noted: Option<Nanos>,
     capacity_pps: f64,
     base_cpus: Option<f64>,
-    /// The fast rate of the observation before, and what arrived since then, per second.
+    /// The previous observation's fast rate, and arrivals per second since then.
     fast_pps: f64,
     now_pps: f64,
-    /// The mean of the fast rate, made as the fast rate is: what that is ahead of it by is its rise within its time
-    /// constant.
+    /// The mean of the fast rate, with the same time constant. The fast rate minus this is its rise within
+    /// the time constant.
     smooth_pps: f64,
-    /// How long the last observation spans.
+    /// The duration of the last observation.
     span_s: f64,
-    /// Until when the burst lasts, and when the last one ended.
+    /// When the burst ends, and when the last one ended.
     burst_until: Option<Nanos>,
     burst_ended: Option<Nanos>,
-    /// Whether it began soon after the last one.
+    /// Whether the burst started soon after the last one.
     recurs: bool,
     hot_since: Option<Nanos>,
     changed: Nanos,
@@ -108,7 +109,7 @@ pub struct State {
     quotas: Vec<Asked>,
 }
 
-/// A quota that was asked for.
+/// A requested quota.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
@@ -120,8 +121,9 @@ struct Asked {
 impl Default for Ladder {
     fn default() -> Self {
         Ladder {
-            // Found in simulation (the scenario agh-hour): a ceiling of 0.85 loses four times as much, a target of 0.8 three
-            // times. One of 0.7 loses a third for 1 % more instance-time, but changes the count under constant noise.
+            // From simulation (scenario agh-hour): a ceiling of 0.85 loses four times as much, a target of
+            // 0.8 three times. A target of 0.7 loses a third for 1 % more instance-time, but changes the
+            // count under constant noise.
             target: 0.75,
             ceiling: 0.8,
             down_target: 0.68,
@@ -137,7 +139,7 @@ impl Default for Ladder {
 }
 
 impl Ladder {
-    /// How many instances carry that rate at that share of their capacity.
+    /// Instances needed for that rate at that share of their capacity.
     fn count_for(&self, pps: f64, share: f64) -> u32 {
         let capacity = self.state.capacity_pps * share;
         if capacity <= 0.0 {
@@ -152,16 +154,16 @@ impl Ladder {
         (fast - SIGMAS * (fast / (2.0 * FAST_S)).sqrt()).max(0.0)
     }
 
-    /// What arrives now, less what chance explains: the fast rate, and where it rises what it lags behind by. A mean
-    /// of 10 ms lags behind an even rise by 10 ms, and so does the mean of the mean; one packet train shows in the last
-    /// step and hardly in this.
+    /// The current rate, less what chance explains: the fast rate plus its lag during a rise. A 10 ms mean
+    /// lags behind a linear rise by 10 ms, and so does the mean of the mean. A single packet train shows in
+    /// the last step but hardly here.
     fn rising_at_least(&self, observation: &Observation) -> f64 {
         let fast = self.fast_at_least(observation);
         let level = fast + (self.state.fast_pps - self.state.smooth_pps).max(0.0);
         fast.max(level.min(self.now_at_least()))
     }
 
-    /// What arrived in the last step, less what chance explains.
+    /// Arrivals in the last step, less what chance explains.
     fn now_at_least(&self) -> f64 {
         if self.state.span_s <= 0.0 {
             return 0.0;
@@ -170,15 +172,16 @@ impl Ladder {
         (now - SIGMAS * (now / self.state.span_s).sqrt()).max(0.0)
     }
 
-    /// Whether this moment is a sign of a burst.
+    /// Whether this observation shows a burst.
     fn is_burst(&self, observation: &Observation) -> bool {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
         let above = capacity > 0.0 && self.rising_at_least(observation) > self.ceiling * capacity;
         observation.hot || observation.unserved_fast_pps > 0.0 || above
     }
 
-    /// Whether at least half of the Active instances are hot: then they can do less than was thought, and more of them
-    /// help. Where a few are, it is their pinned flows, which more instances would not take off them.
+    /// Whether at least half of the Active instances are hot. Then their capacity is lower than assumed, and
+    /// more instances help. If only a few are hot, the cause is their pinned flows, which more instances
+    /// cannot take.
     fn most_are_hot(observation: &Observation) -> bool {
         let active = || {
             let instances = observation.instances.iter();
@@ -187,7 +190,7 @@ impl Ladder {
         2 * active().filter(|i| is_hot(i)).count() >= active().count()
     }
 
-    /// The instance's quota, that which was asked for last included.
+    /// The instance's quota, including the last requested one.
     fn quota_of(&self, instance: &InstanceObservation) -> Option<f64> {
         let asked = self
             .state
@@ -197,7 +200,7 @@ impl Ladder {
         asked.map(|asked| asked.cpus).or(instance.cpu_quota)
     }
 
-    /// Quotas for the hot instances, and how much capacity that adds, in packets per second.
+    /// Increased quotas for the hot instances, and the capacity they add, in packets per second.
     fn quotas_up(&self, observation: &Observation, now: Nanos) -> (Vec<Quota>, f64) {
         let (mut quotas, mut gained) = (Vec::new(), 0.0);
         let Some(most) = self.cpus_max else {
@@ -221,7 +224,7 @@ impl Ladder {
                 .quotas
                 .iter()
                 .any(|asked| asked.instance == instance.id && now.since(asked.at) < QUOTA_UP_AGAIN);
-            // What is under way counts as there.
+            // Pending requests count as applied.
             gained += finite(instance.capacity_pps) * (has / now_has.max(1e-6) - 1.0).max(0.0);
             if waits {
                 continue;
@@ -242,7 +245,7 @@ impl Ladder {
         (quotas, gained)
     }
 
-    /// Quotas that are more than is needed, given back step by step.
+    /// Reduces unneeded quotas step by step.
     fn quotas_down(&self, observation: &Observation, now: Nanos) -> Vec<Quota> {
         let (Some(_), Some(least)) = (self.cpus_max, self.cpus_min.or(self.state.base_cpus)) else {
             return Vec::new();
@@ -260,7 +263,7 @@ impl Ladder {
             let used = finite(instance.arrivals_stable_pps.max(instance.arrivals_fast_pps));
             let needed = has * used / (self.target * instance.capacity_pps.max(1.0));
             let cpus = needed.max(QUOTA_DOWN * has).max(least);
-            // Only where a tenth of it is not needed: each change costs a system call, and a mistake a burst.
+            // Only if a tenth is unneeded: each change costs a system call, and a mistake costs a burst.
             (cpus < 0.9 * has).then_some(Quota {
                 instance: instance.id,
                 cpus,
@@ -270,7 +273,7 @@ impl Ladder {
         instances.filter(|i| serves(i)).filter_map(lower).collect()
     }
 
-    /// The count of calm times, and why.
+    /// The count outside bursts, and why.
     fn calm_count(&self, observation: &Observation, current: u32, now: Nanos) -> (u32, Reason) {
         let stable = finite(observation.offered_stable_pps);
         let reason = Reason::new("calm")
@@ -307,56 +310,51 @@ impl Policy for Ladder {
             "target",
             "share, above 0 and at most 1",
             "0.75",
-            "The share of capacity that instances should be used to in calm times.",
+            "Target utilisation outside bursts.",
         ),
         Parameter::new(
             "ceiling",
             "share, above 0 and at most 1",
             "0.8",
-            "Above it the last milliseconds decide, not the stable rate.",
+            "Utilisation above which the fast rate decides, not the stable rate.",
         ),
         Parameter::new(
             "down_target",
             "share, above 0 and at most 1",
             "0.68",
-            "What the highest stable rate of `calm` must leave of fewer instances.",
+            "Share of the remaining capacity that the highest stable rate of `calm` must fit before scaling down.",
         ),
         Parameter::new(
             "window",
             "span of time above 0",
             "5s",
-            "The span of the stable rate.",
+            "Averaging window of the stable rate.",
         ),
         Parameter::new(
             "calm",
             "span of time",
             "30s",
-            "For how long fewer instances must have been enough.",
+            "How long fewer instances must have sufficed before scaling down.",
         ),
         Parameter::new(
             "burst",
             "span of time",
             "5s",
-            "How long a burst lasts after its last sign; one that comes within `calm` of the one before lasts `calm`.",
+            "How long a burst lasts after its last sign; one within `calm` of the previous burst lasts `calm`.",
         ),
         Parameter::new(
             "cpus_max",
             "CPUs",
-            "quotas stay as they are",
-            "CPUs that a hot instance may be given; that comes before more instances.",
+            "quotas stay unchanged",
+            "Maximum CPUs of a hot instance; raised before adding instances.",
         ),
         Parameter::new(
             "cpus_min",
             "CPUs",
-            "those that it has",
-            "CPUs that an instance keeps at least.",
+            "its current CPUs",
+            "Minimum CPUs per instance.",
         ),
-        Parameter::new(
-            "cpus_total",
-            "CPUs",
-            "no limit",
-            "CPUs that all instances together may be given.",
-        ),
+        Parameter::new("cpus_total", "CPUs", "no limit", "Maximum CPUs of all instances."),
     ];
 
     type State = State;
@@ -385,7 +383,7 @@ impl Policy for Ladder {
             state.base_cpus = vertical::least_quota(observation);
         }
         let fast = finite(observation.offered_fast_pps);
-        // What there is was needed by somebody.
+        // Existing instances were needed.
         let found = f64::from(observation.wanted) * state.capacity_pps * self.down_target;
         match state.noted {
             Some(before) => {
@@ -400,10 +398,10 @@ impl Policy for Ladder {
             }
             None => {
                 state.smooth_pps = fast;
-                // Room for all of it, so that none is made later.
+                // Reserve all space now, so that later steps do not allocate.
                 state.calm.reserve((self.calm.0 / BUCKET.0) as usize + 4);
                 state.starts.reserve(FLAP_BUDGET + 1);
-                // As after a restart: it stays for a whole span.
+                // As after a restart: it stays for a whole window.
                 state.calm.add(now, found);
             }
         }
@@ -447,7 +445,7 @@ impl Policy for Ladder {
             }
         };
         if self.is_burst(observation) {
-            // Where a ring says so the last step counts; else it may be one packet train.
+            // Without a hot ring the last step may be a single packet train.
             let demand = if observation.hot {
                 self.fast_at_least(observation).max(self.now_at_least())
             } else {
@@ -485,7 +483,7 @@ impl Policy for Ladder {
         if let Some(until) = self.state.burst_until
             && now < until
         {
-            // Never down in a burst.
+            // Never scale down in a burst.
             let reason = calm_reason.named("burst_lasts");
             return limited(
                 calm.max(current),
@@ -511,7 +509,7 @@ impl Policy for Ladder {
     }
 
     fn commit(&mut self, observation: &Observation, decision: &Decision, now: Nanos) {
-        // In a burst what the count of calm times would not carry is a sign as well.
+        // In a burst, a load beyond the calm count is a sign as well.
         let is_needed = self.state.burst_until.is_some() && {
             let current = within_limits(observation.wanted, observation);
             let (calm, _) = self.calm_count(observation, current, now);
@@ -547,7 +545,7 @@ impl Policy for Ladder {
         if decision.desired != observation.wanted {
             state.changed = now;
         }
-        // Only what needs a container started counts: standby and a drain taken back are cheap.
+        // Only starting containers counts: standbys and cancelled drains are cheap.
         let more = decision.desired.saturating_sub(observation.wanted) as usize;
         if more > 0 {
             let ready =
@@ -571,13 +569,13 @@ fn is_hot(instance: &InstanceObservation) -> bool {
     instance.ring_occupancy >= HOT_OCCUPANCY || instance.ring_drops_fast_pps > 0.0
 }
 
-/// Whether packets are given to it.
+/// Whether it receives packets.
 fn serves(instance: &InstanceObservation) -> bool {
     matches!(instance.state, InstanceState::Active | InstanceState::Draining)
 }
 
-/// What waits in rings, as a rate that would have it gone within [`BACKLOG_SPAN_S`]. What waits on one instance is of
-/// flows that are pinned to it: at most as much as one more instance takes.
+/// The ring backlog as a rate that clears it within [`BACKLOG_SPAN_S`]. An instance's backlog belongs to its
+/// pinned flows, so it counts at most as one more instance.
 fn backlog_pps(observation: &Observation) -> f64 {
     let waits = |instance: &InstanceObservation| {
         (instance.ring_packets as f64 / BACKLOG_SPAN_S).min(finite(instance.capacity_pps))

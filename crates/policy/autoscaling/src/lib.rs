@@ -1,23 +1,24 @@
-//! How many instances a service should have, and how large they should be: an observation in, a decision out. An
-//! autoscaler never carries a decision out, reads a clock or keeps a figure that it was not shown, so the same code
-//! decides live, in simulation and in an explanation.
+//! Decides how many instances a service has and how large they are: an observation in, a decision out. An
+//! autoscaler never executes a decision, reads a clock or uses data beyond its observations, so the same code
+//! decides live, in simulation and in explanations.
 //!
-//! Key types: [`Autoscaler`] (one of the policies, dispatched by enum), [`Decision`] (what it wants), [`Reason`]
-//! (the rule that decided, with its figures) and [`explain`] (one policy on a situation that is written down).
+//! Key types: [`Autoscaler`] (one of the policies, dispatched by enum), [`Decision`] (its result), [`Reason`]
+//! (the rule that decided, with its figures) and [`explain`] (one policy on a recorded situation).
 //!
-//! How it is used:
-//! 1. One [`Autoscaler`] per service, made by [`Autoscaler::from_name`] or [`Autoscaler::with_parameters`].
-//! 2. It is stepped with each observation, usually every millisecond. A step that changes nothing allocates nothing.
-//! 3. Whoever carries the decision out puts [`Decision::desired`] into the next observation's
-//!    [`wanted`](model::Observation::wanted). Instances that were asked for and are not ready yet are part of
-//!    `wanted`, so that they are not asked for twice.
-//! 4. Work that takes longer than a step may ([`Fit`]) is handed out by [`Autoscaler::take_fit`]; its caller runs it
-//!    on any thread and gives back what comes of it.
-//! 5. A step that changes something carries its [`case`](Decision::case): all that it rested on, as [`explain`] takes it.
+//! Use:
+//! 1. Make one [`Autoscaler`] per service with [`Autoscaler::from_name`] or [`Autoscaler::with_parameters`].
+//! 2. Step it with each observation, usually every millisecond. A step that changes nothing does not
+//!    allocate.
+//! 3. Put [`Decision::desired`] into the next observation's [`wanted`](model::Observation::wanted). `wanted`
+//!    includes requested instances that are not ready yet, so that they are not requested twice.
+//! 4. Long computations run off the loop: [`Autoscaler::take_fit`] returns a [`Fit`], the caller runs it on
+//!    any thread and passes the result to [`Autoscaler::give`].
+//! 5. A step that changes something carries its [`case`](Decision::case): all its inputs, as [`explain`]
+//!    takes them.
 //!
-//! A policy is one file with a type that implements [`Policy`], its `mod` and its line in the list below. Its step has
-//! three parts, so that a decision can be repeated from what was known at its time: [`Policy::note`] takes in what is
-//! seen, [`Policy::judge`] decides and changes nothing, [`Policy::commit`] remembers what was decided.
+//! To add a policy: one file with a type that implements [`Policy`], its `mod`, and a line in the list below.
+//! A step has three parts, so that a decision can be reproduced: [`Policy::note`] records the observation,
+//! [`Policy::judge`] decides without changing state, [`Policy::commit`] records the decision.
 #![forbid(unsafe_code)]
 
 pub mod explain;
@@ -50,34 +51,34 @@ pub use reason::{FIGURE_LIMIT, Figure, Reason};
 pub use smartinco::SmartInco;
 pub use threshold::Threshold;
 
-/// A CPU quota that an instance should have.
+/// A wanted CPU quota.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quota {
-    /// Which instance.
+    /// The instance.
     pub instance: InstanceId,
-    /// CPUs, 1.0 being one whole.
+    /// CPUs; 1.0 is one whole CPU.
     pub cpus: f64,
 }
 
-/// What an autoscaler wants.
+/// An autoscaler's result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
-    /// Active instances wanted, those that have yet to become so included. Always within the observation's limits.
+    /// Wanted Active instances, including those still starting. Always within the observation's limits.
     pub desired: u32,
-    /// Quotas to change; empty where the policy leaves them alone.
+    /// Quotas to change; empty if the policy changes none.
     pub quotas: Vec<Quota>,
     /// The rule that decided.
     pub reason: Reason,
-    /// How many it would want if it were not told only to say so.
+    /// In shadow mode, the number it would want.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shadow: Option<u32>,
-    /// Where the decision changes something: what it rested on, as [`explain`] takes it.
+    /// If the decision changes something: its inputs, as [`explain`] takes them.
     #[serde(skip)]
     pub case: Option<Box<serde_json::Value>>,
 }
 
 impl Decision {
-    /// So many instances and no change of quotas.
+    /// A count without quota changes.
     pub const fn count(desired: u32, reason: Reason) -> Decision {
         Decision {
             desired,
@@ -88,22 +89,22 @@ impl Decision {
         }
     }
 
-    /// Whether it asks for anything that is not so already.
+    /// Whether it asks for a change.
     pub fn changes(&self, observation: &Observation) -> bool {
         self.desired != observation.wanted || !self.quotas.is_empty()
     }
 }
 
-/// A parameter of a policy, as the reference of the configuration shows it.
+/// A policy's parameter, for the configuration reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// The key.
     pub name: &'static str,
-    /// What may be written, with its unit.
+    /// The accepted values, with their unit.
     pub kind: &'static str,
-    /// What holds where it is not written.
+    /// The default.
     pub default: &'static str,
-    /// What it does.
+    /// Its effect.
     pub meaning: &'static str,
 }
 
@@ -124,51 +125,51 @@ impl Parameter {
     }
 }
 
-/// What a policy implements. Its parameters are its serialised form: unknown ones are refused, missing ones have a
-/// default.
+/// The interface of a policy. Its parameters are its serialised form: unknown ones are rejected, missing ones
+/// have defaults.
 pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
     /// The policy's name in configurations, labels and events.
     const NAME: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [Parameter];
 
-    /// What it remembers from step to step.
+    /// Its state between steps.
     type State: Serialize + DeserializeOwned;
 
-    /// What it remembers.
+    /// Its state.
     fn state(&self) -> &Self::State;
 
-    /// Puts back what it remembered.
+    /// Restores its state.
     fn restore(&mut self, state: Self::State);
 
-    /// The span over which stable rates should be taken.
+    /// The averaging window for stable rates.
     fn stable_window(&self) -> Nanos {
         Nanos::from_secs(1)
     }
 
-    /// Takes in what is seen. Noting the same observation at the same time twice is the same as once.
+    /// Records an observation. Idempotent for the same observation and time.
     fn note(&mut self, _observation: &Observation, _now: Nanos) {}
 
-    /// Decides on what was noted, and changes nothing. Does not allocate where it decides for what is.
+    /// Decides without changing state. Does not allocate if nothing changes.
     fn judge(&self, observation: &Observation, now: Nanos) -> Decision;
 
-    /// Remembers what was decided.
+    /// Records the decision.
     fn commit(&mut self, _observation: &Observation, _decision: &Decision, _now: Nanos) {}
 
-    /// Work that has become due and takes longer than a step may, for its caller to run.
+    /// A long computation that is due, for the caller to run off the loop.
     fn take_fit(&mut self) -> Option<Fit> {
         None
     }
 
-    /// What came of such work.
+    /// Accepts the result of such a computation.
     fn give(&mut self, _fitted: Fitted) {}
 
-    /// What [`judge`](Policy::judge) goes by, as [`explain`] takes it.
+    /// The inputs of [`judge`](Policy::judge), as [`explain`] takes them.
     fn case(&self, observation: &Observation, now: Nanos) -> serde_json::Value {
         explain::observed_case(self, observation, now)
     }
 
-    /// Decides. `now` never goes back.
+    /// Decides. `now` never goes backwards.
     fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
         self.note(observation, now);
         let mut decision = self.judge(observation, now);
@@ -179,18 +180,18 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
         decision
     }
 
-    /// Whether this moment, taken by itself and without any window, asks for more instances: where the time that a
-    /// decision takes is counted from.
+    /// Whether this observation alone, without any window, needs more instances: the start of reaction-time
+    /// measurements.
     fn is_overloaded(&self, observation: &Observation) -> bool {
         observation.hot || observation.unserved_fast_pps > 0.0
     }
 }
 
-/// An autoscaler's name that no policy has.
+/// An unknown autoscaler name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("there is no autoscaler {name:?}; there are {}", Autoscaler::NAMES.join(", "))]
 pub struct UnknownAutoscaler {
-    /// What was asked for.
+    /// The requested name.
     pub name: String,
 }
 
@@ -204,20 +205,20 @@ macro_rules! policies {
             /// Every policy's name.
             pub const NAMES: &'static [&'static str] = &[$($policy::NAME,)*];
 
-            /// The policy of that name with default parameters.
+            /// The named policy with default parameters.
             ///
             /// # Errors
-            /// [`UnknownAutoscaler`] where no policy has that name.
+            /// [`UnknownAutoscaler`].
             pub fn from_name(name: &str) -> Result<Autoscaler, UnknownAutoscaler> {
                 $(if name == $policy::NAME { return Ok(Autoscaler::$policy($policy::default())); })*
                 Err(UnknownAutoscaler { name: name.to_owned() })
             }
 
-            /// The policy of that name with the parameters in `parameters`: a table of what
-            /// [`Autoscaler::parameters_of`] lists. Spans are seconds, or text with a unit ("250ms", "1s", "5m").
+            /// The named policy with `parameters`, a table of what [`Autoscaler::parameters_of`] lists.
+            /// Durations are seconds, or text with a unit ("250ms", "1s", "5m").
             ///
             /// # Errors
-            /// The deserialiser's own, for an unknown name, an unknown parameter and a value out of range.
+            /// The deserialiser's, for an unknown name or parameter or a value out of range.
             pub fn with_parameters<'de, D>(name: &str, parameters: D) -> Result<Autoscaler, D::Error>
             where
                 D: Deserializer<'de>,
@@ -226,16 +227,16 @@ macro_rules! policies {
                 Err(D::Error::custom(UnknownAutoscaler { name: name.to_owned() }))
             }
 
-            /// The parameters that a policy has, [`None`] where there is no such policy.
+            /// The parameters of a policy; [`None`] if there is no such policy.
             pub fn parameters_of(name: &str) -> Option<&'static [Parameter]> {
                 $(if name == $policy::NAME { return Some($policy::PARAMETERS); })*
                 None
             }
 
-            /// Writes the policy's own parameters: what [`Autoscaler::with_parameters`] reads.
+            /// Serialises the policy's own parameters, as [`Autoscaler::with_parameters`] reads them.
             ///
             /// # Errors
-            /// The serialiser's own.
+            /// The serialiser's.
             pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 match self { $(Autoscaler::$policy(policy) => policy.serialize(serializer),)* }
             }
@@ -245,34 +246,34 @@ macro_rules! policies {
                 match self { $(Autoscaler::$policy(_) => $policy::NAME,)* }
             }
 
-            /// The span over which the observation's stable rates should be taken for this policy.
+            /// The policy's averaging window for the observation's stable rates.
             pub fn stable_window(&self) -> Nanos {
                 match self { $(Autoscaler::$policy(policy) => policy.stable_window(),)* }
             }
 
-            /// Decides on one observation. `now` never goes back.
+            /// Decides on one observation. `now` never goes backwards.
             pub fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
                 match self { $(Autoscaler::$policy(policy) => policy.step(observation, now),)* }
             }
 
-            /// Work that became due in a step and takes longer than a step may: to be run where there is time for it,
-            /// and what comes of it to be given back.
+            /// A long computation that became due in a step. Run it off the loop and pass the result to
+            /// [`Autoscaler::give`].
             pub fn take_fit(&mut self) -> Option<Fit> {
                 match self { $(Autoscaler::$policy(policy) => policy.take_fit(),)* }
             }
 
-            /// Takes in what came of such work. What is not this policy's is left out.
+            /// Accepts the result of such a computation. Ignores another policy's.
             pub fn give(&mut self, fitted: Fitted) {
                 match self { $(Autoscaler::$policy(policy) => policy.give(fitted),)* }
             }
 
-            /// Whether this moment, taken by itself and without any window, asks for more instances: where the time
-            /// that a decision takes is counted from.
+            /// Whether this observation alone, without any window, needs more instances: the start of
+            /// reaction-time measurements.
             pub fn is_overloaded(&self, observation: &Observation) -> bool {
                 match self { $(Autoscaler::$policy(policy) => policy.is_overloaded(observation),)* }
             }
 
-            /// Runs the policy of that name on steps that were written down: see [`explain`].
+            /// Runs the named policy on recorded steps: see [`explain`].
             pub(crate) fn explain(name: &str, case: explain::Observed) -> Result<explain::Answer, explain::Wrong> {
                 $(if name == $policy::NAME { return explain::run_observed::<$policy>(case); })*
                 Err(explain::Wrong::new("policy", UnknownAutoscaler { name: name.to_owned() }))
@@ -297,17 +298,17 @@ impl fmt::Display for Autoscaler {
     }
 }
 
-/// `desired` within the observation's limits. Where `min` is above `max`, `max` holds.
+/// `desired` clamped to the observation's limits. `max` wins if `min` is above it.
 fn within_limits(desired: u32, observation: &Observation) -> u32 {
     desired.max(observation.min).min(observation.max)
 }
 
-/// A rate that can be reckoned with: what is not a number or below 0 is 0.
+/// A usable rate: 0 if negative or not a number.
 fn finite(rate: f64) -> f64 {
     if rate.is_finite() { rate.max(0.0) } else { 0.0 }
 }
 
-/// The mean capacity of the instances that work or will, [`None`] where none is known.
+/// The mean capacity of the wanted instances; [`None`] if none is known.
 fn mean_capacity_pps(observation: &Observation) -> Option<f64> {
     use model::InstanceState::{Failed, Gone, Stopping};
     let (mut sum, mut count) = (0.0, 0u32);

@@ -10,83 +10,82 @@ use crate::highest::Highest;
 use crate::holt::{Holt, Record};
 use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
-/// Below this step nobody fits a model: the damped Holt alone forecasts.
+/// Below this step no model is fitted: the damped Holt forecasts alone.
 const SHORTEST_FIT: Nanos = Nanos::from_secs(1);
-/// Values that a model without a season is fitted to at most; with one, three seasons.
+/// Values in the history without a season; with one, three seasons.
 const HISTORY: usize = 240;
-/// Values that a fit needs at least.
+/// Fewest values for a fit.
 const FIRST_FIT: usize = 20;
-/// Steps of a season at most: a fit takes memory and time by its steps.
+/// Longest season in steps: a fit's time and memory grow with it.
 const SEASON_LIMIT: u64 = 1_440;
 /// Steps between two fits.
 const REFIT: u32 = 30;
-/// Steps that count in the record of errors.
+/// Steps in the accuracy record.
 const RECORD_STEPS: u32 = 60;
 
-/// As many instances as keep the stable rate, or the rate that is expected when a new instance would be ready, at
-/// `target` of the capacity. The forecast only ever adds (AWS' rule: a wrong one must not take away), and only while it
-/// has been better than the naive forecast that nothing changes.
+/// As many instances as keep the stable rate, or the rate forecast for when a new instance would be ready, at
+/// `target` of the capacity. The forecast only adds instances (AWS' rule), and only while it beats the naive
+/// forecast (no change).
 ///
-/// With a step of a second or more the `augurs` crate forecasts: exponential smoothing (ETS), and with a `season` MSTL
-/// around it; below that, and until the first [`Fit`] is made, a damped Holt does.
+/// With a step of a second or more the `augurs` crate forecasts: exponential smoothing (ETS), within MSTL if
+/// there is a `season`. Below that, and until the first [`Fit`] is ready, a damped Holt does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Predictive {
-    /// The share of capacity that instances should be used to.
+    /// Target utilisation.
     #[serde(deserialize_with = "share::positive")]
     pub target: f64,
-    /// How far the load may be from the target, as a share of it, before anything is done.
+    /// Permitted deviation from the target, as a share of it.
     pub tolerance: f64,
-    /// The span of the stable rate.
+    /// Averaging window of the stable rate.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
-    /// The time between two values of the series.
+    /// The time step of the series.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub step: Nanos,
-    /// How far ahead it looks: what an instance takes to start.
+    /// The forecast horizon: an instance's start time.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub lead: Nanos,
-    /// After which time the load repeats itself; 0 for never.
+    /// The season; 0 for none.
     #[serde(with = "span")]
     pub season: Nanos,
-    /// For how long fewer instances must have been enough before there are fewer.
+    /// How long fewer instances must have sufficed before scaling down.
     #[serde(with = "span")]
     pub scale_down_window: Nanos,
-    /// Whether it only says what its forecast would have done.
+    /// Whether it only reports what its forecast would have done.
     pub shadow: bool,
 
     #[serde(skip)]
     state: State,
 }
 
-/// What [`Predictive`] remembers.
+/// The state of [`Predictive`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     noted: Option<Nanos>,
     capacity_pps: f64,
-    /// The value that is being gathered: packets, seconds.
+    /// The value being accumulated: packets, seconds.
     gathered: (f64, f64),
     next: Nanos,
     values: VecDeque<f64>,
     holt: Holt,
-    /// What the last fit expects, step by step, and how many steps of it have passed.
+    /// The last fit's forecast by step, and the steps elapsed since.
     path: Vec<f64>,
     passed: u32,
-    /// Whether a fit is due that nobody has taken yet, when the one that is being made was taken, and how many steps
-    /// have passed since then.
+    /// Whether a fit is due and not taken, when the running one was taken, and the steps elapsed since.
     fit_due: bool,
     fit_taken: Option<Nanos>,
     since_fit: Option<u32>,
     record: Record,
-    /// What was wanted most within the scale-down window.
+    /// The highest wanted count within the scale-down window.
     recent: Highest<u32>,
 }
 
-/// A model that is to be fitted to what was seen. That takes milliseconds, with a long season 0.1 s, so it is not done in a
-/// step: whoever steps the policy takes it ([`Autoscaler::take_fit`](crate::Autoscaler::take_fit)), runs it on any
-/// thread and hands back what comes of it ([`Autoscaler::give`](crate::Autoscaler::give)). Until then the forecast
-/// before it goes on.
+/// A model to fit to the history. That takes milliseconds, or 0.1 s with a long season, so it runs off the
+/// loop: the caller takes it ([`Autoscaler::take_fit`](crate::Autoscaler::take_fit)), runs it on any thread
+/// and returns the result ([`Autoscaler::give`](crate::Autoscaler::give)). Until then the previous forecast
+/// applies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     taken: Nanos,
@@ -97,11 +96,11 @@ pub struct Fit {
     steps: usize,
 }
 
-/// What came of a [`Fit`].
+/// The result of a [`Fit`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fitted {
     taken: Nanos,
-    /// What is expected, step by step; empty where no model could be fitted.
+    /// The forecast by step; empty if no model could be fitted.
     path: Vec<f64>,
 }
 
@@ -115,7 +114,8 @@ impl Fit {
     }
 
     fn path(&self) -> Option<Vec<f64>> {
-        // Additive errors, a trend where it helps, damped or not: multiplicative models fail on a silent service.
+        // Additive errors and an optional, possibly damped trend: multiplicative models fail on a silent
+        // service.
         let ets = AutoETS::new(1, "AZN").ok()?;
         let point = if self.season >= 2 && self.values.len() >= 2 * self.season {
             let fitted = MSTLModel::new(vec![self.season], ets.into_trend_model())
@@ -160,7 +160,7 @@ impl Predictive {
         HISTORY.max(3 * self.season_steps())
     }
 
-    /// What is expected `lead` from now.
+    /// The rate forecast `lead` ahead.
     fn expected_pps(&self) -> f64 {
         let lead = self.lead_steps();
         let at = self.state.passed as usize + lead as usize;
@@ -170,7 +170,7 @@ impl Predictive {
         }
     }
 
-    /// The next value of the series.
+    /// Adds the next value of the series.
     fn add(&mut self, value: f64) {
         let (history, lead) = (self.history(), self.lead_steps());
         let state = &mut self.state;
@@ -191,7 +191,7 @@ impl Predictive {
         self.state.record.note(value, expected, lead, RECORD_STEPS);
     }
 
-    /// How many instances carry that rate at the target; `current` within the tolerance.
+    /// Instances needed for that rate at the target; `current` if within the tolerance.
     fn count_for(&self, pps: f64, current: u32) -> u32 {
         let capacity = self.state.capacity_pps * self.target;
         let needed = pps / capacity;
@@ -201,7 +201,7 @@ impl Predictive {
         share::whole(needed)
     }
 
-    /// What the load asks for now, and what the forecast does.
+    /// The counts wanted by the load and by the forecast.
     fn counts(&self, observation: &Observation) -> (u32, u32) {
         let current = within_limits(observation.wanted, observation);
         let stable = finite(observation.offered_stable_pps);
@@ -225,49 +225,49 @@ impl Policy for Predictive {
             "target",
             "share, above 0 and at most 1",
             "0.7",
-            "The share of capacity that instances should be used to.",
+            "Target utilisation.",
         ),
         Parameter::new(
             "tolerance",
             "share",
             "0.1",
-            "How far the load may be from the target, as a share of it, before anything is done.",
+            "Permitted deviation from the target, as a share of it.",
         ),
         Parameter::new(
             "window",
             "span of time above 0",
             "1s",
-            "The span of the stable rate.",
+            "Averaging window of the stable rate.",
         ),
         Parameter::new(
             "step",
             "span of time above 0",
             "1s",
-            "The time between two values of the series; below 1s a damped Holt forecasts alone.",
+            "The time step of the series; below 1s a damped Holt forecasts alone.",
         ),
         Parameter::new(
             "lead",
             "span of time above 0",
             "2s",
-            "How far ahead it looks: what an instance takes to start.",
+            "The forecast horizon: an instance's start time.",
         ),
         Parameter::new(
             "season",
             "span of time",
             "0s",
-            "After which time the load repeats itself, at most 1440 steps; 0 for never.",
+            "The season, at most 1440 steps; 0 for none.",
         ),
         Parameter::new(
             "scale_down_window",
             "span of time",
             "30s",
-            "For how long fewer instances must have been enough before there are fewer.",
+            "How long fewer instances must have sufficed before scaling down.",
         ),
         Parameter::new(
             "shadow",
             "true or false",
             "false",
-            "Whether it only says, in the event log, what its forecast would have done.",
+            "Whether it only reports, in the event log, what its forecast would have done.",
         ),
     ];
 
@@ -300,12 +300,12 @@ impl Policy for Predictive {
     }
 
     fn give(&mut self, fitted: Fitted) {
-        // One that came too late, or was asked for by a policy that was here before, is none of this one's.
+        // A late result, or one requested by a previous policy, is ignored.
         if self.state.fit_taken != Some(fitted.taken) {
             return;
         }
         self.state.fit_taken = None;
-        // Where nothing could be fitted, Holt forecasts.
+        // Without a fitted model, Holt forecasts.
         self.state.path = fitted.path;
         self.state.passed = self.state.since_fit.unwrap_or(0);
     }

@@ -3,23 +3,22 @@ use std::fmt;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-/// Figures that a reason has at most.
+/// Figures per reason.
 pub const FIGURE_LIMIT: usize = 8;
 
-/// A figure that a decision rests on. Its name ends in its unit where it has one.
+/// A figure behind a decision. Its name ends in its unit, if any.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
     /// Its value.
     pub value: f64,
 }
 
-/// The rule that decided and the figures that it saw. Made without allocating; it becomes text only when somebody
-/// reads it.
+/// The rule that decided and its figures. Made without allocation; formatted only when read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reason {
-    /// The rule, in one word with underscores.
+    /// The rule's name, with underscores.
     pub rule: &'static str,
     figures: [Figure; FIGURE_LIMIT],
     count: usize,
@@ -35,7 +34,7 @@ impl Reason {
         }
     }
 
-    /// The reason with one more figure; one beyond [`FIGURE_LIMIT`] is left out.
+    /// Adds a figure; ignored beyond [`FIGURE_LIMIT`].
     #[must_use]
     pub fn with(mut self, name: &'static str, value: f64) -> Reason {
         if let Some(place) = self.figures.get_mut(self.count) {
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_as_a_line_and_as_a_table() {
+    fn it_formats_as_a_line_and_as_a_table() {
         let reason = Reason::new("above_target")
             .with("load_pps", 12_345.6)
             .with("target", 0.5)
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_beyond_the_limit_are_left_out() {
+    fn figures_beyond_the_limit_are_ignored() {
         let mut reason = Reason::new("many");
         for n in 0..20 {
             reason = reason.with("n", f64::from(n));

@@ -1,8 +1,8 @@
-//! Parameters that are shares, and counts that follow from them.
+//! Parameters that are shares, and rounding to whole instances.
 
 use serde::{Deserialize, Deserializer};
 
-/// Rounding errors of a product of rates must not ask for one more instance than the exact figure would.
+/// Tolerated rounding error, so that a product of rates does not ask for an extra instance.
 pub(crate) const ROUNDING: f64 = 1e-9;
 
 /// A share above 0 and at most 1.
@@ -29,9 +29,9 @@ pub(crate) fn any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::
     }
 }
 
-/// So much of an instance rounded up to whole ones.
+/// Rounds up to whole instances.
 pub(crate) fn whole(instances: f64) -> u32 {
-    // What is more than a number can hold is cut here and by the limits after.
+    // A larger number saturates here; limits apply later.
     (instances * (1.0 - ROUNDING))
         .ceil()
         .clamp(0.0, f64::from(u32::MAX)) as u32

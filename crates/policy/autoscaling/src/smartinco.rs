@@ -4,28 +4,28 @@ use serde::{Deserialize, Serialize};
 use crate::highest::Highest;
 use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
-/// SmartINCO's autoscaler (§3.2): it keeps the instances at a target share of their capacity, by the equation of
-/// Kubernetes' HPA, `desired = ceil(current × utilisation / target)`, which does nothing within a tolerance of the
-/// target (§2.2.2, equation 2.1 and table 1).
+/// SmartINCO's autoscaler (§3.2): keeps the instances at a target share of their capacity, by the equation of
+/// Kubernetes' HPA, `desired = ceil(current × utilisation / target)`, with no change within a tolerance of
+/// the target (§2.2.2, equation 2.1 and table 1).
 ///
-/// - Utilisation is the service's offered rate over `window` divided by the capacity of all instances that are
-///   wanted, those that are not ready yet included. They count as idle (HPA's rule for unready pods), so a slow start
-///   does not make it ask again.
-/// - When a ring ran hot it does not wait for the window to fill: the fast rate counts where it is higher.
-/// - It goes down to the highest count that it would have wanted within `scale_down_window`, never below.
+/// - Utilisation is the service's offered rate over `window`, divided by the capacity of all wanted
+///   instances, including those not ready yet. They count as idle (HPA's rule for unready pods), so that a
+///   slow start is not requested twice.
+/// - If a ring is hot it does not wait for the window to fill: the higher of stable and fast rate counts.
+/// - It scales down to the highest count wanted within `scale_down_window`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SmartInco {
-    /// The share of capacity that instances should be used to, above 0 and at most 1. The paper's default is 0.5.
+    /// Target utilisation, above 0 and at most 1. The paper's default is 0.5.
     #[serde(deserialize_with = "share::positive")]
     pub target: f64,
-    /// How far utilisation may be from the target, as a share of it, before anything is done. HPA's default is 0.1.
+    /// Permitted deviation from the target, as a share of it. HPA's default is 0.1.
     #[serde(deserialize_with = "share::any")]
     pub tolerance: f64,
-    /// The span of the stable rate that decides. The paper states none.
+    /// Averaging window of the stable rate. The paper states none.
     #[serde(with = "span")]
     pub window: Nanos,
-    /// For how long fewer instances must have been enough before there are fewer.
+    /// How long fewer instances must have sufficed before scaling down.
     #[serde(with = "span")]
     pub scale_down_window: Nanos,
 
@@ -33,15 +33,15 @@ pub struct SmartInco {
     state: State,
 }
 
-/// What [`SmartInco`] remembers.
+/// The state of [`SmartInco`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// What was wanted most within the scale-down window.
+    /// The highest wanted count within the scale-down window.
     recent: Highest<u32>,
-    /// The last capacity of an instance that was seen, for when there is none to look at.
+    /// An instance's last known capacity, for when there is no instance.
     capacity_pps: f64,
-    /// Whether anything was seen yet.
+    /// Whether there was an observation.
     started: bool,
 }
 
@@ -51,8 +51,8 @@ impl Default for SmartInco {
             target: 0.5,
             tolerance: 0.1,
             window: Nanos::from_secs(1),
-            // Ten windows: HPA has twenty of its periods (300 s of 15 s), but a drained instance here can be taken
-            // back at no cost.
+            // Ten windows. HPA has twenty of its periods (300 s of 15 s), but here a drain can be cancelled
+            // at no cost.
             scale_down_window: Nanos::from_secs(10),
             state: State::default(),
         }
@@ -76,7 +76,7 @@ impl SmartInco {
         let reason = reason
             .with("target", self.target)
             .with("current", f64::from(current));
-        // From none HPA has no ratio to take: ceil of what is needed.
+        // From zero HPA has no ratio: round the need up.
         let ratio = if current == 0 {
             f64::INFINITY
         } else {
@@ -108,25 +108,25 @@ impl Policy for SmartInco {
             "target",
             "share, above 0 and at most 1",
             "0.5",
-            "The share of capacity that instances should be used to.",
+            "Target utilisation.",
         ),
         Parameter::new(
             "tolerance",
             "share, 0 to 1",
             "0.1",
-            "How far utilisation may be from the target, as a share of it, before anything is done.",
+            "Permitted deviation from the target, as a share of it.",
         ),
         Parameter::new(
             "window",
             "span of time",
             "1s",
-            "The span of the rate that decides.",
+            "Averaging window of the stable rate.",
         ),
         Parameter::new(
             "scale_down_window",
             "span of time",
             "10s",
-            "For how long fewer instances must have been enough before there are fewer.",
+            "How long fewer instances must have sufficed before scaling down.",
         ),
     ];
 
@@ -150,7 +150,7 @@ impl Policy for SmartInco {
         }
         let recent = &mut self.state.recent;
         if !std::mem::replace(&mut self.state.started, true) {
-            // As after a restart: what there is was wanted by somebody, and stays for a whole window.
+            // As after a restart: existing instances were wanted and stay for a whole window.
             recent.add(now, within_limits(observation.wanted, observation));
         }
         recent.forget(now, self.scale_down_window);

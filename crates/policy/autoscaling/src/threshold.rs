@@ -5,8 +5,8 @@ use crate::{
     Decision, Parameter, Policy, Quota, Reason, finite, mean_capacity_pps, span, vertical, within_limits,
 };
 
-/// SmartLB's and InReal's rule: above a high threshold one step up, below a low one one step down. A step is one of
-/// CPU quota where quotas may move, and one instance where they have gone as far as they may.
+/// SmartLB's and InReal's rule: one step up above a high threshold, one step down below a low one. A step
+/// changes CPU quotas within their limits, and the count by one instance beyond them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Threshold {
@@ -14,24 +14,24 @@ pub struct Threshold {
     pub high: f64,
     /// Utilisation below which it steps down.
     pub low: f64,
-    /// The span of the rate that decides.
+    /// Averaging window of the rate.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
-    /// The time from one step to the next.
+    /// The time between two steps.
     #[serde(with = "span")]
     pub period: Nanos,
-    /// CPUs that an instance may be given at most; unset, quotas stay as they are.
+    /// Maximum CPUs per instance; unset keeps the quotas.
     pub cpus_max: Option<f64>,
-    /// CPUs that an instance keeps at least; unset, those that it has when it is first seen.
+    /// Minimum CPUs per instance; unset, its quota when first seen.
     pub cpus_min: Option<f64>,
-    /// How much of a quota one step is, as a share of it.
+    /// The size of a quota step, as a share of the quota.
     pub cpus_step: f64,
 
     #[serde(skip)]
     state: State,
 }
 
-/// What [`Threshold`] remembers.
+/// The state of [`Threshold`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -43,7 +43,7 @@ pub struct State {
 impl Default for Threshold {
     fn default() -> Self {
         Threshold {
-            // The papers give no figures.
+            // The papers give no values.
             high: 0.8,
             low: 0.3,
             window: Nanos::from_secs(1),
@@ -57,13 +57,13 @@ impl Default for Threshold {
 }
 
 impl Threshold {
-    /// The load as a share of what the instances that are wanted can process.
+    /// The load as a share of the wanted instances' capacity.
     fn utilisation(&self, observation: &Observation) -> Option<f64> {
         let capacity = self.state.capacity_pps * f64::from(observation.wanted);
         (capacity > 0.0).then(|| finite(observation.offered_stable_pps) / capacity)
     }
 
-    /// The same step of quota for every Active instance that may take one.
+    /// The same quota step for every Active instance that is within the limits.
     fn resized(&self, observation: &Observation, up: bool) -> Vec<Quota> {
         let Some(most) = self.cpus_max else {
             return Vec::new();
@@ -100,32 +100,22 @@ impl Policy for Threshold {
             "window",
             "span of time above 0",
             "1s",
-            "The span of the rate that decides.",
+            "Averaging window of the rate.",
         ),
-        Parameter::new(
-            "period",
-            "span of time",
-            "1s",
-            "The time from one step to the next.",
-        ),
+        Parameter::new("period", "span of time", "1s", "The time between two steps."),
         Parameter::new(
             "cpus_max",
             "CPUs",
-            "quotas stay as they are",
-            "CPUs that an instance may be given; steps of quota come before steps of count.",
+            "quotas stay unchanged",
+            "Maximum CPUs per instance; quota steps come before count steps.",
         ),
         Parameter::new(
             "cpus_min",
             "CPUs",
-            "those that it has",
-            "CPUs that an instance keeps at least.",
+            "its current CPUs",
+            "Minimum CPUs per instance.",
         ),
-        Parameter::new(
-            "cpus_step",
-            "share, above 0",
-            "0.25",
-            "How much of a quota one step is.",
-        ),
+        Parameter::new("cpus_step", "share, above 0", "0.25", "The size of a quota step."),
     ];
 
     type State = State;

@@ -1,11 +1,11 @@
-//! What policies that move CPU quotas share.
+//! Shared by policies that change CPU quotas.
 
 use model::{InstanceState, Observation};
 
-/// Quotas that differ by less than this share are the same.
+/// Quotas that differ by less than this share are equal.
 pub(crate) const SAME: f64 = 0.02;
 
-/// The smallest quota of an Active instance, where they have quotas.
+/// The smallest quota of an Active instance, if they have quotas.
 pub(crate) fn least_quota(observation: &Observation) -> Option<f64> {
     let active = observation
         .instances

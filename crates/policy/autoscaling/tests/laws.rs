@@ -1,4 +1,4 @@
-//! What every autoscaler promises, and what SmartINCO's adds.
+//! The guarantees of every autoscaler, and the particular ones of SmartINCO's.
 
 use autoscaling::{Autoscaler, Decision, SmartInco};
 use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
@@ -45,7 +45,7 @@ fn smartinco(target: f64) -> Autoscaler {
     Autoscaler::SmartInco(policy)
 }
 
-/// Feeds its own decisions back until they settle, a millisecond apart.
+/// Applies its decisions, a millisecond apart, until they settle.
 fn settle(scaler: &mut Autoscaler, seen: &mut Observation, from: Nanos, steps: u64) -> Decision {
     let mut decision = scaler.step(seen, from);
     for step in 1..steps {
@@ -57,7 +57,7 @@ fn settle(scaler: &mut Autoscaler, seen: &mut Observation, from: Nanos, steps: u
 }
 
 #[test]
-fn the_equations_own_example_doubles() {
+fn the_equations_example_doubles() {
     // Desired 100m, current 200m: twice as many.
     let seen = observation(3, 1, 100, 2.0 * 0.5 * 3.0 * CAPACITY);
     let decision = smartinco(0.5).step(&seen, Nanos::ZERO);
@@ -76,10 +76,10 @@ fn line_rate_of_512_bytes_needs_five_instances_at_a_half_and_three_at_eight_tent
 }
 
 #[test]
-fn what_is_on_its_way_is_not_asked_for_again() {
+fn starting_instances_are_not_requested_again() {
     let mut scaler = smartinco(0.5);
     let mut seen = observation(3, 1, 50, 40e6);
-    // Eight are wanted and only three of them work yet.
+    // Eight are wanted, of which three work.
     for step in 0..5_000 {
         let decision = scaler.step(&seen, Nanos::from_millis(step));
         assert_eq!(decision.desired, 8);
@@ -88,7 +88,7 @@ fn what_is_on_its_way_is_not_asked_for_again() {
 }
 
 #[test]
-fn a_hot_ring_makes_the_fast_rate_count_at_once_and_only_upward() {
+fn a_hot_ring_makes_the_fast_rate_count_upward_at_once() {
     let mut seen = observation(3, 1, 50, 15e6);
     seen.offered_fast_pps = 40e6;
     assert_eq!(smartinco(0.5).step(&seen, Nanos::ZERO).desired, 3);
@@ -100,13 +100,13 @@ fn a_hot_ring_makes_the_fast_rate_count_at_once_and_only_upward() {
 }
 
 #[test]
-fn it_shrinks_to_what_was_wanted_most_within_the_window_and_no_sooner() {
+fn it_scales_down_to_the_highest_count_of_the_window() {
     let mut scaler = smartinco(0.5);
     let mut seen = observation(8, 3, 8, 40e6);
     let end = Nanos::from_secs(10);
     let ms = Nanos::from_millis(1);
     assert_eq!(scaler.step(&seen, Nanos::ZERO).desired, 8);
-    // From here on one instance would do, but for a while in which six would have been needed.
+    // One instance suffices from here on, except for a while in which six are needed.
     seen.offered_stable_pps = 5e6;
     assert_eq!(scaler.step(&seen, ms).desired, 8);
     seen.offered_stable_pps = 30e6;
@@ -123,10 +123,10 @@ fn it_shrinks_to_what_was_wanted_most_within_the_window_and_no_sooner() {
 }
 
 #[test]
-fn without_any_instance_it_knows_no_capacity_and_asks_for_the_least() {
+fn without_instances_it_wants_the_minimum() {
     let mut seen = observation(0, 2, 8, 40e6);
     assert_eq!(smartinco(0.5).step(&seen, Nanos::ZERO).desired, 2);
-    // All have failed: the capacity that was seen still holds.
+    // All have failed: the last known capacity still applies.
     let mut scaler = smartinco(0.5);
     seen = observation(4, 2, 8, 20e6);
     scaler.step(&seen, Nanos::ZERO);
@@ -139,7 +139,7 @@ fn without_any_instance_it_knows_no_capacity_and_asks_for_the_least() {
 }
 
 #[test]
-fn parameters_are_read_and_wrong_ones_refused() {
+fn parameters_are_parsed_and_wrong_ones_rejected() {
     let read = |name: &str, json: &str| {
         Autoscaler::with_parameters(name, &mut serde_json::Deserializer::from_str(json))
     };
@@ -178,7 +178,7 @@ fn parameters_are_read_and_wrong_ones_refused() {
 }
 
 #[test]
-fn fixed_keeps_what_was_set_within_the_limits() {
+fn fixed_keeps_its_count_within_the_limits() {
     let mut seen = observation(5, 2, 8, 1e9);
     assert_eq!(
         Autoscaler::from_name("fixed")
@@ -199,7 +199,7 @@ fn fixed_keeps_what_was_set_within_the_limits() {
 
 proptest! {
     #[test]
-    fn no_policy_leaves_the_limits_whatever_it_sees(
+    fn every_policy_stays_within_the_limits(
         steps in proptest::collection::vec(
             (0u32..30, any::<f64>(), any::<f64>(), any::<bool>(), any::<f64>(), 0u64..3_000), 1..50),
         min in 0u32..5, more in 0u32..20,
@@ -227,7 +227,7 @@ proptest! {
             let mut seen = observation(wanted, 1, 30, load);
             seen.hot = hot;
             let mut scaler = smartinco(0.5);
-            // Past the scale-down window, so that both directions are looked at.
+            // Past the scale-down window, so that both directions are tested.
             scaler.step(&seen, Nanos::ZERO);
             scaler.step(&seen, Nanos::from_secs(11)).desired
         };
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn within_the_tolerance_nothing_is_done(wanted in 1u32..20, off in -0.0999f64..0.0999) {
+    fn nothing_changes_within_the_tolerance(wanted in 1u32..20, off in -0.0999f64..0.0999) {
         let load = f64::from(wanted) * CAPACITY * 0.5 * (1.0 + off);
         let seen = observation(wanted, 1, 30, load);
         let mut scaler = smartinco(0.5);
@@ -247,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn outside_it_the_count_is_the_equations(wanted in 1u32..20, load in 1f64..200e6) {
+    fn outside_the_tolerance_the_equation_applies(wanted in 1u32..20, load in 1f64..200e6) {
         let needed = load / (CAPACITY * 0.5);
         prop_assume!((needed / f64::from(wanted) - 1.0).abs() > 0.1001);
         prop_assume!((needed - needed.round()).abs() > 1e-6);
@@ -258,19 +258,19 @@ proptest! {
     }
 
     #[test]
-    fn it_settles_and_then_holds_still(wanted in 1u32..20, load in 0f64..100e6) {
+    fn it_settles_and_stays(wanted in 1u32..20, load in 0f64..100e6) {
         let mut scaler = smartinco(0.5);
         let mut seen = observation(wanted, 1, 30, load);
         let settled = settle(&mut scaler, &mut seen, Nanos::ZERO, 25_000).desired;
         prop_assert_eq!(settle(&mut scaler, &mut seen, Nanos::from_secs(60), 100).desired, settled);
-        // What it settled on is at the target, or as near as the tolerance asks for.
+        // The settled count is at the target within the tolerance.
         let needed = load / (CAPACITY * 0.5);
         prop_assert!(f64::from(settled) >= (needed / 1.1).floor().max(1.0));
         prop_assert!(f64::from(settled) <= (needed / 0.9).ceil().max(1.0));
     }
 
     #[test]
-    fn nothing_goes_down_within_the_window(
+    fn it_does_not_scale_down_within_the_window(
         loads in proptest::collection::vec(0f64..100e6, 1..80), every_ms in 1u64..500,
     ) {
         let mut scaler = smartinco(0.5);

@@ -1,4 +1,4 @@
-//! What `ladder`, `threshold`, `predictive`, `hpa` and `kpa` do on observations, step by step.
+//! The decisions of `ladder`, `threshold`, `predictive`, `hpa` and `kpa` on observations, step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
 use autoscaling::{Autoscaler, Decision, Policy as _};
@@ -46,7 +46,7 @@ fn policy(name: &str, parameters: serde_json::Value) -> Autoscaler {
     Autoscaler::with_parameters(name, parameters).unwrap()
 }
 
-/// Steps once a millisecond from `from` on, the decisions carried out at once, and gives the last one.
+/// Steps every millisecond from `from` on, applying decisions at once, and returns the last one.
 fn play(scaler: &mut Autoscaler, seen: &mut Observation, from: u64, ms: u64) -> Decision {
     let mut last = None;
     for at in from..from + ms {
@@ -61,11 +61,11 @@ fn play(scaler: &mut Autoscaler, seen: &mut Observation, from: u64, ms: u64) -> 
 }
 
 #[test]
-fn the_ladder_climbs_within_two_steps_of_a_burst_and_holds_it() {
+fn ladder_scales_up_within_two_steps_of_a_burst_and_keeps_it() {
     let mut scaler = policy("ladder", serde_json::json!({"burst": "1s"}));
     let mut seen = observation(4, 2.6e6);
     assert_eq!(play(&mut scaler, &mut seen, 1, 10_000).desired, 4);
-    // Twice the load from one millisecond to the next: the fast rate shows a tenth of it, the rings are hot.
+    // The load doubles within a millisecond: the fast rate shows a tenth of it, the rings are hot.
     seen.offered_fast_pps = 2.6e6 + 2.6e6 * (1.0 - (-0.1f64).exp());
     seen.hot = true;
     let decision = scaler.step(&seen, Nanos::from_millis(10_001));
@@ -85,9 +85,9 @@ fn the_ladder_climbs_within_two_steps_of_a_burst_and_holds_it() {
     );
 }
 
-/// A burst comes every two seconds: what the second one took stays until there was none for `calm`.
+/// A burst every two seconds: the second one's instances stay until there was none for `calm`.
 #[test]
-fn bursts_that_come_again_and_again_do_not_swing_the_count() {
+fn repeated_bursts_do_not_make_the_count_oscillate() {
     let mut scaler = policy("ladder", serde_json::json!({"burst": "500ms", "calm": "4s"}));
     let mut seen = observation(4, 2.6e6);
     let (mut counts, mut fast) = (vec![4], 2.6e6);
@@ -102,16 +102,16 @@ fn bursts_that_come_again_and_again_do_not_swing_the_count() {
         }
         seen = observation(desired, 2.6e6);
     }
-    // Up within the first burst and down after it, up within the second and down when all are over.
+    // Up within the first burst and down after it, up within the second, and down after the last.
     let turns = |count: &&[u32]| (count[0] < count[1]) != (count[1] < count[2]);
     assert_eq!(counts.windows(3).filter(turns).count(), 3, "{counts:?}");
     assert!(counts.iter().all(|count| *count <= 8), "{counts:?}");
 }
 
-/// The rate rises evenly, so that its mean lags behind by the mean's span: that is added, so that the instances are there
-/// when they are needed.
+/// A linear rise: its mean lags by the averaging window. The lag is added, so that instances are there in
+/// time.
 #[test]
-fn a_rise_is_seen_before_its_mean_has_followed() {
+fn a_rise_is_detected_before_its_mean_follows() {
     let mut scaler = policy("ladder", serde_json::json!({}));
     let mut seen = observation(4, 2.6e6);
     play(&mut scaler, &mut seen, 1, 1_000);
@@ -138,9 +138,9 @@ fn a_rise_is_seen_before_its_mean_has_followed() {
     }
 }
 
-/// One of eight has more flows than it can carry: that is pinned, and no ninth instance changes it.
+/// One of eight has more flows than it can carry: they are pinned, and a ninth instance would not help.
 #[test]
-fn more_instances_are_not_asked_for_where_they_do_not_help() {
+fn no_instances_are_requested_if_they_would_not_help() {
     let hot = |count: usize| {
         let mut scaler = policy("ladder", serde_json::json!({}));
         let mut seen = observation(8, 5e6);
@@ -156,20 +156,20 @@ fn more_instances_are_not_asked_for_where_they_do_not_help() {
     };
     assert_eq!(hot(1), 8);
     assert_eq!(hot(3), 8);
-    // Most of them: they can do less than was thought.
+    // Most are hot: their capacity is lower than assumed.
     assert_eq!(hot(4), 9);
 }
 
-/// Rings that hold a twentieth, and packets that wait for 5 ms in them: no ring is hot, and yet there is too little of
-/// everything. A pause of a few milliseconds is no reason.
+/// Rings hold a twentieth, and packets wait 5 ms: no ring is hot, yet the capacity is too low. A pause of a
+/// few milliseconds is no reason to scale.
 #[test]
-fn what_waits_in_rings_is_counted_where_one_is_hot() {
+fn the_backlog_counts_if_a_ring_is_hot() {
     for (hot, packets, rule, desired) in [
         (false, 37_500, "calm", 4),
         (true, 0, "burst", 4),
         // 3 Mpps, and 150 000 packets within 100 ms.
         (true, 37_500, "burst", 6),
-        // What waits on an instance is no reason for more than one more.
+        // One instance's backlog justifies at most one more.
         (true, 2_000_000, "burst", 9),
     ] {
         let mut seen = observation(4, 3e6);
@@ -190,13 +190,13 @@ fn what_waits_in_rings_is_counted_where_one_is_hot() {
     }
 }
 
-/// After a time without samples nobody knows what was needed in it.
+/// Without samples the load is unknown.
 #[test]
 fn missing_samples_keep_the_count() {
     for (gap_ms, least) in [(90, 1), (2_000, 6)] {
         let mut scaler = policy("ladder", serde_json::json!({}));
         let mut seen = observation(6, 0.5e6);
-        // What there was in the beginning is about to be forgotten.
+        // The initial count is about to leave the window.
         seen.wanted = 6;
         for ms in 1..29_990u64 {
             assert_eq!(scaler.step(&seen, Nanos::from_millis(ms)).desired, 6);
@@ -208,7 +208,7 @@ fn missing_samples_keep_the_count() {
         }
         assert_eq!(desired, least, "after {gap_ms} ms");
     }
-    // Samples that never come more often are not missing.
+    // Samples with a longer constant interval are not missing.
     let mut scaler = policy("ladder", serde_json::json!({}));
     let seen = observation(6, 0.5e6);
     let step = |scaler: &mut Autoscaler, at: u64| scaler.step(&seen, Nanos::from_millis(500 * at)).desired;
@@ -216,8 +216,8 @@ fn missing_samples_keep_the_count() {
 }
 
 #[test]
-fn chance_starts_no_burst() {
-    // 30 packets per second on an instance of 40: five in ten milliseconds are nothing to rely on.
+fn random_variation_starts_no_burst() {
+    // 30 packets per second on an instance of 40: five in ten milliseconds are no evidence.
     let mut scaler = policy("ladder", serde_json::json!({}));
     let mut seen = observation(1, 20.0);
     seen.instances[0].capacity_pps = 40.0;
@@ -229,7 +229,7 @@ fn chance_starts_no_burst() {
 }
 
 #[test]
-fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
+fn ladder_raises_and_lowers_quotas_before_the_count() {
     let mut scaler = policy(
         "ladder",
         serde_json::json!({"cpus_max": 2.0, "burst": "10ms", "calm": "500ms"}),
@@ -252,7 +252,7 @@ fn the_ladder_takes_quota_before_instances_and_gives_it_back_first() {
         "it is under way"
     );
 
-    // The load is gone: quota falls, second by second, before the count does.
+    // The load is gone: quotas fall, second by second, before the count does.
     let mut calm = observation(2, 0.3e6);
     for (instance, cpus) in calm.instances.iter_mut().zip(&cpus) {
         (instance.cpu_quota, instance.capacity_pps) = (Some(*cpus), CAPACITY * cpus);
@@ -305,12 +305,13 @@ fn threshold_takes_one_step_at_a_time_and_quota_first() {
     assert_eq!(scaler.step(&seen, Nanos::from_secs(6)).desired, 1);
 }
 
-/// A wave that repeats itself: from 1 to 5 Mpps and back within 40 s.
+/// A periodic load: from 1 to 5 Mpps and back within 40 s.
 fn wave(at_s: f64) -> f64 {
     3e6 - 2e6 * (at_s / 40.0 * std::f64::consts::TAU).cos()
 }
 
-/// How often the forecast added to what the load itself asked for, and how often it only would have, over ten waves.
+/// How often the forecast exceeded the load's own count, and how often it would have in shadow mode, over ten
+/// periods.
 fn forecasts(parameters: serde_json::Value) -> (u32, u32) {
     let mut scaler = policy("predictive", parameters);
     let mut seen = observation(5, wave(0.0));
@@ -330,7 +331,7 @@ fn forecasts(parameters: serde_json::Value) -> (u32, u32) {
 }
 
 #[test]
-fn a_forecast_adds_where_it_has_been_right_and_says_so_in_shadow_mode() {
+fn an_accurate_forecast_adds_instances_or_reports_them_in_shadow_mode() {
     let seasonal = |shadow: bool| serde_json::json!({"season": "40s", "lead": "4s", "shadow": shadow, "scale_down_window": "1s"});
     let (ahead, shadowed) = forecasts(seasonal(false));
     assert!(ahead > 0 && shadowed == 0, "{ahead} {shadowed}");
@@ -338,10 +339,10 @@ fn a_forecast_adds_where_it_has_been_right_and_says_so_in_shadow_mode() {
     assert!(ahead == 0 && shadowed > 0, "{ahead} {shadowed}");
 }
 
-/// What a step may take does not depend on how long a fit does: it is handed out, and nothing is expected of it before it
-/// is given back.
+/// A step's duration does not depend on a fit's: the fit runs off the loop, and nothing depends on it before
+/// its result is returned.
 #[test]
-fn a_fit_is_handed_out_and_only_its_own_is_taken_back() {
+fn a_fit_runs_off_the_loop_and_foreign_results_are_ignored() {
     let path = |scaler: &Autoscaler| {
         let Autoscaler::Predictive(policy) = scaler else {
             unreachable!()
@@ -365,7 +366,7 @@ fn a_fit_is_handed_out_and_only_its_own_is_taken_back() {
             stranger.give(fitted.clone().unwrap());
             assert_eq!(path(&stranger).0, 0);
             scaler.give(fitted.clone().unwrap());
-            // Two seconds of lead and thirty until the next, of which five have passed.
+            // Two seconds of lead and thirty until the next fit, of which five have passed.
             assert_eq!(path(&scaler), (32, 5.into()));
         }
     }
@@ -395,7 +396,7 @@ fn a_forecast_of_noise_is_not_used() {
 fn hpa_decides_every_period_and_kpa_panics_within_its_window() {
     let mut scaler = policy("hpa", serde_json::json!({"target_percent": 50, "period": "5s"}));
     let mut seen = observation(2, 1.8e6);
-    // In the beginning no instance has a whole sample.
+    // At first no instance has a whole sample.
     assert_eq!(play(&mut scaler, &mut seen, 0, 4_999).desired, 2);
     for at in (5..40).step_by(5) {
         let decision = scaler.step(&seen, Nanos::from_secs(at));
@@ -409,7 +410,7 @@ fn hpa_decides_every_period_and_kpa_panics_within_its_window() {
     (seen.offered_fast_pps, seen.offered_stable_pps) = (7e6, 7e6);
     let decision = play(&mut scaler, &mut seen, 20_000, 8_000);
     assert_eq!(decision.desired, 10);
-    // A calm load does not end the panic before its window.
+    // A low load does not end the panic before its window.
     (seen.offered_fast_pps, seen.offered_stable_pps) = (0.5e6, 0.5e6);
     assert_eq!(play(&mut scaler, &mut seen, 28_000, 50_000).desired, 10);
     assert!(play(&mut scaler, &mut seen, 78_000, 60_000).desired < 10);

@@ -1,5 +1,5 @@
-//! What a pick costs: nanoseconds per new flow, the pin noted, for each policy and number of instances, and what taking
-//! over a new list of candidates costs, all in one run.
+//! The cost of a pick, in nanoseconds per new flow including its pin, by policy and number of instances, and
+//! of rebuilding the candidate list, all in one run.
 //! `cargo run --release -p scheduling --example pick_cost`
 
 use std::hint::black_box;
@@ -10,9 +10,9 @@ use model::{Direction, FlowKey, FlowKeyV4, Nanos, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms, UnknownScheduler};
 
 const ROUNDS: u32 = 20_000;
-/// Flows between two new lists: a millisecond of a million new flows per second.
+/// Flows between two lists: a millisecond at a million new flows per second.
 const FLOWS_PER_LIST: u32 = 1000;
-/// The least of so many runs: what is above it is other work of the machine.
+/// The minimum of so many runs: anything above it is other load on the machine.
 const RUNS: usize = 40;
 
 fn fill(candidates: &mut Candidates, count: u16, at: Nanos) {
@@ -75,7 +75,7 @@ fn main() -> Result<(), UnknownScheduler> {
                 }
                 list = list.min(began.elapsed().as_nanos() as f64 / f64::from(lists));
             }
-            // A closed pipe ends the listing and nothing else.
+            // A closed pipe only ends the listing.
             let _closed = writeln!(
                 out,
                 "{name:18} {count:4} instances {pick:6.1} ns a flow {list:8.0} ns a list"

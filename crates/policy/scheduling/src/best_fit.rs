@@ -3,9 +3,9 @@ use serde::{Deserialize, Serialize};
 use crate::least::{Least, key};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// The most utilised instance that still fits the flow (SmartINCO §3.2): it fills one instance before it opens the
-/// next, so that few do the work. Where none fits, the least utilised one, as
-/// [`Pick::Overcommitted`](crate::Pick::Overcommitted). Among equals the first, which is the one with the lowest slot.
+/// The most utilised instance that still fits the flow (SmartINCO §3.2): fills one instance before opening
+/// the next, so that few instances work. If none fits, the least utilised one, as
+/// [`Pick::Overcommitted`](crate::Pick::Overcommitted). Ties go to the lowest slot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BestFit {
@@ -13,12 +13,13 @@ pub struct BestFit {
     least: Least,
 }
 
-/// What an instance is compared by: of those that fit the fullest, of the others the emptiest.
+/// The sort key: the fullest first among instances that fit, the emptiest first among the others.
 #[inline]
 fn cost(candidates: &Candidates, index: usize) -> u64 {
     match candidates.get(index) {
         Some(row) if candidates.fits(index) => {
-            // Bits of floats that are not negative rise as the floats do: taken from the largest one's, they fall.
+            // The bits of non-negative floats sort like the floats. Subtracted from the largest, they sort in
+            // reverse.
             let highest = f32::MAX.to_bits();
             let left = f32::from_bits(highest - row.utilisation().to_bits().min(highest));
             key(true, left, 0, index)

@@ -7,7 +7,7 @@ const WORDS: usize = Slot::LIMIT / Bits::OF_WORD;
 pub(crate) struct Bits([u64; WORDS]);
 
 impl Bits {
-    /// Indices that one word holds.
+    /// Indices per word.
     pub(crate) const OF_WORD: usize = 64;
 
     pub(crate) const fn new() -> Bits {
@@ -25,7 +25,8 @@ impl Bits {
         }
     }
 
-    /// Whether the indices from `index` times [`Bits::OF_WORD`] on are in it, the lowest bit for the first.
+    /// Sets the membership of one word's indices, from `index` times [`Bits::OF_WORD`] on; the lowest bit is
+    /// the first.
     #[inline]
     pub(crate) fn put_word(&mut self, index: usize, bits: u64) {
         if let Some(word) = self.0.get_mut(index) {
@@ -40,7 +41,7 @@ impl Bits {
             .is_some_and(|word| word >> (index % 64) & 1 != 0)
     }
 
-    /// The first index in the set from `start` on, then from 0; of a set of indices below `len`.
+    /// The first index in the set from `start` on, wrapping to 0, for indices below `len`.
     #[inline]
     pub(crate) fn next(&self, start: usize, len: usize) -> Option<usize> {
         let words = self.0.get(..len.div_ceil(64))?;

@@ -4,53 +4,53 @@ use serde::{Deserialize, Serialize};
 use crate::NewFlow;
 use crate::bits::Bits;
 
-/// Priorities that a flow can have: the class selector, the upper three bits of its DSCP (RFC 2474 §4.2.2). 7 is the
+/// Priorities of flows: the class selector, the upper three bits of the DSCP (RFC 2474 §4.2.2). 7 is the
 /// highest.
 pub const PRIORITIES: usize = 8;
-/// Steps in which an instance is brought up to its full share. Policies with a table make it anew at each.
+/// Steps of a fresh instance's ramp. Table-based policies rebuild their table at each step.
 pub const RAMP_STEPS: u8 = 16;
-/// An odd number without a pattern: 2^64 divided by the golden ratio.
+/// 2^64 divided by the golden ratio: an odd number without a bit pattern.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Utilisation up to which an instance without a flow counts as idle: a rate that decays reaches 0 only slowly.
+/// Utilisation up to which an instance without flows is idle: a decaying rate reaches 0 slowly.
 const IDLE_UTILISATION: f32 = 0.001;
 
-/// An instance that takes new flows, as one worker sees it. Only Active instances are candidates.
+/// An instance that takes new flows, as seen by one worker. Only Active instances are candidates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its place in the data plane.
+    /// Its slot.
     pub slot: Slot,
-    /// What it can process, in the unit of the service's metric; 0 or less, where that is not known, fits nothing.
+    /// What it can process, in the unit of the service's metric. Unknown if 0 or less: then nothing fits.
     pub capacity: f32,
-    /// What it is given, in the same unit: the fast-window figure, and the estimate of the flows pinned since that
+    /// Its current load in the same unit: the fast-window rate plus the estimate for flows pinned since that
     /// window began.
     pub load: f32,
-    /// Its share among the candidates for policies that use weights, out of 256.
+    /// Its weight out of 256, for policies that use weights.
     pub weight: u16,
     /// Flows pinned to it.
     pub live_flows: u32,
-    /// How long it has been taking new flows.
+    /// Time since it became Active.
     pub active_for: Nanos,
-    /// Its load by the priority of the flows that bring it. All zero where the giver does not know: then the shares of
-    /// the flows that were pinned to it are used.
+    /// Its load by priority of the flows. All zero if unknown: the priorities of the flows pinned to it are
+    /// used then.
     pub queues: [f32; PRIORITIES],
 }
 
 impl Candidate {
-    /// Whether one more flow fits: load < capacity × `fit`, before the flow is added. A load or capacity that is
-    /// not a number fits nothing.
+    /// Whether one more flow fits: load < capacity × `fit`, before the flow is added. False if load or
+    /// capacity is not a number.
     #[inline]
     pub fn fits(&self, fit: f32) -> bool {
         self.load < self.capacity * fit
     }
 
-    /// Load as a share of the capacity. Where no capacity is known, the load alone: instances of a service whose
-    /// capacity has yet to be learned still compare. Infinite where either is not a number.
+    /// Load as a share of the capacity. Without a capacity, the load itself, so that instances of a service
+    /// still learning its capacity compare. Infinite if either is not a number.
     #[inline]
     pub fn utilisation(&self) -> f32 {
         let share = if self.capacity > 0.0 {
             self.load / self.capacity
         } else {
-            // What is not a number stays so.
+            // Not-a-number passes through.
             self.load + 0.0 * self.capacity
         };
         if share >= 0.0 {
@@ -62,27 +62,27 @@ impl Candidate {
         }
     }
 
-    /// Whether it has no flow and nothing to do.
+    /// Whether it has no flow and no load.
     #[inline]
     fn is_idle(&self) -> bool {
         self.live_flows == 0 && self.utilisation() <= IDLE_UTILISATION
     }
 
-    /// What it can process as a factor to compare instances by: 1 where it is not known.
+    /// Its capacity for comparisons: 1 if unknown.
     #[inline]
     pub(crate) fn size(&self) -> f32 {
         if self.capacity > 0.0 { self.capacity } else { 1.0 }
     }
 }
 
-/// What holds for all candidates of a service.
+/// Settings that apply to all candidates of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// When the loads were read.
     pub at: Nanos,
-    /// Share of capacity that scheduling may use, 0 to 1.
+    /// Share of capacity that may be scheduled, 0 to 1.
     pub fit: f32,
-    /// The time in which a fresh instance is brought up to its full share; see [`Candidates::ramp`].
+    /// The duration of a fresh instance's ramp; see [`Candidates::ramp`].
     pub slow_start: Nanos,
 }
 
@@ -96,7 +96,7 @@ impl Default for Terms {
     }
 }
 
-/// What changes of a candidate while the instances and their weights stay: see [`Candidates::renew`].
+/// The changing fields of a candidate, while instances and weights stay: see [`Candidates::renew`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Renewed {
     /// See [`Candidate::load`].
@@ -109,30 +109,31 @@ pub struct Renewed {
 
 /// The candidates of one service on one worker.
 ///
-/// 1. [`begin`](Candidates::begin) anew whenever loads or instances are published, and [`push`](Candidates::push) each
-///    Active instance **in ascending order of slot**.
-/// 2. [`Scheduler::pick`](crate::Scheduler::pick) from them, and [`pin`](Candidates::pin) the flow to the one picked.
+/// 1. Whenever loads or instances are published: [`begin`](Candidates::begin), then
+///    [`push`](Candidates::push) each Active instance **in ascending order of slot**.
+/// 2. For each new flow: [`Scheduler::pick`](crate::Scheduler::pick), then [`pin`](Candidates::pin) the flow
+///    to the candidate picked.
 ///
-/// Up to [`Slot::LIMIT`] candidates nothing is allocated after [`Candidates::new`].
+/// Allocates only in [`Candidates::new`], for up to [`Slot::LIMIT`] candidates.
 #[derive(Clone, Debug)]
 pub struct Candidates {
     terms: Terms,
-    /// The first `count` are the list. While it is filled, those behind them are of the list before and are yet to come in
-    /// it, or have left.
+    /// The first `count` are the list. During a rebuild, those behind them belong to the previous list: they
+    /// are still to come, or have left.
     rows: Vec<Candidate>,
     count: usize,
-    /// The ramp of each, in steps of [`RAMP_STEPS`].
+    /// The ramp step of each, up to [`RAMP_STEPS`].
     steps: Box<[u8]>,
     highest_step: u8,
-    /// Load and capacity of those at the highest step, as the list was filled in.
+    /// Total load and capacity of the candidates at the highest step, when the list was built.
     grown_load: f32,
     grown_capacity: f32,
-    /// Those that a flow fits, and those that have nothing to do.
+    /// The candidates that a flow fits, and the idle ones.
     fitting: Bits,
     idle: Bits,
-    /// Where in `rows` a slot is, if `rows` says so too.
+    /// Index in `rows` by slot; valid only if that row has the slot.
     places: Box<[u16]>,
-    /// Whether a load above the lowest priority was ever in one of them.
+    /// Whether any candidate ever had load above the lowest priority.
     has_priorities: bool,
     revision: u64,
     shape: u64,
@@ -147,7 +148,7 @@ impl Default for Candidates {
 }
 
 impl Candidates {
-    /// None yet.
+    /// An empty list.
     pub fn new() -> Candidates {
         Candidates {
             terms: Terms::default(),
@@ -168,7 +169,7 @@ impl Candidates {
         }
     }
 
-    /// Begins a new list.
+    /// Starts a new list.
     pub fn begin(&mut self, terms: Terms) {
         self.terms = terms;
         self.rows.truncate(self.count);
@@ -176,7 +177,7 @@ impl Candidates {
         self.empty();
     }
 
-    /// Forgets what is derived from the rows.
+    /// Clears what is derived from the rows.
     fn empty(&mut self) {
         self.highest_step = 0;
         self.grown_load = 0.0;
@@ -188,8 +189,8 @@ impl Candidates {
         self.pins = 0;
     }
 
-    /// Adds the next one. One whose slot is not higher than the last one's, or does not exist, is left out.
-    // Always: callers that do not know priorities say so with zeros, which then need not be added up.
+    /// Adds the next one. Ignores one whose slot does not exist or is not above the last one's.
+    // Always inlined: callers without priorities pass zeros, which then need no summing.
     #[inline(always)]
     pub fn push(&mut self, mut candidate: Candidate) {
         let at = self.count;
@@ -197,7 +198,7 @@ impl Candidates {
         if last.is_some_and(|last| last.slot >= candidate.slot) || candidate.slot.index() >= Slot::LIMIT {
             return;
         }
-        // Mostly it is there that it was in the list before.
+        // Usually it has the same index as in the previous list.
         let mut before = self.rows.get(at);
         if before.is_some_and(|row| row.slot < candidate.slot) {
             let left = self
@@ -225,9 +226,10 @@ impl Candidates {
         self.derive(at, &candidate);
     }
 
-    /// Begins a new list of the same instances, each with the load, flows and age that `now` gives for it and its index: what
-    /// [`begin`](Candidates::begin) and a [`push`](Candidates::push) of each come to, its load by priority not known, in
-    /// fewer steps. For a caller that knows that no instance has come or left and that none has another capacity or weight.
+    /// Starts a new list of the same instances, with the load, flows and age that `now` returns for each.
+    /// Equals [`begin`](Candidates::begin) and a [`push`](Candidates::push) of each without loads by
+    /// priority, in fewer steps. Only for a caller that knows that instances, capacities and weights are
+    /// unchanged.
     pub fn renew(&mut self, terms: Terms, mut now: impl FnMut(usize, &Candidate) -> Renewed) {
         self.terms = terms;
         self.rows.truncate(self.count);
@@ -249,7 +251,7 @@ impl Candidates {
                     live_flows,
                     active_for,
                 } = renewed;
-                // A copy, so that nothing is read as a whole that was written in parts just before: that has to wait.
+                // A copy: reading as a whole what was just written in parts would stall on store forwarding.
                 let mut fresh = *row;
                 (fresh.load, fresh.live_flows, fresh.active_for) = (load, live_flows, active_for);
                 fresh.queues = carried_queues(Some(&row.queues), load, self.has_priorities);
@@ -279,8 +281,8 @@ impl Candidates {
         }
     }
 
-    /// What follows from the row at `index`, after those of the rows before it.
-    // Always: what a caller has in registers need not be put together first.
+    /// Updates the derived data for the row at `index`, after those before it.
+    // Always inlined: the caller's registers then need not be stored first.
     #[inline(always)]
     fn derive(&mut self, index: usize, row: &Candidate) {
         if let Some(place) = self.places.get_mut(row.slot.index()) {
@@ -301,7 +303,7 @@ impl Candidates {
         self.note(index, row);
     }
 
-    /// Takes one out, where it is in: it takes no new flows from now on.
+    /// Removes one, if present: it takes no new flows from now on.
     pub fn remove(&mut self, slot: Slot) {
         if let Some(at) = self.index_of(slot) {
             self.rows.truncate(self.count);
@@ -316,13 +318,13 @@ impl Candidates {
         }
     }
 
-    /// Notes that the flow was pinned to the candidate at `index`: its load and flows grow by it.
+    /// Adds a newly pinned flow to the load and flow count of the candidate at `index`.
     #[inline]
     pub fn pin(&mut self, index: usize, flow: &NewFlow<'_>) {
         self.pin_many(index, flow, 1.0);
     }
 
-    /// The same for as many flows like this one, for whoever counts flows by the thousand; at least one.
+    /// The same for `flows` flows like this one, at least one.
     #[inline]
     pub fn pin_many(&mut self, index: usize, flow: &NewFlow<'_>, flows: f32) {
         let Some(row) = self
@@ -337,8 +339,8 @@ impl Candidates {
         row.live_flows = row.live_flows.saturating_add(nearest(flows).max(1));
         let priority = flow.priority() as u32;
         self.has_priorities |= priority > 0;
-        // All of them are written, not the one that grows alone: who reads them next reads them together, and would have to
-        // wait until a narrower write has left the processor's store buffer.
+        // All are written, not only the one that grows: the next reader reads them together and would stall
+        // on a narrower write in the store buffer.
         row.queues = if self.has_priorities {
             std::array::from_fn(|at| row.queues[at] + if at as u32 == priority { load } else { 0.0 })
         } else {
@@ -349,18 +351,18 @@ impl Candidates {
         self.pins += 1;
         self.pinned = index;
         self.fitting.put(index, fits);
-        // It has a flow.
+        // It has a flow now.
         self.idle.put(index, false);
     }
 
-    /// Keeps what is known of a row in step with it.
+    /// Updates what is derived from a row.
     #[inline]
     fn note(&mut self, index: usize, row: &Candidate) {
         self.fitting.put(index, row.fits(self.terms.fit));
         self.idle.put(index, row.is_idle());
     }
 
-    /// How many there are.
+    /// Number of candidates.
     #[inline]
     pub fn len(&self) -> usize {
         self.count
@@ -372,7 +374,7 @@ impl Candidates {
         self.count == 0
     }
 
-    /// All of them, in ascending order of slot.
+    /// All candidates, in ascending order of slot.
     #[inline]
     pub fn rows(&self) -> &[Candidate] {
         self.rows.get(..self.count).unwrap_or_default()
@@ -384,7 +386,7 @@ impl Candidates {
         self.rows().get(index)
     }
 
-    /// Where the one in that slot is.
+    /// The index of the candidate in that slot.
     #[inline]
     pub fn index_of(&self, slot: Slot) -> Option<usize> {
         let index = usize::from(*self.places.get(slot.index())?);
@@ -393,7 +395,7 @@ impl Candidates {
             .then_some(index)
     }
 
-    /// What holds for all.
+    /// The settings that apply to all.
     #[inline]
     pub fn terms(&self) -> &Terms {
         &self.terms
@@ -405,25 +407,26 @@ impl Candidates {
         self.fitting.get(index)
     }
 
-    /// The first that a flow fits, looked for from `start` on and around.
+    /// The first candidate from `start` on, wrapping, that a flow fits.
     #[inline]
     pub fn next_fitting(&self, start: usize) -> Option<usize> {
         self.fitting.next(start, self.count)
     }
 
-    /// The first that has no flow and nothing to do, looked for from `start` on and around.
+    /// The first idle candidate from `start` on, wrapping.
     #[inline]
     pub fn next_idle(&self, start: usize) -> Option<usize> {
         self.idle.next(start, self.count)
     }
 
-    /// The share of its full part that the one at `index` should get now, above 0 and at most 1: 1/16 when it becomes
-    /// Active, rising in 16 steps to 1 at the end of [`Terms::slow_start`], as a part of the highest of all, so that
-    /// instances that begin together get full shares.
+    /// The share of its full part that the candidate should get now, above 0 and at most 1. Rises in 16 steps
+    /// from 1/16 when it becomes Active to 1 at the end of [`Terms::slow_start`]. Relative to the highest
+    /// ramp of all, so that instances started together get full shares.
     ///
-    /// It bounds how fast a fresh instance catches up where policies go by how little an instance has (a stampede of
-    /// all new flows to it). It yields to need: it is never below the share of their fitting capacity that the grown
-    /// instances use, so that one which was added because the others are nearly full is of use at once.
+    /// Limits how fast a fresh instance catches up under policies that prefer little-used instances;
+    /// otherwise all new flows would stampede to it. It yields to need: it is never below the utilisation of
+    /// the grown instances' fitting capacity, so that an instance added because the others are nearly full is
+    /// used at once.
     #[inline]
     pub fn ramp(&self, index: usize) -> f32 {
         match self.steps.get(index) {
@@ -432,27 +435,27 @@ impl Candidates {
         }
     }
 
-    /// That of one which is younger than others: out of the way of those that are not.
+    /// The ramp of a fresh candidate: kept off the hot path.
     #[cold]
     fn fresh_ramp(&self, step: u8) -> f32 {
         let by_age = f32::from(step) / f32::from(self.highest_step);
         by_age.max(f32::from(self.need()) / f32::from(RAMP_STEPS))
     }
 
-    /// How much of what may be used of the grown instances is used, in steps of [`RAMP_STEPS`], rounded down: loads
-    /// change a little all the time, and tables are made by it.
+    /// The used share of the grown instances' fitting capacity, in steps of [`RAMP_STEPS`], rounded down:
+    /// loads fluctuate, and tables depend on it.
     #[inline]
     fn need(&self) -> u8 {
         let usable = self.grown_capacity * self.terms.fit;
         if usable > 0.0 {
-            // What is not a number becomes 0.
+            // Not-a-number becomes 0.
             (f32::from(RAMP_STEPS) * self.grown_load / usable).clamp(0.0, f32::from(RAMP_STEPS)) as u8
         } else {
             0
         }
     }
 
-    /// The utilisation by which instances compare: that of a fresh one counts for more, as if it were as small as its
+    /// The utilisation used for comparison: a fresh instance counts as smaller, by its
     /// [ramp](Candidates::ramp).
     #[inline]
     pub(crate) fn ramped_utilisation(&self, index: usize) -> f32 {
@@ -467,13 +470,13 @@ impl Candidates {
         }
     }
 
-    /// Another number whenever the list was made anew.
+    /// Changes whenever the list is rebuilt.
     #[inline]
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Another number whenever the slots, their weights or their ramps are others.
+    /// Changes whenever slots, weights or ramps change.
     #[inline]
     pub(crate) fn shape(&self) -> u64 {
         let mut steps = self.steps.iter().take(self.count);
@@ -483,23 +486,23 @@ impl Candidates {
         mix(self.shape ^ u64::from(self.need()))
     }
 
-    /// How many flows were pinned since the list was made, and to which candidate the last one was.
+    /// How many flows were pinned since the list was built, and the candidate of the last one.
     #[inline]
     pub(crate) fn pins(&self) -> (u64, usize) {
         (self.pins, self.pinned)
     }
 }
 
-/// A list's [shape](Candidates::shape) with one more row at its end.
+/// A list's [shape](Candidates::shape) with one more row.
 #[inline]
 fn with_row(shape: u64, row: &Candidate, step: u8) -> u64 {
     let identity = u64::from(row.slot.0) | u64::from(row.weight) << 16 | u64::from(step) << 32;
-    // Each step is undone by nothing but itself, so lists that differ in one place never look alike.
+    // Each step is a bijection, so lists that differ in one row never collide.
     let mixed = (shape ^ identity).wrapping_mul(SPREAD);
     mixed.rotate_left(29).wrapping_add(1)
 }
 
-/// A load whose priorities are not known has those of the flows pinned so far, of which the list before knows.
+/// If a load's priorities are unknown, the priorities of the flows pinned so far, from the previous list.
 #[inline]
 fn carried_queues(before: Option<&[f32; PRIORITIES]>, load: f32, has_priorities: bool) -> [f32; PRIORITIES] {
     let load = if load > 0.0 { load } else { 0.0 };
@@ -507,7 +510,7 @@ fn carried_queues(before: Option<&[f32; PRIORITIES]>, load: f32, has_priorities:
         let [lowest, ..] = *queues;
         let before = if has_priorities { total(queues) } else { lowest };
         if before > 0.0 {
-            // What is left when all flows have ended is no memory of them.
+            // A leftover below any flow is rounding, not load.
             let scale = load / before;
             return if has_priorities {
                 queues.map(|queue| queue * scale)
@@ -519,7 +522,7 @@ fn carried_queues(before: Option<&[f32; PRIORITIES]>, load: f32, has_priorities:
     of_lowest(load)
 }
 
-/// A load by priority, all of it of the lowest.
+/// A load with the lowest priority only.
 #[inline]
 fn of_lowest(load: f32) -> [f32; PRIORITIES] {
     let mut queues = [0.0; PRIORITIES];
@@ -527,31 +530,31 @@ fn of_lowest(load: f32) -> [f32; PRIORITIES] {
     queues
 }
 
-/// The load of all priorities.
+/// The sum over all priorities.
 #[inline]
 fn total(queues: &[f32; PRIORITIES]) -> f32 {
     queues.iter().sum()
 }
 
-/// The nearest whole number; halves go up, and what is below 0 or not a number is 0.
+/// Rounds to the nearest integer, halves up; 0 for negative numbers and not-a-number.
 #[inline]
 fn nearest(count: f32) -> u32 {
     let whole = count as u32;
     whole.saturating_add(u32::from(count - whole as f32 >= 0.5))
 }
 
-/// Where an instance of that age is on its way up.
+/// The ramp step of an instance of that age.
 #[inline]
 fn ramp_step(active_for: Nanos, slow_start: Nanos) -> u8 {
     if active_for >= slow_start {
         return RAMP_STEPS;
     }
-    // Below `slow_start`, so less than all steps.
+    // Below `slow_start`, so fewer than all steps.
     let passed = u128::from(active_for.0) * u128::from(RAMP_STEPS) / u128::from(slow_start.0.max(1));
     (passed as u8 + 1).min(RAMP_STEPS)
 }
 
-/// Spreads the bits of a number over all of it (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
+/// Mixes the bits of a number (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 #[inline]
 pub(crate) const fn mix(mut n: u64) -> u64 {
     n = n.wrapping_add(SPREAD);

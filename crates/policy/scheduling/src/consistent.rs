@@ -4,32 +4,33 @@ use serde::{Deserialize, Deserializer};
 use crate::Candidates;
 use crate::candidates::mix;
 
-/// Entries of a table: Maglev's own choice, a prime. A hundred times the instances makes shares even to 1 %; the more
-/// there are, the fewer flows of others move when one leaves: with 8 to 64 instances 0.2 to 0.5 %, where with 16381
-/// entries it is up to 2 %.
+/// Table entries: Maglev's choice, a prime. A hundred times the instances keeps shares even to 1 %. More
+/// entries move fewer flows of others when one leaves: 0.2 to 0.5 % with 8 to 64 instances; 16381 entries
+/// give up to 2 %.
 pub(crate) const TABLE_ENTRIES: u32 = 65_537;
-/// The most that may be asked for.
+/// The largest table.
 const TABLE_LIMIT: u32 = 1_048_573;
-/// Entries that are filled per new list of candidates, some ten microseconds: a worker is not held up for longer. At one
-/// list a millisecond a table of 65537 is complete after 33 ms.
+/// Entries filled per candidate list: some ten microseconds, which bounds the worker's delay. At one list per
+/// millisecond a table of 65537 is complete after 33 ms.
 const ENTRIES_PER_STEP: u32 = 2048;
 /// No instance.
-const NOBODY: u16 = Slot::NONE.0;
+const NO_INSTANCE: u16 = Slot::NONE.0;
 
-/// Maglev's lookup table (Eisenbud et al., NSDI 2016, §3.4): every instance has a permutation of the entries of its own,
-/// and takes in turn the next free one of it. So each has a share in proportion to its weight, and when one leaves few
-/// entries of others change.
+/// Maglev's lookup table (Eisenbud et al., NSDI 2016, §3.4). Each instance has its own permutation of the
+/// entries and in turn takes its next free one. Shares are proportional to weights, and few entries of others
+/// change when an instance leaves.
 ///
-/// A table is made step by step beside the one in use, because making it at once would hold up a worker for milliseconds.
+/// A table is built in steps beside the active one: building it at once would stall a worker for
+/// milliseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Consistent {
     entries: Box<[u16]>,
-    /// The list of candidates that `entries` was made for; 0 before there is one.
+    /// The candidate list of `entries`; 0 before the first.
     shape: u64,
     next: Box<[u16]>,
     next_shape: u64,
     filled: u32,
-    /// How each candidate goes through the table; those in `next_shape`.
+    /// The permutation state of each candidate in `next_shape`.
     turns: Vec<Turn>,
     turn: usize,
 }
@@ -37,17 +38,17 @@ pub(crate) struct Consistent {
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     slot: u16,
-    /// The entry that it asks for next, and how far it is to the one after.
+    /// The next entry it requests, and the distance to the one after.
     position: u32,
     skip: u32,
-    /// Its weight as a part of the highest, and what it has saved up.
+    /// Its weight relative to the highest, and its accumulated credit.
     weight: f32,
     saved: f32,
 }
 
 impl Consistent {
     pub(crate) fn new(entries: u32) -> Consistent {
-        let table = || vec![NOBODY; entries as usize].into_boxed_slice();
+        let table = || vec![NO_INSTANCE; entries as usize].into_boxed_slice();
         Consistent {
             entries: table(),
             shape: 0,
@@ -63,8 +64,8 @@ impl Consistent {
         self.entries.len() as u32
     }
 
-    /// Takes over a new list, as far as one step goes. A table that was begun for an older list is finished first: lists
-    /// may change faster than tables are made.
+    /// Takes over a new list, by one step. A table begun for an older list is finished first: lists may
+    /// change faster than tables are built.
     pub(crate) fn refill(&mut self, candidates: &Candidates) {
         if candidates.is_empty() || self.next_shape == 0 && candidates.shape() == self.shape {
             return;
@@ -75,7 +76,7 @@ impl Consistent {
         self.fill(ENTRIES_PER_STEP);
     }
 
-    /// Makes the whole table at once.
+    /// Builds the whole table at once.
     pub(crate) fn settle(&mut self, candidates: &Candidates) {
         if candidates.is_empty() || candidates.shape() == self.shape {
             return;
@@ -94,8 +95,8 @@ impl Consistent {
             .fold(0.0, f32::max);
         let entries = u64::from(self.len());
         self.turns.clear();
-        // The order is that of slots, and whoever comes first takes first: the highest slots gain nothing by it, because
-        // everyone has had as many turns as his weight says when the table is full.
+        // Candidates take turns in slot order. That does not favour any: once the table is full, each had as
+        // many turns as its weight gives.
         for (index, row) in rows() {
             let weight = if highest > 0.0 {
                 weight(index, row.weight) / highest
@@ -113,7 +114,7 @@ impl Consistent {
                 });
             }
         }
-        self.next.fill(NOBODY);
+        self.next.fill(NO_INSTANCE);
         self.next_shape = candidates.shape();
         self.filled = 0;
         self.turn = 0;
@@ -135,7 +136,7 @@ impl Consistent {
                 continue;
             }
             turn.saved -= 1.0;
-            // One is free, and the skip is prime to the length: it is found.
+            // Terminates: one entry is free, and the skip is coprime to the length.
             loop {
                 let place = turn.position as usize;
                 turn.position += turn.skip;
@@ -143,7 +144,7 @@ impl Consistent {
                     turn.position -= entries;
                 }
                 match self.next.get_mut(place) {
-                    Some(entry) if *entry == NOBODY => {
+                    Some(entry) if *entry == NO_INSTANCE => {
                         *entry = turn.slot;
                         break;
                     }
@@ -159,15 +160,15 @@ impl Consistent {
         }
     }
 
-    /// The candidate that a hash belongs to. Where the table in use names one that has left, the next entry whose instance
-    /// is there; where there is no table yet, a candidate by the hash alone.
+    /// The candidate for a hash. If its table entry names one that has left, the next entry with a present
+    /// instance. Without a table, a candidate by the hash alone.
     #[inline]
     pub(crate) fn index(&self, hash: u64, candidates: &Candidates) -> usize {
         let entries = self.entries.len();
         let mut place = ((u128::from(hash) * entries as u128) >> 64) as usize;
         for _ in 0..entries {
             match self.entries.get(place) {
-                Some(&NOBODY) | None => break,
+                Some(&NO_INSTANCE) | None => break,
                 Some(slot) => {
                     if let Some(index) = candidates.index_of(Slot(*slot)) {
                         return index;
@@ -182,7 +183,7 @@ impl Consistent {
         ((u128::from(hash) * candidates.len() as u128) >> 64) as usize
     }
 
-    /// The share of the table that each candidate has.
+    /// Each candidate's share of the table.
     pub(crate) fn shares(&self, candidates: &Candidates) -> Vec<f64> {
         let mut shares = vec![0.0; candidates.len()];
         for slot in &self.entries {
@@ -197,7 +198,7 @@ impl Consistent {
     }
 }
 
-/// Reads the length of a table, for `#[serde(deserialize_with)]`.
+/// Parses a table size, for `#[serde(deserialize_with)]`.
 pub(crate) fn deserialize_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     let entries = u32::deserialize(deserializer)?;
     if is_prime(entries) && (3..=TABLE_LIMIT).contains(&entries) {

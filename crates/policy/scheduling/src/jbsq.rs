@@ -4,36 +4,37 @@ use serde::{Deserialize, Serialize};
 use crate::candidates::PRIORITIES;
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// Joins the bounded shortest queue, with priorities (RingLeader, NSDI 2023; SmartINCO's equation 2.2): the instance with
-/// the lowest rank among those whose queue is below its bound,
+/// Joins the bounded shortest queue, with priorities (RingLeader, NSDI 2023; SmartINCO's equation 2.2): picks
+/// the instance with the lowest rank among those whose queue is below its bound,
 ///
 /// ```text
 /// rank(A, c) = Σ over priorities ≥ A's of queue(c) + λ · Σ over priorities < A's of queue(c)
 /// ```
 ///
-/// so that a flow of high priority goes where little of its own or a higher priority is, and cares less (λ) about the
-/// rest. A priority is the class selector of the flow's DSCP. A queue is the load that flows of that priority bring, in
-/// the service's metric and as a share of the capacity: what is under way in an instance is in proportion to it. The
-/// bound is capacity × `fit`, and `bound` flows where that is set. Where every queue has reached its bound, the lowest
-/// rank of all: a packet cannot wait outside, as requests do in RingLeader. Among equals the first.
+/// A high-priority flow thus prefers instances with little load of its own or a higher priority;
+/// lower-priority load counts λ times. The priority is the class selector of the flow's DSCP. A queue is the
+/// load of flows of that priority as a share of the capacity, in the service's metric: an instance's backlog
+/// is proportional to it. The bound is capacity × `fit`, and `bound` flows if set. If every queue is at its
+/// bound, the lowest rank of all wins, because a packet cannot wait outside, as RingLeader's requests do.
+/// Ties go to the first.
 ///
-/// A fresh instance counts as smaller than it is while it [ramps](Candidates::ramp) up.
+/// A fresh instance counts as smaller during its [ramp](Candidates::ramp).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Jbsq {
-    /// How much load of lower priority counts, 0 to 1.
+    /// Weight of lower-priority load, 0 to 1.
     #[serde(deserialize_with = "share")]
     lambda: f32,
-    /// Flows that an instance may have; 0 for no such bound.
+    /// Flows per instance; 0 for no such bound.
     bound: u32,
     #[serde(skip)]
     lowest: Lowest,
 }
 
-/// Functions take packets as they come, whatever their priority: load of lower priority delays as any other. It counts
-/// for less because its flows bear the delay better.
+/// Functions process packets in order of arrival, so lower-priority load delays like any other. It counts
+/// less because its flows tolerate delay better.
 const LAMBDA: f32 = 0.5;
-/// More than any rank of a queue that is not full, and still with room for differences above it.
+/// Above every rank of a queue that is not full, with room to distinguish ranks above it.
 const FULL: f32 = 1e6;
 
 fn share<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
@@ -64,20 +65,21 @@ impl Jbsq {
     }
 }
 
-/// Equation 2.2 for a candidate, by priority, as a share of its capacity.
+/// Equation 2.2 for a candidate, for each priority, as a share of its capacity.
 #[inline]
 fn ranks_of(lambda: f32, candidates: &Candidates, index: usize) -> Ranks {
     let Some(row) = candidates.get(index) else {
         return [0.0; PRIORITIES];
     };
     let size = row.size() * candidates.ramp(index);
-    // What is of this priority and above: sums of two, of four and of all, so that they need not wait for each other.
+    // Suffix sums over priorities: sums of two, four and eight, so that they do not depend on each other in
+    // sequence.
     let at_least = with_next::<4>(with_next::<2>(with_next::<1>(row.queues)));
     let total = at_least[0];
     at_least.map(|queue| (queue + lambda * (total - queue).max(0.0)) / size)
 }
 
-/// The ranks that candidates are compared by, none below 0: those of full queues are higher by [`FULL`].
+/// The ranks for comparison, none negative: those of full queues are [`FULL`] higher.
 #[inline]
 fn compared(lambda: f32, bound: u32, candidates: &Candidates, index: usize) -> Ranks {
     let flows = candidates.get(index).map_or(0, |row| row.live_flows);
@@ -85,7 +87,7 @@ fn compared(lambda: f32, bound: u32, candidates: &Candidates, index: usize) -> R
     let more = if is_open { 0.0 } else { FULL };
     ranks_of(lambda, candidates, index).map(|rank| {
         let above = if rank > 0.0 { rank } else { 0.0 };
-        // Not a number is the highest rank of all. A sum, because eight choices would be eight branches.
+        // Not-a-number becomes the highest rank. A sum, because eight conditionals would be eight branches.
         above + more + if rank < FULL { 0.0 } else { f32::INFINITY }
     })
 }
@@ -97,13 +99,13 @@ impl Policy for Jbsq {
             name: "lambda",
             kind: "number from 0 to 1",
             default: "0.5",
-            meaning: "how much load of lower priority than the flow's counts",
+            meaning: "weight of load with a lower priority than the flow's",
         },
         Parameter {
             name: "bound",
             kind: "number of flows",
             default: "0",
-            meaning: "flows that an instance may have before others are preferred, 0 for no bound but capacity × `fit`",
+            meaning: "flows per instance before others are preferred; 0 leaves only the bound capacity × `fit`",
         },
     ];
 
@@ -126,7 +128,7 @@ impl Policy for Jbsq {
     }
 }
 
-/// Each figure and the one that many places on.
+/// Each value and the one `STEP` indices later, added.
 #[inline]
 fn with_next<const STEP: usize>(queues: [f32; PRIORITIES]) -> [f32; PRIORITIES] {
     std::array::from_fn(|priority| queues[priority] + queues.get(priority + STEP).copied().unwrap_or(0.0))
@@ -135,35 +137,35 @@ fn with_next<const STEP: usize>(queues: [f32; PRIORITIES]) -> [f32; PRIORITIES] 
 /// One candidate's ranks, by priority.
 type Ranks = [f32; PRIORITIES];
 
-/// Bits of a [`Keys`] entry that name the candidate.
+/// Bits of a [`Keys`] element that hold the candidate's index.
 const INDEX_BITS: u32 = Slot::LIMIT.trailing_zeros();
-/// What makes a key of bits a number between 1 and 2.
+/// The exponent bits that make a key a number between 1 and 2.
 const ONE: u64 = 1.0f64.to_bits();
 
-/// One candidate's ranks with its index below them, by priority: the smaller number is the lower rank, and of equal ranks
-/// that of the first. They are floating-point numbers because vector instructions find the smaller of those, not of
-/// whole ones.
+/// One candidate's ranks with its index in the low bits, by priority: the smaller number is the lower rank;
+/// ties go to the lower index. Floating-point, because vector instructions take minima of floats, not of
+/// 64-bit integers.
 type Keys = [f64; PRIORITIES];
 
-/// More than every key.
+/// Above every key.
 const NONE: Keys = [f64::MAX; PRIORITIES];
 
-/// Nodes of a tree for as many candidates as there can be.
+/// Nodes of a tree for [`Slot::LIMIT`] candidates.
 const NODES: usize = 2 * Slot::LIMIT;
 
-/// The keys of a candidate; ranks are not below 0, and none is not a number.
+/// The keys of a candidate. Ranks are non-negative numbers.
 #[inline]
 fn keys(ranks: Ranks, index: usize) -> Keys {
-    // Bits of floats that are not negative rise as the floats do.
+    // The bits of non-negative floats sort like the floats.
     ranks.map(|rank| f64::from_bits(ONE | u64::from(rank.to_bits()) << INDEX_BITS | index as u64))
 }
 
-/// The candidate of the lowest rank for each priority, the first of equals: a tournament tree whose nodes hold the minima
-/// for all priorities at once. Finding it is one look, a flow pinned, which changes all ranks of a candidate, costs a few
-/// vector minima per level.
+/// The candidate of the lowest rank for each priority: a tournament tree whose nodes hold the minima of all
+/// priorities. A pick is one read. A pinned flow changes all ranks of a candidate and costs a few vector
+/// minima per level.
 #[derive(Clone, Debug)]
 struct Lowest {
-    /// The root is at 1, the leaves begin at `leaves`; each inner node holds the smaller of its two children.
+    /// The root is at 1, the leaves start at `leaves`; each inner node is the minimum of its children.
     nodes: Box<[Keys; NODES]>,
     leaves: usize,
 }
@@ -196,14 +198,14 @@ impl Lowest {
         }
     }
 
-    /// The ranks of one candidate are others now.
+    /// Changes the ranks of one candidate.
     #[inline]
     fn update(&mut self, index: usize, ranks: Ranks) {
         let mut node = self.leaves + index;
         let mut lowest = keys(ranks, index);
         self.nodes[node % NODES] = lowest;
         while node > 1 {
-            // With the other child of the same node.
+            // The sibling.
             lowest = lower(&lowest, &self.nodes[(node ^ 1) % NODES]);
             node /= 2;
             self.nodes[node % NODES] = lowest;
@@ -223,7 +225,7 @@ impl Lowest {
 fn lower(a: &Keys, b: &Keys) -> Keys {
     let mut lower = *a;
     for (lower, b) in lower.iter_mut().zip(b) {
-        // None is not a number, so that this is one instruction for two; `min` would look.
+        // Neither is not-a-number, so this is one instruction for two elements; `min` would check.
         *lower = if *b < *lower { *b } else { *lower };
     }
     lower
@@ -237,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_first_of_the_lowest(
+        fn ties_go_to_the_first_candidate(
             count in 1..=Slot::LIMIT,
             changes in prop::collection::vec((0..Slot::LIMIT, 0u8..20), 0..40),
         ) {
@@ -246,7 +248,7 @@ mod tests {
             };
             let mut all: Vec<Ranks> = (0..count).map(|index| ranks(index, 5)).collect();
             let mut lowest = Lowest::default();
-            // What was there before leaves no trace.
+            // Earlier contents must not matter.
             lowest.refill(Slot::LIMIT, |_| [0.0; PRIORITIES]);
             lowest.refill(count, |index| all[index]);
             for (index, level) in [(0, 5)].into_iter().chain(changes) {

@@ -4,28 +4,28 @@ use crate::Candidates;
 
 /// Bits of a key that hold the candidate's index.
 const INDEX_BITS: u32 = Slot::LIMIT.trailing_zeros();
-/// Bits of a key that decide among equals.
+/// Bits of a key that break ties.
 const TIE_BITS: u32 = 63 - 31 - INDEX_BITS;
 
-/// What candidates are compared by, packed so that the smaller number is the better candidate: whether a flow fits,
-/// then `cost` (not negative), then `tie` (saturating), then the index.
+/// The comparison key, smaller is better: whether a flow fits, then `cost` (non-negative), then `tie`
+/// (saturating), then the index.
 #[inline]
 pub(crate) fn key(fits: bool, cost: f32, tie: u32, index: usize) -> u64 {
-    // Bits of floats that are not negative rise as the floats do.
+    // The bits of non-negative floats sort like the floats.
     let cost = if cost > 0.0 { cost } else { 0.0 };
     let cost = u64::from(cost.to_bits());
     let tie = u64::from(tie.min((1 << TIE_BITS) - 1));
     u64::from(!fits) << 63 | cost << (TIE_BITS + INDEX_BITS) | tie << INDEX_BITS | index as u64
 }
 
-/// Nodes of a tree for as many candidates as there can be.
+/// Nodes of a tree for [`Slot::LIMIT`] candidates.
 const NODES: usize = 2 * Slot::LIMIT;
 
-/// The candidate with the smallest key, kept up to date as flows are pinned: a tournament tree. Finding it is one look,
-/// a pinned flow costs one comparison per level, a new list of candidates one per candidate.
+/// The candidate with the smallest key, kept current as flows are pinned: a tournament tree. A pick is one
+/// read, a pinned flow one comparison per level, a new list one comparison per candidate.
 #[derive(Clone, Debug)]
 pub(crate) struct Least {
-    /// The root is at 1, the leaves begin at `leaves`; each inner node is the smaller of its two children.
+    /// The root is at 1, the leaves start at `leaves`; each inner node is the minimum of its children.
     nodes: Box<[u64; NODES]>,
     leaves: usize,
 }
@@ -56,14 +56,14 @@ impl Least {
         }
     }
 
-    /// The key of one candidate is another now.
+    /// Changes the key of one candidate.
     #[inline]
     pub(crate) fn update(&mut self, index: usize, key: u64) {
         let mut node = (self.leaves + index) % NODES;
         let mut smallest = key;
         self.nodes[node] = smallest;
         while node > 1 {
-            // The other child of the same node.
+            // The sibling.
             smallest = smallest.min(self.nodes[(node ^ 1) % NODES]);
             node /= 2;
             self.nodes[node] = smallest;

@@ -3,11 +3,12 @@ use serde::{Deserialize, Serialize};
 use crate::least::{Least, key};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// The instance with the fewest live flows for its size and weight (HAProxy's `leastconn`, IPVS's `wlc`): good where
-/// flows are long and much alike, and right from the first packet, because a flow counts as soon as it is pinned. Among
-/// equals the least utilised one, then the first. Those that fit the flow come before those that do not.
+/// The instance with the fewest live flows for its size and weight (HAProxy's `leastconn`, IPVS's `wlc`).
+/// Suits long, similar flows, and reacts from the first packet, because a flow counts as soon as it is
+/// pinned. Ties go to the least utilised one, then the first. Instances that fit the flow precede those that
+/// do not.
 ///
-/// Size is the capacity where it is known, times the weight, times the [ramp](Candidates::ramp) of a fresh instance.
+/// Size is the capacity, if known, times the weight, times a fresh instance's [ramp](Candidates::ramp).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LeastConnections {
@@ -15,7 +16,7 @@ pub struct LeastConnections {
     least: Least,
 }
 
-/// Utilisation decides only among equals: in thousandths.
+/// Utilisation only breaks ties: in thousandths.
 const TIE_STEPS: f32 = 1000.0;
 
 #[inline]

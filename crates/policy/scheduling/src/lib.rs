@@ -1,23 +1,23 @@
-//! Which instance a new flow is given to. A scheduler looks at the candidates of one service and names one of them;
-//! it never pins, forwards, allocates or reads a clock, and it is never asked about a flow that is pinned already.
+//! Picks the instance for a new flow. A scheduler picks one of a service's candidates. It never pins,
+//! forwards, allocates or reads a clock, and is never called for a pinned flow.
 //!
-//! Key types: [`Scheduler`] (one of the policies, dispatched by enum, with its settings), [`Candidates`] (the Active
-//! instances as the worker sees them), [`NewFlow`] (what is known of the flow) and [`Pick`] (the answer).
+//! Key types: [`Scheduler`] (one of the policies with its settings, dispatched by enum), [`Candidates`] (the
+//! Active instances as the worker sees them), [`NewFlow`] (the flow's properties) and [`Pick`] (the result).
 //!
-//! How a worker uses it:
-//! 1. It makes one [`Scheduler`] per service with [`Scheduler::from_name`] or [`Scheduler::with_parameters`].
-//! 2. When instances or loads are published, it fills the service's [`Candidates`] anew, **in ascending order of slot**,
-//!    with the Active instances alone.
-//! 3. For each new flow it calls [`Scheduler::pick`], pins the flow to the candidate picked, and notes that with
-//!    [`Candidates::pin`], so that a burst of new flows does not land on one instance.
+//! Use by a worker:
+//! 1. Make one [`Scheduler`] per service with [`Scheduler::from_name`] or [`Scheduler::with_parameters`].
+//! 2. When instances or loads are published, rebuild the service's [`Candidates`] from the Active instances,
+//!    **in ascending order of slot**.
+//! 3. For each new flow call [`Scheduler::pick`], pin the flow, and record that with [`Candidates::pin`], so
+//!    that a burst of new flows does not land on one instance.
 //!
-//! A pick costs the same, or nearly, with 8 candidates as with 1024: what has to look at all of them is done when they are
-//! filled in, once a millisecond. `cargo run --release -p scheduling --example pick_cost` measures it.
+//! A pick costs nearly the same with 8 candidates as with 1024: work over all candidates is done when they
+//! are rebuilt, once a millisecond. `cargo run --release -p scheduling --example pick_cost` measures it.
 //!
-//! What a load is in, the service says ([`Metric`]): policies compare figures and do not care. Chance is the flow's hash and
-//! time is [`Terms::at`], so that any decision can be repeated.
+//! The service defines the unit of loads ([`Metric`]); policies only compare figures. Randomness is the
+//! flow's hash and time is [`Terms::at`], so that every decision can be reproduced.
 //!
-//! A policy is one file with a type that implements [`Policy`], its `mod` and its line in the list below.
+//! To add a policy: one file with a type that implements [`Policy`], its `mod`, and a line in the list below.
 #![forbid(unsafe_code)]
 
 mod best_fit;
@@ -56,7 +56,7 @@ pub use space_saving::{Heavy, SpaceSaving};
 pub use weighted::{TOTAL_WEIGHT, Weighted};
 pub use worst_fit::WorstFit;
 
-/// What loads and capacities of a service are counted in.
+/// The unit of a service's loads and capacities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -75,7 +75,7 @@ impl Metric {
     /// Every metric.
     pub const ALL: [Metric; 4] = [Metric::Packets, Metric::Bytes, Metric::Flows, Metric::Busy];
 
-    /// The word for it.
+    /// The metric's name.
     pub const fn name(self) -> &'static str {
         match self {
             Metric::Packets => "packets",
@@ -85,7 +85,7 @@ impl Metric {
         }
     }
 
-    /// What its figures are, in words.
+    /// The unit of its figures, in words.
     pub const fn unit(self) -> &'static str {
         match self {
             Metric::Packets => "packets per second",
@@ -96,21 +96,20 @@ impl Metric {
     }
 }
 
-/// What every policy is given beside its own parameters.
+/// Settings of every policy, beside its own parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// What loads are counted in.
+    /// The unit of loads.
     pub metric: Metric,
-    /// The time in which a fresh instance is brought up to its full share; see [`Candidates::ramp`].
+    /// The duration of a fresh instance's ramp; see [`Candidates::ramp`].
     #[serde(with = "span")]
     pub slow_start: Nanos,
-    /// Whether a flow that does not fit the instance that the policy chose goes to the next one that it fits, where there
-    /// is one.
+    /// Whether a flow that does not fit the chosen instance goes to the next one that it fits, if any.
     pub spill: bool,
 }
 
-/// Long enough for an instance's caches and for rates to follow; short beside the time that a container lives.
+/// Long enough for caches and rates to settle; short beside a container's lifetime.
 pub const SLOW_START: Nanos = Nanos::from_secs(1);
 
 impl Default for Settings {
@@ -123,43 +122,43 @@ impl Default for Settings {
     }
 }
 
-/// A flow that is not pinned yet.
+/// A flow without a pin.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFlow<'a> {
-    /// Its key, the same for both directions.
+    /// Its key, the same in both directions.
     pub key: &'a FlowKey,
-    /// The direction of the packet that opens it.
+    /// The direction of its first packet.
     pub direction: Direction,
-    /// The key's hash, as the flow table uses it: uniform bits.
+    /// The flow table's hash of the key: uniform bits.
     pub hash: u64,
-    /// What it will probably bring, in the unit of the service's metric.
+    /// Its expected load, in the unit of the service's metric.
     pub expected: f32,
     /// Its DSCP, 0 to 63.
     pub dscp: u8,
 }
 
 impl NewFlow<'_> {
-    /// Its priority: the class selector of its DSCP, 7 the highest.
+    /// Its priority: the class selector of its DSCP; 7 is the highest.
     #[inline]
     pub fn priority(&self) -> usize {
         usize::from(self.dscp >> 3) % PRIORITIES
     }
 }
 
-/// What a scheduler answers: an index into the candidates.
+/// A scheduler's result: an index into the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pick {
     /// The flow fits this candidate.
     Fits(usize),
-    /// The flow goes to this candidate although it does not fit there: it fits nowhere, or [`Settings::spill`] is off.
+    /// The flow goes to this candidate without fitting: it fits nowhere, or [`Settings::spill`] is off.
     Overcommitted(usize),
     /// There is no candidate.
     None,
 }
 
 impl Pick {
-    /// The candidate's index, where there is one.
+    /// The candidate's index, if any.
     #[inline]
     pub const fn index(self) -> Option<usize> {
         match self {
@@ -169,80 +168,79 @@ impl Pick {
     }
 }
 
-/// A parameter of a policy, for documentation.
+/// A policy's parameter, for documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// What may be written, in words.
+    /// The accepted values, in words.
     pub kind: &'static str,
-    /// What holds where it is not written, as TOML.
+    /// The default, as TOML.
     pub default: &'static str,
-    /// What it does.
+    /// Its effect.
     pub meaning: &'static str,
 }
 
-/// What a policy remembers of earlier decisions, beside what its candidates say: with it a decision can be repeated
-/// elsewhere.
+/// A policy's memory of earlier decisions, beside its candidates. Needed to reproduce a decision elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
-    /// The slot that was picked last: round-robin.
+    /// The last picked slot: round-robin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Slot>,
-    /// By slot, what each was given in the last period: weighted.
+    /// By slot, the load assigned in the last period: weighted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub counts: Vec<f64>,
 }
 
-/// What a policy implements. Its parameters are its serialised form: unknown ones are refused, missing ones have a
-/// default. Only `refill` may look at every candidate; nothing may allocate. What it answers must depend on nothing but its
-/// arguments and its own state.
+/// The interface of a policy. Its parameters are its serialised form: unknown ones are rejected, missing ones
+/// have defaults. Only `refill` may visit every candidate; nothing may allocate. Results may depend only on
+/// the arguments and the policy's own state.
 pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
     /// The policy's name in configurations, labels and events.
     const NAME: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [Parameter];
-    /// Whether it looks at which flow it is: its key, hash or direction.
+    /// Whether it uses the flow's key, hash or direction.
     const BY_FLOW: bool = false;
 
-    /// The list of candidates is a new one.
+    /// The candidate list was rebuilt.
     fn refill(&mut self, _candidates: &Candidates) {}
 
-    /// Makes at once what [`Policy::refill`] makes step by step.
+    /// Does at once what [`Policy::refill`] does in steps.
     fn settle(&mut self, _candidates: &Candidates) {}
 
     /// A flow was pinned to the candidate at `index`.
     fn pinned(&mut self, _candidates: &Candidates, _index: usize) {}
 
-    /// Chooses the index of a candidate for a new flow. There is at least one candidate.
+    /// Chooses a candidate for a new flow. There is at least one.
     fn choose(&mut self, flow: &NewFlow<'_>, candidates: &Candidates) -> usize;
 
-    /// The flow did not fit the candidate chosen, and the one in this slot got it.
+    /// The flow did not fit the chosen candidate and went to this slot.
     fn spilled(&mut self, _slot: Slot) {}
 
-    /// The share of new flows that each candidate gets while every flow fits, where the policy has such shares.
+    /// Each candidate's share of new flows while every flow fits, if the policy has shares.
     fn shares(&self, _candidates: &Candidates) -> Option<Vec<f64>> {
         None
     }
 
-    /// The hash by which the policy places a flow, where it has one of its own.
+    /// The policy's own hash of a flow, if any.
     fn hash(&self, _flow: &NewFlow<'_>) -> Option<u64> {
         None
     }
 
-    /// Notes what it remembers.
+    /// Saves its memory.
     fn save(&self, _state: &mut State) {}
 
-    /// Remembers what was noted.
+    /// Restores its memory.
     fn restore(&mut self, _state: &State) {}
 }
 
-/// A scheduler's name that no policy has.
+/// An unknown scheduler name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("there is no scheduler {name:?}; there are {}", Scheduler::NAMES.join(", "))]
 pub struct UnknownScheduler {
-    /// What was asked for.
+    /// The requested name.
     pub name: String,
 }
 
@@ -251,7 +249,7 @@ macro_rules! policies {
         #[derive(Clone, Debug)]
         enum AnyPolicy { $($policy($policy),)* }
 
-        /// Runs an expression on the policy, whichever it is.
+        /// Evaluates an expression on whichever policy it is.
         macro_rules! on_policy {
             ($any:expr, $one:ident => $then:expr) => {
                 match $any { $(AnyPolicy::$policy($one) => $then,)* }
@@ -262,11 +260,11 @@ macro_rules! policies {
             /// Every policy's name.
             pub const NAMES: &'static [&'static str] = &[$($policy::NAME,)*];
 
-            /// The policy of that name with these settings and the parameters in `parameters`: a table of what
+            /// The named policy with these settings and parameters, a table of what
             /// [`Scheduler::parameters_of`] lists.
             ///
             /// # Errors
-            /// The deserialiser's own, for an unknown name, an unknown parameter and a value out of range.
+            /// The deserialiser's, for an unknown name or parameter or a value out of range.
             pub fn with_parameters<'de, D>(name: &str, settings: Settings, parameters: D) -> Result<Scheduler, D::Error>
             where
                 D: Deserializer<'de>,
@@ -278,10 +276,10 @@ macro_rules! policies {
                 Err(D::Error::custom(UnknownScheduler { name: name.to_owned() }))
             }
 
-            /// The policy of that name with default settings and parameters.
+            /// The named policy with default settings and parameters.
             ///
             /// # Errors
-            /// [`UnknownScheduler`] where no policy has that name.
+            /// [`UnknownScheduler`].
             pub fn from_name(name: &str) -> Result<Scheduler, UnknownScheduler> {
                 $(if name == $policy::NAME {
                     return Ok(Scheduler::new(AnyPolicy::$policy($policy::default()), Settings::default()));
@@ -289,7 +287,7 @@ macro_rules! policies {
                 Err(UnknownScheduler { name: name.to_owned() })
             }
 
-            /// The parameters that a policy has, [`None`] where there is no such policy.
+            /// The parameters of a policy; [`None`] if there is no such policy.
             pub fn parameters_of(name: &str) -> Option<&'static [Parameter]> {
                 $(if name == $policy::NAME { return Some($policy::PARAMETERS); })*
                 None
@@ -320,7 +318,7 @@ fn by_flow<P: Policy>(_policy: &P) -> bool {
     P::BY_FLOW
 }
 
-/// One of the scheduling policies, with its settings and its state. One per service and worker.
+/// A scheduling policy with settings and state. One per service and worker.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     policy: AnyPolicy,
@@ -328,7 +326,7 @@ pub struct Scheduler {
     seen: Seen,
 }
 
-/// What of the candidates a policy has taken over: the list, and how many flows were pinned since.
+/// What the policy has seen of the candidates: the list, and the number of flows pinned since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     revision: u64,
@@ -400,15 +398,14 @@ impl Scheduler {
         })
     }
 
-    /// Takes over what has changed of the candidates since the last time. A worker need not call it:
-    /// [`Scheduler::pick`] does.
+    /// Updates the policy for changed candidates. [`Scheduler::pick`] calls it.
     #[inline]
     pub fn follow(&mut self, candidates: &Candidates) {
         on_policy!(&mut self.policy, policy => self.seen.follow(policy, candidates));
     }
 
-    /// Takes over the candidates as they are, whole: what a worker spreads over many calls of [`Scheduler::pick`] (the
-    /// tables of `maglev` and `source-hash`) is made at once.
+    /// Updates the policy completely: builds at once what a worker spreads over many [`Scheduler::pick`]
+    /// calls (the tables of `maglev` and `source-hash`).
     pub fn settle(&mut self, candidates: &Candidates) {
         if !candidates.is_empty() {
             self.follow(candidates);
@@ -416,19 +413,18 @@ impl Scheduler {
         }
     }
 
-    /// The share of new flows that each candidate gets while every flow fits, where the policy has such shares:
-    /// `weighted`, `maglev`, `rss` and `source-hash`.
+    /// Each candidate's share of new flows while every flow fits, for policies with shares: `weighted`,
+    /// `maglev`, `rss` and `source-hash`.
     pub fn shares(&self, candidates: &Candidates) -> Option<Vec<f64>> {
         on_policy!(&self.policy, policy => policy.shares(candidates))
     }
 
-    /// The hash by which the policy places a flow, where it has one of its own: Toeplitz for `rss`, of the source address
-    /// for `source-hash`.
+    /// The policy's own hash of a flow: Toeplitz for `rss`, of the source address for `source-hash`.
     pub fn hash(&self, flow: &NewFlow<'_>) -> Option<u64> {
         on_policy!(&self.policy, policy => policy.hash(flow))
     }
 
-    /// The rank of a candidate for a flow, where the policy ranks: equation 2.2 of `jbsq`.
+    /// The rank of a candidate for a flow, for policies that rank: equation 2.2 of `jbsq`.
     pub fn rank(&self, flow: &NewFlow<'_>, candidates: &Candidates, index: usize) -> Option<f32> {
         match &self.policy {
             AnyPolicy::Jbsq(jbsq) => Some(jbsq.rank(candidates, index, flow.priority())),
@@ -436,20 +432,20 @@ impl Scheduler {
         }
     }
 
-    /// Notes what it remembers of earlier decisions. Allocates nothing where `state` has room for a count per slot.
+    /// Saves its memory of earlier decisions. Does not allocate if `state` has room for a count per slot.
     pub fn save(&self, state: &mut State) {
         on_policy!(&self.policy, policy => policy.save(state));
     }
 
-    /// Remembers what was noted.
+    /// Restores its memory.
     pub fn restore(&mut self, state: &State) {
         on_policy!(&mut self.policy, policy => policy.restore(state));
     }
 
-    /// Writes the policy's own parameters: what [`Scheduler::with_parameters`] reads.
+    /// Serialises the policy's own parameters, as [`Scheduler::with_parameters`] reads them.
     ///
     /// # Errors
-    /// The serialiser's own.
+    /// The serialiser's.
     pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         on_policy!(&self.policy, policy => policy.serialize(serializer))
     }

@@ -3,19 +3,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::consistent::{Consistent, TABLE_ENTRIES, deserialize_entries};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// Maglev's consistent hashing (Eisenbud et al., NSDI 2016): the flow's hash names an entry of a table, the entry an
-/// instance. Instances get flows in proportion to their weights; when one leaves, at most 1 % of the flows of the others
-/// would be given elsewhere. Of use where pins may be lost (another balancer takes over, a full flow table) and a flow
-/// should then still find its instance.
+/// Maglev's consistent hashing (Eisenbud et al., NSDI 2016): the flow's hash selects a table entry, which
+/// names an instance. Shares are proportional to weights. When an instance leaves, at most 1 % of the others'
+/// flows would move. Useful if pins may be lost (failover to another balancer, a full flow table) and flows
+/// should still find their instance.
 ///
-/// The table follows a change of instances within milliseconds, step by step; until then flows of one that has left go
-/// to the next entry's instance. A fresh instance gets its entries as its [ramp](Candidates::ramp) says.
+/// The table follows a change of instances in steps, within milliseconds. Until then flows of a departed
+/// instance go to the next entry's instance. A fresh instance gets entries by its [ramp](Candidates::ramp).
 #[derive(Clone, Debug)]
 pub struct Maglev {
     pub(crate) table: Consistent,
 }
 
-/// What is written of a policy with a table.
+/// The serialised form of a table-based policy.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Written {
@@ -53,12 +53,12 @@ impl<'de> Deserialize<'de> for Maglev {
     }
 }
 
-/// The parameter of policies with a table.
+/// The parameter of table-based policies.
 pub(crate) const TABLE: Parameter = Parameter {
     name: "table",
     kind: "prime number from 3 to 1048573",
     default: "65537",
-    meaning: "entries of the table: more make shares more even, and fewer flows of others move when an instance leaves",
+    meaning: "table entries; more give more even shares and move fewer flows when an instance leaves",
 };
 
 impl Policy for Maglev {

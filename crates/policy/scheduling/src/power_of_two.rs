@@ -3,13 +3,12 @@ use serde::{Deserialize, Serialize};
 use crate::candidates::{below, mix};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// An idle instance if there is one, else the better of two drawn at random (Horus, NSDI 2024; as SmartINCO §2.5 tells
-/// it): nearly as even as looking at all of them, and many workers that decide at once do not all run to the same one.
+/// An idle instance if there is one, else the better of two random choices (Horus, NSDI 2024, as described in
+/// SmartINCO §2.5). Nearly as even as comparing all, and concurrent workers do not all pick the same one.
 ///
-/// Idle is an instance without a flow and, up to a thousandth of its capacity, without load. Among several the draw
-/// decides where the search begins. The better one is the less utilised, then the one with fewer flows, then the first
-/// drawn; one that fits is better than one that does not. The draw is the flow's hash, so that a decision can be
-/// repeated.
+/// An instance is idle without flows and with a load below a thousandth of its capacity. The draw decides
+/// where the search for an idle one starts. Of two, the better fits, then is less utilised, then has fewer
+/// flows, then was drawn first. The draw is the flow's hash, so that a decision can be reproduced.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PowerOfTwo {}
@@ -27,7 +26,7 @@ impl Policy for PowerOfTwo {
         if let Some(idle) = candidates.next_idle(first) {
             return idle;
         }
-        // One of the others.
+        // A different one.
         let second = (first + 1 + below((draw >> 32) as u32, count.saturating_sub(1))) % count.max(1);
         let cost = |index: usize| {
             let flows = candidates.get(index).map_or(0, |row| row.live_flows);

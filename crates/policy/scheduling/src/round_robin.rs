@@ -3,19 +3,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Candidates, NewFlow, Parameter, Policy, State};
 
-/// The i-th flow goes to the i-th instance; after the last one comes the first (SmartINCO §3.2). A full instance's turn
-/// goes to the next that the flow fits, unless `spill` is off, as it is in the paper.
+/// Flow i goes to instance i, wrapping after the last (SmartINCO §3.2). A full instance's turn goes to the
+/// next that the flow fits, unless `spill` is off, as in the paper.
 ///
-/// Where it stands is remembered as the slot of the last pick, not as a number: the next is the candidate with the
-/// next higher slot. So the order goes on undisturbed when instances come and go: nobody is skipped and nobody gets
-/// two turns in a row because of someone else's leaving. A fresh instance is passed over in as many of its turns as its
-/// [ramp](Candidates::ramp) says.
+/// The position is the last picked slot, not a count: the next candidate is the one with the next higher
+/// slot. So arrivals and departures never skip an instance or give it two turns in a row. A fresh instance
+/// skips turns by its [ramp](Candidates::ramp).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RoundRobin {
     #[serde(skip)]
     last: Option<Slot>,
-    /// By slot, the part of a turn that a fresh instance has saved up.
+    /// By slot, the fraction of a turn that a fresh instance has accumulated.
     #[serde(skip)]
     saved: Box<[f32]>,
 }
@@ -40,11 +39,11 @@ impl Policy for RoundRobin {
             None => 0,
             Some(last) => match candidates.index_of(last) {
                 Some(index) => index + 1,
-                // It left since: the first one after it in the order of slots.
+                // It has left: continue with the next higher slot.
                 None => rows.partition_point(|row| row.slot < last),
             },
         };
-        // One of them has a ramp of 1, so this ends within a round.
+        // Ends within a round: one of them has a ramp of 1.
         for _ in 0..rows.len() {
             if index >= rows.len() {
                 index = 0;

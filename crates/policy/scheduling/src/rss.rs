@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// The standard key, of Microsoft's "Verifying the RSS hash calculation" and Intel's 82599 data sheet §7.1.2.8.
+/// The standard key of Microsoft's "Verifying the RSS hash calculation" and Intel's 82599 data sheet
+/// §7.1.2.8.
 const KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
     0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
@@ -16,13 +17,14 @@ pub const ENTRIES: usize = 128;
 /// The longest input: two IPv6 addresses and two ports.
 const INPUT_BYTES: usize = 36;
 
-/// What a network card does (receive-side scaling): the Toeplitz hash of addresses and ports with the standard key names
-/// one of 128 entries, the entry an instance, the entries dealt out in turn. It is the baseline that others are compared
-/// with: it looks at no load. As on a card, the hash is not the same for the two directions of a flow; the pin is.
+/// Receive-side scaling as network cards do it: the Toeplitz hash of addresses and ports with the standard
+/// key selects one of 128 entries, which are assigned to instances in turn. It ignores load and is the
+/// baseline for comparison. As on a card, the two directions of a flow have different hashes; the pin is the
+/// same.
 ///
-/// With ports for TCP and UDP, unless `ports` is off; of addresses alone for the rest. A full instance's flows go to the
-/// next that they fit, unless `spill` is off, as it is on a card; a fresh one gets its entries as its
-/// [ramp](Candidates::ramp) says. A different number of instances deals all entries anew.
+/// TCP and UDP include ports unless `ports` is off; other protocols use addresses only. A full instance's
+/// flows go to the next that they fit, unless `spill` is off, as on a card. A fresh instance gets entries by
+/// its [ramp](Candidates::ramp). A change in the number of instances reassigns all entries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rss {
@@ -30,7 +32,7 @@ pub struct Rss {
     ports: bool,
     #[serde(skip)]
     shape: u64,
-    /// Indices of candidates.
+    /// Candidate indices.
     #[serde(skip)]
     entries: Box<[u16]>,
 }
@@ -45,8 +47,8 @@ impl Default for Rss {
     }
 }
 
-/// The hashes of every half of a byte at every place of the input: a hash is the exclusive or of as many look-ups as
-/// the input has halves. 4.5 KiB.
+/// The hash of each nibble at each input position: a hash is the exclusive or of one lookup per nibble. 4.5
+/// KiB.
 static HALVES: [[u32; 16]; 2 * INPUT_BYTES] = halves();
 
 const fn halves() -> [[u32; 16]; 2 * INPUT_BYTES] {
@@ -69,7 +71,7 @@ const fn halves() -> [[u32; 16]; 2 * INPUT_BYTES] {
     table
 }
 
-/// The 32 bits of the key from that bit on.
+/// The 32 key bits from that bit on.
 const fn key_window(bit: usize) -> u32 {
     let mut window = 0;
     let mut byte = 0;
@@ -90,8 +92,8 @@ fn toeplitz(input: &[u8]) -> u32 {
     })
 }
 
-/// The Toeplitz hash of a packet with these addresses, with the standard key: of source and destination address, and of
-/// source and destination port where `with_ports`.
+/// The Toeplitz hash of a packet with the standard key, over source and destination address, and over the
+/// ports if `with_ports`.
 #[inline]
 pub fn rss_hash(tuple: &Tuple, with_ports: bool) -> u32 {
     let mut input = [0; INPUT_BYTES];
@@ -131,7 +133,7 @@ impl Policy for Rss {
         name: "ports",
         kind: "true or false",
         default: "true",
-        meaning: "whether ports of TCP and UDP are part of the hash, or addresses alone",
+        meaning: "whether the hash includes TCP and UDP ports or only addresses",
     }];
 
     fn refill(&mut self, candidates: &Candidates) {
@@ -144,7 +146,7 @@ impl Policy for Rss {
         for (entry, place) in self.entries.iter_mut().enumerate() {
             let own = entry % count;
             let round = entry / count;
-            // A fresh instance has as many of its entries as its ramp says; the others are dealt on.
+            // A fresh instance keeps the share of its entries given by its ramp; the rest are reassigned.
             let is_taken = (round as f32) < candidates.ramp(own) * of_each;
             let others = || (0..count).map(|n| (own + 1 + round + n) % count);
             let heir = || others().find(|heir| candidates.ramp(*heir) >= 1.0);

@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 use crate::candidates::mix;
 use crate::{Candidates, Maglev, NewFlow, Parameter, Policy};
 
-/// All flows of one source address go to one instance (HAProxy's `source`, IPVS's `sh`): for functions that keep
-/// something per client. The source is that of the packet that opens the flow. Addresses are spread as
-/// [`Maglev`] spreads flows, so that few move when instances come and go.
+/// All flows of a source address go to one instance (HAProxy's `source`, IPVS's `sh`), for functions with
+/// per-client state. The source is that of the packet that opens the flow. Addresses are spread as [`Maglev`]
+/// spreads flows, so that few move when instances come and go.
 ///
-/// The hash is a public one: whoever can choose his address can choose his instance, and one address brings all of its
-/// load to one instance, up to what fits there.
+/// The hash is public: a client that chooses its address chooses its instance. One address loads one
+/// instance, up to what fits there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SourceHash {
     by_address: Maglev,
 }
 
-/// The hash of an address: the same for IPv4 and for IPv4 mapped into IPv6.
+/// The hash of an address. IPv4 and IPv4-mapped IPv6 addresses hash alike.
 #[inline]
 fn hash(address: IpAddr) -> u64 {
     let bits = match address {

@@ -1,21 +1,22 @@
-//! Which of very many are the heaviest, in a fixed room.
+//! Finds heavy hitters in fixed space.
 
-/// One that is heavy.
+/// A heavy hitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heavy<K> {
-    /// Which one.
+    /// Its key.
     pub key: K,
-    /// What was counted for it; never less than what it brought.
+    /// Its count, never below the true one.
     pub count: u64,
-    /// How much of `count` may be others': it brought at least `count` − `error`.
+    /// The maximum overestimate: the true count is at least `count` − `error`.
     pub error: u64,
 }
 
-/// The Space-Saving algorithm (Metwally, Agrawal, El Abbadi, ICDT 2005): `N` counters find everyone who brings more
-/// than 1/N of the whole, and tell how far each count may be off. A key without a counter takes over the smallest.
+/// The Space-Saving algorithm (Metwally, Agrawal, El Abbadi, ICDT 2005): `N` counters find every key with
+/// more than 1/N of the total and bound each count's error. A key without a counter replaces the smallest
+/// one.
 ///
-/// Ours and not a library's, because a worker counts with it: nothing is allocated after it is made, and 64 counters
-/// are found by their hashes, side by side in eight cache lines, in fewer steps than a map and a heap would take.
+/// Not a library, because workers use it: no allocation after construction, and 64 hashes in eight adjacent
+/// cache lines are searched in fewer steps than a map and a heap need.
 #[derive(Clone, Debug)]
 pub struct SpaceSaving<K, const N: usize> {
     hashes: [u64; N],
@@ -24,7 +25,7 @@ pub struct SpaceSaving<K, const N: usize> {
 }
 
 impl<K: Copy + Eq, const N: usize> SpaceSaving<K, N> {
-    /// Nothing counted. `nobody` is any key: it fills counters that are not in use.
+    /// An empty sketch. `nobody` is any key; it fills unused counters.
     pub fn new(nobody: K) -> Self {
         let unused = Heavy {
             key: nobody,
@@ -38,7 +39,7 @@ impl<K: Copy + Eq, const N: usize> SpaceSaving<K, N> {
         }
     }
 
-    /// Counts `weight` more for `key`. `hash` is the key's, the same each time.
+    /// Adds `weight` to `key`. `hash` is the key's, the same each time.
     #[inline]
     pub fn count(&mut self, key: &K, hash: u64, weight: u64) {
         if let Some(heavy) = self
@@ -78,17 +79,17 @@ impl<K: Copy + Eq, const N: usize> SpaceSaving<K, N> {
             .map_or(0, |(place, _)| place)
     }
 
-    /// Those that have counters, in no order.
+    /// All counted keys, unordered.
     pub fn heavy(&self) -> &[Heavy<K>] {
         self.heavy.get(..self.used).unwrap_or_default()
     }
 
-    /// What is counted for a key; [`None`] where it has no counter.
+    /// The counter of a key; [`None`] if it has none.
     pub fn of(&self, key: &K, hash: u64) -> Option<&Heavy<K>> {
         self.heavy.get(self.place_of(key, hash)?)
     }
 
-    /// Forgets everything.
+    /// Clears all counters.
     pub fn clear(&mut self) {
         self.used = 0;
         self.hashes = [0; N];
@@ -107,14 +108,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The paper's guarantees, against exact counts: a count is never too low and too high by at most `error`; the
-        /// smallest is at most 1/N of the whole; whoever brings more than that has a counter.
+        /// The paper's guarantees, against exact counts: a count is never too low, and too high by at most
+        /// `error`. The smallest is at most 1/N of the total. Every key above that has a counter.
         #[test]
         fn counts_are_within_their_errors(keys in proptest::collection::vec((0u8..40, 1u64..50), 1..400)) {
             let mut heavy = SpaceSaving::<u8, 8>::new(0);
             let mut exact = BTreeMap::new();
             for (key, weight) in &keys {
-                // Half of the keys share a hash with another.
+                // Half of the keys share their hash with another.
                 heavy.count(key, u64::from(key / 2 * 2), *weight);
                 *exact.entry(*key).or_insert(0) += weight;
             }
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_after_it_was_cleared() {
+    fn clearing_removes_all_counters() {
         let mut heavy = SpaceSaving::<u8, 2>::new(0);
         (0..5).for_each(|key| heavy.count(&key, key.into(), 3));
         assert_eq!(heavy.heavy().len(), 2);

@@ -4,52 +4,52 @@ use serde::{Deserialize, Serialize};
 use crate::candidates::mix;
 use crate::{Candidates, NewFlow, Parameter, Policy, State};
 
-/// The sum of all weights, and the number of values that a draw can have.
+/// The sum of all weights, and the number of values that a draw has.
 pub const TOTAL_WEIGHT: u16 = 256;
 
-/// SmartLB's weights (LB §3.A): the less an instance was given in the last period, the more of the new flows of the
-/// next one are its,
+/// SmartLB's weights (LB §3.A): the less an instance was assigned in the last period, the more new flows it
+/// gets in the next,
 ///
 /// ```text
 /// w(i) = 256 · (total − count(i)) / (total · (n − 1))
 /// ```
 ///
-/// where `count` is what the instance was given in the period in the service's metric, `total` the sum and `n` the number
-/// of instances. A new flow draws one of 256 numbers, which the weights divide into intervals.
+/// where `count` is the load assigned to the instance in the period, in the service's metric, `total` the sum
+/// and `n` the number of instances. A new flow draws one of 256 numbers, which the weights partition.
 ///
-/// What the paper leaves open: one instance has all 256; where nothing was given (total = 0) all have the same; fractions
-/// are given out by the largest remainder, so that the sum is always 256. The weights are made anew at the end of each
-/// period and at once when an instance comes (LB §3.B: all are rebalanced; it was given nothing yet) or goes (its weight is
-/// 0). They are multiplied by the instances' own weights and by the [ramp](Candidates::ramp) of a fresh one. The draw is the
-/// flow's hash, so that a decision can be repeated.
+/// Beyond the paper: a single instance gets all 256; if nothing was assigned (total = 0) all weights are
+/// equal; fractions go to the largest remainders, so that the sum is always 256. Weights are recomputed at
+/// the end of each period, and at once when an instance arrives (LB §3.B: rebalance all; its count is 0) or
+/// leaves (its weight becomes 0). They are multiplied by the instances' own weights and a fresh instance's
+/// [ramp](Candidates::ramp). The draw is the flow's hash, so that a decision can be reproduced.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Weighted {
-    /// How long weights last.
+    /// The lifetime of a set of weights.
     #[serde(with = "span")]
     period: Nanos,
-    /// When loads were last added up, and when the period began.
+    /// When loads were last summed, and when the period began.
     #[serde(skip)]
     added_at: Option<Nanos>,
     #[serde(skip)]
     began_at: Nanos,
-    /// What each slot was given, in this period so far and in the last one.
+    /// By slot, the load assigned in this period so far, and in the last one.
     #[serde(skip)]
     counts: Box<[f64]>,
     #[serde(skip)]
     last_counts: Box<[f64]>,
-    /// The list for which the weights were made.
+    /// The candidate list of the weights.
     #[serde(skip)]
     shape: u64,
-    /// Which candidate has which number of the draw.
+    /// The candidate of each number that can be drawn.
     #[serde(skip)]
     intervals: Box<[u16]>,
-    /// Room for making weights.
+    /// Scratch space for computing weights.
     #[serde(skip)]
     shares: Vec<Share>,
 }
 
-/// A candidate's part of the whole.
+/// A candidate's share of the whole.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     exact: f64,
@@ -84,7 +84,7 @@ impl Default for Weighted {
 }
 
 impl Weighted {
-    /// The weights in force, by candidate; they sum up to 256.
+    /// The current weights by candidate; their sum is 256.
     pub fn weights(&self, candidates: &Candidates) -> Vec<u16> {
         let mut weights = vec![0; candidates.len()];
         for index in &self.intervals {
@@ -95,7 +95,7 @@ impl Weighted {
         weights
     }
 
-    /// Adds what was given since the last time.
+    /// Adds the load assigned since the last call.
     fn add_up(&mut self, candidates: &Candidates, seconds: f64) {
         for row in candidates.rows() {
             if let Some(count) = self.counts.get_mut(row.slot.index())
@@ -138,11 +138,11 @@ impl Weighted {
         let mut left = TOTAL_WEIGHT;
         for share in &mut self.shares {
             share.exact *= f64::from(TOTAL_WEIGHT) / sum;
-            // What rounding could give too much is not there to be given.
+            // Rounding must not assign more than is left.
             share.given = (share.exact as u16).min(left);
             left -= share.given;
         }
-        // Largest remainder first; among equals the first candidate.
+        // Largest remainder first; ties go to the first candidate.
         self.shares.sort_unstable_by(|a, b| {
             let remainder = |share: &Share| share.exact - f64::from(share.given);
             remainder(b).total_cmp(&remainder(a)).then(a.index.cmp(&b.index))
@@ -168,14 +168,14 @@ impl Policy for Weighted {
         name: "period",
         kind: "span of time",
         default: "\"1s\"",
-        meaning: "how long weights last before they are made anew from what each instance was given",
+        meaning: "how often weights are recomputed from the load each instance was given",
     }];
 
     fn refill(&mut self, candidates: &Candidates) {
         let now = candidates.terms().at;
         let mut is_due = candidates.shape() != self.shape;
         match self.added_at {
-            // The rates of this moment are all that is known at first.
+            // At first only the current rates are known.
             None => {
                 self.add_up(candidates, 1.0);
                 self.end_period(now);

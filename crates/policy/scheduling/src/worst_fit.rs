@@ -3,11 +3,11 @@ use serde::{Deserialize, Serialize};
 use crate::least::{Least, key};
 use crate::{Candidates, NewFlow, Parameter, Policy};
 
-/// The least utilised instance (SmartINCO §3.2): usage stays balanced. Among equals the one with the fewest live
-/// flows, then the first. Those that fit the flow come before those that do not.
+/// The least utilised instance (SmartINCO §3.2), which balances load. Ties go to the one with the fewest live
+/// flows, then the first. Instances that fit the flow precede those that do not.
 ///
-/// A fresh instance is the least utilised until it has caught up; it counts as smaller than it is while it
-/// [ramps](Candidates::ramp) up.
+/// A fresh instance is the least utilised until it has caught up; it counts as smaller during its
+/// [ramp](Candidates::ramp).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorstFit {

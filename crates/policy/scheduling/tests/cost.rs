@@ -1,4 +1,5 @@
-//! A pick costs about the same however many instances there are: compared in one run, so that the machine does not matter.
+//! The cost of a pick does not depend on the number of instances: compared in one run, so that the machine
+//! does not matter.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::hint::black_box;
@@ -7,11 +8,11 @@ use std::time::{Duration, Instant};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, Slot};
 use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms};
 
-/// Short enough that many of them pass without an interruption on a busy machine; the least of all counts.
+/// Short enough that many runs complete without preemption on a busy machine; the minimum counts.
 const PICKS: u32 = 200;
 const RUNS: u32 = 300;
 
-/// The least time of so many picks and pins.
+/// The minimum time of so many picks and pins.
 fn cost(name: &str, count: u16) -> Duration {
     let mut scheduler = Scheduler::from_name(name).unwrap();
     let mut candidates = Candidates::new();
@@ -48,10 +49,10 @@ fn cost(name: &str, count: u16) -> Duration {
 }
 
 #[test]
-fn a_pick_does_not_look_at_every_instance() {
+fn a_pick_does_not_visit_every_instance() {
     for name in Scheduler::NAMES {
         let few = cost(name, 8);
-        // A look at each would be a factor of 128.
+        // Visiting each would be a factor of 128.
         let many = cost(name, 1024);
         assert!(
             many <= few * 6,

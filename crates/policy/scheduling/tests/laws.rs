@@ -1,4 +1,4 @@
-//! What every scheduler promises, and what each one adds.
+//! The guarantees of every scheduler, and the particular ones of each.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::collections::BTreeSet;
@@ -75,7 +75,7 @@ impl Flow {
         Flow {
             key,
             direction,
-            // Uniform bits, as the table's hash has.
+            // Uniform bits, like the flow table's hash.
             hash: u64::from(n)
                 .wrapping_add(1)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -109,9 +109,9 @@ fn place(scheduler: &mut Scheduler, candidates: &mut Candidates, n: u32, expecte
     index
 }
 
-/// Flows that differ in nothing but their keys, hashes and directions; whatever each expects and whatever its priority.
+/// Flows that differ only in key, hash and direction, with any expected load and priority.
 #[test]
-fn whether_a_pick_goes_by_the_flow_is_what_the_scheduler_says() {
+fn is_by_flow_says_whether_picks_depend_on_the_flow() {
     for name in Scheduler::NAMES {
         let picks = |first: u32| -> Vec<usize> {
             let mut scheduler = named(name);
@@ -128,7 +128,7 @@ fn whether_a_pick_goes_by_the_flow_is_what_the_scheduler_says() {
 }
 
 fn rows() -> impl Strategy<Value = Vec<Candidate>> {
-    // Few distinct values, so that ties come up; some fresh ones, some without weight.
+    // Few distinct values, so that ties occur; some fresh instances, some without weight.
     let one = (1u16..5, 0u32..12, 0u32..3, 0u64..8, 0u16..4);
     proptest::collection::vec(one, 0..80).prop_map(|list| {
         let mut slot = 0;
@@ -151,7 +151,7 @@ fn rows() -> impl Strategy<Value = Vec<Candidate>> {
 
 proptest! {
     #[test]
-    fn a_pick_names_a_candidate_and_says_truly_whether_it_fits(
+    fn a_pick_is_a_candidate_and_reports_whether_it_fits(
         rows in rows(), fit in 0.1f32..1.2, n in any::<u32>(), spill in any::<bool>(),
     ) {
         for name in Scheduler::NAMES {
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn capacity_is_respected_where_any_fits(rows in rows(), fit in 0.1f32..1.2, first in any::<u32>(), flows in 1u32..60) {
+    fn capacity_is_respected_if_any_instance_fits(rows in rows(), fit in 0.1f32..1.2, first in any::<u32>(), flows in 1u32..60) {
         for name in Scheduler::NAMES {
             let mut scheduler = named(name);
             let mut candidates = listed(&rows, terms(0, fit));
@@ -183,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn candidates_are_renewed_as_if_they_were_listed_again(
+    fn renewing_equals_rebuilding_the_list(
         rows in rows(),
         lists in proptest::collection::vec(proptest::collection::vec((0u32..12, 0u32..3, 0u64..8), 80), 1..4),
         pins in 0u32..20,
@@ -193,7 +193,7 @@ proptest! {
         let mut scheduler = named("worst-fit");
         for (n, list) in (1..).zip(lists) {
             for number in 0..pins.min(rows.len() as u32) {
-                // Every second list has flows of other priorities, too.
+                // Every second list also has flows of other priorities.
                 let mut flow = Flow::number(number);
                 flow.dscp *= (n % 2) as u8;
                 let flow = flow.new_flow(70.0);
@@ -237,12 +237,12 @@ proptest! {
         }
     }
 
-    /// What a policy keeps in step as flows are pinned is what it would make of the same list from nothing.
+    /// The incrementally updated state equals the state rebuilt from the same list.
     #[test]
-    fn a_scheduler_that_followed_picks_as_a_new_one_does(rows in rows(), flows in 1u32..60, removed in any::<prop::sample::Index>()) {
+    fn an_updated_scheduler_picks_like_a_new_one(rows in rows(), flows in 1u32..60, removed in any::<prop::sample::Index>()) {
         prop_assume!(!rows.is_empty());
         for name in Scheduler::NAMES {
-            // Where it stands is what round-robin is about; the tables change step by step.
+            // Round-robin depends on its position; tables change in steps.
             let mut old = named(name);
             let mut candidates = listed(&rows, terms(0, FIT));
             for n in 0..flows {
@@ -352,10 +352,10 @@ proptest! {
     }
 
     #[test]
-    fn round_robin_gives_everyone_one_turn_before_anyone_two(rows in rows(), start in 0u32..50) {
+    fn round_robin_gives_each_instance_one_turn_per_round(rows in rows(), start in 0u32..50) {
         prop_assume!(!rows.is_empty());
         let rows: Vec<_> = rows.into_iter().map(|row| Candidate { active_for: OLD, ..row }).collect();
-        // As in SmartINCO, a full one is given its turn.
+        // As in SmartINCO, a full one keeps its turn.
         let mut scheduler = named("round-robin").with_settings(Settings { spill: false, ..Settings::default() });
         let candidates = listed(&rows, terms(0, FIT));
         for n in 0..start {
@@ -369,7 +369,7 @@ proptest! {
     }
 
     #[test]
-    fn round_robin_goes_on_where_it_was_when_others_come_and_go(
+    fn round_robin_keeps_its_position_when_instances_change(
         before in proptest::collection::btree_set(0u16..40, 1..20),
         after in proptest::collection::btree_set(0u16..40, 1..20),
         flows in 1u32..30,
@@ -391,7 +391,7 @@ proptest! {
     }
 
     #[test]
-    fn a_burst_of_new_flows_overcommits_nobody_before_everybody_is_full(
+    fn a_burst_overcommits_no_instance_before_all_are_full(
         count in 1u16..10, flows in 1u32..200, each in 1u32..30,
     ) {
         for name in Scheduler::NAMES {
@@ -412,7 +412,7 @@ proptest! {
             match *name {
                 "worst-fit" | "least-connections" | "round-robin" => prop_assert!(high - low <= each as f32),
                 "best-fit" => {
-                    // Every instance but one is either untouched or as full as `fit` lets it be.
+                    // Every instance but one is either unused or filled to `fit`.
                     let between = rows.iter().filter(|c| c.load > 0.0 && c.fits(FIT)).count();
                     prop_assert!(between <= 1, "{:?}", rows);
                 }
@@ -437,7 +437,7 @@ proptest! {
     }
 
     #[test]
-    fn source_hash_keeps_a_source_together(rows in rows(), n in any::<u32>(), ports in proptest::collection::vec(any::<u16>(), 1..20)) {
+    fn source_hash_sends_a_source_to_one_instance(rows in rows(), n in any::<u32>(), ports in proptest::collection::vec(any::<u16>(), 1..20)) {
         let rows: Vec<_> = rows.into_iter().map(|row| Candidate { load: 0.0, ..row }).collect();
         prop_assume!(!rows.is_empty());
         let candidates = listed(&rows, terms(0, FIT));
@@ -454,9 +454,9 @@ proptest! {
     }
 }
 
-/// Of the flows of those that stay, at most 1 % would be given elsewhere when one of N leaves.
+/// When one of N instances leaves, at most 1 % of the others' flows would move.
 #[test]
-fn few_flows_of_others_move_when_one_leaves() {
+fn few_flows_of_others_move_when_an_instance_leaves() {
     for name in ["maglev", "source-hash"] {
         for count in [2u16, 3, 4, 8, 16, 32, 64] {
             let rows: Vec<_> = (0..count).map(|n| candidate(n, 1e9, 0.0)).collect();
@@ -490,9 +490,9 @@ fn few_flows_of_others_move_when_one_leaves() {
     }
 }
 
-/// A table is made step by step; meanwhile every flow goes to an instance that is there.
+/// During a table's rebuild every flow goes to a present instance.
 #[test]
-fn a_table_follows_within_some_lists() {
+fn a_table_follows_a_change_within_some_lists() {
     let rows: Vec<_> = (0..8).map(|n| candidate(n, 1e9, 0.0)).collect();
     let mut candidates = listed(&rows, terms(0, FIT));
     let mut scheduler = named("maglev");
@@ -512,7 +512,7 @@ fn a_table_follows_within_some_lists() {
 }
 
 #[test]
-fn smartincos_round_robin_resets_after_the_last() {
+fn round_robin_wraps_after_the_last_instance() {
     let rows: Vec<Candidate> = (0..3).map(|s| candidate(s, 10.0, 0.0)).collect();
     let candidates = listed(&rows, terms(0, FIT));
     let mut scheduler = named("round-robin");
@@ -522,10 +522,10 @@ fn smartincos_round_robin_resets_after_the_last() {
     assert_eq!(turns, [0, 1, 2, 0, 1, 2, 0]);
 }
 
-/// A fresh instance beside seven that are half full: of the next flows it is given a part, not all, and in the end as much
-/// as the others have.
+/// A fresh instance beside seven that are half full gets a part of the next flows, not all, and finally as
+/// much as the others.
 #[test]
-fn a_fresh_instance_is_brought_up_without_a_stampede() {
+fn a_fresh_instance_ramps_up_without_a_stampede() {
     const EACH: f32 = 1.0;
     for name in Scheduler::NAMES {
         let mut scheduler = named(name);
@@ -533,7 +533,7 @@ fn a_fresh_instance_is_brought_up_without_a_stampede() {
         let mut loads = [500.0, 500.0, 500.0, 500.0, 500.0, 500.0, 500.0, 0.0f32];
         let mut flows = [500, 500, 500, 500, 500, 500, 500, 0u32];
         let (mut n, mut of_first, mut of_second) = (0, 0, 0);
-        // One new flow a millisecond, for two seconds; the eighth becomes Active at 0.
+        // One new flow per millisecond for two seconds; the eighth instance becomes Active at 0.
         for ms in 0..2000 {
             let rows: Vec<_> = (0u16..8)
                 .map(|slot| Candidate {
@@ -550,7 +550,7 @@ fn a_fresh_instance_is_brought_up_without_a_stampede() {
             let of_part = if ms < 1000 { &mut of_first } else { &mut of_second };
             *of_part += u32::from(index == 7);
             if ms == 62 {
-                // The first sixteenth: all that came would be 63, and an even share is 8.
+                // In the first sixteenth: 63 would be all flows, 8 an even share.
                 let got = flows[7];
                 assert!(
                     got <= 40,
@@ -559,18 +559,18 @@ fn a_fresh_instance_is_brought_up_without_a_stampede() {
             }
         }
         match *name {
-            // It fills one before it opens the next.
+            // Fills one instance before opening the next.
             "best-fit" => assert_eq!(of_first + of_second, 0, "{name}"),
-            // They go by what each has: it catches up.
+            // Based on current load or flows: it catches up.
             "worst-fit" | "least-connections" | "jbsq" => {
                 assert!(
                     of_first + of_second > 500,
                     "{name}: {of_first} and {of_second} of 1000 each"
                 );
             }
-            // It is the better one whenever it is one of the two.
+            // The better one whenever it is drawn.
             "power-of-two" => assert!((150..=350).contains(&of_first) && of_second > 150, "{name}"),
-            // They give shares: in its first second about half of an even one, then a whole one.
+            // Share-based: about half an even share in its first second, then a whole one.
             _ => {
                 assert!(
                     (25..=110).contains(&of_first),
@@ -585,9 +585,9 @@ fn a_fresh_instance_is_brought_up_without_a_stampede() {
     }
 }
 
-/// Nobody else has room: the fresh one takes what comes.
+/// No other instance has room: the fresh one takes all flows.
 #[test]
-fn a_ramp_does_not_keep_flows_from_the_only_one_that_they_fit() {
+fn a_ramp_yields_if_only_the_fresh_instance_fits() {
     for name in Scheduler::NAMES {
         let mut scheduler = named(name);
         let mut rows: Vec<_> = (0..4).map(|slot| candidate(slot, 100.0, 95.0)).collect();
@@ -602,8 +602,8 @@ fn a_ramp_does_not_keep_flows_from_the_only_one_that_they_fit() {
     }
 }
 
-/// The others are at most of what they may carry: whoever goes by load fills the fresh one now, not in a second. A flow
-/// may bring more than is expected, and would not fit the others any more.
+/// The others are nearly full: load-based policies fill the fresh instance now, not in a second. A flow may
+/// bring more than expected and no longer fit the others.
 #[test]
 fn a_ramp_yields_when_the_others_are_nearly_full() {
     for name in ["worst-fit", "least-connections", "jbsq", "power-of-two"] {
@@ -636,7 +636,7 @@ fn a_ramp_yields_when_the_others_are_nearly_full() {
             needed >= 70 || name == "power-of-two" && needed > 30,
             "{name}: {needed} of 100"
         );
-        // How far it has come is told, and a list without anybody fresh knows no ramp.
+        // The ramp is visible, and a list without fresh instances has none.
         let candidates = listed(&fresh(80.0), terms(0, FIT));
         assert_eq!(candidates.ramp(4), 14.0 / 16.0, "{name}");
         assert_eq!(candidates.ramp(0), 1.0, "{name}");
@@ -644,14 +644,14 @@ fn a_ramp_yields_when_the_others_are_nearly_full() {
 }
 
 #[test]
-fn jbsq_goes_by_the_load_of_a_flows_own_priority_and_above() {
+fn jbsq_ranks_by_load_of_the_flows_priority_and_above() {
     let of = |slot, low: f32, high: f32| {
         let mut row = candidate(slot, 1000.0, low + high);
         row.queues[0] = low;
         row.queues[5] = high;
         row
     };
-    // The first has much of low priority, the second less, but of high priority.
+    // The first has much low-priority load, the second less load, but of high priority.
     let rows = [of(0, 400.0, 0.0), of(1, 0.0, 300.0)];
     let candidates = listed(&rows, terms(0, FIT));
     let flow = Flow::number(1);
@@ -667,7 +667,7 @@ fn jbsq_goes_by_the_load_of_a_flows_own_priority_and_above() {
     assert_eq!(half.pick(&with_dscp(46), &candidates), Pick::Fits(0));
     assert_eq!(half.rank(&with_dscp(46), &candidates, 0), Some(0.2));
     assert_eq!(half.rank(&with_dscp(46), &candidates, 1), Some(0.3));
-    // Best effort: 400 against 300; so it is for all with λ = 1.
+    // Best effort: 400 against 300, and so for all flows with λ = 1.
     assert_eq!(half.pick(&with_dscp(0), &candidates), Pick::Fits(1));
     assert_eq!(all.pick(&with_dscp(46), &candidates), Pick::Fits(1));
 }
@@ -691,7 +691,7 @@ fn jbsq_prefers_queues_below_their_bound() {
 }
 
 #[test]
-fn queues_are_those_of_the_flows_pinned() {
+fn queues_default_to_the_pinned_flows_priorities() {
     let rows = [candidate(0, 1000.0, 0.0), candidate(3, 1000.0, 0.0)];
     let mut candidates = listed(&rows, terms(0, FIT));
     let flow = Flow::number(1);
@@ -709,7 +709,7 @@ fn queues_are_those_of_the_flows_pinned() {
             ..flow.new_flow(10.0)
         },
     );
-    // The load that is read next is twice as high; another slot came in between.
+    // The next load reading is twice as high; another slot came in between.
     let rows = [
         candidate(0, 1000.0, 5.0),
         candidate(2, 1000.0, 7.0),
@@ -724,7 +724,7 @@ fn queues_are_those_of_the_flows_pinned() {
     assert_eq!(queues, [(5.0, 0.0), (7.0, 0.0), (20.0, 60.0)]);
 }
 
-/// LB-05's period: weights stay as they are until it ends, whatever the loads do.
+/// LB-05's period: weights stay until it ends, whatever the loads.
 #[test]
 fn weights_last_a_period() {
     let mut scheduler = with("weighted", Settings::default(), r#"{"period":"100ms"}"#);
@@ -738,7 +738,7 @@ fn weights_last_a_period() {
     assert_eq!(
         shares(0, [0.0, 0.0]),
         [0.5, 0.5],
-        "LB-03: at first all have the same"
+        "LB-03: at first all weights are equal"
     );
     assert_eq!(shares(50, [300.0, 100.0]), [0.5, 0.5]);
     assert_eq!(shares(100, [300.0, 100.0]), [0.25, 0.75]);
@@ -746,7 +746,8 @@ fn weights_last_a_period() {
     assert_eq!(shares(200, [0.0, 100.0]), [1.0, 0.0]);
 }
 
-/// The vectors of Microsoft's "Verifying the RSS hash calculation", which Intel's 82599 data sheet repeats.
+/// The test vectors of Microsoft's "Verifying the RSS hash calculation", repeated in Intel's 82599 data
+/// sheet.
 #[test]
 fn rss_matches_the_published_vectors() {
     let vectors = [
@@ -838,7 +839,7 @@ fn rss_matches_the_published_vectors() {
         };
         let mut rss = named("rss");
         assert_eq!(rss.hash(&flow), Some(u64::from(with_ports)));
-        // Entry = the low seven bits; entries are dealt out in turn.
+        // Entry = the low seven bits; entries are assigned in turn.
         assert_eq!(
             rss.pick(&flow, &candidates),
             Pick::Fits((with_ports as usize & 127) % 5)
@@ -849,7 +850,7 @@ fn rss_matches_the_published_vectors() {
 }
 
 #[test]
-fn parameters_are_read_checked_and_written() {
+fn parameters_are_parsed_validated_and_serialised() {
     for name in Scheduler::NAMES {
         let scheduler = named(name);
         let mut written = Vec::new();

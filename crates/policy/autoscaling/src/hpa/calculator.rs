@@ -1,13 +1,13 @@
-//! How many replicas the metrics ask for.
+//! Computes the replicas proposed by the metrics.
 
 use super::case::{Case, Failure, Instance, Metric, Result, State};
 
-/// What one metric, or all together, ask for.
+/// The proposal of one metric or of all together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
     pub(super) utilization_percent: Option<i64>,
-    /// The figure that was compared with the target.
+    /// The value compared with the target.
     pub(super) usage: i64,
 }
 
@@ -21,7 +21,7 @@ impl Proposal {
     }
 }
 
-/// The highest proposal of all metrics. Where some cannot be read the others may still ask for more, not for fewer.
+/// The highest proposal of all metrics. If some cannot be read, the others may still scale up but not down.
 pub(super) fn propose(case: &Case) -> Result<Proposal> {
     let mut best: Option<Proposal> = None;
     let mut first_failure = None;
@@ -43,12 +43,12 @@ pub(super) fn propose(case: &Case) -> Result<Proposal> {
         (_, Some(failure)) => Err(failure),
         (None, None) => Err(Failure {
             reason: "InvalidMetricSourceType",
-            message: "there is no metric to go by".to_owned(),
+            message: "no metric is configured".to_owned(),
         }),
     }
 }
 
-/// What one metric asks for.
+/// The proposal of one metric.
 pub(super) fn propose_one(case: &Case, metric: &Metric) -> Result<Proposal> {
     match metric {
         Metric::Utilization { target_percent } => utilization(case, *target_percent),
@@ -65,7 +65,7 @@ pub(super) fn propose_one(case: &Case, metric: &Metric) -> Result<Proposal> {
     }
 }
 
-/// A share of the requests: a ratio of sums, cut to whole percents.
+/// Usage as a percentage of the requests: a ratio of sums, truncated to whole percent.
 fn utilization(case: &Case, target_percent: i64) -> Result<Proposal> {
     let failed = |message: String| Failure {
         reason: "FailedGetResourceMetric",
@@ -97,10 +97,10 @@ fn utilization(case: &Case, target_percent: i64) -> Result<Proposal> {
     let ratio = utilization as f64 / target_percent as f64;
     let with_unready = !groups.unready.is_empty() && ratio > 1.0;
     if !with_unready && groups.missing.is_empty() {
-        return result(plain(case, ratio, groups.ready.len()));
+        return result(without_missing(case, ratio, groups.ready.len()));
     }
     let (mut usages, mut requests, mut counted) = (usages, requests, groups.ready.len());
-    // What is not known counts against the change: nothing when going up, all of it when going down.
+    // Missing usage is assumed against the change: 0 when scaling up, 100 % when scaling down.
     let fill = target_percent.max(100);
     for instance in &groups.missing {
         if ratio < 1.0 {
@@ -120,10 +120,10 @@ fn utilization(case: &Case, target_percent: i64) -> Result<Proposal> {
         counted += groups.unready.len();
     }
     let new_ratio = percent(usages, requests) as f64 / target_percent as f64;
-    result(refined(case, ratio, new_ratio, counted))
+    result(with_missing(case, ratio, new_ratio, counted))
 }
 
-/// The mean of the samples, cut to a whole number. Readiness does not matter here.
+/// The mean of the samples, truncated to an integer. Readiness does not matter.
 fn instances_average(case: &Case, target: i64) -> Result<Proposal> {
     let groups = Groups::of(case, false, "FailedGetPodsMetric")?;
     let sum: i128 = groups
@@ -143,7 +143,7 @@ fn instances_average(case: &Case, target: i64) -> Result<Proposal> {
     let ratio = usage as f64 / target as f64;
     let with_unready = !groups.unready.is_empty() && ratio > 1.0;
     if !with_unready && groups.missing.is_empty() {
-        return result(plain(case, ratio, groups.ready.len()));
+        return result(without_missing(case, ratio, groups.ready.len()));
     }
     let (mut sum, mut counted) = (sum, groups.ready.len());
     if ratio != 1.0 {
@@ -156,10 +156,10 @@ fn instances_average(case: &Case, target: i64) -> Result<Proposal> {
         counted += groups.unready.len();
     }
     let new_ratio = mean(sum, counted) as f64 / target as f64;
-    result(refined(case, ratio, new_ratio, counted))
+    result(with_missing(case, ratio, new_ratio, counted))
 }
 
-/// One figure for all: as many times the ready pods as it is times its target; from none, that many.
+/// One value for all: the ready pods times its ratio to the target; from zero, the ratio itself.
 fn value_for_all(case: &Case, value: i64, target: i64) -> Result<Proposal> {
     let ratio = value as f64 / target as f64;
     let proposal = |replicas| Proposal {
@@ -186,7 +186,7 @@ fn value_for_all(case: &Case, value: i64, target: i64) -> Result<Proposal> {
     Ok(proposal(to_count((ratio * ready as f64).ceil())))
 }
 
-/// One figure that all replicas share.
+/// One value shared by all replicas.
 fn value_per_replica(case: &Case, value: i64, target: i64) -> Proposal {
     let replicas = f64::from(case.replicas);
     let ratio = value as f64 / (target as f64 * replicas);
@@ -201,17 +201,17 @@ fn value_per_replica(case: &Case, value: i64, target: i64) -> Proposal {
     }
 }
 
-/// Where every pod is known: the ratio times the ready ones.
-fn plain(case: &Case, ratio: f64, ready: usize) -> i32 {
+/// All pods are known: the ratio times the ready ones.
+fn without_missing(case: &Case, ratio: f64, ready: usize) -> i32 {
     if case.spec.tolerance.holds(ratio) {
         return case.replicas;
     }
     to_count((ratio * ready as f64).ceil())
 }
 
-/// After what is not known was filled in: nothing is done where that is within tolerance, turns the direction round, or
-/// ends on the other side of what there is.
-fn refined(case: &Case, ratio: f64, new_ratio: f64, counted: usize) -> i32 {
+/// Recomputed after filling in missing usage: no change if within tolerance, if the direction reverses, or if
+/// the result lies on the other side of the current count.
+fn with_missing(case: &Case, ratio: f64, new_ratio: f64, counted: usize) -> i32 {
     let turned = (ratio < 1.0 && new_ratio > 1.0) || (ratio > 1.0 && new_ratio < 1.0);
     if case.spec.tolerance.holds(new_ratio) || turned {
         return case.replicas;
@@ -222,7 +222,7 @@ fn refined(case: &Case, ratio: f64, new_ratio: f64, counted: usize) -> i32 {
     if against { case.replicas } else { replicas }
 }
 
-/// The pods by how they count.
+/// The pods grouped by how they count.
 struct Groups<'a> {
     ready: Vec<&'a Instance>,
     unready: Vec<&'a Instance>,
@@ -268,7 +268,7 @@ impl<'a> Groups<'a> {
 }
 
 fn to_count(replicas: f64) -> i32 {
-    // `as` saturates, and what is not a number becomes 0.
+    // `as` saturates; not-a-number becomes 0.
     replicas as i32
 }
 

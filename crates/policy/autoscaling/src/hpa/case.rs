@@ -1,40 +1,40 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
-/// Everything that HPA looks at in one decision.
+/// All inputs of one HPA decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Replicas wanted so far.
+    /// Currently wanted replicas.
     pub replicas: i32,
-    /// What the user wrote.
+    /// The user's specification.
     #[serde(default)]
     pub spec: Spec,
-    /// A count to put through windows, rates and limits alone, instead of what the metrics ask for.
+    /// A proposal to apply windows, rates and limits to, instead of one computed from metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired: Option<i32>,
-    /// The pods. Unset: as many ready ones as there are replicas, without samples, which is enough for metrics that
-    /// are not the instances' own.
+    /// The pods. Unset: as many ready pods as replicas, without samples. That is enough for metrics not
+    /// measured per instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instances: Option<Vec<Instance>>,
-    /// What went before.
+    /// Earlier proposals and changes.
     #[serde(default)]
     pub history: History,
 }
 
-/// What the user asks of HPA.
+/// The user's HPA specification.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Spec {
-    /// Replicas at least; with 0 it may scale to zero.
+    /// Minimum replicas; 0 allows scaling to zero.
     pub min: i32,
-    /// Replicas at most.
+    /// Maximum replicas.
     pub max: i32,
-    /// Ratios of usage to target within which nothing is done.
+    /// No change while the ratio of usage to target is within this tolerance.
     pub tolerance: Tolerance,
-    /// What is measured; the highest proposal counts.
+    /// The metrics; the highest proposal wins.
     pub metrics: Vec<Metric>,
-    /// How fast it may go. `null`: as fast as it likes, without windows. Unset: Kubernetes' defaults.
+    /// Rate limits and windows. `null`: neither. Unset: Kubernetes' defaults.
     pub behavior: Option<Behavior>,
 }
 
@@ -50,7 +50,7 @@ impl Default for Spec {
     }
 }
 
-/// Shares of the target by which usage may be off before anything is done.
+/// Permitted deviation from the target, as a share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tolerance {
@@ -78,7 +78,7 @@ impl Tolerance {
     }
 }
 
-/// One thing that is measured, and its target.
+/// A metric and its target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", try_from = "WrittenMetric")]
 pub enum Metric {
@@ -92,28 +92,28 @@ pub enum Metric {
         /// In the unit of the usage, 1 or more.
         target_average: i64,
     },
-    /// One figure for all of them (object and external metrics).
+    /// One value for all instances (object and external metrics).
     Value {
-        /// What it is.
+        /// The measured value.
         value: i64,
-        /// What it should be, 1 or more.
+        /// The target, 1 or more.
         target: i64,
     },
-    /// One figure that is shared by all of them (object and external metrics per pod).
+    /// One value shared by all instances (object and external metrics per pod).
     AverageValue {
-        /// What it is, in all.
+        /// The measured total.
         value: i64,
-        /// What each should have, 1 or more.
+        /// The target per instance, 1 or more.
         target_average: i64,
     },
-    /// A metric that could not be read.
+    /// The reason.
     Error {
         /// Why.
         message: String,
     },
 }
 
-/// A metric as it is written. Read field by field and only then by its kind, so that what is wrong with one is said of it.
+/// A metric's serialised form. Fields are parsed before the kind is checked, so that errors name the field.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenMetric {
@@ -175,18 +175,18 @@ impl TryFrom<WrittenMetric> for Metric {
     }
 }
 
-/// How fast replicas may come and go, and for how long proposals are remembered.
+/// Rate limits and stabilisation windows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Behavior {
-    /// More.
+    /// Scaling up.
     #[serde(deserialize_with = "rules_up")]
     pub up: Rules,
-    /// Fewer.
+    /// Scaling down.
     #[serde(deserialize_with = "rules_down")]
     pub down: Rules,
-    /// Instead of the rules what applied before Kubernetes had them: up to max(2 × replicas, 4) at once, down to the
-    /// highest proposal of the window of `down`.
+    /// Instead of the rules, the behaviour before Kubernetes had them: up to max(2 × replicas, 4) at once,
+    /// down to the highest proposal within the window of `down`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub legacy: bool,
 }
@@ -204,11 +204,11 @@ impl Default for Behavior {
 /// The rules of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rules {
-    /// Proposals of so many seconds are looked at: the lowest when going up, the highest when going down.
+    /// The stabilisation window in seconds: its lowest proposal limits scaling up, its highest scaling down.
     pub window_s: u32,
-    /// Which of the policies counts.
+    /// Which policy applies.
     pub select: Select,
-    /// How many replicas may come or go in which time.
+    /// Changes permitted per period.
     pub policies: Vec<RatePolicy>,
 }
 
@@ -233,7 +233,7 @@ impl Rules {
     }
 }
 
-/// Rules as they are written: what is unset is as in the direction's default.
+/// The serialised form of rules; unset fields take the direction's defaults.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RulesWritten {
@@ -261,7 +261,7 @@ fn rules_down<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result
     Option::deserialize(deserializer).map(|written| RulesWritten::over(written, Rules::default_down()))
 }
 
-/// Which of several rate policies counts.
+/// Which of several rate policies applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Select {
@@ -276,11 +276,11 @@ pub enum Select {
     Disabled,
 }
 
-/// How many replicas may come or go within a period.
+/// Replicas that may be added or removed per period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RatePolicy {
-    /// What `value` counts.
+    /// The unit of `value`.
     #[serde(rename = "type")]
     pub kind: RateType,
     /// Replicas, or percent of those at the period's start.
@@ -290,7 +290,7 @@ pub struct RatePolicy {
 }
 
 impl RatePolicy {
-    /// So many per period.
+    /// A policy of `value` per period.
     pub const fn new(kind: RateType, value: i32, period_s: u32) -> RatePolicy {
         RatePolicy {
             kind,
@@ -300,14 +300,14 @@ impl RatePolicy {
     }
 }
 
-/// What a rate policy counts.
+/// The unit of a rate policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RateType {
     /// Replicas.
     #[serde(alias = "Pods")]
     Pods,
-    /// Percent of the replicas that there were when the period began.
+    /// Percent of the replicas at the start of the period.
     #[serde(alias = "Percent")]
     Percent,
 }
@@ -316,23 +316,23 @@ pub enum RateType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instance {
-    /// How it counts.
+    /// Its group.
     pub state: State,
-    /// Its sample, where there is one.
+    /// Its sample, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<i64>,
-    /// What it requests, in the same unit; only utilisation needs it.
+    /// Its request, in the same unit; only utilisation needs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<i64>,
 }
 
-/// How a pod counts.
+/// A pod's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Running and ready.
     Ready,
-    /// Running and not ready, or ready for too short a time for a whole sample. Utilisation alone looks at that.
+    /// Running but not ready, or ready for less than a whole sample. Only utilisation distinguishes it.
     Unready,
     /// Not running yet.
     Pending,
@@ -344,13 +344,13 @@ pub enum State {
     Failed,
 }
 
-/// What went before.
+/// Earlier proposals and changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct History {
-    /// Earlier proposals, as they were before windows and limits.
+    /// Proposals before windows and limits.
     pub recommendations: Vec<Recommendation>,
-    /// Earlier changes of the count.
+    /// Changes of the count.
     pub changes: Vec<Change>,
 }
 
@@ -368,22 +368,22 @@ pub struct Recommendation {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// Replicas added; below 0 where they were removed.
+    /// Replicas added; negative if removed.
     pub change: i32,
     /// How long ago, in seconds.
     pub age_s: f64,
 }
 
-/// What HPA decided.
+/// HPA's decision.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Replicas wanted.
+    /// Wanted replicas.
     pub replicas: i32,
-    /// What the metrics alone asked for.
+    /// The proposal of the metrics alone.
     pub proposal: i32,
-    /// Usage as a percentage of the requests, of the pods that count, where that is what is measured.
+    /// Usage of the counted pods as a percentage of their requests, for utilisation metrics.
     pub utilization_percent: Option<i64>,
-    /// HPA's own name of what limited it, or `DesiredWithinRange`.
+    /// HPA's name of the limit that applied, or `DesiredWithinRange`.
     pub reason: &'static str,
 }
 
@@ -391,12 +391,12 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Error)]
 #[error("{reason}: {message}")]
 pub struct Failure {
-    /// HPA's own name of what failed.
+    /// HPA's name of the failure.
     #[serde(rename = "error")]
     pub reason: &'static str,
-    /// What exactly.
+    /// The details.
     pub message: String,
 }
 
-/// What came of a case.
+/// The result of a case.
 pub type Result<T = Outcome> = std::result::Result<T, Failure>;

@@ -1,8 +1,8 @@
-//! How a pod counts, by what is known of it.
+//! Groups pods by their status.
 
 use super::State;
 
-/// What is known of one pod. Spans are ages, in seconds.
+/// The status of a pod. Durations are ages, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pod {
     /// Whether it is being deleted.
@@ -13,36 +13,36 @@ pub struct Pod {
     pub pending: bool,
     /// How long ago it started.
     pub started_s: Option<f64>,
-    /// Whether it is ready, where it says so.
+    /// Its readiness, if reported.
     pub readiness: Option<Readiness>,
-    /// Its sample, where there is one.
+    /// Its sample, if any.
     pub sample: Option<Sample>,
 }
 
-/// What a pod says of its readiness.
+/// A pod's reported readiness.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Readiness {
     /// Whether it is ready.
     pub ready: bool,
-    /// Since when.
+    /// Age of the last transition.
     pub since_s: f64,
 }
 
-/// When a sample was taken.
+/// The time of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// How long ago it ended.
+    /// Age of its end.
     pub age_s: f64,
-    /// The span that it is the mean of.
+    /// The window that it averages.
     pub window_s: f64,
 }
 
-/// From when on a pod is taken at its word.
+/// When a pod's reported readiness is trusted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// A pod that started later ago than this counts even where it is not ready.
+    /// A pod that started earlier than this counts even if not ready.
     pub initialization_s: f64,
-    /// A pod that was last not ready within this of its start has never been ready.
+    /// A pod whose last transition to unready was within this of its start has never been ready.
     pub readiness_delay_s: f64,
 }
 
@@ -55,7 +55,7 @@ impl Default for Timing {
     }
 }
 
-/// How a pod counts; `is_cpu` is whether the metric is the one for which readiness matters.
+/// The group of a pod. `is_cpu` is true for the metric for which readiness matters.
 pub fn group(pod: &Pod, is_cpu: bool, timing: Timing) -> State {
     if pod.terminating {
         return State::Terminating;
@@ -76,7 +76,7 @@ pub fn group(pod: &Pod, is_cpu: bool, timing: Timing) -> State {
         return State::Unready;
     };
     let unready = if started_s < timing.initialization_s {
-        // Its sample must be of a time in which it was ready.
+        // The sample's window must lie after it became ready.
         !readiness.ready || sample.age_s > readiness.since_s - sample.window_s
     } else {
         // It has never been ready.

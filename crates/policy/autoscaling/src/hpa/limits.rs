@@ -1,8 +1,8 @@
-//! What windows, rates and limits leave of a proposal.
+//! Applies windows, rates and limits to a proposal.
 
 use super::case::{Behavior, Case, RateType, Rules, Select};
 
-/// The count, and HPA's name of what limited it.
+/// The count, and HPA's name of the limit that applied.
 pub(super) fn apply(case: &Case, proposal: i32) -> (i32, &'static str) {
     let (min, max) = (case.spec.min, case.spec.max);
     let Some(behavior) = &case.spec.behavior else {
@@ -35,7 +35,7 @@ pub(super) fn apply(case: &Case, proposal: i32) -> (i32, &'static str) {
     }
 }
 
-/// The count so far, moved into what the proposals of both windows allow.
+/// The current count, moved into the range that both windows' proposals allow.
 pub(super) fn stabilize(case: &Case, behavior: &Behavior, proposal: i32) -> i32 {
     let within = |rules: &Rules| {
         let window_s = f64::from(rules.window_s);
@@ -61,7 +61,7 @@ pub(super) fn stabilize_legacy(case: &Case, behavior: &Behavior, proposal: i32) 
         .fold(proposal, i32::max)
 }
 
-/// What rate policies and limits leave.
+/// Applies rate policies and limits.
 pub(super) fn limit(case: &Case, behavior: &Behavior, desired: i32) -> (i32, &'static str) {
     let current = case.replicas;
     if desired > current {
@@ -114,13 +114,13 @@ pub(super) fn scale_down_limit(case: &Case, rules: &Rules) -> i32 {
     });
     match rules.select {
         Select::Disabled => case.replicas,
-        // The smallest change down leaves the most.
+        // The smallest change keeps the most replicas.
         Select::Min => allowed.max().unwrap_or(i32::MIN),
         Select::Max => allowed.min().unwrap_or(i32::MAX),
     }
 }
 
-/// The count before the changes of the period.
+/// The count at the start of the period.
 fn at_period_start(case: &Case, period_s: u32) -> i32 {
     let period_s = f64::from(period_s);
     let changes = case.history.changes.iter();
@@ -131,7 +131,7 @@ fn at_period_start(case: &Case, period_s: u32) -> i32 {
     i32::try_from(start).unwrap_or(if start < 0 { i32::MIN } else { i32::MAX })
 }
 
-/// Limits before there were rules.
+/// The limits without rules.
 pub(super) fn limit_legacy(current: i32, desired: i32, min: i32, max: i32) -> (i32, &'static str) {
     let rate = current.saturating_mul(2).max(4);
     let (most, reason) = if max > rate {

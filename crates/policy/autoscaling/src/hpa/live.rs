@@ -8,33 +8,33 @@ use super::decide;
 use super::group::{Pod, Readiness, Sample, Timing, group};
 use crate::{Decision, Parameter, Policy, Reason, finite, span, within_limits};
 
-/// Recommendations and changes that are remembered at most; at the default period that is 17 hours of them.
+/// Stored recommendations and changes; 17 hours at the default period.
 const HISTORY_LIMIT: usize = 4_096;
 
-/// Kubernetes' HPA on what inco observes: each Active instance is a pod that uses the packets per second that arrive at
-/// it and requests its capacity; one that is being made is pending, one that drains is terminating. It decides every
-/// `period` on rates over `window`; in between nothing happens.
+/// Kubernetes' HPA on inco's observations. Each Active instance is a pod whose usage is its packet rate and
+/// whose request is its capacity. One being created is pending, a draining one terminating. It decides every
+/// `period` on rates over `window`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hpa {
-    /// Utilisation that is aimed at, in percent, 1 or more. Kubernetes' default is 80.
+    /// Target utilisation in percent, 1 or more. Kubernetes' default is 80.
     #[serde(deserialize_with = "percent")]
     pub target_percent: u32,
-    /// Shares of the target by which utilisation may be off before anything is done.
+    /// Permitted deviation from the target, as a share of it.
     #[serde(deserialize_with = "tolerance")]
     pub tolerance: Tolerance,
-    /// The time between two decisions. Kubernetes' default is 15 s.
+    /// Decision period. Kubernetes' default is 15 s.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub period: Nanos,
-    /// The span of the rates, as a metrics server has one.
+    /// Averaging window of the rates, as in a metrics server.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub window: Nanos,
-    /// How fast it may go; see [`Behavior`].
+    /// Rate limits and windows; see [`Behavior`].
     pub behavior: Behavior,
-    /// An instance that started within this counts only once a whole sample is from after it became ready.
+    /// A younger instance counts only if its whole sample is from after it became ready.
     #[serde(with = "span")]
     pub initialization: Nanos,
-    /// One that was last not ready within this of its start has never been ready.
+    /// An instance whose last transition to unready was within this of its start has never been ready.
     #[serde(with = "span")]
     pub readiness_delay: Nanos,
 
@@ -42,19 +42,19 @@ pub struct Hpa {
     state: State,
 }
 
-/// What [`Hpa`] remembers.
+/// The state of [`Hpa`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     next: Nanos,
     started: bool,
-    /// Proposals before windows and limits, by age.
+    /// Proposals before windows and limits, with their times.
     recommendations: VecDeque<(Nanos, i32)>,
     changes: VecDeque<(Nanos, i32)>,
     seen: Vec<Seen>,
 }
 
-/// Since when an instance is there, and since when it takes flows.
+/// When an instance appeared, and when it became Active.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Seen {
@@ -83,7 +83,7 @@ impl Hpa {
         now >= self.state.next
     }
 
-    /// The case that this moment is.
+    /// The case of this moment.
     fn case_at(&self, observation: &Observation, now: Nanos) -> Case {
         let whole = |rate: f64| finite(rate).round().min(i64::MAX as f64) as i64;
         let timing = Timing {
@@ -92,7 +92,7 @@ impl Hpa {
         };
         let age_s = |at: Nanos| now.since(at).as_secs_f64();
         let instances = observation.instances.iter().filter_map(|instance| {
-            // What waits in the pool is no replica.
+            // Standby instances are not replicas.
             if instance.state == InstanceState::Standby {
                 return None;
             }
@@ -156,7 +156,7 @@ impl Hpa {
     }
 }
 
-/// Drops what is older than `span`, and what is too much.
+/// Removes entries older than `span` or beyond the limit.
 fn forget<T>(entries: &mut VecDeque<(Nanos, T)>, span_s: u32, now: Nanos) {
     while entries.len() >= HISTORY_LIMIT
         || entries
@@ -174,25 +174,20 @@ impl Policy for Hpa {
             "target_percent",
             "percent, 1 or more",
             "80",
-            "Utilisation that is aimed at.",
+            "Target utilisation.",
         ),
         Parameter::new(
             "tolerance",
             "table { up, down } of shares",
             "{ up = 0.1, down = 0.1 }",
-            "How far utilisation may be off, as a share of the target, before anything is done.",
+            "Permitted deviation from the target, as a share of it.",
         ),
-        Parameter::new(
-            "period",
-            "span of time above 0",
-            "15s",
-            "The time between two decisions.",
-        ),
+        Parameter::new("period", "span of time above 0", "15s", "Decision period."),
         Parameter::new(
             "window",
             "span of time above 0",
             "15s",
-            "The span of the rates that decide, as a metrics server has one.",
+            "Averaging window of the rates, as in a metrics server.",
         ),
         Parameter::new(
             "behavior",
@@ -204,13 +199,13 @@ impl Policy for Hpa {
             "initialization",
             "span of time",
             "5m",
-            "An instance younger than this counts only once its whole sample is from after it took flows.",
+            "A younger instance counts only if its whole sample is from after it became Active.",
         ),
         Parameter::new(
             "readiness_delay",
             "span of time",
             "30s",
-            "One that was last not ready within this of its start has never been ready.",
+            "An instance whose last transition to unready was within this of its start has never been ready.",
         ),
     ];
 
@@ -231,7 +226,7 @@ impl Policy for Hpa {
     fn note(&mut self, observation: &Observation, now: Nanos) {
         let state = &mut self.state;
         if !std::mem::replace(&mut state.started, true) {
-            // HPA holds the count that it finds for a whole window.
+            // HPA keeps the count that it finds for a whole window.
             let found = i32::try_from(observation.wanted).unwrap_or(i32::MAX);
             state.recommendations.push_back((now, found));
         }
@@ -296,7 +291,7 @@ impl Policy for Hpa {
             forget(&mut state.changes, longest_period_s, now);
             state.changes.push_back((now, i32::try_from(change).unwrap_or(0)));
         }
-        // A late decision does not bring the next one closer.
+        // A late decision does not shift the next one.
         state.next = now + self.period;
     }
 
@@ -307,7 +302,7 @@ impl Policy for Hpa {
 
 fn percent<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
-        0 => Err(serde::de::Error::custom("0 is not a percentage of 1 or more")),
+        0 => Err(serde::de::Error::custom("the percentage must be 1 or more")),
         percent => Ok(percent),
     }
 }

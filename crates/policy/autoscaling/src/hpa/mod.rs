@@ -1,15 +1,15 @@
-//! Kubernetes' Horizontal Pod Autoscaler, exactly: how many replicas follow from the metrics ([`calculator`]), and what
-//! stabilisation windows, rate policies and limits leave of that ([`limits`]). One [`Case`] in, one [`Outcome`] out;
-//! the live policy ([`Hpa`]) fills such a case from what it observes and calls the same function.
+//! Kubernetes' Horizontal Pod Autoscaler, exactly. [`calculator`] computes replicas from metrics; [`limits`]
+//! applies stabilisation windows, rate policies and limits. One [`Case`] in, one [`Outcome`] out. The live
+//! policy ([`Hpa`]) builds a case from its observations and calls the same function.
 //!
-//! Source: `replica_calculator.go` and `horizontal.go` of Kubernetes' pod autoscaler, with tolerances per direction
-//! (KEP-4951). Counts are 32 bits wide there, so they are here.
+//! Source: `replica_calculator.go` and `horizontal.go` of Kubernetes' pod autoscaler, with tolerances per
+//! direction (KEP-4951). Counts have 32 bits, as there.
 
 mod calculator;
 mod case;
 mod group;
 #[cfg(test)]
-mod kubernetes;
+mod kubernetes_tests;
 mod limits;
 mod live;
 
@@ -25,7 +25,8 @@ use calculator::Proposal;
 /// Decides on one case.
 ///
 /// # Errors
-/// [`Failure`], under HPA's own name: no metric could be read, or one could not and the others would scale down.
+/// [`Failure`], with HPA's own reason: no metric could be read, or one could not and the others would scale
+/// down.
 pub fn decide(case: &Case) -> Result {
     let (min, max) = (case.spec.min, case.spec.max);
     let outcome = |replicas, proposal, utilization_percent, reason| {
@@ -39,7 +40,7 @@ pub fn decide(case: &Case) -> Result {
     if case.replicas == 0 && min != 0 {
         return outcome(0, 0, None, "ScalingDisabled");
     }
-    // Outside of the limits nobody looks at metrics.
+    // Outside the limits metrics do not matter.
     if case.desired.is_none() && case.replicas > max {
         return outcome(max, max, None, "TooManyReplicas");
     }

@@ -2,42 +2,42 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// The span of one place of the scale-down window, in seconds: Knative's tick.
+/// The resolution of the scale-down window, in seconds: Knative's tick.
 pub(super) const TICK_S: f64 = 2.0;
 
-/// What the user asks of KPA.
+/// The user's KPA specification.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Spec {
-    /// What each instance should have, in the unit of the metric.
+    /// Target per instance, in the unit of the metric.
     pub target: f64,
-    /// What each instance can have, in the same unit: the target before utilisation is taken off.
+    /// Capacity per instance, in the same unit: the target before the utilisation factor.
     pub total: f64,
-    /// Burst that must fit beside what is there; 0 for none, below 0 for any.
+    /// Burst to keep capacity for; 0 for none, negative for any.
     pub target_burst_capacity: f64,
-    /// It panics when the panic window asks for so many times the ready instances.
+    /// Panic if the panic window wants this multiple of the ready instances.
     pub panic_threshold: f64,
-    /// At most so many times the ready instances at once.
+    /// Largest multiple of the ready instances in one step.
     pub max_scale_up_rate: f64,
-    /// At most down to the ready instances divided by this at once.
+    /// Largest divisor of the ready instances in one step down.
     pub max_scale_down_rate: f64,
-    /// The stable window, which is also how long a panic lasts after its last cause, in seconds.
+    /// The stable window, and the duration of a panic after its last cause, in seconds.
     pub stable_window_s: f64,
-    /// The highest count of so many seconds holds.
+    /// The highest count of this many seconds applies.
     pub scale_down_delay_s: f64,
-    /// Where anything is wanted at all, at least so many.
+    /// The minimum if any instance is wanted.
     pub activation_scale: i32,
-    /// Whether traffic can reach it; if not it may go down at once.
+    /// Whether traffic can reach it; if not, it may scale down at once.
     pub reachable: bool,
-    /// At least so many, where traffic can reach it.
+    /// The minimum while reachable.
     pub min: i32,
-    /// At most so many; 0 for no limit.
+    /// The maximum; 0 for no limit.
     pub max: i32,
 }
 
 impl Default for Spec {
     fn default() -> Self {
-        // Knative's own defaults.
+        // Knative's defaults.
         Spec {
             target: 70.0,
             total: 100.0,
@@ -55,22 +55,22 @@ impl Default for Spec {
     }
 }
 
-/// What KPA remembers. Times are seconds on the axis of the readings.
+/// The state of KPA. Times are in seconds, on the clock of the readings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct State {
-    /// The last cause of the panic that goes on, if one does.
+    /// The time of the current panic's last cause, if it panics.
     pub panicking_since_s: Option<f64>,
     /// The highest count of this panic.
     pub max_panic: i32,
-    /// Counts of the scale-down delay: tick and count, later ones lower.
+    /// Counts in the scale-down delay: tick and count, decreasing.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub delayed: VecDeque<(i64, i32)>,
 }
 
 impl State {
-    /// What it remembers when it starts beside so many ready instances: more than one count as found in a panic, so
-    /// that a restart does not scale down before the windows are full.
+    /// The state at start beside so many ready instances. More than one count as found in a panic, so that a
+    /// restart does not scale down before the windows are full.
     pub fn starting(ready: u32, at_s: f64) -> State {
         State {
             panicking_since_s: (ready > 1).then_some(at_s),
@@ -80,11 +80,11 @@ impl State {
     }
 }
 
-/// What is seen at one tick.
+/// The inputs at one tick.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reading {
-    /// When, in seconds.
+    /// The time, in seconds.
     pub at_s: f64,
     /// Ready instances; unset where they could not be counted.
     #[serde(default)]
@@ -97,23 +97,23 @@ pub struct Reading {
     pub panic: Option<f64>,
 }
 
-/// What KPA decided at one tick.
+/// KPA's decision at one tick.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Verdict {
-    /// Instances wanted; unset where there was nothing to decide on.
+    /// Wanted instances; unset without data.
     pub replicas: Option<i32>,
-    /// What fits beside what is there and the burst, in the unit of the metric; below 0 it does not fit.
+    /// Spare capacity beyond load and burst, in the unit of the metric; negative if the burst does not fit.
     pub excess_burst_capacity: Option<i32>,
     /// Whether it panics.
     pub panicking: bool,
 }
 
-/// One revision's autoscaler.
+/// The autoscaler of one revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decider {
-    /// What is asked of it.
+    /// Its specification.
     pub spec: Spec,
-    /// What it remembers.
+    /// Its state.
     pub state: State,
 }
 
@@ -129,7 +129,7 @@ impl Decider {
             };
         };
         let at_least_one = f64::from(ready.max(1));
-        // Rounded up, or a small rate would never let a small count grow.
+        // Rounded up, or a low rate would never let a small count grow.
         let most = (spec.max_scale_up_rate * at_least_one).ceil();
         let least = if spec.reachable {
             (at_least_one / spec.max_scale_down_rate).floor()
@@ -161,7 +161,7 @@ impl Decider {
             state.max_panic = state.max_panic.max(for_stable).max(for_panic);
             replicas = state.max_panic;
         }
-        // What nobody can reach need not wait.
+        // An unreachable revision need not wait.
         if spec.scale_down_delay_s > 0.0 && spec.reachable {
             replicas = highest_delayed(
                 &mut state.delayed,
@@ -189,7 +189,7 @@ impl Decider {
     }
 }
 
-/// Notes a count and gives the highest one of the delay.
+/// Adds a count and returns the highest within the delay.
 pub(super) fn highest_delayed(window: &mut VecDeque<(i64, i32)>, delay_s: f64, at_s: f64, count: i32) -> i32 {
     let ticks = (delay_s / TICK_S).ceil() as i64;
     let tick = (at_s / TICK_S).floor() as i64;

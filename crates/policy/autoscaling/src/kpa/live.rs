@@ -5,17 +5,17 @@ use super::decider::{self, Decider, Reading, Spec};
 use super::window::{Aggregation, Window};
 use crate::{Decision, Parameter, Policy, Reason, finite, mean_capacity_pps, share, span, within_limits};
 
-/// One place of the windows: Knative's scrape interval.
+/// The bucket size: Knative's scrape interval.
 const BUCKET: Nanos = Nanos::from_secs(1);
-/// A gap between two observations that is longer is a time without data.
+/// A longer gap between two observations counts as missing data.
 const GAP: Nanos = Nanos::from_secs(1);
 
-/// Knative's KPA on what inco observes: the metric is packets per second, the target of an instance its capacity times
-/// `target_utilization`. It decides every `period` on the means of whole seconds.
+/// Knative's KPA on inco's observations: the metric is packets per second, an instance's target is its
+/// capacity times `target_utilization`. It decides every `period` on means over whole seconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kpa {
-    /// The share of its capacity that an instance should be used to. Knative's default is 0.7.
+    /// Target utilisation of an instance. Knative's default is 0.7.
     #[serde(deserialize_with = "share::positive")]
     pub target_utilization: f64,
     /// The stable window, 6 s to 1 h.
@@ -24,25 +24,25 @@ pub struct Kpa {
     /// The panic window as a percentage of the stable one, 1 to 100.
     #[serde(deserialize_with = "panic_percentage")]
     pub panic_window_percentage: f64,
-    /// It panics when the panic window asks for this percentage of the ready instances, 110 to 1000.
+    /// Panic if the panic window wants this percentage of the ready instances, 110 to 1000.
     #[serde(deserialize_with = "panic_threshold")]
     pub panic_threshold_percentage: f64,
-    /// How the seconds of a window become one figure.
+    /// How the seconds of a window are aggregated.
     pub aggregation_algorithm: Aggregation,
-    /// At most so many times the ready instances at once, above 1.
+    /// Largest multiple of the ready instances in one step, above 1.
     #[serde(deserialize_with = "rate")]
     pub max_scale_up_rate: f64,
-    /// At most down to the ready instances divided by this at once, above 1.
+    /// Largest divisor of the ready instances in one step down, above 1.
     #[serde(deserialize_with = "rate")]
     pub max_scale_down_rate: f64,
-    /// The highest count of this span holds.
+    /// The highest count of this duration applies.
     #[serde(with = "span")]
     pub scale_down_delay: Nanos,
-    /// Where anything is wanted at all, at least so many.
+    /// The minimum if any instance is wanted.
     pub activation_scale: u32,
-    /// Burst that should fit beside what is there, in packets per second; it is reported and scales nothing.
+    /// Burst to keep capacity for, in packets per second; reported only.
     pub target_burst_capacity: f64,
-    /// The time between two decisions. Knative's is 2 s.
+    /// Decision period. Knative's is 2 s.
     #[serde(serialize_with = "span::serialize", deserialize_with = "span::positive")]
     pub period: Nanos,
 
@@ -50,16 +50,16 @@ pub struct Kpa {
     state: State,
 }
 
-/// What [`Kpa`] remembers.
+/// The state of [`Kpa`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     decider: Option<decider::State>,
-    /// Packets of whole seconds, for the stable window.
+    /// Packets per whole second, for the stable window.
     stable: Window,
     /// The same for the panic window.
     panic: Window,
-    /// The second that goes on, and its packets up to now.
+    /// The current second and its packets so far.
     filling: Option<(u64, f64)>,
     noted: Option<Nanos>,
     next: Nanos,
@@ -147,13 +147,13 @@ impl Policy for Kpa {
             "target_utilization",
             "share, above 0 and at most 1",
             "0.7",
-            "The share of its capacity that an instance should be used to.",
+            "Target utilisation of an instance.",
         ),
         Parameter::new(
             "stable_window",
             "span of time, 6s to 1h",
             "60s",
-            "The window that decides in calm times.",
+            "The window that decides outside a panic.",
         ),
         Parameter::new(
             "panic_window_percentage",
@@ -165,50 +165,45 @@ impl Policy for Kpa {
             "panic_threshold_percentage",
             "percent, 110 to 1000",
             "200",
-            "It panics when the panic window asks for this percentage of the ready instances.",
+            "Panic if the panic window wants this percentage of the ready instances.",
         ),
         Parameter::new(
             "aggregation_algorithm",
             "\"linear\" or \"weighted-exponential\"",
             "\"linear\"",
-            "How the seconds of a window become one figure: as their mean, or with later ones weighing more.",
+            "How the seconds of a window are aggregated: as a mean, or with more weight on later ones.",
         ),
         Parameter::new(
             "max_scale_up_rate",
             "number above 1",
             "1000",
-            "At most so many times the ready instances at once.",
+            "Largest multiple of the ready instances in one step.",
         ),
         Parameter::new(
             "max_scale_down_rate",
             "number above 1",
             "2",
-            "At most down to the ready instances divided by this at once.",
+            "Largest divisor of the ready instances in one step down.",
         ),
         Parameter::new(
             "scale_down_delay",
             "span of time",
             "0s",
-            "The highest count of this span holds.",
+            "The highest count of this duration applies.",
         ),
         Parameter::new(
             "activation_scale",
             "instances",
             "1",
-            "Where anything is wanted at all, at least so many.",
+            "The minimum if any instance is wanted.",
         ),
         Parameter::new(
             "target_burst_capacity",
             "packets per second",
             "211",
-            "Burst that should fit beside what is there; it is reported and scales nothing.",
+            "Burst to keep capacity for; reported only.",
         ),
-        Parameter::new(
-            "period",
-            "span of time above 0",
-            "2s",
-            "The time between two decisions.",
-        ),
+        Parameter::new("period", "span of time above 0", "2s", "Decision period."),
     ];
 
     type State = State;
@@ -229,13 +224,13 @@ impl Policy for Kpa {
         let state = &mut self.state;
         if state.decider.is_none() {
             let ready = u32::try_from(observation.count(InstanceState::Active)).unwrap_or(u32::MAX);
-            // Room for all of them, so that none is made later.
+            // Reserve all space now, so that later steps do not allocate.
             state.stable.reserve(stable);
             state.panic.reserve(panic);
             state.decider = Some(decider::State::starting(ready, now.as_secs_f64()));
         }
         let second = now.0 / BUCKET.0;
-        // Only whole seconds are in the windows.
+        // The windows contain whole seconds only.
         if let Some((at, packets)) = state.filling.take_if(|(at, _)| *at != second) {
             state.stable.record(at, packets, stable);
             state.panic.record(at, packets, panic);

@@ -1,11 +1,11 @@
-//! Knative's Pod Autoscaler, exactly: a stable and a panic window, limits on how fast it may go, and a delay before it
-//! goes down. [`Decider`] is one revision's autoscaler; the live policy ([`Kpa`]) feeds it.
+//! Knative's Pod Autoscaler, exactly: a stable and a panic window, rate limits, and a scale-down delay.
+//! [`Decider`] is the autoscaler of one revision; the live policy ([`Kpa`]) feeds it.
 //!
-//! Source: `autoscaler.go` of Knative Serving; the limits `min` and `max` are what its reconciler applies after.
+//! Source: `autoscaler.go` of Knative Serving. `min` and `max` are what its reconciler applies afterwards.
 
 mod decider;
 #[cfg(test)]
-mod knative;
+mod knative_tests;
 mod live;
 mod window;
 

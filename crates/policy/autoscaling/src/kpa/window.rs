@@ -2,42 +2,41 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Means are rounded down to parts of this size, so that nothing is left of a rate that has ended.
+/// Means are rounded down to multiples of 1/ROUNDING, so that an ended rate becomes 0.
 const ROUNDING: f64 = 1e6;
-/// What the weights of a whole window come to at least.
+/// The least sum of a whole window's weights.
 const WEIGHTS: f64 = 0.9999;
-/// The least weight of the newest second: with less, a long window would hardly be weighted.
+/// The least weight of the newest second: with less, a long window would be nearly unweighted.
 const LEAST_WEIGHT: f64 = 0.2;
 
-/// How the seconds of a window become one figure.
+/// How the seconds of a window are aggregated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregation {
-    /// Their mean: from the first second of which anything is known to the last.
+    /// The mean, from the first known second to the last.
     #[default]
     Linear,
-    /// Each second counts less than the one after it; what is not known yet counts as nothing.
+    /// Each second weighs less than the one after it; unknown seconds count as 0.
     WeightedExponential,
 }
 
-/// The seconds of one of KPA's windows, as Knative's buckets of a second each. A second of which nothing is known takes no
-/// place.
+/// The buckets of a KPA window, one per second, as in Knative. Unknown seconds take no space.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Window {
-    /// The first second since the last time that a whole window was empty.
+    /// The first second since a whole window was last empty.
     first: u64,
-    /// Seconds and what was in them, the newest at the end.
+    /// Seconds and their values, newest last.
     seconds: VecDeque<(u64, f64)>,
 }
 
 impl Window {
-    /// Makes room for `length` seconds.
+    /// Reserves space for `length` seconds.
     pub(super) fn reserve(&mut self, length: u64) {
         self.seconds.reserve(length as usize + 1);
     }
 
-    /// Adds to a second. One that is a window or more before the newest is too late.
+    /// Adds to a second. Ignores one that is a window or more before the newest.
     pub(super) fn record(&mut self, second: u64, value: f64, length: u64) {
         let newest = self.seconds.back().map(|(at, _)| *at);
         match newest {
@@ -57,14 +56,14 @@ impl Window {
         }
     }
 
-    /// Whether nothing was recorded for longer than the window.
+    /// Whether nothing was recorded within the window.
     pub(super) fn is_empty(&self, now: u64, length: u64) -> bool {
         self.seconds
             .back()
             .is_none_or(|(newest, _)| now.saturating_sub(*newest) > length)
     }
 
-    /// One figure of the `length` seconds that end with `now`, or with the newest where that is later.
+    /// The aggregate of the `length` seconds that end at `now`, or at the newest if that is later.
     pub(super) fn value(&self, now: u64, length: u64, aggregation: Aggregation) -> f64 {
         let Some(newest) = self.seconds.back().map(|(at, _)| *at) else {
             return 0.0;
@@ -91,13 +90,13 @@ impl Window {
     }
 }
 
-/// What the newest of so many seconds weighs; each one before it weighs less by the same share.
+/// The weight of the newest of so many seconds; earlier weights decrease geometrically.
 fn newest_weight(length: u64) -> f64 {
     (1.0 - (1.0 - WEIGHTS).powf(1.0 / length as f64)).max(LEAST_WEIGHT)
 }
 
-/// What Knative's `bucketing_test.go` states, and the same tests of `libkpa`, to which its windows have moved. A window there
-/// also holds its length; here that is a parameter of the policy, which begins with empty windows when it is changed.
+/// The tests of Knative's `bucketing_test.go`, and those of `libkpa`, where its windows have moved. A window
+/// there also stores its length; here that is the policy's parameter, and changing it empties the windows.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,10 +121,10 @@ mod tests {
         assert!((value - expected).abs() < 1e-12, "{value} {expected}");
     }
 
-    /// `TestTimedFloat64BucketsSimple`, `ManyReps` and `ManyRepsWithNonMonotonicalOrder`: what is of one second adds up,
-    /// in whichever order it comes.
+    /// `TestTimedFloat64BucketsSimple`, `ManyReps` and `ManyRepsWithNonMonotonicalOrder`: values of one
+    /// second add up, in any order.
     #[test]
-    fn what_is_of_one_second_adds_up() {
+    fn values_of_one_second_add_up() {
         let simple = window(120, [(0, 1.0), (0, 10.0), (1, 1.0), (3, 1.0)]);
         assert_eq!(simple.seconds, [(0, 11.0), (1, 1.0), (3, 1.0)]);
         assert!(Window::default().is_empty(0, 120));
@@ -179,8 +178,9 @@ mod tests {
         assert_eq!(mean(&five, 166), 10.0, "nothing for exactly the window");
     }
 
-    /// `collector_test.go`: `TestMetricCollectorScraperMovingTime`, `TestMetricCollectorScraper` (nothing more until five
-    /// seconds before the window's end) and `TestMetricCollectorRecord` (a value from before the window).
+    /// `collector_test.go`: `TestMetricCollectorScraperMovingTime`, `TestMetricCollectorScraper` (no data
+    /// until five seconds before the window's end) and `TestMetricCollectorRecord` (a value from before the
+    /// window).
     #[test]
     fn collected_windows() {
         let both = |window: [&Window; 2], now| {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     /// `TestTimedFloat64BucketsHoles`, `TestTimeWindowAverageNegativeValues`, `...BoundaryConditions` and
-    /// `...WithLargeGap` (their places of two seconds are places of one here: 10 s of 2 s are 5).
+    /// `...WithLargeGap` (two-second buckets there, one-second ones here: 10 s of 2 s are 5).
     #[test]
     fn holes_and_ends() {
         let mut holes = window(5, counting(0, 4));
@@ -233,7 +233,8 @@ mod tests {
         assert!(gap.value(32, 30, LINEAR) >= 0.0 && gap.value(37, 30, LINEAR) >= 0.0);
     }
 
-    /// What `TestTimedFloat64BucketsWindowUpdate` states of windows of 5, 10 and 4 seconds over the same values.
+    /// The results of `TestTimedFloat64BucketsWindowUpdate` for windows of 5, 10 and 4 seconds over the same
+    /// values.
     #[test]
     fn windows_of_other_lengths() {
         assert_eq!(window(5, counting(0, 5)).value(5, 5, LINEAR), 20.0 / 5.0);

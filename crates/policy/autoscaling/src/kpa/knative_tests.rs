@@ -1,5 +1,5 @@
-//! What Knative's own tests state (`autoscaler_test.go` where no other is named): the same figures in, the same figures out.
-//! What they state of windows is in `window.rs`.
+//! The test tables of Knative (`autoscaler_test.go` unless another file is named): same inputs, same results.
+//! The tests of windows are in `window.rs`.
 
 use std::collections::VecDeque;
 
@@ -42,7 +42,7 @@ fn excess(target: f64, burst: f64, panic: f64, ready: u32) -> i32 {
 fn expect(decider: &mut Decider, reading: Reading, replicas: i32, excess: i32) {
     let verdict = decider.step(&reading);
     assert_eq!(verdict.replicas, Some(replicas));
-    // Theirs allows for one as well: it is a difference of rounded figures.
+    // The original allows for one as well: a difference of rounded values.
     assert!(
         (verdict.excess_burst_capacity.unwrap() - excess).abs() <= 1,
         "{verdict:?} {excess}"
@@ -85,15 +85,15 @@ fn scale_down_delay() {
     }
 }
 
-/// `window_test.go` and `timewindow_test.go`: the highest of five places, each a tick.
+/// `window_test.go` and `timewindow_test.go`: the maximum of five buckets, one per tick.
 #[test]
-fn the_highest_of_the_delay() {
+fn the_maximum_of_the_delay_window() {
     fn at(index: usize) -> f64 {
         index as f64
     }
     let held = |index: usize| if index < 3 { at(index) } else { at(index + 3) };
     let same = |_: usize| 1.0;
-    /// Name, the tick of each value, the values, what holds after each.
+    /// Name, the tick of each value, the values, the result after each.
     type Row = (&'static str, fn(usize) -> f64, &'static [i32], &'static [i32]);
     let rows: [Row; 19] = [
         ("one", at, &[1], &[1]),
@@ -152,7 +152,7 @@ fn the_highest_of_the_delay() {
 }
 
 #[test]
-fn scale_down_delay_does_not_hold_what_nobody_can_reach() {
+fn scale_down_delay_does_not_apply_if_unreachable() {
     let mut decider = delayed(300.0, true);
     expect(&mut decider, reading(2.0, 0, 40.0, 40.0), 4, 0);
     expect(&mut decider, reading(60.0, 0, 0.0, 0.0), 4, 0);
@@ -196,7 +196,7 @@ fn one_step() {
     };
     let nothing = |_: &mut Decider| {};
     type Prepare = fn(&mut Decider);
-    /// Name, target, burst, stable, panic, ready, what is changed before, replicas.
+    /// Name, target, burst, stable, panic, ready, preparation, replicas.
     type Row = (&'static str, f64, f64, f64, f64, u32, Prepare, i32);
     let rows: [Row; 16] = [
         ("no traffic", 10.0, 100.0, 0.0, 0.0, 1, nothing, 0),
@@ -406,7 +406,7 @@ fn a_panic_is_extended() {
 }
 
 #[test]
-fn a_panic_follows_exponential_growth() {
+fn a_panic_tracks_exponential_growth() {
     let mut decider = decider(1.0, 101.0);
     for (at_s, ready, value, since_s) in [
         (0.0, 1, 6.0, 0.0),
@@ -486,7 +486,7 @@ fn rates_are_limited() {
 }
 
 #[test]
-fn a_new_target_counts_at_once() {
+fn a_new_target_applies_at_once() {
     let mut decider = decider(10.0, 77.0);
     expect(
         &mut decider,
@@ -510,7 +510,7 @@ fn a_new_target_counts_at_once() {
 }
 
 #[test]
-fn it_starts_in_a_panic_beside_more_than_one() {
+fn it_starts_in_panic_mode_beside_several_instances() {
     for (ready, since_s) in [(0, None), (1, None), (2, Some(7.0))] {
         let state = State::starting(ready, 7.0);
         assert_eq!(
@@ -520,8 +520,8 @@ fn it_starts_in_a_panic_beside_more_than_one() {
     }
 }
 
-/// `scaler_test.go`: `TestScaler` and `TestDisableScaleToZero`, as far as they are about bounds. The reconciler applies them to
-/// what the decider wants; that scaling to zero may be switched off is a `min` of 1 here.
+/// `scaler_test.go`: `TestScaler` and `TestDisableScaleToZero`, as far as they test bounds. The reconciler
+/// applies bounds to the decider's result. Disabled scale-to-zero is a `min` of 1 here.
 #[test]
 fn the_reconcilers_bounds() {
     /// Name, ready, the load in targets, min, max, reachable, replicas.
@@ -565,14 +565,14 @@ fn the_reconcilers_bounds() {
         let mut decider = decider(1.0, 0.0);
         let rate = f64::from(ready.max(1));
         (decider.spec.min, decider.spec.max, decider.spec.reachable) = (min, max, reachable);
-        // Down to nothing at once: how fast it may go is not theirs.
+        // Down to zero at once: the rate limit is not part of these tests.
         decider.spec.max_scale_down_rate = 2.0 * rate;
         let verdict = decider.step(&reading(0.0, ready, load, 0.0));
         assert_eq!(verdict.replicas, Some(replicas), "{name}");
     }
 }
 
-/// `multiscaler_test.go`: what an autoscaler says of a burst before it has seen any load is that of one idle instance.
+/// `multiscaler_test.go`: before any load, the excess burst capacity is that of one idle instance.
 #[test]
 fn excess_burst_capacity_before_any_load() {
     for (name, burst, excess) in [
@@ -586,9 +586,9 @@ fn excess_burst_capacity_before_any_load() {
     }
 }
 
-/// `libkpa_autoscaler_test.go`: the same algorithm as a library, beside instances that were there before it.
+/// `libkpa_autoscaler_test.go`: the same algorithm as a library, starting beside existing instances.
 #[test]
-fn beside_instances_that_were_there() {
+fn starting_beside_existing_instances() {
     let starting = |ready, panic_threshold| Decider {
         spec: Spec {
             target: 10.0,
@@ -642,10 +642,10 @@ fn beside_instances_that_were_there() {
     }
 }
 
-/// `TestPanicThresholdUsesReadyDenominator` of `autoscaler_effective_capacity_test.go`: instances that are on their way do not
-/// put a panic off.
+/// `TestPanicThresholdUsesReadyDenominator` of `autoscaler_effective_capacity_test.go`: starting instances do
+/// not postpone a panic.
 #[test]
-fn a_panic_goes_by_ready_instances() {
+fn the_panic_threshold_uses_ready_instances() {
     let mut decider = decider(1.0, 0.0);
     assert!(decider.step(&reading(0.0, 1, 0.0, 3.0)).panicking);
 }

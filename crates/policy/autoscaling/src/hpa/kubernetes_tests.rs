@@ -1,11 +1,12 @@
-//! What Kubernetes' own tests state (`replica_calculator_test.go`, `horizontal_test.go`): the same figures in, the same
-//! figures out.
+//! The test tables of Kubernetes (`replica_calculator_test.go`, `horizontal_test.go`): same inputs, same
+//! results.
 
 use super::calculator::propose_one;
 use super::limits::{limit, limit_legacy, scale_down_limit, scale_up_limit, stabilize, stabilize_legacy};
 use super::*;
 
-/// Pods by a letter each (r ready, u unready, p pending, t terminating, f failed), and the samples of the first ones.
+/// One pod per letter (r ready, u unready, p pending, t terminating, f failed), and samples for the first
+/// ones.
 fn pods(states: &str, levels: &[i64], requests: &[i64]) -> Vec<Instance> {
     let instance = |(index, state): (usize, char)| Instance {
         state: match state {
@@ -343,7 +344,7 @@ fn resource_utilization() {
         let metric = Metric::Utilization {
             target_percent: *target_percent,
         };
-        // Each of their pods has two containers that use and request the same.
+        // Each pod in the original has two containers with equal usage and request.
         let both = |values: &[i64]| values.iter().map(|value| 2 * value).collect::<Vec<_>>();
         let mut case = case(
             *replicas,
@@ -362,7 +363,7 @@ fn resource_utilization() {
 }
 
 #[test]
-fn the_smallest_change_outside_of_the_tolerance() {
+fn the_smallest_change_outside_the_tolerance() {
     let requests = [400, 200, 310, 290, 302, 298, 301, 299, 300, 300];
     // abs(1 / (2 × 0.9)) + 0.01 and + 0.004, in whole percents.
     for (target_percent, expected) in [(56, 9), (55, 10)] {
@@ -574,14 +575,14 @@ fn object_and_external_metrics_per_pod() {
 
 #[test]
 fn pods_are_grouped() {
-    // Their tests' own timing.
+    // The original tests' timing.
     let timing = Timing {
         initialization_s: 120.0,
         readiness_delay_s: 10.0,
     };
     let sample = |age_s: f64, window_s: f64| Some(Sample { age_s, window_s });
     let ready = |ready: bool, since_s: f64| Some(Readiness { ready, since_s });
-    // A sample without a time is one of long ago.
+    // A sample without a time is old.
     let old = sample(1e9, 0.0);
     let pod = |started_s: Option<f64>, readiness, sample| Pod {
         started_s,
@@ -705,7 +706,7 @@ fn the_controller() {
         (i32, i32, i32),
         Vec<Metric>,
         (&'static str, &'static [i64], &'static [i64]),
-        /// recommendations; none: a fresh HPA, which starts with the count that it finds
+        /// recommendations; none: a fresh HPA, which starts with the current count
         Option<&'static [(i32, f64)]>,
         (i32, &'static str),
     );
@@ -1026,10 +1027,10 @@ fn the_controller() {
     }
 }
 
-/// Their tests from release 1.16 to 1.20 state a scale-down from 5 to 3 here: a fault that pull request 99514 took out again, with
-/// those tests.
+/// The original tests of releases 1.16 to 1.20 expect a scale-down from 5 to 3 here: a bug that pull request
+/// 99514 removed, with those tests.
 #[test]
-fn the_controller_does_not_go_down_where_a_metric_fails() {
+fn the_controller_does_not_scale_down_if_a_metric_fails() {
     let bad = || Metric::Error {
         message: "something went wrong".to_owned(),
     };
@@ -1060,7 +1061,8 @@ fn rules(pods: i32, pods_period_s: u32, percent: i32, percent_period_s: u32, win
     }
 }
 
-/// As Kubernetes' `generateEventsUniformDistribution`: each in the middle of its part of the time, whole seconds ago.
+/// As Kubernetes' `generateEventsUniformDistribution`: each in the middle of its interval, a whole number of
+/// seconds ago.
 fn events(changes: &[i32], sign: i32, span_s: f64) -> Vec<Change> {
     let part = span_s / changes.len() as f64;
     let age = |index: usize| (span_s - part * (index + 1) as f64 + part / 2.0).trunc();
@@ -1101,7 +1103,7 @@ fn the_smaller_change_of_two_policies() {
     assert_eq!(scale_down_limit(&at(5), &disabled), 5);
 }
 
-/// What changes of the last minute are taken off the count, in either direction.
+/// Changes of the last minute are subtracted from the count, in either direction.
 #[test]
 fn changes_within_a_period() {
     for (name, changes, within) in [
@@ -1123,7 +1125,7 @@ fn changes_within_a_period() {
                 age_s: *age_s,
             };
             case.history.changes = changes.iter().map(change).collect();
-            // One pod more than there were a minute ago, and one fewer.
+            // One pod more than a minute ago, and one fewer.
             let one = rules(1, 60, 0, 0, 0);
             let before = 100 - sign * within;
             assert_eq!(scale_up_limit(&case, &one), before + 1, "{name}");
@@ -1465,7 +1467,7 @@ fn scaling_with_rules() {
             legacy: false,
         };
         assert_eq!(limit(&case, &behavior, desired), expected, "{name}");
-        // The same through the front door; no recommendation is remembered, so that nothing is stabilised.
+        // The same through `decide`; without stored recommendations nothing is stabilised.
         case.spec.behavior = Some(behavior);
         let outcome = decide(&case).unwrap();
         assert_eq!((outcome.replicas, outcome.reason), expected, "{name}");
