@@ -1,8 +1,8 @@
-//! What one packet costs the generator, in CPU time, to be made, sent over memif, taken back and measured:
-//! `cargo run --release -p traffic --example capacity [packets in millions] [off|exact]`.
+//! CPU time per packet to generate, send over memif, receive and measure: `cargo run --release -p traffic
+//! --example capacity [packets in millions] [off|exact]`.
 //!
-//! The forwarder works on the same thread, in the generator's `receive`, so that the figure is CPU time alone and holds
-//! on a busy machine, too; it includes the forwarder's share. The load is far above what can be sent: the generator is
+//! The forwarder runs on the same thread, in the generator's `receive`, so the figure is CPU time, valid on a
+//! busy machine too, and includes the forwarder's share. The load exceeds what can be sent: the generator is
 //! never idle.
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use memif::{Link, Listener, ServerConfig};
 use rustix::time::{ClockId, clock_gettime};
 use traffic::{Control, Error, Generator, MemifPort, Phase, Port, Profile, Rate, Span, Verify};
 
-/// Packets per second that are due: more than any machine makes.
+/// Due packets per second: more than any machine can send.
 const PPS: f64 = 100e6;
 
 struct WithForwarder {

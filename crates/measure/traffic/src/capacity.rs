@@ -1,12 +1,12 @@
-//! How much a system sustains: the highest rate at which it loses next to nothing.
+//! Measures a system's capacity: the highest rate with almost no loss.
 
 use crate::Error;
 use crate::report::Report;
 use crate::units::Rate;
 
-/// Searches the highest rate from `low` to `high` at which a run loses at most `loss_limit` of its packets (0.001 for
-/// one in a thousand), by halving the interval on a logarithmic scale `steps` times: 6 steps come within 2 % of the
-/// truth over a range of 1 to 4. `run` makes one run of its own at the given rate. `None` where even `low` loses more.
+/// Searches the highest rate from `low` to `high` with at most `loss_limit` loss (0.001 for one packet in a
+/// thousand), by `steps` bisections on a logarithmic scale: 6 steps find it within 2 % over a range of 1 to
+/// 4. `run` makes one run at the given rate. `None` if even `low` loses more.
 ///
 /// # Errors
 /// Those of `run`.
@@ -40,7 +40,7 @@ pub fn highest_rate(
 mod tests {
     use super::*;
 
-    /// A system that takes `capacity` packets per second and drops the rest.
+    /// A system that forwards `capacity` packets per second and drops the rest.
     fn system(capacity: f64) -> impl FnMut(Rate) -> Result<Report, Error> {
         move |rate| {
             let mut report = Report::default();

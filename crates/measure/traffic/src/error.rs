@@ -2,12 +2,11 @@ use std::path::PathBuf;
 
 use crate::lengths::MixtureProblem;
 
-/// What can go wrong before or while traffic is sent. What happens to packets is not an error but a number in the
-/// report.
+/// Errors before or during sending. What happens to packets is not an error but a figure of the report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file that the profile needs.
+    /// Cannot read a file of the profile.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -15,63 +14,63 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
-    /// The profile is not TOML, or has a key that does not exist.
+    /// The profile is not TOML, or has an unknown key.
     #[error("{0}")]
     Toml(Box<toml::de::Error>),
-    /// A value of the profile that makes no sense.
+    /// An invalid value in the profile.
     #[error("{key}: {write}")]
     Profile {
-        /// Where, such as `phase[0].flows`.
+        /// The key, such as `phase[0].flows`.
         key: String,
-        /// What to write instead.
+        /// The correction.
         write: &'static str,
     },
-    /// A frame that is too small for the test field, or too large.
+    /// A frame too small for the test field, or too large.
     #[error(
         "size: {size} is not from {minimum} to {limit} bytes on the wire ({form:?} needs at least {minimum} for the test field)"
     )]
     FrameSize {
-        /// What was asked for, in bytes on the wire.
+        /// The requested size, in bytes on the wire.
         size: u16,
-        /// The least that this form of packet can be.
+        /// The minimum for this packet format.
         minimum: u16,
-        /// The most.
+        /// The maximum.
         limit: u16,
-        /// The form.
+        /// The packet format.
         form: Box<stamp::Form>,
     },
-    /// An error of a phase or a capture.
+    /// An error within a phase or capture.
     #[error("{source_name}[{index}].{error}")]
     Within {
         /// `phase` or `capture`.
         source_name: &'static str,
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The error.
         error: Box<Error>,
     },
-    /// A number with a unit that is not one.
+    /// An invalid quantity.
     #[error("{value:?} is not a quantity such as {example}")]
     Unit {
-        /// What was written.
+        /// The value.
         value: String,
-        /// What it could be.
+        /// A valid example.
         example: &'static str,
     },
-    /// A mixture of flow lengths that cannot be used.
+    /// An unusable mixture of flow lengths.
     #[error("{}: {reason}", path.display())]
     Mixture {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: MixtureProblem,
     },
-    /// A capture that cannot be read.
+    /// An unreadable capture.
     #[error("{}: {source}", path.display())]
     Capture {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: packet::Error,
     },
     /// A capture without a frame that can be sent.
@@ -79,7 +78,7 @@ pub enum Error {
     CaptureFrames {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: &'static str,
     },
     /// The profile names more uplinks than there are ports.
@@ -90,29 +89,29 @@ pub enum Error {
         /// Ports that the generator was given.
         given: usize,
     },
-    /// A frame is larger than its uplink takes.
+    /// A frame larger than its uplink can carry.
     #[error("a frame of {frame_bytes} bytes does not fit uplink {uplink}, which takes up to {limit}")]
     UplinkFrame {
         /// Bytes in memory.
         frame_bytes: usize,
-        /// Which uplink.
+        /// The uplink.
         uplink: usize,
-        /// What it takes, in bytes.
+        /// Its limit, in bytes.
         limit: usize,
     },
-    /// The shared-memory port.
+    /// An error of the memif port.
     #[error(transparent)]
     Memif(#[from] memif::Error),
-    /// Nobody connected to the port's socket in time.
-    #[error("no memif client came to {}", path.display())]
+    /// No client connected to the port's socket in time.
+    #[error("no memif client connected to {}", path.display())]
     NoClient {
         /// The socket.
         path: PathBuf,
     },
-    /// A system call that must not fail.
+    /// A failed system call.
     #[error("{doing}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// Why not.
         source: std::io::Error,

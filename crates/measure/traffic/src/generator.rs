@@ -1,4 +1,4 @@
-//! The loop that sends what is due and takes back what came.
+//! The loop that sends due packets and receives returned ones.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -16,41 +16,41 @@ use crate::report::{GeneratorLimits, Interval, Report};
 use crate::schedule::Schedule;
 use crate::units::Span;
 
-/// Packets sent, and packets taken back from each port, before the other is looked at again.
+/// Packets sent, and packets received from each port, before switching to the other task.
 const BURST: usize = 64;
-/// The last part of a wait is spent polling, in ns: what a sleep on this kind of machine is late by.
+/// The last part of a wait is spent polling, in ns: typical wake-up latency.
 const SPIN_NS: u64 = 60_000;
 /// A packet later than this, in ns, counts as late.
 const LATE_NS: u64 = 100_000;
-/// How often connections are looked after, in ns.
+/// How often connections are maintained, in ns.
 const MAINTAIN_NS: u64 = 5_000_000;
-/// Settling ends at the latest after so many times `settle`, however slowly packets still drip in.
+/// Settling ends after this multiple of `settle`, even if packets still arrive.
 const SETTLE_LIMIT: u64 = 10;
-/// Largest frame that may come back, in bytes.
+/// Largest frame that may return, in bytes.
 const FRAME_BYTES_LIMIT: usize = 65_536;
 
-/// What the caller may say to a run from another thread.
+/// Controls a run from another thread.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
     failed: Mutex<Vec<u32>>,
-    /// Length of `failed`, to be looked at without the lock.
+    /// The length of `failed`, readable without the lock.
     failed_count: AtomicUsize,
 }
 
 impl Control {
-    /// Nothing said yet.
+    /// No instruction yet.
     pub fn new() -> Control {
         Control::default()
     }
 
-    /// No more packets; the run settles and reports. Also from a signal handler.
+    /// Stops sending; the run settles and reports. Safe to call in a signal handler.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Declares that flows of this instance may move, each once, from now on: it is about to fail or to be purged.
-    /// Say it before it happens, or the first moves may be counted as mis-steers.
+    /// Declares that each flow of this instance may move once from now on, because it is about to fail or be
+    /// purged. Call it before that happens, or the first moves may count as mis-steers.
     pub fn expect_moves_from(&self, instance: u32) {
         let mut failed = self
             .failed
@@ -61,8 +61,8 @@ impl Control {
     }
 }
 
-/// Sends a profile's packets and measures what comes back. Open loop: when a packet is due depends on the profile
-/// alone, and latency counts from then; but see [`Generator::in_closed_loop`].
+/// Sends a profile's packets and measures what returns. Open loop: due times depend on the profile only, and
+/// latency counts from them. See [`Generator::in_closed_loop`] for the alternative.
 #[derive(Debug)]
 pub struct Generator {
     profile: Profile,
@@ -71,12 +71,12 @@ pub struct Generator {
     closed: Option<ClosedLoop>,
 }
 
-/// Packets follow those that came back, not the clock.
+/// Sending follows returned packets, not the clock.
 #[derive(Clone, Copy, Debug)]
 struct ClosedLoop {
-    /// Packets that may be under way.
+    /// Largest number of packets in flight.
     window: u64,
-    /// How long it sends, in ns.
+    /// Duration of sending, in ns.
     duration: u64,
 }
 
@@ -90,10 +90,10 @@ fn nanos(t: Timespec) -> u64 {
 }
 
 impl Generator {
-    /// Prepares a run: reads captures and mixtures, makes frames and the state of flows.
+    /// Prepares a run: reads captures and mixtures, builds frames and flow state.
     ///
     /// # Errors
-    /// What is wrong with the profile or its files.
+    /// Invalid profiles or files.
     pub fn new(profile: Profile) -> Result<Generator, Error> {
         profile.check()?;
         let replays = profile
@@ -116,9 +116,9 @@ impl Generator {
         })
     }
 
-    /// Sends the profile's packets in their order, but each as soon as fewer than `window` packets are under way, whenever it was
-    /// due, for `duration` or as long as there are any. The rate is then that of the system, none of whose rings overflows that has
-    /// more slots; latency counts from when a packet is sent; what is lost stays under way.
+    /// Closed loop: sends the profile's packets in order, each as soon as fewer than `window` packets are in
+    /// flight, for `duration` or until the profile ends. The rate is the system's own, and no ring with more
+    /// slots overflows. Latency counts from sending. Lost packets stay in flight.
     #[must_use]
     pub fn in_closed_loop(mut self, window: u32, duration: Span) -> Generator {
         self.closed = Some(ClosedLoop {
@@ -128,16 +128,16 @@ impl Generator {
         self
     }
 
-    /// Records the latency of one in `packets` of those that come back instead of all: the largest of a packet's costs. All else is
-    /// still looked at for each.
+    /// Records latency for one in `packets` returned packets: the largest cost per packet. Every packet is
+    /// still checked otherwise.
     #[must_use]
     pub fn with_latency_of_one_in(mut self, packets: u32) -> Generator {
         self.measurement.measure_latency_of_one_in(packets);
         self
     }
 
-    /// Runs to the end, or until `control` says stop, on the calling thread. `ports` are the uplinks in the profile's
-    /// order. `observer` is called each `interval`, between packets: it must not wait.
+    /// Runs to the end, or until `control` stops it, on the calling thread. `ports` are the uplinks in the
+    /// profile's order. `observer` is called each `interval` between packets and must not block.
     ///
     /// # Errors
     /// [`Error::Uplinks`] and [`Error::UplinkFrame`], before anything is sent.
@@ -169,7 +169,8 @@ impl Generator {
                 });
             }
         }
-        // Wakes of this thread are exact to some us instead of 50 us; where that is refused, it spins a little longer.
+        // Makes this thread's wake-ups exact to a few us instead of 50 us; if refused, it polls a little
+        // longer.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
         let mut run = Run::new(self, ports.len());
         while !run.is_done(control) {
@@ -179,20 +180,20 @@ impl Generator {
     }
 }
 
-/// A run under way.
+/// The state of a run.
 struct Run {
     generator: Generator,
     start: u64,
     cpu_start: u64,
-    /// When the last packet was due, sent or taken back.
+    /// When the last packet was due, sent or received.
     last_sent: u64,
     last_received: u64,
     sending_ended: Option<u64>,
     next_interval: u64,
     next_maintenance: u64,
-    /// Whether an uplink's other side was away at the last look.
+    /// Whether an uplink's peer was away at the last check.
     is_away: bool,
-    /// Up to this lateness the generator itself is to blame: it woke so late.
+    /// Lateness up to this is the generator's own: it woke that late.
     own_lateness: u64,
     max_lateness: u64,
     late_packets: u64,
@@ -200,7 +201,7 @@ struct Run {
     frame: Vec<u8>,
     dirty: Vec<bool>,
     room: Vec<usize>,
-    /// Whether an uplink that something is due for had no room when it was looked at last.
+    /// Whether an uplink with due packets was full at the last check.
     blocked: bool,
 }
 
@@ -229,7 +230,7 @@ impl Run {
         }
     }
 
-    /// Whether all was sent and what can be expected to come back has come.
+    /// Whether everything was sent and everything expected has returned.
     fn is_done(&self, control: &Control) -> bool {
         let Some(ended) = self.sending_ended else {
             return false;
@@ -305,7 +306,7 @@ impl Run {
         any
     }
 
-    /// Sends what is due; says whether anything was done.
+    /// Sends due packets; returns whether it did anything.
     fn send<P: Port>(&mut self, ports: &mut [P], control: &Control, now: u64) -> bool {
         let mut any = false;
         let mut blocked = false;
@@ -322,15 +323,15 @@ impl Run {
             burst_limit = burst_limit.min(room as usize);
             blocked = burst_limit == 0;
         }
-        // Room in each uplink is looked at once, and again when that much is used up: the place where the other side
-        // writes it is slow to read.
+        // Reads each uplink's free slots once, and again when they are used up: the peer writes that cache
+        // line, so reading it is slow.
         self.room.fill(0);
         for burst in 0..burst_limit {
             let Some(due) = self.generator.schedule.peek() else {
                 self.sending_ended = Some(now);
                 break;
             };
-            // A packet that waits for room is due when there is.
+            // A packet that waits for a free slot is due when there is one.
             let at = match due.patient {
                 _ if is_closed => now,
                 true => now.max(self.start + due.at),
@@ -370,7 +371,7 @@ impl Run {
                 self.room[uplink] -= slots;
                 self.dirty[uplink] = true;
                 if !blocked {
-                    // There was room all the time since it was due, so far as we saw: this is our own lateness.
+                    // As far as known there was room since it was due: the lateness is our own.
                     self.own_lateness = self.own_lateness.max(lateness);
                     self.max_lateness = self.max_lateness.max(lateness);
                     self.late_packets += u64::from(lateness > LATE_NS);
@@ -391,12 +392,12 @@ impl Run {
         any
     }
 
-    /// Sleeps until something is due or comes back, and polls for the last part.
+    /// Sleeps until a packet is due or returns, and polls for the last part.
     fn wait<P: Port>(&mut self, ports: &mut [P]) {
         let now = now_ns();
         let mut until = self.next_interval.min(self.next_maintenance);
         if self.blocked && self.sending_ended.is_none() && self.generator.closed.is_some() {
-            // Who is to send something back may need this very CPU.
+            // The process that returns packets may need this CPU.
             std::thread::yield_now();
             return;
         }
@@ -406,7 +407,7 @@ impl Run {
             until = until.min((self.start + due.at).saturating_sub(SPIN_NS));
         }
         if until <= now {
-            // Who is to make room may need this very CPU.
+            // The process that frees slots may need this CPU.
             match self.blocked {
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
@@ -428,7 +429,7 @@ impl Run {
                 tv_sec: (left / 1_000_000_000) as i64,
                 tv_nsec: (left % 1_000_000_000) as i64,
             };
-            // A signal ends it early, which does no harm.
+            // A signal ends it early, which is harmless.
             let _ = poll(&mut fds, Some(&timeout));
         }
         ports.iter_mut().for_each(Port::disarm);
@@ -513,7 +514,7 @@ mod tests {
         assert!(in_intervals <= 2000);
     }
 
-    /// A loop that notes how many packets it held at most.
+    /// A loop that records its highest occupancy.
     struct Watched {
         port: LoopbackPort,
         most: usize,
@@ -551,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_closed_loop_no_more_packets_are_under_way_than_asked_for() {
+    fn a_closed_loop_limits_packets_in_flight() {
         for window in [1_u32, 100, 1_000] {
             let mut port = [Watched {
                 port: LoopbackPort::new(4096),
@@ -570,8 +571,8 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_loop_that_loses_its_packets_ends_in_time() {
-        /// Takes everything and gives nothing.
+    fn a_closed_loop_with_total_loss_ends_in_time() {
+        /// Accepts everything and returns nothing.
         struct Hole;
         impl Port for Hole {
             fn frame_bytes_limit(&self) -> usize {
@@ -611,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_of_one_in_so_many_is_recorded_and_nothing_else_left_out() {
+    fn sampled_latency_leaves_other_checks_complete() {
         let run = |packets| {
             let generator = Generator::new(profile(20_000.0, 100)).unwrap();
             let mut run = Run::new(generator.with_latency_of_one_in(packets), 1);
@@ -629,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn stopping_ends_the_load_and_still_accounts_for_it() {
+    fn stopping_ends_the_load_and_keeps_the_accounting() {
         let control = Control::new();
         let report = Generator::new(profile(1_000.0, 3_600_000))
             .unwrap()
@@ -648,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_takes_nothing_loses_what_is_due_at_the_uplink() {
+    fn packets_for_a_blocked_port_are_lost_at_the_uplink() {
         let mut run = profile(10_000.0, 50);
         run.uplink_wait = Span::from_millis(1);
         let report = Generator::new(run)
@@ -667,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_no_port_takes_is_refused_before_sending() {
+    fn an_oversized_frame_is_rejected_before_sending() {
         let mut run = profile(10.0, 10);
         run.phases[0].uplink = 1;
         let error = Generator::new(run)

@@ -1,4 +1,4 @@
-//! How many packets a flow has: a constant, or drawn from a fitted mixture of distributions.
+//! Packets per flow: constant, or drawn from a fitted mixture of distributions.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use crate::Error;
 use crate::random::Random;
 
-/// Longest flow that is drawn, in packets. The mixtures' tails reach far beyond what a run can send.
+/// Longest flow drawn, in packets. The mixtures' tails exceed what a run can send.
 pub const LENGTH_LIMIT: u32 = 1 << 30;
 
-/// Where flow lengths come from.
+/// The source of flow lengths.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
     /// Every flow has this many packets.
@@ -29,12 +29,13 @@ impl Lengths {
     }
 }
 
-/// A mixture as the flow-models data set gives them (P. Jurkiewicz, G. Rzym, P. Boryło, "Flow length and size
-/// distributions in campus Internet traffic", Computer Communications 167, 2021): weighted components, each with
-/// scipy's parameters, `uniform [loc, scale]` or `lognorm [s, loc, scale]`. A sample is rounded up to whole packets.
+/// A mixture in the format of the flow-models data set (P. Jurkiewicz, G. Rzym, P. Boryło, "Flow length and
+/// size distributions in campus Internet traffic", Computer Communications 167, 2021): weighted components
+/// with scipy's parameters, `uniform [loc, scale]` or `lognorm [s, loc, scale]`. Samples are rounded up to
+/// whole packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
-    /// Cumulated weight up to this one, last 1.0, and the component.
+    /// Cumulative weight (the last is 1.0) and component.
     components: Vec<(f64, Component)>,
 }
 
@@ -53,7 +54,7 @@ impl Mixture {
     /// Reads a mixture file.
     ///
     /// # Errors
-    /// [`Error::Read`], or [`Error::Mixture`] where a component is not one of the two or a weight is not positive.
+    /// [`Error::Read`], or [`Error::Mixture`] for an unknown component or a weight that is not positive.
     pub fn load(path: &Path) -> Result<Mixture, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
             path: path.to_path_buf(),
@@ -103,10 +104,10 @@ impl Mixture {
     }
 }
 
-/// What is wrong with a mixture file.
+/// A problem of a mixture file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MixtureProblem {
-    /// Not JSON of the expected form.
+    /// Not JSON of the expected structure.
     #[error("{0}")]
     Json(String),
     /// It has no components.
@@ -117,7 +118,7 @@ pub enum MixtureProblem {
         "`mix[{index}]` must be [weight > 0, \"uniform\", [loc, scale]] or [weight > 0, \"lognorm\", [s, loc, scale]]"
     )]
     Component {
-        /// Which, from 0.
+        /// Its index, from 0.
         index: usize,
     },
 }
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_mixtures_are_refused() {
+    fn invalid_mixtures_are_rejected() {
         let bad = |text: &str| Mixture::parse(text).unwrap_err();
         assert_eq!(bad(r#"{"mix": []}"#), MixtureProblem::Empty);
         assert_eq!(

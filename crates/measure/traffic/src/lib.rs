@@ -1,24 +1,24 @@
-//! Generates traffic against a port and measures what comes back: loss, order, duplicates, latency, changed bytes and
-//! mis-steers. It does not adapt to what it measures: the load is the profile's, however slow the system is, unless a caller asks
-//! for a closed loop ([`Generator::in_closed_loop`]).
+//! Generates traffic against a port and measures what returns: loss, order, duplicates, latency, altered
+//! bytes and mis-steers. It does not adapt to the results: the load follows the profile, however slow the
+//! system, unless the caller selects a closed loop ([`Generator::in_closed_loop`]).
 //!
-//! Key types: [`Profile`] (what to send), [`Generator`] (sends it), [`Port`] with [`MemifPort`] (where), [`Control`]
-//! (what another thread may say meanwhile), [`Interval`] (how it stands) and [`Report`] (what came of it).
+//! Key types: [`Profile`] (what to send), [`Generator`] (sends it), [`Port`] with [`MemifPort`] (where),
+//! [`Control`] (instructions from another thread), [`Interval`] (progress) and [`Report`] (the results).
 //!
 //! 1. [`Profile::load`] or [`Profile::parse`].
-//! 2. [`Generator::new`] reads captures and makes all frames and flow state; nothing is allocated per packet later, but
-//!    512 B for a flow when it first loses a packet.
-//! 3. [`MemifPort::connect`] to a switch's uplink, or straight to an instance.
-//! 4. [`Generator::run`] sends, takes back, calls the observer, waits for the last packets, and reports.
+//! 2. [`Generator::new`] reads captures and allocates all frames and flow state. Later only a flow's first
+//!    loss allocates (512 B).
+//! 3. [`MemifPort::connect`] to a switch's uplink, or directly to an instance.
+//! 4. [`Generator::run`] sends, receives, calls the observer, waits for the last packets, and reports.
 //!
-//! # How things are counted
-//! - A packet is *offered* when it is due, whether it could be sent or not. `offered = returned + lost`.
-//! - Latency is from the time when the packet was due, so that a stall costs all packets that were due in it.
-//! - Order and duplicates are those of a flow (of a replayed flow: of each of its directions).
-//! - A flow's home is the instance that stamped the first packet that came back. Every packet of the flow that went
-//!   elsewhere is mis-steered, unless the flow may move: after `idle_timeout` without packets, or after
+//! # Accounting
+//! - A packet is *offered* when it is due, whether or not it could be sent. `offered = returned + lost`.
+//! - Latency counts from the due time, so a stall affects every packet due during it.
+//! - Order and duplicates are per flow (for a replayed flow, per direction).
+//! - A flow's home is the instance that stamped its first returned packet. Packets of the flow from another
+//!   instance are mis-steered, unless the flow may move: after `idle_timeout` without packets, or after
 //!   [`Control::expect_moves_from`].
-//! - What the generator itself could not do is in [`GeneratorLimits`].
+//! - The generator's own shortfalls are in [`GeneratorLimits`].
 #![forbid(unsafe_code)]
 
 mod capacity;
@@ -56,7 +56,8 @@ pub use random::Random;
 pub use report::{Counts, FlowNow, FlowReport, GeneratorLimits, Interval, LatencyUs, Report};
 pub use units::{Rate, Span};
 
-/// Runs of up to this many flows keep a latency histogram for each (15 kB) and show each in an [`Interval`].
+/// Runs of up to this many flows keep a latency histogram per flow (15 kB) and list the flows in each
+/// [`Interval`].
 pub const FLOW_LATENCIES_LIMIT: usize = 1024;
-/// Reports of runs of up to this many flows have a line for each.
+/// Reports of runs of up to this many flows list each flow.
 pub const FLOWS_REPORTED_LIMIT: usize = 10_000;

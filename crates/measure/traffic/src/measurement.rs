@@ -1,4 +1,4 @@
-//! What was sent and what came back, flow by flow.
+//! Accounts for sent and returned packets, per flow.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::schedule::Due;
 use crate::template::{Ends, Template};
 use crate::{Error, FLOW_LATENCIES_LIMIT, FLOWS_REPORTED_LIMIT};
 
-/// Replayed packets that may be under way at once; one that comes back after so many others were sent is foreign.
+/// Replayed packets in flight; one that returns after so many others were sent is foreign.
 const REPLAYED_LIMIT: usize = 1 << 17;
 const _: () = assert!(REPLAYED_LIMIT < MAC_NUMBERS as usize / 2);
-/// Longest latency that is told apart, in ns. Longer ones count as this.
+/// Longest distinguished latency, in ns; longer ones count as this.
 const LATENCY_LIMIT_NS: u64 = 60_000_000_000;
-/// Digits that are kept of a latency: 0.1 % for the run, 1 % for a flow and an interval.
+/// Significant digits of latencies: 0.1 % for the run, 1 % for a flow and an interval.
 const DIGITS_RUN: u8 = 3;
 const DIGITS_FLOW: u8 = 2;
 const NONE: u64 = u64::MAX;
@@ -29,12 +29,12 @@ const NONE: u64 = u64::MAX;
 pub(crate) enum SourceFrames {
     Phase {
         phase: Box<Phase>,
-        /// One for each size, in their order.
+        /// One per size, in order.
         templates: Vec<Template>,
     },
     Capture {
         replay: Arc<Replay>,
-        /// For packets of the opener and of the responder: where they go.
+        /// The uplink for packets of the opener and of the responder.
         uplinks: [usize; 2],
     },
 }
@@ -44,12 +44,12 @@ pub(crate) enum SourceFrames {
 struct Record {
     sent: u64,
     last_due: u64,
-    /// Number of its last packet, [`NONE`] until it is sent.
+    /// Sequence number of its last packet; [`NONE`] until that is sent.
     last_sequence: u64,
     returned: u64,
     order: OrderTracker,
     pin: PinTracker,
-    /// Packets sent of all records that share the pin; only kept at [`Record::pin_at`].
+    /// Packets sent over all records that share the pin; only kept at [`Record::pin_at`].
     pin_sent: u64,
     duplicated: u64,
     reordered: u64,
@@ -58,26 +58,26 @@ struct Record {
     altered: u64,
     latency: Option<Box<Histogram<u32>>>,
     index: u32,
-    /// The record that holds the pin: both directions of a replayed flow share one.
+    /// The record with the pin: both directions of a replayed flow share one.
     pin_at: u32,
     source: u16,
     sent_in_interval: bool,
 }
 
-/// A replayed packet that is under way.
+/// A replayed packet in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Replayed {
     sent: u64,
     sequence: u64,
     pin_sequence: u64,
-    /// All of it: the stamp holds the lower 20 bits.
+    /// The full number: the stamp holds the lower 20 bits.
     number: u64,
     record: u32,
     index: u32,
     source: u16,
 }
 
-/// The state of a run's packets.
+/// The accounting state of a run.
 #[derive(Debug)]
 pub(crate) struct Measurement {
     pub(crate) sources: Vec<SourceFrames>,
@@ -86,11 +86,11 @@ pub(crate) struct Measurement {
     holes: u64,
     latency: Histogram<u64>,
     interval_latency: Histogram<u32>,
-    /// The latency of one in so many packets is recorded.
+    /// Latency is recorded for one in so many packets.
     latency_of_one_in: u32,
-    /// Packets until the next one whose latency is.
+    /// Packets until the next recorded latency.
     until_latency: u32,
-    /// By number modulo its length; empty where nothing is replayed.
+    /// Indexed by number modulo the length; empty without replays.
     replayed: Vec<Replayed>,
     next_number: u64,
     verify: Verify,
@@ -105,12 +105,12 @@ pub(crate) struct Measurement {
 fn histogram<C: hdrhistogram::Counter>(digits: u8) -> Result<Histogram<C>, Error> {
     Histogram::new_with_bounds(1, LATENCY_LIMIT_NS, digits).map_err(|_| Error::Profile {
         key: "latency".into(),
-        write: "the histogram cannot be made",
+        write: "the histogram cannot be created",
     })
 }
 
 impl Measurement {
-    /// The frames and flows of a checked profile; returns where each source's records begin, too.
+    /// The frames and flows of a validated profile, and where each source's records start.
     pub(crate) fn new(profile: &Profile, replays: &[Arc<Replay>]) -> Result<(Measurement, Vec<u32>), Error> {
         let mut sources = Vec::new();
         let mut shapes = Vec::new();
@@ -213,7 +213,7 @@ impl Measurement {
         Ok((measurement, first_records))
     }
 
-    /// The longest frame that is sent into each uplink.
+    /// The longest frame sent into each uplink.
     pub(crate) fn longest_frames(&self, uplinks: usize) -> Vec<usize> {
         let mut longest = vec![0; uplinks];
         for source in &self.sources {
@@ -231,7 +231,7 @@ impl Measurement {
         longest
     }
 
-    /// From now on the latency of one in so many packets is recorded.
+    /// Records latency for one in so many packets from now on.
     pub(crate) fn measure_latency_of_one_in(&mut self, packets: u32) {
         self.latency_of_one_in = packets.max(1);
     }
@@ -241,7 +241,7 @@ impl Measurement {
         self.last_interval_at = now;
     }
 
-    /// An instance that was declared failed or purged: its flows may move.
+    /// Marks an instance as failed or purged: its flows may move.
     pub(crate) fn expect_moves_from(&mut self, instance: u32) {
         for mark in [
             stamp::instance_mark(instance),
@@ -250,7 +250,7 @@ impl Measurement {
             if !self.failed.contains(&mark) {
                 self.failed.push(mark);
             }
-            // It may have been declared late.
+            // The declaration may come late.
             for record in self.records.iter_mut().filter(|record| record.pin.home() == mark) {
                 let forgiven = record.pin.forgive_move();
                 if forgiven > 0 {
@@ -263,7 +263,7 @@ impl Measurement {
         }
     }
 
-    /// The uplink that a packet goes into.
+    /// The uplink for a packet.
     pub(crate) fn uplink(&self, due: &Due) -> usize {
         match &self.sources[usize::from(due.source)] {
             SourceFrames::Phase { phase, .. } => phase.uplink,
@@ -273,7 +273,7 @@ impl Measurement {
         }
     }
 
-    /// How long the packet is that is due.
+    /// The length of the due packet.
     pub(crate) fn frame_len(&self, due: &Due) -> usize {
         match &self.sources[usize::from(due.source)] {
             SourceFrames::Phase { templates, .. } => {
@@ -284,7 +284,7 @@ impl Measurement {
         }
     }
 
-    /// Writes the packet that is due into `buffer`, counts it as offered, and returns its length. `due_at` is on the
+    /// Writes the due packet into `buffer`, counts it as offered, and returns its length. `due_at` is on the
     /// monotonic clock.
     pub(crate) fn send(&mut self, due: &Due, due_at: u64, buffer: &mut [u8]) -> usize {
         let pin_at = self.records[due.record as usize].pin_at as usize;
@@ -352,19 +352,19 @@ impl Measurement {
         len
     }
 
-    /// A packet that [`Measurement::send`] made did not get into its uplink, whose other side may be away.
+    /// A packet from [`Measurement::send`] was not sent because its uplink was full or its peer away.
     pub(crate) fn lost_at_uplink(&mut self, is_away: bool) {
         self.counts.lost_at_uplink += 1;
         self.counts.lost_in_restarts += u64::from(is_away);
     }
 
-    /// The other side of an uplink has gone: what each flow sent after the last packet that came back went with it.
+    /// An uplink's peer has gone: packets sent after the last returned one of each flow are lost with it.
     pub(crate) fn peer_went(&mut self) {
         let under_way = |record: &Record| record.sent.saturating_sub(record.order.next());
         self.counts.lost_in_restarts += self.records.iter().map(under_way).sum::<u64>();
     }
 
-    /// A frame that came back on that port.
+    /// A frame received on that port.
     pub(crate) fn receive(&mut self, port: usize, frame: &[u8], now: u64) {
         let replayed = if self.replayed.is_empty() {
             None
@@ -382,7 +382,7 @@ impl Measurement {
 
     fn find_replayed(&self, frame: &[u8]) -> Option<(Replayed, u32)> {
         let mac = stamp::read_mac(frame)?;
-        // Of the numbers with these lower bits the newest that was given out.
+        // Of the numbers with these lower bits, the most recent one.
         let period = u64::from(MAC_NUMBERS);
         let newest = self.next_number.checked_sub(1)?;
         let behind = (newest % period + period - u64::from(mac.number)) % period;
@@ -435,7 +435,7 @@ impl Measurement {
         let SourceFrames::Phase { phase, templates } = &self.sources[usize::from(record.source)] else {
             return None;
         };
-        // The stamp has the lower 32 bits of the sequence number.
+        // The stamp holds the lower 32 bits of the sequence number.
         let newest = record.sent.checked_sub(1)?;
         let behind = u64::from((newest as u32).wrapping_sub(stamp.sequence));
         let sequence = newest.checked_sub(behind)?;
@@ -467,7 +467,10 @@ impl Measurement {
         Some(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one packet's facts, from two places")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of one packet, from two callers"
+    )]
     fn arrived(
         &mut self,
         port_is_right: bool,
@@ -533,12 +536,12 @@ impl Measurement {
         }
     }
 
-    /// Packets that are known to be lost by now.
+    /// Packets known to be lost so far.
     pub(crate) fn lost_so_far(&self) -> u64 {
         self.holes
     }
 
-    /// How the run stands, and begins the next interval.
+    /// Returns the current state and starts the next interval.
     pub(crate) fn interval(&mut self, now: u64) -> Interval {
         let flows = match self.records.len() <= FLOW_LATENCIES_LIMIT {
             false => Vec::new(),
@@ -577,7 +580,7 @@ impl Measurement {
         interval
     }
 
-    /// Frames of captures that are not sent.
+    /// Frames of captures that were not sent.
     pub(crate) fn skipped_frames(&self) -> u64 {
         let skipped = |source: &SourceFrames| match source {
             SourceFrames::Phase { .. } => 0,
@@ -595,7 +598,7 @@ impl Measurement {
         LatencyUs::of(&self.latency)
     }
 
-    /// Flows that were sent, and each of them where they are not too many.
+    /// The number of flows sent, and each flow unless there are too many.
     pub(crate) fn flows(&self) -> (usize, Vec<FlowReport>) {
         let sent = || self.records.iter().filter(|r| r.sent > 0);
         let count = sent().count();
@@ -659,8 +662,7 @@ impl Measurement {
     }
 }
 
-/// Which of the sizes in turn a packet has. Flows begin at different places, so that large packets of all of them do
-/// not coincide.
+/// The index of a packet's size. Flows start at different sizes, so that their large packets do not coincide.
 fn size_index(sizes: usize, sequence: u64, flow: u32) -> usize {
     match sizes {
         1 => 0,

@@ -1,5 +1,5 @@
-//! A port over memif. Towards the switch's uplink and towards an instance the generator is the client, as the switch
-//! itself is towards its instances; as server it waits for one.
+//! A port over memif. The generator is the client towards a switch's uplink or an instance; as server it
+//! waits for a client.
 
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -11,46 +11,46 @@ use memif::{Client, ClientConfig, ControlEvent, Link, Listener, RingConfig, Serv
 use crate::Error;
 use crate::port::Port;
 
-/// How long a server that listens may take to answer. DPDK 22.11 ends when its peer has gone before it was greeted: rather too
-/// long than too short for a machine that has much to do.
+/// Handshake timeout of a listening server. Generous, because DPDK 22.11 crashes if its peer leaves before
+/// HELLO.
 const HANDSHAKE: Duration = Duration::from_secs(30);
-/// How long one attempt to be connected to may take. Attempts go on as long as the port lives.
+/// Timeout of one attempt to accept a client. Attempts continue as long as the port lives.
 const LISTEN_ATTEMPT: Duration = Duration::from_millis(500);
-/// Pause between two attempts.
+/// Pause between two connection attempts.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
-/// Rings of the generator: as a power of two, and large enough for 4 ms at 1 Mpps.
+/// Ring size as a power of two: 4 ms at 1 Mpps.
 const LOG2_SLOTS: u8 = 12;
 
-/// Queue pairs that are asked for; a server that takes fewer says so. Open vSwitch sends by one for each of its threads, so by
-/// the second one where one thread polls.
+/// Requested queue pairs; a server may grant fewer. Open vSwitch transmits on one per thread, so on the
+/// second with one polling thread.
 const QUEUE_PAIRS: u16 = 2;
 
-/// How a port comes to its link, the first time and again.
+/// How a port obtains its link.
 #[derive(Clone, Debug)]
 enum Origin {
     Connect(ClientConfig),
     Listen(PathBuf),
 }
 
-/// A memif link as a port: sends by its first queue pair and receives by all that there are. When its peer goes, the port is away (nothing fits, nothing comes)
-/// until a thread of its own has connected again.
+/// A memif link as a port. Sends on its first queue pair and receives on all. When its peer leaves, the port
+/// is down (nothing fits, nothing arrives) until a background thread has reconnected.
 #[derive(Debug)]
 pub struct MemifPort {
     link: Option<Link>,
     origin: Origin,
-    /// Where the next link comes from while there is none.
+    /// The source of the next link while there is none.
     coming: Option<Receiver<Link>>,
     frame_bytes_limit: usize,
-    /// What one slot holds. Of a client's buffers we know only what most have.
+    /// Capacity of a slot. For a client's buffers, the usual value.
     buffer_bytes: usize,
-    /// The queue pair that the last frame came by: the one to wait for.
+    /// The queue pair of the last received frame: the one to wait for.
     receives_by: usize,
     reconnects: u64,
 }
 
 impl MemifPort {
-    /// Connects to the server on `socket`, waiting up to `deadline` for it to listen: a switch's `memif:` uplink, or
-    /// an instance.
+    /// Connects to the server on `socket`, a switch's `memif:` uplink or an instance, waiting up to
+    /// `deadline` for it to listen.
     ///
     /// # Errors
     /// [`Error::Memif`].
@@ -62,7 +62,7 @@ impl MemifPort {
         MemifPort::connect_with(config, deadline)
     }
 
-    /// As [`MemifPort::connect`], with rings of the caller's choice.
+    /// As [`MemifPort::connect`], with the caller's rings.
     ///
     /// # Errors
     /// [`Error::Memif`].
@@ -85,10 +85,10 @@ impl MemifPort {
         })
     }
 
-    /// Listens on `socket` and waits up to `deadline` for a client, whatever interface it asks for.
+    /// Listens on `socket` and waits up to `deadline` for a client, with any interface id.
     ///
     /// # Errors
-    /// [`Error::Memif`]; [`Error::NoClient`] where none came.
+    /// [`Error::Memif`]; [`Error::NoClient`] on timeout.
     pub fn listen(socket: &Path, deadline: Duration) -> Result<MemifPort, Error> {
         let mut listener = Listener::bind(socket, ServerConfig::new("inco traffic"))?;
         let link = listener
@@ -105,20 +105,20 @@ impl MemifPort {
         })
     }
 
-    /// How often the link was lost and came back.
+    /// How often the link was lost and re-established.
     pub fn reconnects(&self) -> u64 {
         self.reconnects
     }
 
-    /// Whether there is a link now.
+    /// Whether the link is up.
     pub fn is_up(&self) -> bool {
         self.link.is_some()
     }
 
-    /// A thread that gets the next link. It ends when it has one, or when the port is gone.
+    /// Starts a thread that obtains the next link. It ends when it has one, or when the port is dropped.
     fn reconnect(origin: Origin) -> Receiver<Link> {
         let (sender, receiver) = sync_channel(1);
-        // Where no thread can be had the sender is dropped, and the next look starts another attempt.
+        // If no thread can be started the sender is dropped, and the next check starts another attempt.
         let _ = std::thread::Builder::new()
             .name("traffic-connect".into())
             .spawn(move || {
@@ -129,7 +129,7 @@ impl MemifPort {
                         listener.accept(LISTEN_ATTEMPT).ok()?
                     }
                 };
-                // A port that is dropped meanwhile is noticed by sending; until then at most one attempt is under way.
+                // Sending fails if the port was dropped meanwhile; until then at most one attempt is pending.
                 if let Some(link) = attempt() {
                     let _ = sender.send(link);
                 } else {
@@ -222,7 +222,7 @@ impl Port for MemifPort {
             let is_open = matches!(link.control.poll(), Ok(ControlEvent::None));
             let mut queues = link.queues.iter();
             let is_violated = queues.any(|pair| pair.tx.is_violated() || pair.rx.is_violated());
-            // What came back before the end is still taken.
+            // Frames returned before the end are still received.
             let has_more = link.queues.iter_mut().any(|pair| pair.rx.available() > 0);
             if !is_violated && (is_open || has_more) {
                 return;

@@ -1,37 +1,36 @@
-//! Which packets of one flow came back: in order, late, twice or not at all.
+//! Tracks the returned packets of one flow: in order, late, duplicate or missing.
 
-/// How far behind the newest packet a late or doubled one is still told apart, in packets. A flow that has lost
-/// something needs this many bits (512 B). It is four rings of 1024 slots.
+/// How far behind the newest packet late and duplicate packets are distinguished, in packets. A flow with
+/// loss keeps this many bits (512 B). Four rings of 1024 slots.
 pub const WINDOW: u64 = 4096;
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// What an arrival was.
+/// The classification of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Later than all before it.
+    /// After all earlier arrivals.
     InOrder,
-    /// New, but one that was sent after it had come before it.
+    /// New, but sent before one that has already arrived.
     Reordered,
-    /// It had come before.
+    /// Arrived before.
     Duplicate,
-    /// More than [`WINDOW`] packets behind, in a flow with losses: late or a duplicate, nobody can tell.
+    /// More than [`WINDOW`] packets behind, in a flow with losses: late or duplicate, indistinguishable.
     BeyondWindow,
 }
 
-/// The returned packets of a flow. Exact as long as nothing is missing, and within [`WINDOW`] packets where something
-/// is.
+/// The returned packets of a flow. Exact without loss; with loss, exact within [`WINDOW`] packets.
 #[derive(Clone, Debug, Default)]
 pub struct OrderTracker {
-    /// One more than the highest sequence number that came.
+    /// The highest sequence number that arrived, plus one.
     next: u64,
-    /// Numbers below `next` that did not come.
+    /// Numbers below `next` that have not arrived.
     holes: u64,
-    /// Which of the last `WINDOW` numbers came; made at the first hole.
+    /// Which of the last `WINDOW` numbers arrived; allocated at the first hole.
     came: Option<Box<[u64; WORDS]>>,
 }
 
 impl OrderTracker {
-    /// Records the arrival of a number.
+    /// Records the arrival of a sequence number.
     pub fn arrive(&mut self, sequence: u64) -> Arrival {
         if sequence >= self.next {
             let skipped = sequence - self.next;
@@ -60,9 +59,9 @@ impl OrderTracker {
         }
     }
 
-    /// Marks the numbers from `next` up to before `to` as missing.
+    /// Marks the numbers from `next` up to, but excluding, `to` as missing.
     fn skip(&mut self, to: u64) {
-        // Without a window everything before has come.
+        // Without a window every earlier number has arrived.
         let came = self.came.get_or_insert_with(|| Box::new([u64::MAX; WORDS]));
         let missing = to - self.next;
         self.holes += missing;
@@ -75,17 +74,17 @@ impl OrderTracker {
         }
     }
 
-    /// Numbers missing before the newest that came: lost, as far as order can tell.
+    /// Missing numbers below the newest: lost, as far as order can tell.
     pub fn holes(&self) -> u64 {
         self.holes
     }
 
-    /// One more than the highest number that came: what was sent from there on is under way, or lost since.
+    /// The highest number that arrived, plus one: later ones are in flight or lost.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Different numbers that came.
+    /// Distinct numbers that arrived.
     pub fn received(&self) -> u64 {
         self.next - self.holes
     }
@@ -117,7 +116,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Remembers everything.
+    /// Remembers every number.
     #[derive(Default)]
     struct Naive {
         came: BTreeSet<u64>,
@@ -140,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Steps forward and back from where the stream is, mostly small, some as large as the window.
+    /// Steps forward and back in the stream, mostly small, some as large as the window.
     fn arrivals() -> impl Strategy<Value = Vec<i64>> {
         prop::collection::vec(
             prop_oneof![
@@ -155,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_tracker_that_forgets_nothing(steps in arrivals()) {
+        fn matches_a_tracker_without_a_window(steps in arrivals()) {
             let (mut ours, mut naive) = (OrderTracker::default(), Naive::default());
             let mut at = 0i64;
             for step in steps {
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn without_loss_a_duplicate_is_known_from_any_distance() {
+    fn without_loss_duplicates_are_detected_at_any_distance() {
         let mut t = OrderTracker::default();
         for s in 0..3 * WINDOW {
             assert_eq!(t.arrive(s), Arrival::InOrder);

@@ -1,54 +1,54 @@
-//! Whether the packets of a flow stay with one instance.
+//! Checks that the packets of a flow stay on one instance.
 
-/// What a returned packet says about its flow's pin.
+/// How a returned packet was steered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
-    /// No instance stamped it.
+    /// It has no instance stamp.
     Unstamped,
-    /// It went where the flow lives.
+    /// It went to the flow's instance.
     Kept,
-    /// The flow moved, and it was allowed to.
+    /// The flow moved, as allowed.
     ExpectedMove,
     /// It went to another instance.
     MisSteered,
 }
 
-/// Where a flow lives, by the stamps of its returned packets. A flow that was told it may move
-/// ([`PinTracker::allow_move_from`], [`PinTracker::allow_move`]) may do so once; otherwise every packet that went to
-/// another instance than the flow's first one is a mis-steer.
+/// A flow's instance, by the stamps of its returned packets. If a move was allowed
+/// ([`PinTracker::allow_move_from`], [`PinTracker::allow_move`]) the flow may move once. Otherwise every
+/// packet to an instance other than the first is a mis-steer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PinTracker {
     home: u32,
     previous: u32,
     /// Packets before this one may still come from `previous`.
     moved_at: u64,
-    /// With this packet the flow came back after its idle timeout; 0 where it did not.
+    /// The flow's first packet after its idle timeout; 0 if there was none.
     idle_until: u64,
     allowed: bool,
-    /// Where its mis-steered packets went, how many they are, and the first one; 0 where they went to several places.
+    /// The instance, number and first of its mis-steered packets; 0 if they went to several instances.
     strayed_to: u32,
     strayed: u64,
     strayed_at: u64,
 }
 
 impl PinTracker {
-    /// Instance where the flow lives, 0 where nothing is known.
+    /// The flow's instance, 0 if unknown.
     pub fn home(&self) -> u32 {
         self.home
     }
 
-    /// The flow was silent for its idle timeout before packet `sequence`: that packet may find a new home.
+    /// The flow was idle for its timeout before packet `sequence`, which may find a new instance.
     pub fn allow_move_from(&mut self, sequence: u64) {
         self.idle_until = sequence;
     }
 
-    /// The flow's instance was declared failed (or purged): it may move once, whenever that is.
+    /// The flow's instance was declared failed or purged: the flow may move once.
     pub fn allow_move(&mut self) {
         self.allowed = true;
     }
 
-    /// The flow's instance was declared failed, some time after it did fail: packets that went to one other instance since were no
-    /// mis-steers, but the flow's one move. Gives how many they were.
+    /// The flow's instance was declared failed after the fact: packets to one other instance since then were
+    /// the flow's one move, not mis-steers. Returns their number.
     pub fn forgive_move(&mut self) -> u64 {
         if self.strayed == 0 || self.strayed_to == 0 {
             return 0;
@@ -60,7 +60,7 @@ impl PinTracker {
         std::mem::take(&mut self.strayed)
     }
 
-    /// Notes a mis-steer.
+    /// Records a mis-steer.
     fn strays(&mut self, sequence: u64, instance: u32) -> Steer {
         if self.strayed == 0 {
             self.strayed_to = instance;
@@ -73,7 +73,7 @@ impl PinTracker {
         Steer::MisSteered
     }
 
-    /// Records where packet `sequence` went.
+    /// Records the instance of packet `sequence`.
     pub fn returned(&mut self, sequence: u64, instance: u32) -> Steer {
         if instance == 0 {
             return Steer::Unstamped;
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_failure_allows_one_move_and_packets_still_under_way() {
+    fn a_declared_failure_allows_one_move_and_packets_in_flight() {
         let mut p = PinTracker::default();
         p.returned(0, 5);
         p.allow_move();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_flow_may_move_only_with_the_packet_that_ends_its_silence() {
+    fn an_idle_flow_may_move_only_with_its_next_packet() {
         let mut p = PinTracker::default();
         p.returned(0, 5);
         p.allow_move_from(10);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_that_is_declared_late_is_no_mis_steer() {
+    fn a_move_declared_late_is_no_mis_steer() {
         let mut pin = PinTracker::default();
         assert_eq!(pin.forgive_move(), 0);
         for (sequence, instance) in [(1, 7), (2, 7), (3, 9), (4, 9)] {
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!((pin.forgive_move(), pin.home()), (2, 9));
         assert_eq!(pin.returned(5, 9), Steer::Kept);
         assert_eq!(pin.returned(6, 7), Steer::MisSteered, "it moved, and stays there");
-        // One move is allowed, not a walk through several instances.
+        // One move is allowed, not several.
         let mut pin = PinTracker::default();
         for (sequence, instance) in [(1, 7), (2, 8), (3, 9)] {
             pin.returned(sequence, instance);

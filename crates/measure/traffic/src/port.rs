@@ -1,40 +1,40 @@
-//! Where packets go and come back: one trait, memif as the real one, a loop in memory as the fake.
+//! The generator's port trait, its memif implementation, and an in-memory loopback as fake.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
-/// A port as the generator uses it: one thread, nothing waits, nothing blocks.
+/// A port as the generator uses it: from one thread, never blocking.
 ///
 /// 1. [`Port::push`] any number of frames, then [`Port::flush`].
-/// 2. [`Port::receive`] until it has nothing, then [`Port::release`].
-/// 3. Before sleeping [`Port::arm`]; then either something is there already, or [`Port::wake_fd`] becomes readable
-///    when something comes. After sleeping [`Port::disarm`].
-/// 4. Once in a while [`Port::maintain`]: connects again what was lost.
+/// 2. [`Port::receive`] until `None`, then [`Port::release`].
+/// 3. Before sleeping [`Port::arm`]: either frames are waiting, or [`Port::wake_fd`] becomes readable when
+///    one arrives. After sleeping [`Port::disarm`].
+/// 4. Periodically [`Port::maintain`], which reconnects lost links.
 pub trait Port {
     /// Largest frame that fits, in bytes.
     fn frame_bytes_limit(&self) -> usize;
-    /// Slots that are free now; 0 also where the other side is away.
+    /// Free slots; 0 also while the peer is away.
     fn free(&mut self) -> usize;
     /// Slots that a frame of so many bytes takes.
     fn slots(&self, frame_bytes: usize) -> usize;
-    /// Takes a copy of `frame`; says whether there was room.
+    /// Copies `frame` into the port; returns whether there was room.
     fn push(&mut self, frame: &[u8]) -> bool;
-    /// Lets the other side see what was pushed.
+    /// Makes pushed frames visible to the peer.
     fn flush(&mut self);
-    /// Copies the next returned frame into `buffer` and says how long it is; `None` where there is none. Frames
-    /// that cannot be read are skipped.
+    /// Copies the next returned frame into `buffer` and returns its length; `None` if there is none. Skips
+    /// unreadable frames.
     fn receive(&mut self, buffer: &mut [u8]) -> Option<usize>;
-    /// Gives the room of received frames back.
+    /// Releases the slots of received frames.
     fn release(&mut self);
-    /// Asks to be woken; says whether there is nothing yet, so that sleeping is right.
+    /// Requests a wake-up; returns whether nothing is waiting, so that the caller may sleep.
     fn arm(&mut self) -> bool;
-    /// No longer asks.
+    /// Cancels the wake-up request.
     fn disarm(&mut self);
-    /// What becomes readable when a frame comes after [`Port::arm`].
+    /// Becomes readable when a frame arrives after [`Port::arm`].
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
-    /// Looks after the connection.
+    /// Maintains the connection.
     fn maintain(&mut self);
-    /// Whether the other side is away, as the last [`Port::maintain`] found it.
+    /// Whether the peer was away at the last [`Port::maintain`].
     fn is_away(&self) -> bool {
         false
     }
@@ -79,7 +79,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
 }
 
-/// A port that gives back what it takes, through a ring of so many slots. It can be told to do wrong.
+/// A port that returns what it is given, through a ring. It can inject faults.
 #[derive(Debug)]
 pub struct LoopbackPort {
     slots: usize,
@@ -88,7 +88,7 @@ pub struct LoopbackPort {
 }
 
 impl LoopbackPort {
-    /// A loop with room for `slots` frames.
+    /// A loopback with `slots` frames of room.
     pub fn new(slots: usize) -> LoopbackPort {
         LoopbackPort {
             slots,

@@ -1,4 +1,4 @@
-//! What is to be sent: the profile, as it is written in TOML, and what can be wrong with it.
+//! The traffic profile: its TOML format and validation.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use stamp::{Form, Ip, Transport};
 use crate::Error;
 use crate::units::{Rate, Span};
 
-/// Flows that a run may have, those that ended included. Each takes about 150 B.
+/// Flows per run, including ended ones. Each takes about 150 B.
 pub const FLOWS_LIMIT: u32 = 1 << 21;
-/// Phases and captures that a profile may have.
+/// Phases and captures per profile.
 pub const SOURCES_LIMIT: usize = 64;
 /// Largest generated frame on the wire, in bytes (jumbo).
 pub const WIRE_BYTES_LIMIT: u16 = 9216;
@@ -33,22 +33,21 @@ pub const WIRE_BYTES_LIMIT: u16 = 9216;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
-    /// Everything random comes from this.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// How often the observer gets an [`crate::Interval`].
+    /// Period of the observer's [`crate::Interval`]s.
     pub interval: Span,
-    /// Intended send times are rounded up to a multiple of this. 0 sends each packet at its own time, which keeps a
-    /// CPU busy above some 10 k packets/s; 200 us lets the generator sleep between bursts.
+    /// Due times are rounded up to a multiple of this. 0 sends each packet at its own time, which keeps a CPU
+    /// busy above some 10 k packets/s; 200 us lets the generator sleep between bursts.
     pub tick: Span,
-    /// A packet that finds its uplink's ring full is given up when it is later than this, and counted as lost at the
+    /// A packet that finds its uplink's ring full is given up after this time and counted as lost at the
     /// uplink. The generator's own lateness does not count.
     pub uplink_wait: Span,
-    /// How long to wait, after the last packet was sent or came back, for those still missing.
+    /// How long to wait for missing packets after the last packet was sent or received.
     pub settle: Span,
-    /// A flow that was silent for this long may be on another instance when it comes back. Off by default: then no
-    /// move is expected.
+    /// A flow idle for this long may return on another instance. Off by default: then no move is expected.
     pub idle_timeout: Option<Span>,
-    /// What of a returned frame must be as it was sent.
+    /// Which bytes of a returned frame must be unchanged.
     pub verify: Verify,
     /// Generated flows.
     #[serde(rename = "phase")]
@@ -74,25 +73,25 @@ impl Default for Profile {
     }
 }
 
-/// What of a returned frame must be as it was sent. The instance's stamp, and the checksum that goes with it, are
-/// always taken into account.
+/// Which bytes of a returned frame must be unchanged. The instance's stamp, and the checksum change it
+/// causes, are always accounted for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verify {
-    /// All of it.
+    /// All bytes.
     #[default]
     Exact,
     /// All but the two MAC addresses, for functions that rewrite them (`testpmd`'s `macswap` and `mac`).
     Payload,
-    /// Nothing but the stamp. The cheapest.
+    /// Only the stamp. The cheapest.
     Off,
 }
 
-/// How many packets a flow of an arrival phase has.
+/// Packets per flow of an arrival phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum LengthSource {
-    /// Every flow this many.
+    /// The same number for every flow.
     Packets(u32),
     /// A mixture file of the AGH data set; see [`crate::Mixture`].
     File(PathBuf),
@@ -102,20 +101,20 @@ pub enum LengthSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Size {
-    /// All frames this many bytes on the wire, frame check sequence included.
+    /// The same size for all frames, in bytes on the wire, including the frame check sequence.
     Fixed(u16),
-    /// Sizes in turn.
+    /// These sizes in turn.
     Cycle(Vec<u16>),
     /// A named mix: `"imix"`.
     Named(NamedSize),
 }
 
-/// Mixes with a name.
+/// Named mixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NamedSize {
-    /// Seven of 64 B (or of the form's minimum, where that is more), four of 594 B, one of 1518 B, spread evenly:
-    /// the simple Internet mix of RFC 6985's example "IMIX".
+    /// Seven of 64 B (or the format's minimum, if larger), four of 594 B, one of 1518 B, spread evenly: the
+    /// simple Internet mix of RFC 6985's example "IMIX".
     Imix,
 }
 
@@ -145,27 +144,27 @@ pub enum Protocol {
     Tcp,
 }
 
-/// A set of generated flows with one rate, size and form.
+/// A set of generated flows with one rate, size and format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Phase {
-    /// When it starts, from the start of the run.
+    /// Start, from the start of the run.
     pub start: Span,
     /// How long it sends.
     pub duration: Span,
-    /// How many flows there are in all.
+    /// Number of flows.
     pub flows: u32,
-    /// One more flow each time, until there are `flows`. 0 starts all at once.
+    /// Time between two flow starts, until there are `flows`. 0 starts all at once.
     pub ramp: Span,
-    /// From `keep_from` on only the first this many go on.
+    /// From `keep_from` on only this many flows continue.
     pub keep: Option<u32>,
     /// When the others end, from the start of the phase.
     pub keep_from: Option<Span>,
-    /// Rate of each flow.
+    /// Rate per flow.
     pub rate_per_flow: Option<Rate>,
-    /// Rate of all flows together, whatever their number.
+    /// Total rate of all flows.
     pub rate: Option<Rate>,
-    /// New flows per second (Poisson), each of `lengths` packets. Without it the flows last as long as the phase.
+    /// New flows per second (Poisson), each of `lengths` packets. Without it flows last as long as the phase.
     pub arrivals: Option<f64>,
     /// Packets per flow, with `arrivals`.
     pub lengths: Option<LengthSource>,
@@ -173,9 +172,9 @@ pub struct Phase {
     pub size: Size,
     /// Transport.
     pub protocol: Protocol,
-    /// VLAN ids, the outer one first, at most two.
+    /// VLAN ids, outermost first, at most two.
     pub vlan: Vec<u16>,
-    /// The first flow's source address; each next flow has the next address. IPv4 or IPv6, as `dst`.
+    /// The first flow's source address; each further flow has the next address. IPv4 or IPv6, as `dst`.
     pub src: IpAddr,
     /// Destination address.
     pub dst: IpAddr,
@@ -183,9 +182,9 @@ pub struct Phase {
     pub src_port: u16,
     /// Destination port.
     pub dst_port: u16,
-    /// Which uplink it is sent into, as an index into the generator's ports.
+    /// The uplink to send into, as an index into the generator's ports.
     pub uplink: usize,
-    /// Which uplink it must come back from; the same where not given.
+    /// The uplink that packets must return from; by default the same.
     pub returns: Option<usize>,
 }
 
@@ -216,7 +215,7 @@ impl Default for Phase {
 }
 
 impl Phase {
-    /// What its packets are made of.
+    /// The packet format.
     pub fn form(&self) -> Form {
         Form {
             ip: if self.src.is_ipv4() { Ip::V4 } else { Ip::V6 },
@@ -228,50 +227,50 @@ impl Phase {
         }
     }
 
-    /// The uplink that its packets must come back from.
+    /// The uplink that its packets must return from.
     pub fn returns(&self) -> usize {
         self.returns.unwrap_or(self.uplink)
     }
 }
 
-/// When the packets of a capture are sent.
+/// The send times of a capture's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timing {
     /// As captured, `speed` times as fast.
     #[default]
     Captured,
-    /// One after the other without pause, as fast as the uplink takes them: the load is the system's, not ours, so
-    /// nothing is lost at the uplink and latency is measured from the moment of sending.
+    /// Back to back, as fast as the uplink accepts them: the system sets the load, nothing is lost at the
+    /// uplink, and latency counts from sending.
     Fast,
 }
 
-/// A capture that is replayed. Its packets are stamped in the source MAC.
+/// A replayed capture. Its packets are stamped in the source MAC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
     /// A classic pcap file.
     pub file: PathBuf,
-    /// When it starts, from the start of the run.
+    /// Start, from the start of the run.
     #[serde(default)]
     pub start: Span,
-    /// When each packet is sent.
+    /// The send times.
     #[serde(default)]
     pub timing: Timing,
-    /// How many times faster than captured.
+    /// Speed relative to the capture.
     #[serde(default = "one")]
     pub speed: f64,
     /// A constant rate instead of the captured timing.
     #[serde(default)]
     pub rate: Option<Rate>,
-    /// How often it is sent.
+    /// Number of repetitions.
     #[serde(default = "once")]
     pub repeat: u32,
-    /// Which uplink it is sent into.
+    /// The uplink to send into.
     #[serde(default)]
     pub uplink: usize,
-    /// Where given, packets from each flow's responder (the side that did not send its first packet) go into this one
-    /// instead, and each side must come back from the other's.
+    /// If given, packets from each flow's responder (the side that did not send the first packet) go into
+    /// this uplink, and each side's packets must return from the other's uplink.
     #[serde(default)]
     pub reply_uplink: Option<usize>,
 }
@@ -317,10 +316,10 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Finds what is wrong with a profile before anything is sent.
+    /// Validates a profile before anything is sent.
     ///
     /// # Errors
-    /// [`Error::Profile`] with the key and what to write; [`Error::FrameSize`].
+    /// [`Error::Profile`] with the key and the correction; [`Error::FrameSize`].
     pub fn check(&self) -> Result<(), Error> {
         let sources = self.phases.len() + self.captures.len();
         if sources == 0 {
@@ -356,7 +355,7 @@ impl Profile {
         Ok(())
     }
 
-    /// One more than the highest uplink that it names.
+    /// The highest uplink it uses, plus one.
     pub fn uplinks(&self) -> usize {
         let phases = self.phases.iter().flat_map(|p| [p.uplink, p.returns()]);
         let captures = self
@@ -450,7 +449,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_profile_is_read_and_written_again() {
+    fn a_profile_survives_the_round_trip() {
         let profile = Profile::parse(DEMO).unwrap();
         assert_eq!(profile.phases[0].flows, 32);
         assert_eq!(profile.phases[0].rate_per_flow, Some(Rate(3000.0)));
@@ -460,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn an_imix_is_seven_four_one() {
+    fn imix_has_the_ratio_seven_four_one() {
         let form = Form {
             ip: Ip::V6,
             transport: Transport::Udp,
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_named() {
+    fn each_mistake_is_reported() {
         let message = |from: &str, to: &str| {
             let text = DEMO.replace(from, to);
             assert_ne!(text, DEMO);

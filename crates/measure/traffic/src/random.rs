@@ -1,11 +1,11 @@
-//! A small seeded source of random numbers: the same seed gives the same load on every machine.
+//! A small seeded random source: the same seed gives the same load on every machine.
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of that seed.
+    /// The sequence of a seed.
     pub const fn new(seed: u64) -> Random {
         Random(seed)
     }

@@ -1,4 +1,4 @@
-//! A capture in memory, its packets sorted into flows.
+//! A capture in memory, with its packets sorted into flows.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,15 +10,15 @@ use packet::capture::CaptureReader;
 
 use crate::Error;
 
-/// The least that can carry a stamp in its source MAC and an EtherType.
+/// The shortest frame with a source MAC for the stamp and an EtherType.
 const FRAME_BYTES_MIN: usize = 14;
 
-/// Which kind of flow a replayed packet belongs to.
+/// The kind of flow of a replayed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReplayFlow {
     /// An IP flow.
     Flow(FlowKey),
-    /// Not IP, by EtherType.
+    /// A packet that a switch drops as malformed.
     Other(u16),
     /// What a switch drops as malformed.
     Malformed,
@@ -36,16 +36,16 @@ impl std::fmt::Display for ReplayFlow {
 
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayPacket {
-    /// Since the capture's first packet, in ns. Never less than that of the packet before.
+    /// Time since the capture's first packet, in ns. Never decreases.
     pub(crate) offset_ns: u64,
-    /// Where its bytes are in the file.
+    /// The range of its bytes in the file.
     pub(crate) bytes: Range<usize>,
-    /// Which stream (flow and direction), counted within the capture from 0: twice the flow, plus 1 for packets of
-    /// the responder.
+    /// The stream (flow and direction) within the capture, from 0: twice the flow, plus 1 for packets of the
+    /// responder.
     pub(crate) stream: u32,
 }
 
-/// A capture, ready to be sent.
+/// A capture that is ready to be sent.
 #[derive(Debug)]
 pub(crate) struct Replay {
     bytes: Vec<u8>,
@@ -87,7 +87,8 @@ impl Replay {
             .iter()
             .map(|(_, range)| packet::parse(&bytes[range.clone()]))
             .collect();
-        // Later fragments have no ports: they belong to the flow of their datagram's first one, wherever it stands.
+        // Later fragments have no ports: they belong to the flow of their datagram's first fragment, wherever
+        // that is.
         let datagrams: HashMap<_, FlowKey> = parsed
             .iter()
             .filter_map(|parsed| match parsed {
@@ -137,14 +138,14 @@ impl Replay {
         self.packets.iter().map(|p| p.bytes.len()).max().unwrap_or(0)
     }
 
-    /// Time from the first packet of one round to the first of the next: one mean gap after the last.
+    /// The duration of one repetition, including one mean gap after the last packet.
     pub(crate) fn round_ns(&self) -> u64 {
         let span = self.packets.last().map_or(0, |p| p.offset_ns);
         span + (span / self.packets.len() as u64).max(1000)
     }
 }
 
-/// What the fragments of one datagram have in common.
+/// What the fragments of one datagram share.
 fn datagram(f: &packet::Fragment) -> (FlowKey, u32, u8) {
     let mut tuple = f.info.key.tuple(f.info.direction);
     tuple.src_port = 0;
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_capture_is_refused() {
+    fn other_files_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.pcap");
         std::fs::write(&path, b"hello, world, this is no capture").unwrap();

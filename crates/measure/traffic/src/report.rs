@@ -1,21 +1,20 @@
-//! What a run found, as numbers that other programs read and as a table that people read.
+//! The results of a run, as JSON and as a table.
 
 use std::fmt;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Latency percentiles in microseconds, from the intended send time to the moment when the generator took the packet
-/// back. All 0 where nothing came back.
+/// Latency percentiles in microseconds, from the due time to reception. All 0 if nothing returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyUs {
     /// Median.
     pub p50: f64,
-    /// 99 of 100 packets are faster.
+    /// 99 % of the packets are faster.
     pub p99: f64,
-    /// 999 of 1000 packets are faster.
+    /// 99.9 % of the packets are faster.
     pub p999: f64,
-    /// The slowest.
+    /// The maximum.
     pub max: f64,
 }
 
@@ -34,84 +33,83 @@ impl LatencyUs {
     }
 }
 
-/// Counts of a run so far. `offered = returned + lost`, always.
+/// Counts of a run so far. `offered = returned + lost` always holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Packets that were due, those lost at the uplink included.
+    /// Due packets, including those lost at the uplink.
     pub offered_packets: u64,
-    /// Their bytes in memory.
+    /// Bytes of `offered_packets`, without frame check sequence.
     pub offered_bytes: u64,
-    /// Different packets that came back.
+    /// Distinct packets that returned.
     pub returned_packets: u64,
-    /// Their bytes.
+    /// Bytes of `returned_packets`.
     pub returned_bytes: u64,
-    /// Packets that never entered the system: the uplink's ring was full, or its peer was away. Part of the loss.
+    /// Packets never sent: the uplink's ring was full, or its peer away. Part of the loss.
     pub lost_at_uplink: u64,
-    /// Packets that were lost because the uplink's other side ended: those under way then, and those that were due before
-    /// the next one was there. Part of the loss, which nobody else can count.
+    /// Packets lost because the uplink's peer ended: those in flight, and those due before the next peer
+    /// connected. Part of the loss, which only the generator can count.
     pub lost_in_restarts: u64,
-    /// Packets that came back more than once, each time after the first.
+    /// Repeated returns of a packet, not counting the first.
     pub duplicated: u64,
-    /// Packets that came back after one of their flow and direction that was sent later.
+    /// Packets that returned after a later one of their flow and direction.
     pub reordered: u64,
-    /// Packets that came back so late, in a flow with losses, that they may also be duplicates
-    /// ([`crate::WINDOW`] packets behind). Not part of the returned ones.
+    /// Packets that returned so late, in a flow with losses, that they may be duplicates ([`crate::WINDOW`]
+    /// packets behind). Not part of the returned ones.
     pub beyond_window: u64,
-    /// Packets that went to another instance than their flow's.
+    /// Packets that went to an instance other than their flow's.
     pub mis_steered: u64,
-    /// Flows that moved as they were allowed to: after their idle timeout, or because their instance was declared
-    /// failed.
+    /// Flows that moved as allowed: after their idle timeout, or because their instance was declared failed.
     pub expected_moves: u64,
-    /// Packets that came back without an instance's stamp.
+    /// Packets that returned without an instance stamp.
     pub unstamped: u64,
-    /// Packets that came back with other bytes than they were sent with.
+    /// Packets that returned with altered bytes.
     pub altered: u64,
-    /// Packets that came back from another uplink than they should.
+    /// Packets that returned from the wrong uplink.
     pub wrong_uplink: u64,
-    /// Packets that came back and are not of this run.
+    /// Returned packets that are not of this run.
     pub foreign: u64,
 }
 
 impl Counts {
-    /// Packets that did not come back, or have not yet.
+    /// Packets that have not returned.
     pub fn missing(&self) -> u64 {
         self.offered_packets.saturating_sub(self.returned_packets)
     }
 }
 
-/// The generator's own limits in this run: what it did not do as it was told. Where `late_packets` is large, the
-/// machine was too slow or too busy for this load.
+/// The generator's own shortfalls in this run. A large `late_packets` means that the machine was too slow or
+/// too busy for the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GeneratorLimits {
-    /// The worst lateness of a packet for which the uplink had room, in microseconds.
+    /// The largest lateness of a packet for which the uplink had room, in microseconds.
     pub max_lateness_us: f64,
-    /// Packets sent more than 100 us late though the uplink had room.
+    /// Packets sent more than 100 us late although the uplink had room.
     pub late_packets: u64,
-    /// Packets per second that were due, over the time of sending.
+    /// Due packets per second, while sending.
     pub intended_pps: f64,
     /// Packets per second that entered the uplinks, over the same time.
     pub achieved_pps: f64,
-    /// Packets that it could not send because the uplink's ring was full for longer than `uplink_wait`: counted as
-    /// lost at the uplink.
+    /// Packets not sent because the uplink's ring was full for longer than `uplink_wait`; counted as lost at
+    /// the uplink.
     pub uplink_full: u64,
-    /// Share of a CPU that the generator itself used, from 0 to 1.
+    /// CPU share of the generator itself, from 0 to 1.
     pub cpu_share: f64,
 }
 
-/// What became of one flow (of a capture: one direction of a flow).
+/// The results of one flow (for a capture, of one direction).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowReport {
     /// Number of the flow in its phase, or of the stream in its capture.
     pub index: u32,
-    /// Which phase or capture, phases first.
+    /// Index of its phase or capture, phases first.
     pub source: u16,
     /// Its addresses.
     pub name: String,
-    /// Packets due.
+    /// Due packets.
     pub offered_packets: u64,
-    /// Different packets that came back.
+    /// Distinct packets that returned.
     pub returned_packets: u64,
-    /// The rest.
+    /// The others.
     pub lost: u64,
     /// See [`Counts::duplicated`].
     pub duplicated: u64,
@@ -123,16 +121,16 @@ pub struct FlowReport {
     pub expected_moves: u64,
     /// See [`Counts::altered`].
     pub altered: u64,
-    /// The instance where it lives, as stamped; 0 where unknown.
+    /// Its instance, as stamped; 0 if unknown.
     pub instance: u32,
     /// Latency; `None` in runs of more than [`crate::FLOW_LATENCIES_LIMIT`] flows.
     pub latency_us: Option<LatencyUs>,
 }
 
-/// The outcome of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Seed of the profile.
+    /// Duration from the first to the last packet, in seconds.
     pub seed: u64,
     /// From the first to the last packet, in seconds.
     pub sending_s: f64,
@@ -141,15 +139,15 @@ pub struct Report {
     pub counts: Counts,
     /// `offered_packets - returned_packets`.
     pub lost: u64,
-    /// Returned packets per second, over the time of sending.
+    /// Returned packets per second, while sending.
     pub returned_pps: f64,
     /// Latency of all returned packets.
     pub latency_us: LatencyUs,
     /// The generator's own limits.
     pub generator: GeneratorLimits,
-    /// Flows of the run.
+    /// Number of flows.
     pub flow_count: usize,
-    /// Each flow; left empty in runs of more than [`crate::FLOWS_REPORTED_LIMIT`] flows.
+    /// Each flow; empty in runs of more than [`crate::FLOWS_REPORTED_LIMIT`] flows.
     pub flows: Vec<FlowReport>,
     /// Frames of captures that were too short to be sent (below 14 bytes).
     pub skipped_frames: u64,
@@ -158,7 +156,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing was lost, doubled, reordered, altered, mis-steered or misdirected.
+    /// Whether nothing was lost, duplicated, reordered, altered, mis-steered or misdirected.
     pub fn is_clean(&self) -> bool {
         let c = &self.counts;
         self.lost == 0
@@ -180,7 +178,7 @@ impl Report {
         self.lost as f64 / (self.counts.offered_packets.max(1)) as f64
     }
 
-    /// The report for people; `flows` adds a line for each flow.
+    /// The report as text; `flows` adds a line for each flow.
     pub fn table(&self, flows: bool) -> impl fmt::Display + '_ {
         Table { report: self, flows }
     }
@@ -229,7 +227,7 @@ impl fmt::Display for Table<'_> {
         ] {
             writeln!(f, "{name:<14}{count:>14}")?;
         }
-        // These are nothing to look at while they are 0.
+        // Shown only if not 0.
         for (name, count) in [
             ("beyond window", c.beyond_window),
             ("wrong uplink", c.wrong_uplink),
@@ -295,27 +293,27 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// A flow as it is now.
+/// The current state of a flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowNow {
     /// Number of the flow in its phase, or of the stream in its capture.
     pub index: u32,
-    /// Which phase or capture.
+    /// Its phase or capture.
     pub source: u16,
-    /// The instance where it lives, as stamped; 0 where unknown.
+    /// Its instance, as stamped; 0 if unknown.
     pub instance: u32,
-    /// Packets due so far.
+    /// Due packets so far.
     pub offered_packets: u64,
-    /// Different packets that came back so far.
+    /// Distinct packets that returned so far.
     pub returned_packets: u64,
-    /// Whether it has sent in this interval.
+    /// Whether it was sent in this interval.
     pub is_active: bool,
 }
 
-/// How a run stands: the observer gets one each `interval`.
+/// The state of a run, passed to the observer each `interval`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Since the start of the run, in seconds.
+    /// Time since the start of the run, in seconds.
     pub at_s: f64,
     /// Length of this interval, in seconds.
     pub length_s: f64,
@@ -323,10 +321,10 @@ pub struct Interval {
     pub counts: Counts,
     /// Packets due in this interval.
     pub offered_packets: u64,
-    /// Different packets that came back in this interval.
+    /// Distinct packets that returned in this interval.
     pub returned_packets: u64,
-    /// Packets known to be lost by now: those that did not come back though a later one of their flow did. Grows with
-    /// the next packet of the flow; what is missing beyond it may still be under way.
+    /// Packets known to be lost: missing although a later one of their flow has returned. Missing packets
+    /// after a flow's newest may still be in flight.
     pub lost_so_far: u64,
     /// Latency of this interval's packets.
     pub latency_us: LatencyUs,
@@ -339,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_survives_json_and_prints_what_counts() {
+    fn a_report_survives_json_and_prints_its_counts() {
         let mut report = Report {
             lost: 2,
             flow_count: 1,

@@ -1,5 +1,5 @@
-//! When each packet is due: an endless-looking list that is a function of the profile and the seed alone, whatever
-//! the system under load does.
+//! The due time of every packet: a lazily generated sequence that depends only on profile and seed, not on
+//! the system under load.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use crate::profile::{Capture, LengthSource, Phase, Profile, Timing};
 use crate::random::Random;
 use crate::replay::Replay;
 
-/// Times inside are in ns with this many binary places, so that rates that do not divide a second stay exact: the
+/// Times are in ns with this many binary places, so that rates that do not divide a second stay accurate: the
 /// error is below 0.04 ms after an hour at 5 Mpps.
 const PLACES: u32 = 16;
 const NEVER: u64 = u64::MAX;
 
-/// A packet that is due.
+/// A due packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// When, in ns from the start of the run. 0 for one that is due as soon as there is room.
+    /// Due time, in ns from the start of the run. 0 means as soon as there is room.
     pub(crate) at: u64,
-    /// Which phase or capture, in the order of [`Schedule::sources`].
+    /// Its phase or capture, in the order of [`Schedule::sources`].
     pub(crate) source: u16,
-    /// Which flow record.
+    /// Its flow record.
     pub(crate) record: u32,
-    /// Which flow of the phase, or which packet of the capture.
+    /// The flow of the phase, or the packet of the capture.
     pub(crate) index: u32,
     /// Whether it is the last of its flow.
     pub(crate) last: bool,
@@ -32,11 +32,11 @@ pub(crate) struct Due {
     pub(crate) patient: bool,
 }
 
-/// All packets of a profile in the order in which they are due.
+/// All packets of a profile, in the order of their due times.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     heads: Vec<(Option<Due>, Source)>,
-    /// Index of the earliest head.
+    /// Index of the source with the earliest packet.
     first: usize,
     tick: u64,
 }
@@ -57,8 +57,8 @@ impl Source {
 }
 
 impl Schedule {
-    /// The schedule of a checked profile, its captures already loaded. `first_records` says where each source's flow
-    /// records begin.
+    /// The schedule of a validated profile with loaded captures. `first_records` gives the start of each
+    /// source's flow records.
     pub(crate) fn new(
         profile: &Profile,
         replays: &[Arc<Replay>],
@@ -96,7 +96,7 @@ impl Schedule {
             .unwrap_or(0);
     }
 
-    /// The next packet; it stays the next one until [`Schedule::pop`].
+    /// The next packet, until [`Schedule::pop`].
     pub(crate) fn peek(&self) -> Option<Due> {
         let (head, _) = self.heads.get(self.first)?;
         let mut due = (*head)?;
@@ -106,7 +106,7 @@ impl Schedule {
         Some(due)
     }
 
-    /// Goes on to the packet after.
+    /// Advances to the next packet.
     pub(crate) fn pop(&mut self) {
         if let Some((head, source)) = self.heads.get_mut(self.first) {
             *head = source.advance();
@@ -131,7 +131,7 @@ struct PhaseSchedule {
     first_record: u32,
     count: u32,
     started: u32,
-    /// When the next flow starts, [`NEVER`] where none does.
+    /// When the next flow starts; [`NEVER`] if none does.
     next_start: u64,
     start: u64,
     ramp: u64,
@@ -140,10 +140,10 @@ struct PhaseSchedule {
     keep_from: u64,
     /// Gap between packets of one flow, or of all together.
     interval: u64,
-    /// Flows that send, the one that is due first in front. All have the same interval, so that one that was just
-    /// served belongs at the end, and no sorting is needed.
+    /// Active flows, next due first. All have the same interval, so a flow just served goes to the end,
+    /// without sorting.
     active: VecDeque<Active>,
-    /// With a rate for all together: when the next packet is due.
+    /// With a total rate: when the next packet is due.
     together: Option<u64>,
     arrivals: Option<(f64, Lengths)>,
     random: Random,
@@ -207,7 +207,7 @@ impl PhaseSchedule {
         }
     }
 
-    /// Starts the flow whose time has come.
+    /// Starts the next flow.
     fn start_flow(&mut self) -> Active {
         let index = self.started;
         self.started += 1;
@@ -225,7 +225,7 @@ impl PhaseSchedule {
         } else if let Some((per_second, _)) = &self.arrivals {
             self.next_start + fixed(self.random.exponential() / per_second * 1e9)
         } else {
-            // Flows of a rate of their own start evenly spread over one interval, not all in one burst.
+            // Flows with a rate of their own start evenly spread over one interval, not in one burst.
             let spread = match self.together {
                 Some(_) => 0,
                 None => {
@@ -299,7 +299,7 @@ impl PhaseSchedule {
                 continue;
             };
             flow.left -= 1;
-            // Its turn comes again after all others have had theirs.
+            // Its turn comes again after all others.
             let again = at + self.interval * (self.active.len() as u64 + 1);
             let last = flow.left == 0 || again >= flow.end;
             let index = flow.index;
@@ -321,7 +321,7 @@ struct CaptureSchedule {
     rounds: u32,
     round: u32,
     next: u32,
-    /// Of the whole replay, for constant rates.
+    /// Packets of the whole replay, for constant rates.
     sent: u64,
     timing: Timing,
     speed: f64,
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_ramps_up_and_all_but_four_flows_end() {
+    fn a_phase_ramps_up_and_all_but_four_flows_end() {
         let dues = run(Phase {
             duration: Span::from_millis(60_000),
             flows: 32,
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_come_at_their_rate_and_have_their_length() {
+    fn arrivals_have_their_rate_and_length() {
         let dues = run(Phase {
             duration: Span::from_millis(10_000),
             flows: 100_000,
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_gathers_packets_into_bursts() {
+    fn a_tick_groups_packets_into_bursts() {
         let profile = Profile {
             tick: Span::from_millis(10),
             phases: vec![phase()],
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides() {
+    fn the_seed_determines_the_schedule() {
         let with = |seed| {
             let phase = Phase {
                 flows: 1000,

@@ -1,4 +1,4 @@
-//! Generated frames: a template for each size, of which a packet changes only a few words and the checksums.
+//! Generated frames: one template per size. A packet changes only a few words and the checksums.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,39 +13,39 @@ const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 
-/// Where in its flow a packet stands.
+/// A packet's position in its flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub(crate) first: bool,
     pub(crate) last: bool,
 }
 
-/// A frame of one phase and size, without what differs from packet to packet.
+/// A frame of one phase and size, without the parts that differ between packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
     bytes: Vec<u8>,
     form: Form,
-    /// The lowest 32 bits of the first flow's source address.
+    /// The lower 32 bits of the first flow's source address.
     source: u32,
-    /// Where those 32 bits are.
+    /// Their offset.
     source_at: usize,
     ip_at: usize,
     transport_at: usize,
-    /// Sum over the IPv4 header without the source's lower bits.
+    /// Sum over the IPv4 header, without the source's lower bits.
     ip_sum: u16,
-    /// Sum over pseudo header, transport header and payload, without what changes.
+    /// Sum over pseudo header, transport header and payload, without the changing parts.
     transport_sum: u16,
-    /// Payload bytes, by which a TCP sequence number advances.
+    /// Payload bytes: the advance of TCP sequence numbers.
     payload_bytes: u32,
 }
 
 impl Template {
-    /// The frame of that phase that is `wire_bytes` long on the wire. The phase has been checked.
+    /// The phase's frame of `wire_bytes` on the wire. The phase has been validated.
     pub(crate) fn new(phase: &Phase, wire_bytes: u16) -> Result<Template, Error> {
         let form = phase.form();
         let header = form.header_bytes();
         let len = usize::from(wire_bytes).saturating_sub(FCS_LEN).max(header + LEN);
-        // What is behind the stamp counts up, so that a shifted or cut payload is seen.
+        // The bytes after the stamp count up, so that shifted or truncated payloads are detected.
         let mut payload = vec![0u8; len - header];
         for (byte, value) in payload[LEN..].iter_mut().zip((0..=255u8).cycle()) {
             *byte = value;
@@ -77,7 +77,7 @@ impl Template {
             IpAddr::V4(a) => (u32::from(a), ip_at + 12, ip_at + 20),
             IpAddr::V6(a) => (u128::from(a) as u32, ip_at + 20, ip_at + 40),
         };
-        // Everything that changes is 0 in the template, and so in its sums.
+        // All changing fields are 0 in the template, and so in its sums.
         bytes[source_at..source_at + 4].fill(0);
         let changing: &[(usize, usize)] = match form.transport {
             Transport::Udp => &[(6, 8)],
@@ -179,7 +179,7 @@ mod tests {
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
     use proptest::prelude::*;
 
-    /// Asserts by etherparse that lengths and checksums are right; returns source address and port.
+    /// Checks lengths and checksums with etherparse; returns source address and port.
     fn check(frame: &[u8]) -> (IpAddr, u16) {
         let packet = SlicedPacket::from_ethernet(frame).unwrap();
         let (source, v4) = match packet.net.as_ref().unwrap() {
@@ -239,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_are_right_by_an_independent_parser(
+        fn frames_are_valid_by_an_independent_parser(
             v6: bool, tcp: bool, vlan in prop::collection::vec(0u16..4096, 0..3), extra in 0u16..1500, index in 0u32..1 << 20,
             sequence: u32, sent in 0u64..1 << 48, instance in 0u32..1 << 24, first: bool, last: bool,
         ) {
@@ -268,7 +268,7 @@ mod tests {
                 _ => prop_assert!(false),
             }
             prop_assert_eq!(stamp::read(&frame), Some(stamp));
-            // A function's stamp changes the frame into exactly the one that is rendered with that instance.
+            // A function's stamp changes the frame into the one rendered with that instance.
             prop_assert!(stamp::stamp_instance(&mut frame, instance));
             let mut again = vec![0; template.len()];
             template.render(&mut again, index, &Stamp { instance: stamp::instance_mark(instance), ..stamp }, Ends { first, last });

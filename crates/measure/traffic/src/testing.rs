@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
-/// The folder with the public inputs; `None`, with a word about it, where it is absent. With `data` in
-/// `INCO_REQUIRE` that is a failure.
+/// The folder of public test inputs; `None`, with a message, if it is absent. With `data` in `INCO_REQUIRE`
+/// its absence is a failure.
 pub(crate) fn data_dir() -> Option<PathBuf> {
     let dir = std::env::var_os("INCO_DATA").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
@@ -14,7 +14,7 @@ pub(crate) fn data_dir() -> Option<PathBuf> {
         std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
     assert!(
         !required,
-        "the public inputs are required, but {} is not there",
+        "the public inputs are required, but {} does not exist",
         dir.display()
     );
     eprintln!("skipped: no public inputs in {}", dir.display());

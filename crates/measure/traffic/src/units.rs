@@ -1,4 +1,4 @@
-//! Durations and rates as one writes them: `"500ms"`, `"10kpps"`; a bare number is seconds or packets per second.
+//! Durations and rates in text form: `"500ms"`, `"10kpps"`. A bare number is seconds or packets per second.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Rate(pub f64);
 
-/// A span of time.
+/// A duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
 
 impl Span {
-    /// The span in ns.
+    /// The duration in ns.
     pub fn as_nanos(self) -> u64 {
         u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A span of `ms` milliseconds.
+    /// A duration of `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Span {
         Span(Duration::from_millis(ms))
     }

@@ -1,4 +1,4 @@
-//! The generator against a memif forwarder in this process that does what it should, or does wrong in a known way:
+//! The generator against a memif forwarder in this process that behaves correctly or injects known faults:
 //! each fault must be found, exactly.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -14,7 +14,7 @@ use traffic::{
     Rate, Report, Size, Span, Timing, Verify,
 };
 
-/// What the forwarder does with packet number `n` (from 0): frames to send back, in order.
+/// What the forwarder does with packet number `n` (from 0): frames to return, in order.
 type Behave = Box<dyn FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send>;
 
 struct Forwarder {
@@ -109,7 +109,7 @@ fn phase(pps: f64, ms: u64) -> Phase {
 }
 
 fn profile(phase: Phase) -> Profile {
-    // A test's machine may be busy: better late than lost at the uplink.
+    // A test's machine may be busy: rather late than lost at the uplink.
     Profile {
         phases: vec![phase],
         uplink_wait: Span::from_millis(5000),
@@ -118,7 +118,7 @@ fn profile(phase: Phase) -> Profile {
 }
 
 #[test]
-fn what_is_forwarded_is_clean() {
+fn correct_forwarding_is_clean() {
     let forwarder = Forwarder::start(Box::new(|_, frame| vec![frame.to_vec()]));
     let mut lossless = vec![
         phase(20_000.0, 300),
@@ -219,7 +219,7 @@ fn every_duplicate_is_found() {
         vec![frame.to_vec(); if n % 50 == 0 { 3 } else { 1 }]
     }));
     let report = forwarder.run(profile(phase(20_000.0, 300)));
-    // The last packet's copies may come after the run has all it waits for.
+    // Copies of the last packet may arrive after the run has everything it waits for.
     let expected = 2 * forwarder.seen.load(Ordering::Relaxed).div_ceil(50);
     assert_eq!(report.counts.duplicated, expected);
     assert_eq!((report.lost, report.counts.reordered), (0, 0));
@@ -227,7 +227,7 @@ fn every_duplicate_is_found() {
 
 #[test]
 fn every_reordered_packet_is_found() {
-    // Every 20th packet of the one flow comes after the one behind it.
+    // Every 20th packet of the one flow arrives after its successor.
     let mut held: Option<Vec<u8>> = None;
     let forwarder = Forwarder::start(Box::new(move |n, frame| match held.take() {
         Some(before) => vec![frame.to_vec(), before],
@@ -246,7 +246,7 @@ fn every_reordered_packet_is_found() {
     assert_eq!((report.lost, report.counts.duplicated), (0, 0));
 }
 
-/// Stamps the instance that `choose` gives for packet number n.
+/// Stamps the instance that `choose` returns for packet number n.
 fn stamping(mut choose: impl FnMut(u64) -> u32 + Send + 'static) -> Behave {
     Box::new(move |n, frame| {
         let mut frame = frame.to_vec();
@@ -273,7 +273,7 @@ fn every_mis_steered_packet_is_found() {
 }
 
 #[test]
-fn declared_moves_are_counted_apart() {
+fn declared_moves_are_counted_separately() {
     let failed = Arc::new(AtomicBool::new(false));
     let moved = failed.clone();
     let forwarder = Forwarder::start(stamping(
@@ -300,7 +300,7 @@ fn declared_moves_are_counted_apart() {
 }
 
 #[test]
-fn a_flow_that_was_silent_for_its_idle_timeout_may_move() {
+fn a_flow_may_move_after_its_idle_timeout() {
     for (idle_timeout, expected) in [(Some(Span::from_millis(40)), (9, 0)), (None, (0, 9))] {
         let forwarder = Forwarder::start(stamping(|n| n as u32 + 1));
         let flow = Phase {
@@ -320,7 +320,7 @@ fn a_flow_that_was_silent_for_its_idle_timeout_may_move() {
 }
 
 #[test]
-fn every_changed_packet_is_found() {
+fn every_altered_packet_is_found() {
     let forwarder = Forwarder::start(Box::new(|n, frame| {
         let mut frame = frame.to_vec();
         match n % 40 {
@@ -370,7 +370,7 @@ fn a_slow_system_does_not_slow_the_load() {
 }
 
 #[test]
-fn the_run_goes_on_after_the_peer_went_and_came_back() {
+fn a_run_continues_after_the_peer_reconnects() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("uplink.sock");
     let path = socket.clone();
@@ -409,7 +409,7 @@ fn the_run_goes_on_after_the_peer_went_and_came_back() {
     let returned = thread.join().unwrap();
     assert!(ports[0].reconnects() >= 1);
     assert_eq!(report.counts.offered_packets, 2000);
-    // The forwarder itself loses nothing, but what it took before it went.
+    // The forwarder itself loses nothing but what it held when it left.
     assert!(report.lost > 0);
     assert_eq!(
         report.counts.lost_in_restarts,
@@ -433,14 +433,14 @@ fn the_run_goes_on_after_the_peer_went_and_came_back() {
 }
 
 #[test]
-fn two_arms_send_on_one_uplink_and_expect_on_the_other() {
-    // One loop: port 0 sends to forwarder a; what a gets appears at b, to which port 1 is connected.
+fn two_arms_send_on_one_uplink_and_receive_on_the_other() {
+    // One loop: port 0 sends to forwarder a, whose frames appear at b, to which port 1 is connected.
     let (to_b, from_a) = std::sync::mpsc::channel::<Vec<u8>>();
     let a = Forwarder::start(Box::new(move |_, frame| {
         to_b.send(frame.to_vec()).unwrap();
         vec![]
     }));
-    // Forwarder b is only asked when something comes on its own uplink: a phase of one flow keeps it awake.
+    // Forwarder b runs only when something arrives on its own uplink: a phase of one flow keeps it awake.
     let b = Forwarder::start(Box::new(move |_, frame| {
         let mut out = vec![frame.to_vec()];
         out.extend(from_a.try_iter());
@@ -488,7 +488,7 @@ fn two_arms_send_on_one_uplink_and_expect_on_the_other() {
 }
 
 #[test]
-fn captures_come_back_unchanged_and_every_fault_is_found() {
+fn captures_return_unchanged_and_every_fault_is_found() {
     let data = std::env::var_os("INCO_DATA").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
         PathBuf::from,
@@ -498,7 +498,7 @@ fn captures_come_back_unchanged_and_every_fault_is_found() {
         let required =
             std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
         assert!(!required, "{} is required", file.display());
-        eprintln!("skipped: {} is not there", file.display());
+        eprintln!("skipped: {} does not exist", file.display());
         return;
     }
     let run = |rate: Option<f64>, timing: Timing| Profile {

@@ -2,16 +2,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::SAMPLE_PERIOD;
 
-/// What collecting costs, and how well it keeps its period.
+/// The cost of sampling and the regularity of its period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Samples taken.
+    /// Total nanoseconds of all samples, including reading the counters.
     pub samples: u64,
-    /// Nanoseconds that all of them took together, reading the counters included.
+    /// Nanoseconds of the last one.
     pub total_ns: u64,
-    /// Nanoseconds that the last one took.
+    /// Nanoseconds of the slowest one.
     pub last_ns: u64,
-    /// Nanoseconds that the slowest one took.
+    /// Samples more than one period late.
     pub max_ns: u64,
     /// Samples that came more than one period late.
     pub late: u64,
@@ -20,7 +20,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Nanoseconds per sample, 0 before the first.
+    /// Mean nanoseconds per sample, 0 before the first.
     pub const fn mean_ns(&self) -> u64 {
         match self.samples {
             0 => 0,

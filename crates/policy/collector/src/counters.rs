@@ -1,77 +1,77 @@
 use model::{DropReason, Nanos, Slot};
 use serde::{Deserialize, Serialize};
 
-/// What a function that runs our runner publishes about itself.
+/// The counters that a function publishes through its page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionCounters {
-    /// Packets that it processed.
+    /// Packets processed.
     pub packets: u64,
-    /// Packets that it dropped on purpose.
+    /// Packets dropped on purpose.
     pub dropped: u64,
-    /// Nanoseconds in which it was busy.
+    /// Busy time in nanoseconds.
     pub busy_ns: u64,
-    /// Bytes of memory that it has.
+    /// Resident memory in bytes.
     pub memory_bytes: u64,
 }
 
-/// One instance's counters, summed over all workers. All count up for as long as the slot is used, except for those
-/// called a gauge. One that falls is taken to have begun again at 0.
+/// One instance's counters, summed over all workers. All increase while the slot is in use, except gauges. A
+/// counter that falls has restarted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotCounters {
     /// Packets put into the instance's ring.
     pub to_packets: u64,
     /// Their bytes.
     pub to_bytes: u64,
-    /// Packets back from it.
+    /// Packets returned from it.
     pub back_packets: u64,
-    /// Their bytes.
+    /// Bytes of `back_packets`.
     pub back_bytes: u64,
-    /// Packets that found its ring full.
+    /// Packets dropped because its ring was full.
     pub ring_drops: u64,
-    /// Packets that did not fit its port's buffers.
+    /// Packets too large for its port's buffers.
     pub too_large: u64,
-    /// Packets lost with it when it failed.
+    /// Packets in its rings when it failed.
     pub lost: u64,
-    /// Packets that it took and never gave back, known when it left in good order.
+    /// Packets it took and did not return, known when it shut down in order.
     pub kept: u64,
-    /// Packets that it made itself.
+    /// Packets it created itself.
     pub originated: u64,
-    /// Packets back that are of no flow of it.
+    /// Returned packets of no flow of it.
     pub return_unmatched: u64,
     /// Flows pinned to it.
     pub new_flows: u64,
-    /// Those of them whose instance had failed.
+    /// Those of them re-pinned after their instance failed.
     pub expected_moves: u64,
-    /// Gauge: flows pinned to it now.
+    /// Gauge: flows currently pinned to it.
     pub live_flows: u64,
     /// Gauge: descriptors in the ring towards it.
     pub ring_used: u64,
-    /// Gauge: descriptors that this ring has; 0 where there is no ring.
+    /// Gauge: size of that ring in descriptors; 0 without a ring.
     pub ring_slots: u64,
-    /// Gauge: packets in the ring back from it.
+    /// Gauge: packets in the return ring.
     pub back_used: u64,
-    /// Descriptors that it took out of the ring towards it.
+    /// Descriptors it has consumed.
     pub consumed: u64,
-    /// Times that a worker saw its ring full, or a quarter full twice in a row.
+    /// How often a worker saw its ring full, or a quarter full twice in a row.
     pub hot: u64,
-    /// Nanoseconds in which its quota held it up; 0 where nobody tells.
+    /// Time throttled by its quota, in nanoseconds; 0 if unknown.
     pub throttled_ns: u64,
-    /// What the function says of itself, where it does.
+    /// The function's own counters, if published.
     pub function: Option<FunctionCounters>,
 }
 
 /// One service's counters, summed over all workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceCounters {
-    /// Packets of its flows, served or dropped.
+    /// Packets of its flows, forwarded or dropped.
     pub offered_packets: u64,
     /// Their bytes.
     pub offered_bytes: u64,
-    /// Packets dropped because no instance takes flows.
+    /// Packets dropped because no instance is Active.
     pub unserved: u64,
-    /// Packets sent by hash without a pin because the flow table was full.
+    /// Packets forwarded by hash without a pin because the flow table was full.
     pub unpinned: u64,
-    /// New flows given to an instance although none fitted.
+    /// New flows scheduled to an instance that they did not fit.
     pub overcommitted: u64,
 }
 
@@ -86,35 +86,35 @@ pub struct UplinkCounters {
     pub sent_packets: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Packets for it that were dropped.
+    /// Packets dropped on the way out.
     pub dropped: u64,
-    /// Packets that its device dropped before the switch could take them, as the device counts them.
+    /// Packets that its device dropped before the switch received them, as counted by the device.
     pub missed_packets: u64,
-    /// Packets that its device took from the switch and could not send, as the device counts them.
+    /// Packets that the switch gave to its device and the device did not send, as counted by the device.
     pub failed_packets: u64,
 }
 
 /// One worker's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerCounters {
-    /// Turns of its loop.
+    /// Iterations of its loop.
     pub turns: u64,
-    /// Nanoseconds in which it did not sleep.
+    /// Time not asleep, in nanoseconds.
     pub awake_ns: u64,
-    /// Nanoseconds of turns that moved a packet.
+    /// Duration of turns that moved packets, in nanoseconds.
     pub busy_ns: u64,
-    /// The longest time between two turns without a sleep, in nanoseconds.
+    /// The longest time between two turns without sleep, in nanoseconds.
     pub longest_gap_ns: u64,
 }
 
-/// One reading of all counters. The caller keeps it and fills it again each time.
+/// One reading of all counters. The caller reuses it for every sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawCounters {
-    /// When they were read.
+    /// Time of the reading.
     pub at: Nanos,
-    /// How old they were then: 0 for the soft switch.
+    /// The counters' age at that time: 0 for the soft switch.
     pub age: Nanos,
-    /// By slot, [`Slot::LIMIT`] of them; only those of assigned slots need be filled.
+    /// By slot, [`Slot::LIMIT`] of them; only assigned slots need to be filled.
     pub slots: Box<[SlotCounters]>,
     /// By service.
     pub services: Vec<ServiceCounters>,
@@ -127,7 +127,7 @@ pub struct RawCounters {
 }
 
 impl RawCounters {
-    /// All zero, with places for that many services, uplinks and workers.
+    /// All zero, for that many services, uplinks and workers.
     pub fn new(services: usize, uplinks: usize, workers: usize) -> RawCounters {
         RawCounters {
             at: Nanos::ZERO,

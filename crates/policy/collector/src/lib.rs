@@ -1,17 +1,17 @@
-//! Turns counters into rates, windows and observations: plain arithmetic over what the switch has counted. The
-//! collector never reads a counter, a clock or a file itself, and it never decides anything.
+//! Turns counters into rates, windows and observations. The collector never reads a counter, a clock or a
+//! file, and never decides anything.
 //!
 //! Key types: [`RawCounters`] (what the caller reads from the switch), [`Collector`] (the windows),
-//! [`SlotRates`] and [`ServiceRates`] (what they say), [`Cost`] (what collecting costs).
+//! [`SlotRates`] and [`ServiceRates`] (the results), [`Cost`] (the cost of sampling).
 //!
-//! How it is used:
+//! Use:
 //! 1. [`Collector::add_service`] for each service, [`Collector::assign`] for each instance that gets a slot.
-//! 2. Every millisecond the caller fills one [`RawCounters`] that it keeps, calls [`Collector::sample`] with the
-//!    time at which it read them, and [`Collector::record_cost`] with what that took. Nothing is allocated.
-//! 3. [`Collector::observe`] fills an autoscaler's [`Observation`]; [`Collector::slot`] gives the load that the
-//!    scheduler's candidates start from.
+//! 2. Every millisecond fill a reused [`RawCounters`], call [`Collector::sample`], then
+//!    [`Collector::record_cost`] with the elapsed time. Nothing is allocated.
+//! 3. [`Collector::observe`] fills an autoscaler's [`Observation`]; [`Collector::slot`] gives the load that
+//!    the scheduler's candidates start from.
 //!
-//! Rates are right whatever the spacing of the samples: a late one counts for the time that has really passed.
+//! Rates are correct for any sample spacing: a late sample covers the time that has really passed.
 //!
 //! ```text
 //! fast   exponentially weighted mean, time constant 10 ms:  f ← f + (1 − e^(−dt/10 ms)) · (Δcount/dt − f)
@@ -19,10 +19,10 @@
 //! held   as fast, time constant 250 ms
 //! load   max(fast, held arrivals) + pending;  pending ← pending · e^(−dt/10 ms) + new flows · expected rate of a flow
 //! ```
-//! `pending` falls exactly as the fast rate of a flow that has just begun rises, so that `load` contains a flow's
-//! expected rate from the moment that it is pinned, once. `held` is for the moments in which nothing arrives because
-//! the sender or the switch itself got no CPU: ten milliseconds of that would make every instance look idle, and the
-//! first new flows after it would all go to one that is full.
+//! `pending` falls exactly as the fast rate of a new flow rises, so `load` contains a flow's expected rate
+//! once, from the moment it is pinned. `held` covers pauses in which nothing arrives because the sender or
+//! the switch got no CPU: after ten milliseconds every instance would look idle, and the next new flows would
+//! all go to one that is full.
 
 mod cost;
 mod counters;
@@ -39,34 +39,35 @@ use window::{Clock, Count, History, follow, number};
 
 /// The time constant of the fast window.
 pub const FAST_WINDOW: Nanos = Nanos::from_millis(10);
-/// The time constant of the rate that a load does not fall below: several times the longest pause of a busy machine.
+/// The time constant of the rate below which a load does not fall: several times the longest scheduling
+/// pause.
 pub const HELD_WINDOW: Nanos = Nanos::from_millis(250);
 /// The time between two samples.
 pub const SAMPLE_PERIOD: Nanos = Nanos::from_millis(1);
-/// How much of the time between two samples counts as [`SlotRates::waiting`] at most: where more passed, whoever takes them
-/// had no CPU either, and may not know yet what the instance took.
+/// Largest step of [`SlotRates::waiting`] between two samples. After a longer gap the sampler itself had no
+/// CPU, and may not know yet what the instance consumed.
 pub const WAITING_STEP: Nanos = Nanos::from_millis(10);
-/// The share of a ring that counts as hot when it is occupied in two samples in a row.
+/// A ring is hot if this share is occupied in two consecutive samples.
 pub const HOT_OCCUPANCY: f64 = 0.25;
-/// Packets per second that a new flow is expected to bring at least: a service whose flows are all silent has flows
-/// of no known rate, and a burst of them must not all look free.
+/// Least expected packets per second of a new flow. A service of silent flows has no known rate per flow, and
+/// a burst of new flows must not look free.
 pub const EXPECTED_FLOOR_PPS: f64 = 1.0;
-/// The time constant of the learned capacity: some quota periods, so that an instance that is held up by its quota
-/// shows what it takes on average.
+/// The time constant of the learned capacity: several quota periods, so that a throttled instance shows its
+/// mean throughput.
 pub const LEARNING_WINDOW: Nanos = Nanos::from_secs(1);
-/// How much busy time has to be behind a learned capacity, as a share of what a long run has: 0.25 s.
+/// The share of the weight of a long busy run required before a capacity counts as learned: 0.25 s.
 const LEARNED_ENOUGH: f64 = 0.22;
 
-/// What is known of one slot's instance. Rates are per second.
+/// The rates of one slot's instance, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotRates {
     /// The instance.
     pub id: InstanceId,
     /// Its service.
     pub service: ServiceId,
-    /// When its counters were last read; zero before the first time.
+    /// When its counters were last read; zero before that.
     pub at: Nanos,
-    /// Packets given to it or dropped because its ring was full, fast window.
+    /// Packets forwarded to it or dropped because its ring was full, fast window.
     pub arrivals_fast_pps: f64,
     /// The same, over [`HELD_WINDOW`].
     pub arrivals_held_pps: f64,
@@ -76,31 +77,31 @@ pub struct SlotRates {
     pub to_fast_bytes_per_s: f64,
     /// The same, over [`HELD_WINDOW`].
     pub to_held_bytes_per_s: f64,
-    /// Packets back from it, fast window.
+    /// Packets returned from it, fast window.
     pub returns_fast_pps: f64,
     /// Packets dropped because its ring was full, fast window.
     pub ring_drops_fast_pps: f64,
-    /// Flows newly pinned, fast window.
+    /// New pins, fast window.
     pub new_flows_fast_per_s: f64,
-    /// Packets per second expected of flows that were pinned too lately for the fast rate to show them.
+    /// Expected packets per second of flows pinned too recently to show in the fast rate.
     pub pending_pps: f64,
-    /// Share of the ring towards it that is occupied, 0 to 1.
+    /// Occupied share of the ring towards it, 0 to 1.
     pub ring_occupancy: f64,
     /// Packets in the ring towards it.
     pub ring_packets: u64,
     /// Flows pinned to it.
     pub live_flows: u64,
-    /// Flows ever pinned to the slot, as counted when `at`: what a worker has pinned since then comes on top of
+    /// Total flows pinned to the slot, as counted at `at`. A worker adds its later pins to
     /// [`SlotRates::load_pps`].
     pub new_flows: u64,
     /// Whether both of its rings were empty.
     pub rings_empty: bool,
-    /// For how long it has left packets in its ring without taking any, time in which it was throttled not counted, nor
-    /// more than [`WAITING_STEP`] from one sample to the next.
+    /// How long it has left packets in its ring without consuming any, excluding throttled time, and at most
+    /// [`WAITING_STEP`] per sample.
     pub waiting: Nanos,
-    /// Descriptors that it has taken since it was assigned.
+    /// Descriptors consumed since it was assigned.
     pub consumed: u64,
-    /// Share of time that the function was busy, fast window, where it tells.
+    /// The function's busy share of time, fast window, if published.
     pub busy: Option<f64>,
     /// Whether its ring was hot in this sample.
     pub hot: bool,
@@ -112,14 +113,13 @@ impl SlotRates {
         (self.arrivals_fast_pps - self.ring_drops_fast_pps).max(0.0)
     }
 
-    /// Its load as the scheduler counts it: the fast rate, or the held one where that is higher, and what lately pinned
-    /// flows will add to it.
+    /// Its load for scheduling: the higher of fast and held rate, plus the expected rate of recent pins.
     pub fn load_pps(&self) -> f64 {
         self.arrivals_fast_pps.max(self.arrivals_held_pps) + self.pending_pps
     }
 
-    /// Its load in another metric, made in the same way; `service` is its service's. Busy time is that which the function
-    /// tells, or where it does not the packets as a share of `capacity_pps`.
+    /// Its load in another metric; `service` is its service's rates. Busy time is the function's own, or else
+    /// its packets as a share of `capacity_pps`.
     pub fn load(&self, metric: Metric, service: &ServiceRates, capacity_pps: f64) -> f64 {
         let pending_flows = || self.pending_pps / service.expected_pps.max(EXPECTED_FLOOR_PPS);
         match metric {
@@ -128,7 +128,7 @@ impl SlotRates {
                 let rate = self.to_fast_bytes_per_s.max(self.to_held_bytes_per_s);
                 rate + pending_flows() * service.expected(Metric::Bytes, capacity_pps)
             }
-            // They are counted as soon as they are pinned.
+            // Flows count as soon as they are pinned.
             Metric::Flows => self.live_flows as f64,
             Metric::Busy => match self.busy {
                 Some(busy) => busy + pending_flows() * service.expected(Metric::Busy, capacity_pps),
@@ -139,30 +139,30 @@ impl SlotRates {
     }
 }
 
-/// What is known of one service. Rates are packets per second.
+/// The rates of one service, in packets per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServiceRates {
-    /// Offered: served or dropped. Fast window.
+    /// Offered: forwarded or dropped. Fast window.
     pub offered_fast_pps: f64,
     /// The same, stable window.
     pub offered_stable_pps: f64,
-    /// Dropped for want of an instance, fast window.
+    /// Dropped because no instance is Active, fast window.
     pub unserved_fast_pps: f64,
-    /// Pins of its flows on all instances; a flow whose two directions have different instances counts twice.
+    /// Pins of its flows on all instances; a flow pinned to two instances counts twice.
     pub live_flows: u64,
-    /// Packets per second that a new flow probably brings, at least [`EXPECTED_FLOOR_PPS`].
+    /// Expected packets per second of a new flow, at least [`EXPECTED_FLOOR_PPS`].
     pub expected_pps: f64,
-    /// Packets per second that one of its instances can process, learned while they had no lack of work; [`None`]
-    /// before they have been busy for long enough.
+    /// Learned capacity of one instance in packets per second, measured while it had packets waiting;
+    /// [`None`] until there was enough such time.
     pub learned_capacity_pps: Option<f64>,
-    /// New flows given to an instance although none fitted, since the service was added.
+    /// New flows scheduled to an instance that they did not fit, since the service was added.
     pub overcommitted: u64,
-    /// Bytes of an offered packet, on average of the fast window.
+    /// Mean bytes per offered packet, fast window.
     pub bytes_per_packet: f64,
 }
 
 impl ServiceRates {
-    /// What a new flow probably brings in that metric.
+    /// A new flow's expected load in that metric.
     pub fn expected(&self, metric: Metric, capacity_pps: f64) -> f64 {
         match metric {
             Metric::Packets => self.expected_pps,
@@ -174,7 +174,7 @@ impl ServiceRates {
     }
 }
 
-/// What is known of one uplink, fast window.
+/// The rates of one uplink, fast window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UplinkRates {
     /// Packets received.
@@ -189,10 +189,10 @@ pub struct UplinkRates {
     pub dropped_pps: f64,
 }
 
-/// What is known of one worker, fast window.
+/// The rates of one worker, fast window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkerRates {
-    /// Share of time in turns that moved a packet.
+    /// Share of time in turns that moved packets.
     pub busy: f64,
     /// Share of time not asleep.
     pub awake: f64,
@@ -200,7 +200,7 @@ pub struct WorkerRates {
     pub turns_per_s: f64,
 }
 
-/// The counters of a slot that are followed from sample to sample.
+/// A slot's counters at the previous sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     arrivals: u64,
@@ -228,7 +228,7 @@ impl Counted {
         }
     }
 
-    /// Follows drops at the ring, times that it was hot and throttled time.
+    /// Follows the rarely changing counters: ring drops, hot rings and throttled time.
     #[cold]
     fn follow_rare(&mut self, raw: &SlotCounters) -> (u64, u64, u64) {
         (
@@ -242,18 +242,18 @@ impl Counted {
 #[derive(Debug)]
 struct SlotState {
     rates: SlotRates,
-    /// Whether there was a sample before, and what was counted then.
+    /// Whether there was a previous sample.
     is_counting: bool,
     last: Counted,
     /// Packets for it since it was assigned.
     arrivals: u64,
     arrivals_history: History,
-    /// New flows since the sample before.
+    /// New flows since the previous sample.
     new_flows: u64,
-    /// Nanoseconds per second that the function is busy, fast window.
+    /// The function's busy nanoseconds per second, fast window.
     busy_ns: Count,
     occupied_before: bool,
-    /// Whether it had work waiting at the sample before.
+    /// Whether packets were waiting at the previous sample.
     worked_before: bool,
 }
 
@@ -276,17 +276,17 @@ impl SlotState {
         }
     }
 
-    /// Takes one reading; the pending load comes after the service is known. Gives what the instance took, where it has
-    /// had work waiting at this sample and the one before: that is what it can take.
+    /// Takes one reading, except for the pending load, which needs the service. Returns what the instance
+    /// consumed if packets were waiting at this sample and the previous one: a measure of its capacity.
     #[inline]
     fn sample(&mut self, raw: &SlotCounters, step: &Step, clock: &Clock) -> Option<u64> {
         if !self.is_counting {
-            // The first reading is where counting begins.
+            // Counting starts at the first reading.
             self.is_counting = true;
             self.last = Counted::of(raw);
         }
         let last = &mut self.last;
-        // What mostly stands still, seen at one look.
+        // The rarely changing counters, compared at once.
         let stands = (raw.ring_drops ^ last.ring_drops)
             | (raw.hot ^ last.hot)
             | (raw.throttled_ns ^ last.throttled_ns);
@@ -307,7 +307,7 @@ impl SlotState {
         rates.at = step.now;
         let (arrivals, to_bytes) = (step.rate(arrivals), step.rate(to_bytes));
         let returns = step.rate(returns);
-        // In the order of the fields, so that two of them are one instruction.
+        // In field order, so that two of them take one instruction.
         [rates.arrivals_fast_pps, rates.arrivals_held_pps] =
             step.fast_and_held([rates.arrivals_fast_pps, rates.arrivals_held_pps], arrivals);
         [rates.to_fast_bytes_per_s, rates.to_held_bytes_per_s] =
@@ -337,7 +337,7 @@ impl SlotState {
         rates.waiting = if !works || taken > 0 {
             Nanos::ZERO
         } else {
-            // The throttled time of several samples may be told at once.
+            // Throttled time of several samples may be reported at once.
             (rates.waiting + Nanos(step.dt_ns).min(WAITING_STEP)) - Nanos(throttled)
         };
         rates.busy = raw.function.map(|function| {
@@ -361,7 +361,7 @@ struct ServiceState {
     offered_history: History,
     clock: Clock,
     hot: bool,
-    /// The weighted mean of what busy instances took per second, and the weights that are in it.
+    /// The weighted mean consumption of busy instances per second, and the sum of weights.
     learned: f64,
     learned_weight: f64,
 }
@@ -382,13 +382,13 @@ struct WorkerState {
     turns: Count,
 }
 
-/// The time that a sample stands for.
+/// The interval of a sample.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     now: Nanos,
     dt_ns: u64,
     per_s: f64,
-    /// 1 − e^(−dt/τ): how much of the fast rate this sample is.
+    /// 1 − e^(−dt/τ): this sample's weight in the fast rate.
     weight: f64,
     /// The same for the held rate.
     held_weight: f64,
@@ -397,19 +397,19 @@ struct Step {
 }
 
 impl Step {
-    /// Per second, where so much was counted in this step.
+    /// A count of this step as a rate per second.
     #[inline]
     fn rate(&self, counted: u64) -> f64 {
         number(counted) * self.per_s
     }
 
-    /// Takes the rate of this step into a fast one.
+    /// Updates a fast rate with this step's rate.
     #[inline]
     fn fast(&self, mean: &mut f64, rate: f64) {
         *mean += self.weight * (rate - *mean);
     }
 
-    /// A fast and a held rate with that of this step taken into them.
+    /// Updates a fast and a held rate with this step's rate.
     #[inline]
     fn fast_and_held(&self, means: [f64; 2], rate: f64) -> [f64; 2] {
         let weights = [self.weight, self.held_weight];
@@ -417,15 +417,15 @@ impl Step {
     }
 }
 
-/// The windows over all counters. See the crate's documentation for how it is used.
+/// The windows over all counters. See the crate documentation.
 #[derive(Debug)]
 pub struct Collector {
     sampled_at: Option<Nanos>,
     age: Nanos,
-    /// The slots in use, in ascending order, and what is known of each.
+    /// The assigned slots, in ascending order, with their state.
     assigned: Vec<Slot>,
     states: Vec<SlotState>,
-    /// By slot: where it is in these two, if `assigned` says so too.
+    /// Index by slot; valid only if `assigned` has the slot there.
     places: Box<[u16]>,
     services: Vec<ServiceState>,
     uplinks: Vec<UplinkState>,
@@ -440,7 +440,7 @@ impl Default for Collector {
 }
 
 impl Collector {
-    /// A collector that knows no service and no instance.
+    /// A collector without services and instances.
     pub fn new() -> Collector {
         Collector {
             sampled_at: None,
@@ -455,7 +455,7 @@ impl Collector {
         }
     }
 
-    /// Adds the next service (ids count from 0 in the order of the calls) with the span of its stable window.
+    /// Adds the next service (ids count from 0) with the length of its stable window.
     pub fn add_service(&mut self, stable_window: Nanos) -> ServiceId {
         let id = ServiceId(u16::try_from(self.services.len()).unwrap_or(u16::MAX));
         self.services.push(ServiceState {
@@ -476,8 +476,8 @@ impl Collector {
         id
     }
 
-    /// The span of a service's stable window from now on. What is known of the time before stays known, or whoever asks first
-    /// would be told of a millisecond.
+    /// Changes the length of a service's stable window. Keeps the history, so that the next observation does
+    /// not cover a single millisecond.
     pub fn set_stable_window(&mut self, service: ServiceId, stable_window: Nanos) {
         let Some(state) = self.services.get_mut(service.index()) else {
             return;
@@ -492,8 +492,8 @@ impl Collector {
         }
     }
 
-    /// From now on `slot` belongs to that instance. Its windows begin anew; what the slot's counters say at the next
-    /// sample is where its counting begins, whether or not the switch has set them back to 0 for it.
+    /// Assigns `slot` to an instance. Its windows restart; the counters at the next sample are the baseline,
+    /// whether or not the switch has reset them.
     pub fn assign(&mut self, slot: Slot, service: ServiceId, id: InstanceId) {
         if slot.index() >= Slot::LIMIT || service.index() >= self.services.len() {
             return;
@@ -509,7 +509,7 @@ impl Collector {
         }
     }
 
-    /// The slot belongs to nobody from now on.
+    /// Unassigns the slot.
     pub fn release(&mut self, slot: Slot) {
         if let Ok(at) = self.assigned.binary_search(&slot) {
             self.assigned.remove(at);
@@ -518,7 +518,7 @@ impl Collector {
         }
     }
 
-    /// Notes where the slots are from that place on.
+    /// Updates the indices of the slots from there on.
     fn note_places(&mut self, from: usize) {
         for (at, slot) in self.assigned.iter().enumerate().skip(from) {
             if let Some(place) = self.places.get_mut(slot.index()) {
@@ -527,18 +527,18 @@ impl Collector {
         }
     }
 
-    /// The slots in use, in ascending order: those whose counters [`Collector::sample`] looks at.
+    /// The assigned slots, in ascending order: those that [`Collector::sample`] reads.
     pub fn assigned(&self) -> &[Slot] {
         &self.assigned
     }
 
-    /// Takes one reading of all counters, made at `raw.at`. One that is not later than the last is left out: its
-    /// counts are in the next.
+    /// Takes one reading of all counters, made at `raw.at`. Ignores one not later than the last: its counts
+    /// are in the next.
     pub fn sample(&mut self, raw: &RawCounters) {
         let now = raw.at;
         self.age = raw.age;
         let dt_ns = match self.sampled_at {
-            // The first reading is where counting begins.
+            // Counting starts at the first reading.
             None => 0,
             Some(before) if now <= before => return,
             Some(before) => now.since(before).0,
@@ -588,7 +588,7 @@ impl Collector {
                 flows => rates.offered_fast_pps / flows as f64,
             };
             rates.expected_pps = each.max(EXPECTED_FLOOR_PPS);
-            // Rates that decay alike: their quotient is a mean to the last.
+            // Both rates decay alike, so their quotient stays a mean.
             if state.offered.fast > 0.0 {
                 rates.bytes_per_packet = state.offered_bytes.fast / state.offered.fast;
             }
@@ -622,14 +622,14 @@ impl Collector {
         }
     }
 
-    /// What is known of a slot's instance; [`None`] where the slot is nobody's.
+    /// The rates of a slot's instance; [`None`] if the slot is unassigned.
     pub fn slot(&self, slot: Slot) -> Option<&SlotRates> {
         let at = usize::from(*self.places.get(slot.index())?);
         let state = self.states.get(at)?;
         (self.assigned.get(at) == Some(&slot)).then_some(&state.rates)
     }
 
-    /// What is known of a service; zeros where there is no such service.
+    /// The rates of a service; zero if there is no such service.
     pub fn service(&self, service: ServiceId) -> ServiceRates {
         self.services
             .get(service.index())
@@ -637,7 +637,7 @@ impl Collector {
             .unwrap_or_default()
     }
 
-    /// What is known of an uplink; zeros where it was never in a sample.
+    /// The rates of an uplink; zero if never sampled.
     pub fn uplink(&self, uplink: UplinkId) -> UplinkRates {
         self.uplinks
             .get(uplink.index())
@@ -650,7 +650,7 @@ impl Collector {
             })
     }
 
-    /// What is known of a worker; zeros where it was never in a sample.
+    /// The rates of a worker; zero if never sampled.
     pub fn worker(&self, worker: WorkerId) -> WorkerRates {
         self.workers
             .get(worker.index())
@@ -661,14 +661,13 @@ impl Collector {
             })
     }
 
-    /// When the last sample was taken.
+    /// The time of the last sample.
     pub fn sampled_at(&self) -> Nanos {
         self.sampled_at.unwrap_or_default()
     }
 
-    /// Fills what counters can tell into an observation: the service's figures and those of the instances in it that
-    /// have a slot. What says which service, which instances and in which state is the caller's and stays. That a
-    /// ring was hot is said once.
+    /// Fills an observation's figures for the service and for its instances that have a slot. The identity of
+    /// service and instances and their states are the caller's and stay. A hot ring is reported once.
     pub fn observe(&mut self, observation: &mut Observation) {
         observation.at = self.sampled_at();
         observation.counter_age = self.age;
@@ -694,12 +693,12 @@ impl Collector {
         }
     }
 
-    /// Notes what the last sample cost, reading the counters included.
+    /// Records the cost of the last sample, including reading the counters.
     pub fn record_cost(&mut self, ns: u64) {
         self.cost.record(ns);
     }
 
-    /// What collecting has cost so far.
+    /// The cost of sampling so far.
     pub fn cost(&self) -> Cost {
         self.cost
     }

@@ -1,46 +1,46 @@
-//! The two windows: a count with its fast rate, and a history that gives a mean over a sliding span.
+//! The two windows: a counter with its fast rate, and a history for the mean over a sliding window.
 
 use model::Nanos;
 
 use crate::Step;
 
-/// Steps of the stable window: the count one window ago is read between two steps, so its error is below one step's
-/// change of rate.
+/// Steps of the stable window. The count one window ago is interpolated between two steps, so the error is
+/// below one step's change of rate.
 const STEPS: usize = 64;
-/// One step more on each side of the window, so that there is always one at or before its beginning.
+/// One step more on each side, so that there is always one at or before the window's start.
 const PLACES: usize = STEPS + 2;
 
-/// What was counted between two readings. A counter that is below where it was began again at 0, and all of it is new.
+/// The increase between two readings. A counter below its last value has restarted from 0.
 #[inline]
 pub(crate) fn counted(value: u64, last: u64) -> u64 {
     if value < last { value } else { value - last }
 }
 
-/// What was counted since the reading before, in whose place this one is noted.
+/// The increase since the last reading; stores this one.
 #[inline]
 pub(crate) fn follow(last: &mut u64, value: u64) -> u64 {
     counted(value, std::mem::replace(last, value))
 }
 
-/// A count as a number. By way of the signed type, which is fewer instructions; no counter of ours uses its sign, and what a
-/// function writes there does no harm.
+/// A count as a float, by way of the signed type, which takes fewer instructions. No counter uses the sign
+/// bit, and a function that sets it does no harm.
 #[inline]
 pub(crate) fn number(count: u64) -> f64 {
     (count & i64::MAX as u64) as i64 as f64
 }
 
-/// A counter as it is followed from sample to sample.
+/// A counter tracked across samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Count {
     last: Option<u64>,
-    /// Counted since it has been followed; goes on over a counter that begins again.
+    /// Total since tracking began; continues when the counter restarts.
     pub(crate) total: u64,
-    /// Per second, exponentially weighted.
+    /// Exponentially weighted rate per second.
     pub(crate) fast: f64,
 }
 
 impl Count {
-    /// Follows the counter to `value`.
+    /// Updates the counter to `value`.
     #[inline]
     pub(crate) fn read(&mut self, value: u64, step: &Step) {
         let counted = counted(value, self.last.unwrap_or(value));
@@ -50,23 +50,23 @@ impl Count {
     }
 }
 
-/// When the histories of one service take their steps, and where in them the window begins.
+/// The time steps of one service's histories, and the window's start within them.
 #[derive(Debug)]
 pub(crate) struct Clock {
     window: Nanos,
     interval: Nanos,
     times: [Nanos; PLACES],
-    /// Steps taken so far; the newest is in place `taken - 1`, modulo the places.
+    /// Steps taken; the newest is at `taken - 1`, modulo the number of places.
     taken: usize,
-    /// Where the current sample is noted, if it is a step.
+    /// Where to store the current sample, if it is a step.
     due: Option<usize>,
-    /// The last step at or before the window's beginning, its place and that of the next step, if there is one.
+    /// The last step at or before the window's start: its place and that of the next step, if any.
     from: usize,
     first: usize,
     next: Option<usize>,
-    /// The share of the way to the next step at which the window begins.
+    /// The fraction of the way to the next step at which the window starts.
     share: f64,
-    /// Seconds that the window spans; shorter than it should be while there is no history.
+    /// Seconds that the window covers; shorter at first, without history.
     span_s: f64,
 }
 
@@ -87,8 +87,8 @@ impl Clock {
         }
     }
 
-    /// A clock for another window that knows the steps of this one, as far as it has place for them; and where each of
-    /// these is in the histories of this one.
+    /// A clock for another window with the steps of this one that fit, and their places in this one's
+    /// histories.
     pub(crate) fn with_window(&self, window: Nanos) -> (Clock, Vec<usize>) {
         let mut clock = Clock::new(window);
         let mut kept = Vec::with_capacity(PLACES);
@@ -105,7 +105,7 @@ impl Clock {
         (clock, kept)
     }
 
-    /// Moves to the sample at `now`: says whether it is a step and finds the window's beginning.
+    /// Advances to the sample at `now`: determines whether it is a step, and the window's start.
     pub(crate) fn advance(&mut self, now: Nanos) {
         let newest = self.times[self.taken.wrapping_sub(1) % PLACES];
         let is_due = self.taken == 0 || now.since(newest) >= self.interval;
@@ -115,7 +115,7 @@ impl Clock {
             self.taken += 1;
         }
         let begin = now - self.window;
-        // The beginning moves on with time, and so does the place: at most a few steps each time.
+        // The start advances with time, so this takes at most a few steps.
         let oldest = self.taken.saturating_sub(PLACES);
         let mut from = self.from.max(oldest);
         while from + 1 < self.taken && self.times[(from + 1) % PLACES] <= begin {
@@ -126,7 +126,7 @@ impl Clock {
         self.next = (from + 1 < self.taken).then_some((from + 1) % PLACES);
         let first = self.times[self.first];
         let (begin, share) = if begin <= first || now.0 < self.window.0 {
-            // Not a whole window of history yet: what there is counts, undiluted.
+            // Less than a window of history: use what there is, undiluted.
             (first, 0.0)
         } else if let Some(next) = self.next {
             let next = self.times[next];
@@ -135,7 +135,7 @@ impl Clock {
                 begin.since(first).0 as f64 / next.since(first).0.max(1) as f64,
             )
         } else {
-            // Nothing was sampled for a whole window: what was counted since spans all that time.
+            // No sample for a whole window: the count since then covers all that time.
             (first, 0.0)
         };
         self.share = share;
@@ -143,7 +143,7 @@ impl Clock {
     }
 }
 
-/// What a counter was at each step of a clock.
+/// A counter's value at each step of a clock.
 #[derive(Debug)]
 pub(crate) struct History([u64; PLACES]);
 
@@ -154,7 +154,7 @@ impl Default for History {
 }
 
 impl History {
-    /// What is in these places.
+    /// The values at these places.
     pub(crate) fn of_places(&self, places: &[usize]) -> History {
         let mut history = History::default();
         for (to, from) in history.0.iter_mut().zip(places) {
@@ -163,7 +163,7 @@ impl History {
         history
     }
 
-    /// Notes the count where the clock's current sample is a step.
+    /// Stores the count if the clock's current sample is a step.
     #[inline]
     pub(crate) fn push(&mut self, clock: &Clock, total: u64) {
         if let Some(place) = clock.due {
@@ -179,7 +179,7 @@ impl History {
         }
         let first = self.0[clock.first];
         let next = clock.next.map_or(total, |next| self.0[next]);
-        // A history younger than its clock holds zeros: nothing was counted before it began.
+        // A history younger than its clock holds zeros: nothing was counted before it started.
         let counted = next.saturating_sub(first);
         let at_begin = number(first) + number(counted) * clock.share;
         let since = number(total) - at_begin;

@@ -1,5 +1,5 @@
-//! Sampling allocates nothing once every uplink and worker has been seen.
-// UNSAFETY: a counting allocator can only be written with `unsafe impl GlobalAlloc`.
+//! Sampling does not allocate once every uplink and worker has been seen.
+// UNSAFETY: a counting allocator needs `unsafe impl GlobalAlloc`.
 #![expect(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -11,20 +11,20 @@ use model::{InstanceId, Nanos, Slot};
 struct Counting;
 
 thread_local! {
-    // Per thread: the test harness allocates on its own while the test runs.
+    // Per thread: the test harness allocates concurrently.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
+// SAFETY: forwards every call to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

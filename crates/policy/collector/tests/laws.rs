@@ -1,4 +1,4 @@
-//! What the windows promise, whatever the spacing of the samples.
+//! The guarantees of the windows, for any sample spacing.
 
 use collector::{Collector, EXPECTED_FLOOR_PPS, FunctionCounters, RawCounters};
 use model::{InstanceId, Nanos, ServiceId, Slot};
@@ -20,14 +20,14 @@ fn near(a: f64, b: f64, share: f64) -> bool {
 
 proptest! {
     #[test]
-    fn a_constant_rate_is_found_by_both_windows_whatever_the_spacing(
+    fn both_windows_find_a_constant_rate_for_any_spacing(
         rate in 10u64..20_000_000, gaps_us in proptest::collection::vec(200u64..30_000, 120..200),
     ) {
         let (mut collector, mut raw) = one_instance();
         let mut at = Nanos::from_secs(5);
         let start = at;
         for gap in gaps_us {
-            // Only whole packets count, so the rate is off by one packet per window at most.
+            // Counts are integers, so the rate is off by at most one packet per window.
             let packets = (u128::from(rate) * u128::from(at.since(start).0) / 1_000_000_000) as u64;
             raw.at = at;
             raw.slots[3].to_packets = packets;
@@ -42,7 +42,7 @@ proptest! {
         let one = 2.0 / elapsed.min(1.0);
         prop_assert!((slot.arrivals_stable_pps - rate).abs() <= one, "{} {rate}", slot.arrivals_stable_pps);
         prop_assert!((offered.offered_stable_pps - rate).abs() <= one, "{} {rate}", offered.offered_stable_pps);
-        // The fast one is within e^(-t/τ) of it, plus a packet per sample.
+        // The fast rate is within e^(-t/τ) of it, plus a packet per sample.
         let settled = (-elapsed / 0.01).exp();
         prop_assert!((slot.arrivals_fast_pps - rate).abs() <= rate * settled + 5_000.0, "{}", slot.arrivals_fast_pps);
         prop_assert!(slot.ring_drops_fast_pps == 0.0 && slot.returns_fast_pps == 0.0);
@@ -52,7 +52,7 @@ proptest! {
     fn the_fast_rate_depends_on_time_and_not_on_the_number_of_samples(
         cuts in proptest::collection::vec(1u64..5_000, 1..40),
     ) {
-        // A constant 1 Mpps, once in the given pieces, once in one piece.
+        // A constant 1 Mpps, once in the given pieces and once in one piece.
         let run = |pieces: &[u64]| {
             let (mut collector, mut raw) = one_instance();
             collector.sample(&raw);
@@ -118,7 +118,7 @@ proptest! {
         }
         prop_assume!(raw.at > SECOND);
         let begin = raw.at - SECOND;
-        // The window's beginning is known to within one step of 1/64 s (and a sample's gap, 4 ms).
+        // The window's start is known to within one step of 1/64 s (and a sample's gap, 4 ms).
         let slack = Nanos::from_micros(15_625 + 4_000);
         let count_at = |t: Nanos| history.iter().rev().find(|(at, _)| *at <= t).map_or(0, |(_, n)| *n);
         let low = (raw.slots[3].to_packets - count_at(begin + slack)) as f64;
@@ -128,10 +128,10 @@ proptest! {
     }
 
     #[test]
-    fn a_flow_is_in_the_load_once_from_the_moment_it_is_pinned(flows in 1u64..50, each in 1_000u64..50_000) {
+    fn a_flow_counts_once_in_the_load_from_its_pin_on(flows in 1u64..50, each in 1_000u64..50_000) {
         let (mut collector, mut raw) = one_instance();
         let at_ms = |n: u64| Nanos::from_millis(n);
-        // Flows of that rate have long been there, so that a new one's rate is known.
+        // Flows of that rate exist, so that a new one's rate is known.
         for ms in 0..1_000 {
             raw.at = at_ms(ms);
             raw.slots[3].live_flows = 10;
@@ -141,7 +141,7 @@ proptest! {
         }
         let before = collector.slot(Slot(3)).unwrap().load_pps();
         prop_assert!(near(before, each as f64 * 10.0, 0.05));
-        // Pinned now; their packets come from the next millisecond on.
+        // Pinned now; their packets start with the next millisecond.
         raw.slots[3].new_flows += flows;
         raw.slots[3].live_flows += flows;
         let expected = before + (flows * each) as f64;
@@ -151,17 +151,17 @@ proptest! {
             raw.services[0].offered_packets = raw.slots[3].to_packets;
             collector.sample(&raw);
             let load = collector.slot(Slot(3)).unwrap().load_pps();
-            // The estimate of a flow's rate is that of the moment: with more flows than packets yet it is lower.
+            // The estimate uses the current mean rate per flow: it is lower while new flows have no packets.
             let slack = (flows * each) as f64 * (1.0 - 10.0 / (10 + flows) as f64) + before * 0.15;
             prop_assert!((load - expected).abs() <= slack, "{ms}: {load} {expected} ±{slack}");
         }
     }
 }
 
-/// 10 flows of 1,000 packets of 500 bytes per second each, on an instance that is busy for a quarter of the time; then a
-/// new flow, which counts in every metric before its first packet.
+/// 10 flows of 1,000 packets of 500 bytes per second each, on an instance that is busy a quarter of the time;
+/// then a new flow, which counts in every metric before its first packet.
 #[test]
-fn a_load_is_told_in_every_metric() {
+fn the_load_is_available_in_every_metric() {
     let (mut collector, mut raw) = one_instance();
     for ms in 0..1_000 {
         raw.at = Nanos::from_millis(ms);
@@ -209,7 +209,7 @@ fn a_load_is_told_in_every_metric() {
         flows == 11.0 && (busy - (0.25 + 900.0 / capacity)).abs() < 0.01,
         "{flows} {busy}"
     );
-    // A function that tells nothing is as busy as its packets make it.
+    // Without published busy time it derives from the packets.
     raw.at = Nanos::from_millis(1_001);
     raw.slots[3].function = None;
     collector.sample(&raw);
@@ -218,7 +218,7 @@ fn a_load_is_told_in_every_metric() {
 }
 
 #[test]
-fn a_counter_that_begins_again_and_a_slot_used_again_make_no_spike() {
+fn restarted_counters_and_reused_slots_make_no_spike() {
     let (mut collector, mut raw) = one_instance();
     for ms in 0..100 {
         raw.at = Nanos::from_millis(ms);
@@ -246,7 +246,7 @@ fn a_counter_that_begins_again_and_a_slot_used_again_make_no_spike() {
 }
 
 #[test]
-fn an_instance_that_came_late_is_measured_over_the_same_window_as_its_service() {
+fn a_late_instance_uses_its_services_window() {
     let (mut collector, mut raw) = one_instance();
     for ms in 0..5_000 {
         if ms == 4_500 {
@@ -270,9 +270,9 @@ fn an_instance_that_came_late_is_measured_over_the_same_window_as_its_service() 
     assert!(near(old.arrivals_stable_pps + new.arrivals_stable_pps, all, 1e-9));
 }
 
-/// Another autoscaler has another window, and decides on it at once: packets that come in heaps of 20 ms are not a rate.
+/// Changing the window takes effect at once, and bursts of packets every 20 ms do not distort the rate.
 #[test]
-fn another_window_goes_on_with_what_is_known() {
+fn a_changed_window_keeps_its_history() {
     for (before_ms, after_ms, known_ms) in [
         (1_000, 5_000, 1_000),
         (5_000, 1_000, 1_000),
@@ -306,7 +306,7 @@ fn another_window_goes_on_with_what_is_known() {
                 assert!(near(pps, 100_000.0, 0.15), "{before_ms} {after_ms} {ms}: {pps}");
             }
         }
-        // And it fills up to its span.
+        // And it fills up to its length.
         for ms in 10_050..10_000 + 2 * after_ms {
             sample(&mut collector, ms);
         }
@@ -332,7 +332,7 @@ fn a_silent_gap_longer_than_the_window_is_exact_too() {
 }
 
 #[test]
-fn a_ring_is_hot_when_full_or_a_quarter_full_twice_in_a_row_and_that_is_said_once() {
+fn a_ring_is_hot_when_full_or_a_quarter_full_twice_and_is_reported_once() {
     let (mut collector, mut raw) = one_instance();
     let mut ms = 0;
     let mut hot = |collector: &mut Collector, raw: &mut RawCounters, used: u64| {
@@ -361,7 +361,7 @@ fn a_ring_is_hot_when_full_or_a_quarter_full_twice_in_a_row_and_that_is_said_onc
 }
 
 #[test]
-fn waiting_counts_time_in_which_nothing_was_taken_and_it_was_not_throttled() {
+fn waiting_counts_time_without_consumption_or_throttling() {
     let (mut collector, mut raw) = one_instance();
     let sample = |collector: &mut Collector, raw: &mut RawCounters| {
         raw.at = raw.at + Nanos::from_millis(1);
@@ -376,12 +376,12 @@ fn waiting_counts_time_in_which_nothing_was_taken_and_it_was_not_throttled() {
     }
     raw.slots[3].throttled_ns += 1_000_000;
     assert_eq!(sample(&mut collector, &mut raw), 20);
-    // A machine that stood still for half a second says little of one instance.
+    // A machine-wide stall of half a second says little about one instance.
     raw.at = raw.at + Nanos::from_millis(500);
     assert_eq!(sample(&mut collector, &mut raw), 30);
     raw.slots[3].throttled_ns += 10_000_000;
     assert_eq!(sample(&mut collector, &mut raw), 21);
-    // Told once for the last fifteen samples.
+    // Reported once for the last fifteen samples.
     raw.slots[3].throttled_ns += 15_000_000;
     assert_eq!(sample(&mut collector, &mut raw), 7);
     raw.slots[3].consumed += 1;
@@ -392,13 +392,13 @@ fn waiting_counts_time_in_which_nothing_was_taken_and_it_was_not_throttled() {
 }
 
 #[test]
-fn capacity_is_learned_from_instances_that_have_work_waiting_and_from_no_others() {
+fn capacity_is_learned_only_from_instances_with_packets_waiting() {
     let (mut collector, mut raw) = one_instance();
     collector.assign(Slot(4), ServiceId(0), InstanceId(2));
     let learned = |collector: &Collector| collector.service(ServiceId(0)).learned_capacity_pps;
     for ms in 0..2_000u64 {
         raw.at = Nanos::from_millis(ms);
-        // The first one is held up by its quota for nine of ten milliseconds; the second one idles along.
+        // The first one is throttled for nine of ten milliseconds; the second is mostly idle.
         raw.slots[3].ring_used = 500;
         raw.slots[3].consumed += if ms % 10 == 0 { 400 } else { 0 };
         raw.slots[4].consumed += 1;
@@ -415,7 +415,7 @@ fn capacity_is_learned_from_instances_that_have_work_waiting_and_from_no_others(
 }
 
 #[test]
-fn a_new_flow_of_a_silent_service_is_expected_to_bring_the_floor() {
+fn a_new_flow_of_a_silent_service_has_the_least_expected_rate() {
     let (mut collector, mut raw) = one_instance();
     raw.slots[3].live_flows = 5;
     collector.sample(&raw);
@@ -423,7 +423,7 @@ fn a_new_flow_of_a_silent_service_is_expected_to_bring_the_floor() {
 }
 
 #[test]
-fn samples_that_do_not_advance_are_left_out() {
+fn samples_that_do_not_advance_are_ignored() {
     let (mut collector, mut raw) = one_instance();
     raw.at = Nanos::from_millis(5);
     collector.sample(&raw);
@@ -472,7 +472,7 @@ fn a_pause_of_the_switch_does_not_make_an_instance_look_idle() {
         "three time constants: {rates:?}"
     );
     assert!(near(rates.load_pps(), 8_000.0 * 0.887, 0.05), "{rates:?}");
-    // When its flows have really gone it is free again within a second.
+    // When its flows have really ended it is idle again within a second.
     for ms in 1_030..2_000 {
         raw.at = Nanos::from_millis(ms);
         collector.sample(&raw);
