@@ -1,4 +1,4 @@
-//! What a rule does: actions (section 7.2.6 of the specification) and instructions (7.2.5).
+//! Actions (section 7.2.6 of the specification) and instructions (7.2.5) of rules.
 
 use crate::field::Field;
 use crate::wire::{DecodeError, Reader, Result, Write};
@@ -9,54 +9,55 @@ const POP_VLAN: u16 = 18;
 const GROUP: u16 = 22;
 const SET_FIELD: u16 = 25;
 const EXPERIMENTER: u16 = 0xffff;
-/// Nicira, whose extensions Open vSwitch has.
+/// Nicira's experimenter id; Open vSwitch implements its extensions.
 const NICIRA: u32 = 0x0000_2320;
 const NICIRA_CT: u16 = 35;
 const NICIRA_MULTIPATH: u16 = 10;
-/// What is hashed (`symmetric_l3l4+udp`), the first of Open vSwitch's algorithms (`modulo_n`), and where the number goes: all 32 bits of
-/// the first register, as its header in a match says.
+/// The `multipath` parameters: the hashed fields (`symmetric_l3l4+udp`), the algorithm (`modulo_n`, Open
+/// vSwitch's first), and the destination, all 32 bits of the first register, as its header in a match.
 const ADDRESSES_AND_PORTS: u16 = 3;
 const MODULO: u16 = 0;
 const WHOLE_REGISTER: u16 = 31;
 const REGISTER_0: u32 = 0x0001_0004;
-/// Connection tracking without a table to go on in.
+/// Connection tracking without a continuation table.
 const NO_TABLE: u8 = 0xff;
 const CT_COMMIT: u16 = 1;
-/// Actions of one list at most.
+/// Actions per list.
 const ACTION_LIMIT: usize = 256;
-/// Actions within actions within actions are refused.
+/// Maximum nesting depth of actions.
 const DEPTH_LIMIT: u8 = 2;
 
-/// What is done to a packet.
+/// An action on a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Send it to a port; to the controller `max_bytes` of it at most.
+    /// Output to a port; to the controller at most `max_bytes`.
     Output {
-        /// Which, see [`crate::port`].
+        /// The port, see [`crate::port`].
         port: u32,
-        /// Bytes of it for the controller.
+        /// Maximum bytes to the controller.
         max_bytes: u16,
     },
-    /// Let a group decide.
+    /// Process by a group.
     Group(u32),
-    /// Write a field.
+    /// Set a field.
     SetField(Field),
-    /// Add a VLAN tag of that EtherType.
+    /// Push a VLAN tag with that EtherType.
     PushVlan(u16),
-    /// Take the outer VLAN tag away.
+    /// Pop the outer VLAN tag.
     PopVlan,
-    /// Track its connection (Open vSwitch).
+    /// Track the connection (Open vSwitch).
     ConnectionTracking(ConnectionTracking),
-    /// Hash its addresses, protocol and ports into the first register, as one of the numbers from 0 on (Open vSwitch).
+    /// Hash addresses, protocol and ports into the first register, as a number from 0 to `highest` (Open
+    /// vSwitch).
     Multipath {
-        /// The highest of them.
+        /// The highest number.
         highest: u16,
     },
-    /// One that is not known here, as it came, without its type and length.
+    /// An unknown action, without its type and length.
     Other {
         /// Its type.
         kind: u16,
-        /// What followed.
+        /// Its body.
         body: Vec<u8>,
     },
 }
@@ -64,18 +65,18 @@ pub enum Action {
 /// Open vSwitch's `ct(...)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConnectionTracking {
-    /// Whether the connection is entered into the table of connections.
+    /// Whether to commit the connection to the connection table.
     pub commit: bool,
-    /// Which of the tables of connections.
+    /// The connection-tracking zone.
     pub zone: u16,
-    /// The table in which a copy of the packet goes on, with the connection's state known.
+    /// The table where a copy of the packet continues, with the connection state set.
     pub table: Option<u8>,
-    /// What is done to the connection, as setting its mark.
+    /// Actions on the connection, such as setting its mark.
     pub actions: Vec<Action>,
 }
 
 impl Action {
-    /// To a port, or whole to the controller.
+    /// Output to a port, or the whole packet to the controller.
     pub fn output(port: u32) -> Action {
         Action::Output {
             port,
@@ -119,7 +120,7 @@ impl Action {
                 out.put_u32(NICIRA);
                 out.put_u16(NICIRA_CT);
                 out.put_u16(if of.commit { CT_COMMIT } else { 0 });
-                // The zone is a number and not a field.
+                // The zone is an immediate value, not a field.
                 out.put_u32(0);
                 out.put_u16(of.zone);
                 out.put_u8(of.table.unwrap_or(NO_TABLE));
@@ -131,7 +132,7 @@ impl Action {
                 out.put_u32(NICIRA);
                 out.put_u16(NICIRA_MULTIPATH);
                 out.put_u16(ADDRESSES_AND_PORTS);
-                // Nothing is added to what is hashed.
+                // The hash has no extra input.
                 out.put_u16(0);
                 out.pad(2);
                 out.put_u16(MODULO);
@@ -183,7 +184,7 @@ impl Action {
         })
     }
 
-    /// A list of them that fills what is left of the reader.
+    /// Decodes actions up to the end of the reader.
     pub(crate) fn decode_all(reader: &mut Reader<'_>) -> Result<Vec<Action>> {
         list(reader, 0)
     }
@@ -214,7 +215,7 @@ fn other(kind: u16, mut body: Reader<'_>) -> Action {
     }
 }
 
-/// [`None`] for one that does more than can be said here.
+/// [`None`] for one that [`ConnectionTracking`] cannot represent.
 fn connection_tracking(body: &mut Reader<'_>, depth: u8) -> Result<Option<ConnectionTracking>> {
     let flags = body.u16()?;
     let zone_field = body.u32()?;
@@ -233,7 +234,7 @@ fn connection_tracking(body: &mut Reader<'_>, depth: u8) -> Result<Option<Connec
     }))
 }
 
-/// Likewise.
+/// [`None`] for one that [`Action::Multipath`] cannot represent.
 fn multipath(body: &mut Reader<'_>) -> Result<Option<Action>> {
     let (hashed, added) = (body.u16()?, body.u16()?);
     body.skip(2)?;
@@ -246,22 +247,22 @@ fn multipath(body: &mut Reader<'_>) -> Result<Option<Action>> {
     Ok((is_ours && body.is_empty()).then_some(Action::Multipath { highest }))
 }
 
-/// What a rule does with its actions.
+/// An instruction of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Instruction {
-    /// Go on in a later table.
+    /// Continue in a later table.
     GotoTable(u8),
-    /// Do this now.
+    /// Apply the actions now.
     ApplyActions(Vec<Action>),
-    /// Do this at the end of the last table.
+    /// Apply the actions at the end of the pipeline.
     WriteActions(Vec<Action>),
-    /// Forget what was to be done at the end.
+    /// Clear the action set.
     ClearActions,
-    /// One that is not known here, as it came, without its type and length.
+    /// An unknown instruction, without its type and length.
     Other {
         /// Its type.
         kind: u16,
-        /// What followed.
+        /// Its body.
         body: Vec<u8>,
     },
 }
@@ -325,7 +326,7 @@ impl Instruction {
         })
     }
 
-    /// A list of them that fills what is left of the reader.
+    /// Decodes instructions up to the end of the reader.
     pub(crate) fn decode_all(reader: &mut Reader<'_>) -> Result<Vec<Instruction>> {
         let mut instructions = Vec::new();
         while !reader.is_empty() {

@@ -1,4 +1,4 @@
-//! What a rule matches on: fields of packets (OXM, section 7.2.3 of the specification).
+//! Match fields of packets (OXM, section 7.2.3 of the specification).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,14 +10,14 @@ const CLASS_BASIC: u16 = 0x8000;
 const CLASS_EXPERIMENTER: u16 = 0xffff;
 /// The longest value here: an IPv6 address.
 const VALUE_BYTES: usize = 16;
-/// Fields of one match at most; the specification has 45.
+/// Fields per match; the specification defines 45.
 const FIELD_LIMIT: usize = 64;
 /// `OFPMT_OXM`.
 const MATCH_TYPE: u16 = 1;
-/// Set in a VLAN id that is there (`OFPVID_PRESENT`).
+/// Set in the VLAN id of a tagged packet (`OFPVID_PRESENT`).
 const VLAN_PRESENT: u16 = 0x1000;
 
-/// Which field: its class and its number in it.
+/// A field's class and number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FieldKind {
     class: u16,
@@ -29,7 +29,7 @@ macro_rules! kinds {
         impl FieldKind {
             $($(#[$doc])* pub const $name: FieldKind = FieldKind { class: $class, number: $number };)*
 
-            /// Its name in Open vSwitch's documentation, where it is known here.
+            /// Its name in Open vSwitch's documentation, if known here.
             pub const fn name(self) -> Option<&'static str> {
                 match (self.class, self.number) {
                     $(($class, $number) => Some($text),)*
@@ -41,7 +41,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The port that the packet came in by, 4 bytes.
+    /// Ingress port, 4 bytes.
     IN_PORT = CLASS_BASIC 0 "in_port";
     /// Metadata between tables, 8 bytes.
     METADATA = CLASS_BASIC 2 "metadata";
@@ -51,7 +51,7 @@ kinds! {
     ETH_SRC = CLASS_BASIC 4 "eth_src";
     /// EtherType, 2 bytes.
     ETH_TYPE = CLASS_BASIC 5 "eth_type";
-    /// VLAN id with 0x1000 set where there is one, 2 bytes.
+    /// VLAN id with 0x1000 set if there is a tag, 2 bytes.
     VLAN_VID = CLASS_BASIC 6 "vlan_vid";
     /// VLAN priority, 1 byte: 0 to 7.
     VLAN_PCP = CLASS_BASIC 7 "vlan_pcp";
@@ -93,7 +93,7 @@ kinds! {
     CT_ZONE = CLASS_NICIRA 106 "ct_zone";
     /// Mark of the tracked connection, 4 bytes (Open vSwitch).
     CT_MARK = CLASS_NICIRA 107 "ct_mark";
-    /// Which fragment, 1 byte (Open vSwitch): 0 none, 1 the first, 3 a later one.
+    /// Fragment type, 1 byte (Open vSwitch): 0 not a fragment, 1 first, 3 later.
     IP_FRAG = CLASS_NICIRA 26 "ip_frag";
 }
 
@@ -106,7 +106,7 @@ impl fmt::Debug for FieldKind {
     }
 }
 
-/// A field with a value, and a mask where not all of its bits count.
+/// A field with a value, and a mask unless all bits matter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Field {
     kind: FieldKind,
@@ -116,7 +116,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// A field with all of its bits. `value` is in network order; bytes beyond the sixteenth are not taken.
+    /// An exact field. `value` is in network order; bytes after the sixteenth are ignored.
     pub fn new(kind: FieldKind, value: &[u8]) -> Field {
         let length = value.len().min(VALUE_BYTES);
         let mut own = [0; VALUE_BYTES];
@@ -129,7 +129,7 @@ impl Field {
         }
     }
 
-    /// The same field, of which only the bits of the mask count; the others become 0, as the specification wants it.
+    /// The same field with a mask. Bits outside the mask become 0, as the specification requires.
     #[must_use]
     pub fn masked(mut self, mask: &[u8]) -> Field {
         let length = usize::from(self.length);
@@ -142,13 +142,13 @@ impl Field {
             .iter_mut()
             .zip(&own)
             .for_each(|(value, mask)| *value &= mask);
-        // A mask of ones alone says nothing.
+        // A mask of all ones is redundant.
         let says = own.iter().take(length).any(|byte| *byte != 0xff);
         self.mask = says.then_some(own);
         self
     }
 
-    /// Packets that came in by that port.
+    /// Packets received on that port.
     pub fn in_port(port: u32) -> Field {
         Field::new(FieldKind::IN_PORT, &port.to_be_bytes())
     }
@@ -199,7 +199,7 @@ impl Field {
         Field::new(kind, &value.to_be_bytes())
     }
 
-    /// Which field it is.
+    /// Its kind.
     pub fn kind(&self) -> FieldKind {
         self.kind
     }
@@ -209,12 +209,12 @@ impl Field {
         self.value.get(..self.length.into()).unwrap_or_default()
     }
 
-    /// The bits that count; [`None`]: all of them.
+    /// The mask; [`None`] if all bits matter.
     pub fn mask(&self) -> Option<&[u8]> {
         self.mask.as_ref().and_then(|mask| mask.get(..self.length.into()))
     }
 
-    /// Its value as a number, where it has at most eight bytes.
+    /// Its value as a number, if it has at most eight bytes.
     pub fn number(&self) -> Option<u64> {
         (self.length <= 8).then(|| {
             self.value()
@@ -223,7 +223,7 @@ impl Field {
         })
     }
 
-    /// Its value as an address, where it is one.
+    /// Its value as an address, if it is one.
     pub fn address(&self) -> Option<IpAddr> {
         match self.kind {
             FieldKind::IPV4_SRC | FieldKind::IPV4_DST => <[u8; 4]>::try_from(self.value())
@@ -256,7 +256,7 @@ impl Field {
             what: "a field's value",
             length,
         };
-        // One that has an owner's number in front is not one of ours, and not one that we set.
+        // A field with an experimenter id is not one of ours.
         if of_value > VALUE_BYTES || has_mask && length % 2 == 1 || class == CLASS_EXPERIMENTER {
             return Err(wrong);
         }
@@ -288,19 +288,19 @@ impl fmt::Debug for Field {
     }
 }
 
-/// What a rule matches: all of its fields. Without any it matches every packet. Fields are kept in one order, so that equal
-/// matches compare equal.
+/// The match of a rule: a packet matches if all fields match. Without fields it matches every packet. Fields
+/// are kept sorted, so that equal matches compare equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Match {
     fields: Vec<Field>,
 }
 
 impl Match {
-    /// A match on those fields. The switch wants what a field rests on to be there too: the EtherType with an address, the
-    /// protocol with a port.
+    /// A match on those fields. The switch requires a field's prerequisites too: the EtherType for an
+    /// address, the protocol for a port.
     pub fn new(fields: impl IntoIterator<Item = Field>) -> Match {
         let mut fields: Vec<Field> = fields.into_iter().take(FIELD_LIMIT).collect();
-        // By number, what a field rests on comes before it, as the specification wants it.
+        // Sorted by number, prerequisites come first, as the specification requires.
         fields.sort_unstable();
         Match { fields }
     }
@@ -310,7 +310,7 @@ impl Match {
         &self.fields
     }
 
-    /// The field of that kind, if it is in it.
+    /// The field of that kind, if present.
     pub fn get(&self, kind: FieldKind) -> Option<&Field> {
         self.fields.iter().find(|field| field.kind == kind)
     }
@@ -319,7 +319,7 @@ impl Match {
         let start = out.len();
         out.put_u16(MATCH_TYPE);
         out.put_u16(0);
-        // Fields of the standard come before those of Open vSwitch, which rest on them.
+        // Standard fields precede those of Open vSwitch, which depend on them.
         let is_basic = |field: &&Field| field.kind.class == CLASS_BASIC;
         let basic = self.fields.iter().filter(is_basic);
         let others = self.fields.iter().filter(|field| !is_basic(field));

@@ -1,16 +1,18 @@
-//! OpenFlow 1.3 and 1.5 as far as inco speaks it: messages to bytes and back, and the session between a controller and
-//! a switch. There is no input or output here: whoever has a connection gives what it read to [`Session::receive`] and
-//! writes what [`Session::output`] gives.
+//! The parts of OpenFlow 1.3 and 1.5 that inco uses: a message codec, and the session between a controller
+//! and a switch. No I/O: the owner of a connection passes received bytes to [`Session::receive`] and writes
+//! the bytes of [`Session::output`].
 //!
-//! Key types: [`Message`] with [`encode`] and [`decode`], [`Match`], [`Action`], [`Instruction`], [`FlowMod`], and
-//! [`Session`]. Both directions of every message are there, since a switch for tests needs the other half.
+//! Key types: [`Message`] with [`encode`] and [`decode`], [`Match`], [`Action`], [`Instruction`],
+//! [`FlowMod`], and [`Session`]. Every message can be encoded and decoded, because test switches need the
+//! other half.
 //!
-//! What comes from the other side is hostile: every length is checked, nothing is allocated by a length that was not
-//! received, and a message that cannot be understood is an error of that message alone. Actions, instructions and
-//! fields that are not known here are kept as bytes, so that rules of others can be told from ours.
+//! The peer is untrusted: every length is checked, no allocation depends on a length that was not received,
+//! and an invalid message is an error of that message only. Unknown actions, instructions and fields are kept
+//! as bytes, so that foreign rules can be told from ours.
 //!
-//! Sources: OpenFlow Switch Specification 1.3.5 (ONF TS-023) and 1.5.1 (ONF TS-025); bundles in 1.3 by ONF's extension
-//! 230; connection tracking by the extensions that Open vSwitch documents in `ovs-actions(7)` and `ovs-fields(7)`.
+//! Sources: OpenFlow Switch Specification 1.3.5 (ONF TS-023) and 1.5.1 (ONF TS-025); bundles in 1.3 by ONF's
+//! extension 230; connection tracking by the extensions that Open vSwitch documents in `ovs-actions(7)` and
+//! `ovs-fields(7)`.
 #![forbid(unsafe_code)]
 
 mod action;
@@ -35,20 +37,20 @@ pub use multipart::{
 pub use session::{Event, Limits, Session, SessionError, Side};
 pub use wire::DecodeError;
 
-/// A version of the protocol.
+/// A protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 1.3, on the wire 4.
+    /// 1.3; wire number 4.
     V13,
-    /// 1.5, on the wire 6.
+    /// 1.5; wire number 6.
     V15,
 }
 
 impl Version {
-    /// Both, the oldest first.
+    /// Both, oldest first.
     pub const ALL: [Version; 2] = [Version::V13, Version::V15];
 
-    /// Its number on the wire.
+    /// Its wire number.
     pub const fn number(self) -> u8 {
         match self {
             Version::V13 => 4,
@@ -56,7 +58,7 @@ impl Version {
         }
     }
 
-    /// The version of that number on the wire.
+    /// The version with that wire number.
     pub const fn from_number(number: u8) -> Option<Version> {
         match number {
             4 => Some(Version::V13),
@@ -66,13 +68,13 @@ impl Version {
     }
 }
 
-/// Ports with a meaning of their own.
+/// Reserved ports.
 pub mod port {
-    /// The highest number of a real port.
+    /// The highest physical port number.
     pub const MAX: u32 = 0xffff_ff00;
-    /// Out of the port that the packet came in by.
+    /// The packet's ingress port.
     pub const IN_PORT: u32 = 0xffff_fff8;
-    /// Through the flow tables, in a packet-out.
+    /// Submit to the flow tables, in a packet-out.
     pub const TABLE: u32 = 0xffff_fff9;
     /// To the controller.
     pub const CONTROLLER: u32 = 0xffff_fffd;
@@ -82,11 +84,11 @@ pub mod port {
     pub const ANY: u32 = 0xffff_ffff;
 }
 
-/// The packet is in the message and not in a buffer of the switch.
+/// The packet is in the message, not in a switch buffer.
 pub const NO_BUFFER: u32 = 0xffff_ffff;
-/// Every table, or every group.
+/// Any group.
 pub const ANY_GROUP: u32 = 0xffff_ffff;
 /// Every table, in deletions and requests.
 pub const ALL_TABLES: u8 = 0xff;
-/// A packet to the controller goes whole.
+/// Send the whole packet to the controller.
 pub const WHOLE_PACKET: u16 = 0xffff;

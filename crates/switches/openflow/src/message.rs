@@ -1,4 +1,4 @@
-//! The messages (section 7.3 of the specification).
+//! The messages (section 7.3 of the specification) and their codec.
 
 use crate::action::{Action, Instruction};
 use crate::field::{Field, FieldKind, Match};
@@ -7,11 +7,11 @@ use crate::stats::{Counted, duration, put_duration};
 use crate::wire::{DecodeError, Reader, Result, Write};
 use crate::{ANY_GROUP, NO_BUFFER, Version, port};
 
-/// Bytes of the header of a message: version, type, length, transaction id.
+/// Bytes of a message header: version, type, length, transaction id.
 pub const HEADER_BYTES: usize = 8;
-/// The element of a hello that lists versions (`OFPHET_VERSIONBITMAP`).
+/// The hello element with the supported versions (`OFPHET_VERSIONBITMAP`).
 const VERSION_BITMAP: u16 = 1;
-/// The Open Networking Foundation, whose extensions carry bundles in 1.3.
+/// The Open Networking Foundation's experimenter id, used for bundles in 1.3.
 const ONF: u32 = 0x4f4e_4600;
 const ONF_BUNDLE_CONTROL: u32 = 2300;
 const ONF_BUNDLE_ADD: u32 = 2301;
@@ -41,140 +41,140 @@ const BUNDLE_ADD: u8 = 34;
 /// A message, without its transaction id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first message of each side: the versions that it speaks, by their numbers on the wire. Empty where the other
-    /// side did not list them: then it speaks all up to that in the message's header.
+    /// Hello: the wire numbers of the sender's versions. Empty if not listed: then all versions up to that in
+    /// the message's header.
     Hello {
         /// Numbers of versions.
         versions: Vec<u8>,
     },
-    /// Something was refused, or could not be done.
+    /// An error report.
     Error(ErrorMessage),
-    /// Are you there?
+    /// Echo request.
     EchoRequest(Vec<u8>),
-    /// Yes: with what was asked.
+    /// Echo reply, with the request's data.
     EchoReply(Vec<u8>),
-    /// Who are you, and what can you do?
+    /// Features request.
     FeaturesRequest,
-    /// The answer to it.
+    /// Features reply.
     FeaturesReply(Features),
-    /// How much of a packet goes to the controller.
+    /// Sets how much of a packet goes to the controller.
     SetConfig {
-        /// How fragments are handled; 0: as they are.
+        /// Fragment handling; 0: normal.
         flags: u16,
         /// Bytes.
         miss_send_bytes: u16,
     },
     /// A packet for the controller.
     PacketIn(PacketIn),
-    /// A rule is gone.
+    /// A rule was removed.
     FlowRemoved(FlowRemoved),
-    /// A port came, went or changed.
+    /// A port was added, removed or changed.
     PortStatus {
-        /// What happened.
+        /// The change.
         reason: PortReason,
-        /// To which one.
+        /// The port.
         port: PortDescription,
     },
-    /// A packet of the controller's.
+    /// A packet from the controller.
     PacketOut(PacketOut),
-    /// Write, change or delete rules.
+    /// Add, modify or delete rules.
     FlowMod(FlowMod),
-    /// A question that may be answered in several parts.
+    /// A request whose reply may have several parts.
     MultipartRequest(MultipartRequest),
-    /// A part of the answer.
+    /// A part of the reply.
     MultipartReply {
         /// Whether another part follows.
         more: bool,
         /// The part.
         reply: MultipartReply,
     },
-    /// Answer when everything before is done.
+    /// Barrier request: reply when all earlier messages are processed.
     BarrierRequest,
-    /// It is done.
+    /// Barrier reply.
     BarrierReply,
-    /// This controller wants to be in that role.
+    /// Requests a role for this controller.
     RoleRequest {
-        /// Which.
+        /// The role.
         role: Role,
-        /// Of an older generation it is refused.
+        /// A request with an older generation is refused.
         generation: u64,
     },
-    /// It is.
+    /// Role reply.
     RoleReply {
-        /// Which.
+        /// The role.
         role: Role,
         /// Its generation.
         generation: u64,
     },
-    /// Open, close, commit or discard a bundle.
+    /// Opens, closes, commits or discards a bundle.
     BundleControl(BundleControl),
-    /// A message that waits in a bundle until it is committed.
+    /// Adds a message to a bundle; it takes effect at the commit.
     BundleAdd {
         /// The bundle.
         bundle: u32,
-        /// As it was opened.
+        /// The flags of the bundle's open message.
         flags: u16,
-        /// The transaction id that the message in it has. The outer one is the same.
+        /// The transaction id of the contained message; same as the outer one.
         xid: u32,
         /// The message.
         message: Box<Message>,
     },
-    /// One that is not known here, as it came.
+    /// An unknown message.
     Other {
         /// Its type.
         kind: u8,
-        /// What followed the header.
+        /// The bytes after the header.
         body: Vec<u8>,
     },
 }
 
-/// Why something was refused.
+/// An error report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorMessage {
-    /// What kind of error (`ofp_error_type`).
+    /// The error type (`ofp_error_type`).
     pub kind: u16,
-    /// Which one of that kind.
+    /// The code within that type.
     pub code: u16,
-    /// At least the first 64 bytes of the message that caused it.
+    /// At least the first 64 bytes of the offending message.
     pub data: Vec<u8>,
 }
 
 impl ErrorMessage {
-    /// A version, or a hello, that does not fit.
+    /// Version negotiation failed.
     pub const HELLO_FAILED: u16 = 0;
-    /// A message that cannot be.
+    /// A malformed request.
     pub const BAD_REQUEST: u16 = 1;
-    /// A flow-mod that failed.
+    /// A flow-mod failed.
     pub const FLOW_MOD_FAILED: u16 = 5;
-    /// Of [`ErrorMessage::FLOW_MOD_FAILED`]: the table is full.
+    /// Code of [`ErrorMessage::FLOW_MOD_FAILED`]: the table is full.
     pub const TABLE_FULL: u16 = 1;
-    /// A bundle that failed, in 1.5. In 1.3 it is an error of the extension.
+    /// A bundle failed, in 1.5. In 1.3 it is an error of the extension.
     pub const BUNDLE_FAILED: u16 = 17;
 }
 
-/// What a switch is.
+/// A switch's features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Its number: a MAC address and a number of its maker's.
+    /// The datapath id: a MAC address and an implementer-defined number.
     pub datapath: u64,
-    /// Packets that it can keep; 0 for Open vSwitch.
+    /// Packets it can buffer; 0 for Open vSwitch.
     pub buffers: u32,
-    /// Tables that it has.
+    /// Number of tables.
     pub tables: u8,
     /// 0: the main connection.
     pub auxiliary: u8,
-    /// What it can count.
+    /// Supported statistics.
     pub capabilities: u32,
 }
 
-/// Why a packet came to the controller.
+/// Why a packet was sent to the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketInReason {
     /// No rule matched.
     NoMatch,
-    /// A rule sent it.
+    /// A rule's output action.
     Action,
-    /// Any other, by its number.
+    /// Another reason, by number.
     Other(u8),
 }
 
@@ -198,49 +198,49 @@ impl PacketInReason {
 /// A packet for the controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketIn {
-    /// Its length, of which there may be less here.
+    /// Its full length; `data` may be shorter.
     pub total_bytes: u16,
-    /// Why.
+    /// The reason.
     pub reason: PacketInReason,
-    /// The table whose rule sent it.
+    /// The table of the rule that sent it.
     pub table: u8,
-    /// Of the rule that sent it.
+    /// The cookie of the rule that sent it.
     pub cookie: u64,
-    /// Its port, and what was written to it on the way.
+    /// Its ingress port and metadata.
     pub context: Match,
     /// The packet.
     pub data: Vec<u8>,
 }
 
 impl PacketIn {
-    /// The port that it came in by.
+    /// The ingress port.
     pub fn in_port(&self) -> Option<u32> {
         let number = self.context.get(FieldKind::IN_PORT)?.number()?;
         u32::try_from(number).ok()
     }
 }
 
-/// A packet of the controller's.
+/// A packet from the controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketOut {
-    /// The port that it is taken to have come in by; [`port::CONTROLLER`] where it came by none.
+    /// The ingress port to assume; [`port::CONTROLLER`] if none.
     pub in_port: u32,
-    /// What is done to it.
+    /// The actions to apply.
     pub actions: Vec<Action>,
     /// The packet.
     pub data: Vec<u8>,
 }
 
-/// Why a rule is gone.
+/// Why a rule was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowRemovedReason {
-    /// No packet for its idle timeout.
+    /// Its idle timeout.
     Idle,
-    /// Its time was over.
+    /// Its hard timeout.
     Hard,
     /// It was deleted.
     Deleted,
-    /// Any other, by its number: a group's or a meter's deletion, eviction.
+    /// Another reason, by number: group or meter deletion, eviction.
     Other(u8),
 }
 
@@ -263,32 +263,32 @@ impl FlowRemovedReason {
     }
 }
 
-/// A rule is gone, and what it counted.
+/// A removed rule with its counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRemoved {
-    /// Whose it was.
+    /// Its cookie.
     pub cookie: u64,
     /// Its priority.
     pub priority: u16,
-    /// Why.
+    /// The reason.
     pub reason: FlowRemovedReason,
     /// Its table.
     pub table: u8,
-    /// How long it was there, in nanoseconds.
+    /// Its age, in nanoseconds.
     pub duration_ns: u64,
     /// Its idle timeout in seconds.
     pub idle_timeout_s: u16,
     /// Its hard timeout in seconds.
     pub hard_timeout_s: u16,
-    /// Packets that it matched.
+    /// Matched packets.
     pub packets: u64,
-    /// Bytes that it matched.
+    /// Matched bytes.
     pub bytes: u64,
-    /// What it matched.
+    /// Its match.
     pub matches: Match,
 }
 
-/// What happened to a port.
+/// A change of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortReason {
     /// It is new.
@@ -299,19 +299,19 @@ pub enum PortReason {
     Modified,
 }
 
-/// What is to be done with rules.
+/// An operation on rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlowCommand {
-    /// Write one; an equal match of equal priority is replaced, with its counters.
+    /// Add a rule; replaces a rule with equal match and priority, with its counters.
     #[default]
     Add,
-    /// Change the instructions of all that match what this matches, or a part of it.
+    /// Modify the instructions of all rules covered by this match.
     Modify,
-    /// Change the one of that match and priority.
+    /// Modify the rule with that match and priority.
     ModifyStrict,
-    /// Delete all that match what this matches, or a part of it.
+    /// Delete all rules covered by this match.
     Delete,
-    /// Delete the one of that match and priority.
+    /// Delete the rule with that match and priority.
     DeleteStrict,
 }
 
@@ -330,40 +330,40 @@ impl FlowCommand {
 pub struct FlowFlags(pub u16);
 
 impl FlowFlags {
-    /// Tell the controller when it is gone.
+    /// Notify the controller of its removal.
     pub const SEND_REMOVED: FlowFlags = FlowFlags(1);
-    /// Refuse it where another one of equal priority could match the same packet.
+    /// Refuse it if a rule of equal priority could match the same packet.
     pub const CHECK_OVERLAP: FlowFlags = FlowFlags(1 << 1);
-    /// Counters begin anew.
+    /// Reset the counters.
     pub const RESET_COUNTS: FlowFlags = FlowFlags(1 << 2);
 }
 
-/// Write, change or delete rules.
+/// Adds, modifies or deletes rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
-    /// What is to be done.
+    /// The operation.
     pub command: FlowCommand,
-    /// Whose it is; in deletions, of which.
+    /// The rule's cookie; in deletions, the cookie to match.
     pub cookie: u64,
-    /// In changes and deletions, the bits of the cookie that count; 0: any cookie.
+    /// In modifications and deletions, the cookie bits to match; 0: any cookie.
     pub cookie_mask: u64,
     /// Its table.
     pub table: u8,
-    /// The highest one that matches decides.
+    /// The highest matching priority wins.
     pub priority: u16,
-    /// Seconds without a packet after which it ends; 0: never.
+    /// Seconds without packets until it expires; 0: never.
     pub idle_timeout_s: u16,
-    /// Seconds after which it ends; 0: never.
+    /// Seconds until it expires; 0: never.
     pub hard_timeout_s: u16,
-    /// In deletions, only those that send to this port; [`port::ANY`].
+    /// In deletions, only rules that output to this port; [`port::ANY`].
     pub out_port: u32,
     /// Flags.
     pub flags: FlowFlags,
-    /// Those of less of it are evicted first (1.5).
+    /// Rules of lower importance are evicted first (1.5).
     pub importance: u16,
-    /// What it matches.
+    /// Its match.
     pub matches: Match,
-    /// What it does. None: it drops.
+    /// Its instructions. Without any, matched packets are dropped.
     pub instructions: Vec<Instruction>,
 }
 
@@ -389,11 +389,11 @@ impl Default for FlowMod {
 /// A controller's role at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Only asks.
+    /// Only queries the role.
     NoChange,
-    /// As all others are.
+    /// The only one with write access.
     Equal,
-    /// The only one that may write.
+    /// Read-only.
     Primary,
     /// May only read.
     Secondary,
@@ -403,24 +403,24 @@ impl Role {
     const ALL: [Role; 4] = [Role::NoChange, Role::Equal, Role::Primary, Role::Secondary];
 }
 
-/// What is to be done with a bundle.
+/// A bundle operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BundleStep {
-    /// Begin one.
+    /// Open.
     Open,
-    /// It is begun.
+    /// Open reply.
     OpenDone,
-    /// No message follows.
+    /// Close: no message follows.
     Close,
-    /// It is closed.
+    /// Close reply.
     CloseDone,
-    /// Do all of it, or nothing.
+    /// Commit all messages or none.
     Commit,
-    /// It is done.
+    /// Commit reply.
     CommitDone,
-    /// Forget it.
+    /// Discard.
     Discard,
-    /// It is forgotten.
+    /// Discard reply.
     DiscardDone,
 }
 
@@ -437,25 +437,25 @@ impl BundleStep {
     ];
 }
 
-/// A step of a bundle.
+/// A bundle control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BundleControl {
-    /// Which bundle.
+    /// The bundle.
     pub bundle: u32,
-    /// Which step.
+    /// The operation.
     pub step: BundleStep,
-    /// Bits: all of it or nothing (1), in order (2).
+    /// Bits: atomic (1), ordered (2).
     pub flags: u16,
 }
 
 impl BundleControl {
-    /// All of it or nothing.
+    /// All messages or none.
     pub const ATOMIC: u16 = 1;
     /// In the order of its messages.
     pub const ORDERED: u16 = 2;
 }
 
-fn choose<T: Copy>(all: &[T], number: u64, what: &'static str) -> Result<T> {
+fn decode_enum<T: Copy>(all: &[T], number: u64, what: &'static str) -> Result<T> {
     usize::try_from(number)
         .ok()
         .and_then(|index| all.get(index))
@@ -463,14 +463,14 @@ fn choose<T: Copy>(all: &[T], number: u64, what: &'static str) -> Result<T> {
         .ok_or(DecodeError::Value { what, value: number })
 }
 
-fn place<T: PartialEq>(all: &[T], one: &T) -> usize {
+fn index_of<T: PartialEq>(all: &[T], one: &T) -> usize {
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// The length that a message beginning with these bytes says it has; [`None`] where the header is not there yet.
+/// The length declared by the header in these bytes; [`None`] if the header is incomplete.
 ///
 /// # Errors
-/// [`DecodeError::Length`] where it is shorter than its header: nothing after it can be understood.
+/// [`DecodeError::Length`] if it is shorter than a header: the stream cannot be resynchronized.
 pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Ok(None);
@@ -485,10 +485,10 @@ pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>> {
     Ok(Some(length))
 }
 
-/// The bytes of a message, added to `out`.
+/// Encodes a message and appends it to `out`.
 ///
 /// # Errors
-/// [`DecodeError::Length`] where it would have more than 65,535 bytes; nothing is added then.
+/// [`DecodeError::Length`] if it exceeds 65,535 bytes; nothing is appended then.
 pub fn encode(version: Version, xid: u32, message: &Message, out: &mut Vec<u8>) -> Result<()> {
     let start = out.len();
     out.put_u8(version.number());
@@ -511,7 +511,7 @@ pub fn encode(version: Version, xid: u32, message: &Message, out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Writes what follows the header and gives the message's type.
+/// Writes the body and returns the message's type.
 fn body(version: Version, message: &Message, out: &mut Vec<u8>) -> Result<u8> {
     Ok(match message {
         Message::Hello { versions } => {
@@ -601,7 +601,7 @@ fn body(version: Version, message: &Message, out: &mut Vec<u8>) -> Result<u8> {
         Message::BundleControl(control) => {
             let kind = bundle_head(version, ONF_BUNDLE_CONTROL, BUNDLE_CONTROL, out);
             out.put_u32(control.bundle);
-            out.put_u16(place(&BundleStep::ALL, &control.step) as u16);
+            out.put_u16(index_of(&BundleStep::ALL, &control.step) as u16);
             out.put_u16(control.flags);
             kind
         }
@@ -697,7 +697,7 @@ fn flow_mod(flow: &FlowMod, out: &mut Vec<u8>) {
     out.put_u64(flow.cookie);
     out.put_u64(flow.cookie_mask);
     out.put_u8(flow.table);
-    out.put_u8(place(&FlowCommand::ALL, &flow.command) as u8);
+    out.put_u8(index_of(&FlowCommand::ALL, &flow.command) as u8);
     out.put_u16(flow.idle_timeout_s);
     out.put_u16(flow.hard_timeout_s);
     out.put_u16(flow.priority);
@@ -705,19 +705,19 @@ fn flow_mod(flow: &FlowMod, out: &mut Vec<u8>) {
     out.put_u32(flow.out_port);
     out.put_u32(ANY_GROUP);
     out.put_u16(flow.flags.0);
-    // In 1.3 these two bytes are not used.
+    // Unused in 1.3.
     out.put_u16(flow.importance);
     flow.matches.encode(out);
     Instruction::encode_all(&flow.instructions, out);
 }
 
 fn put_role(role: Role, generation: u64, out: &mut Vec<u8>) {
-    out.put_u32(place(&Role::ALL, &role) as u32);
+    out.put_u32(index_of(&Role::ALL, &role) as u32);
     out.pad(4);
     out.put_u64(generation);
 }
 
-/// In 1.3 a bundle's messages are an extension.
+/// In 1.3 bundle messages are an extension.
 fn bundle_head(version: Version, extension: u32, own: u8, out: &mut Vec<u8>) -> u8 {
     match version {
         Version::V13 => {
@@ -729,10 +729,11 @@ fn bundle_head(version: Version, extension: u32, own: u8, out: &mut Vec<u8>) -> 
     }
 }
 
-/// A whole message: its transaction id and what it says. `version` is what was agreed on; a hello may have any.
+/// Decodes a whole message into transaction id and message. `version` is the negotiated one; a hello may have
+/// any.
 ///
 /// # Errors
-/// [`DecodeError`] where it is not what it says. The next message is not harmed.
+/// [`DecodeError`] for an invalid message. Later messages can still be decoded.
 pub fn decode(version: Version, bytes: &[u8]) -> Result<(u32, Message)> {
     one(version, bytes, true)
 }
@@ -775,7 +776,7 @@ fn one(version: Version, bytes: &[u8], may_nest: bool) -> Result<(u32, Message)>
         FLOW_REMOVED => Message::FlowRemoved(read_flow_removed(version, r)?),
         PORT_STATUS => {
             let all = [PortReason::Added, PortReason::Deleted, PortReason::Modified];
-            let reason = choose(&all, r.u8()?.into(), "what happened to a port")?;
+            let reason = decode_enum(&all, r.u8()?.into(), "a port's change")?;
             r.skip(7)?;
             Message::PortStatus {
                 reason,
@@ -820,7 +821,7 @@ fn read_hello(reader: &mut Reader<'_>) -> Result<Message> {
             length,
         })?;
         let mut element = reader.part(own, "an element of a hello")?;
-        // The last one need not be padded.
+        // The last one may be unpadded.
         let _padding = reader.take((length.next_multiple_of(8) - length).min(reader.len()));
         if kind == VERSION_BITMAP {
             let bits = element.u32()?;
@@ -846,7 +847,7 @@ fn features(reader: &mut Reader<'_>) -> Result<Features> {
 }
 
 fn read_packet_in(reader: &mut Reader<'_>) -> Result<PacketIn> {
-    // The number of a buffer, of which nothing is known here.
+    // The buffer id, which is unused.
     reader.skip(4)?;
     let total_bytes = reader.u16()?;
     let reason = PacketInReason::from_number(reader.u8()?);
@@ -933,7 +934,7 @@ fn read_flow_mod(version: Version, reader: &mut Reader<'_>) -> Result<FlowMod> {
     let cookie = reader.u64()?;
     let cookie_mask = reader.u64()?;
     let table = reader.u8()?;
-    let command = choose(&FlowCommand::ALL, reader.u8()?.into(), "a flow-mod's command")?;
+    let command = decode_enum(&FlowCommand::ALL, reader.u8()?.into(), "a flow-mod's command")?;
     let idle_timeout_s = reader.u16()?;
     let hard_timeout_s = reader.u16()?;
     let priority = reader.u16()?;
@@ -959,14 +960,14 @@ fn read_flow_mod(version: Version, reader: &mut Reader<'_>) -> Result<FlowMod> {
 }
 
 fn read_role(reader: &mut Reader<'_>) -> Result<(Role, u64)> {
-    let role = choose(&Role::ALL, reader.u32()?.into(), "a role")?;
+    let role = decode_enum(&Role::ALL, reader.u32()?.into(), "a role")?;
     reader.skip(4)?;
     Ok((role, reader.u64()?))
 }
 
 fn read_bundle_control(reader: &mut Reader<'_>) -> Result<Message> {
     let bundle = reader.u32()?;
-    let step = choose(&BundleStep::ALL, reader.u16()?.into(), "a bundle's step")?;
+    let step = decode_enum(&BundleStep::ALL, reader.u16()?.into(), "a bundle's step")?;
     Ok(Message::BundleControl(BundleControl {
         bundle,
         step,
@@ -980,13 +981,13 @@ fn read_bundle_add(version: Version, reader: &mut Reader<'_>, may_nest: bool) ->
     let flags = reader.u16()?;
     if !may_nest {
         return Err(DecodeError::Value {
-            what: "what a bundle in a bundle is",
+            what: "a bundle within a bundle",
             value: bundle.into(),
         });
     }
     let rest = reader.rest();
     let length = frame_length(rest)?.unwrap_or_default();
-    // What follows are properties, of which none is known.
+    // The rest are properties, none of which is known.
     let own = rest.get(..length).ok_or(DecodeError::Length {
         what: "a bundle's message",
         length,

@@ -1,4 +1,4 @@
-//! Questions that are answered in several messages (section 7.3.5 of the specification).
+//! Multipart requests and replies (section 7.3.5 of the specification).
 
 use crate::action::Instruction;
 use crate::field::Match;
@@ -12,40 +12,40 @@ const AGGREGATE: u16 = 2;
 const TABLE: u16 = 3;
 const PORT_STATS: u16 = 4;
 const PORT_DESCRIPTION: u16 = 13;
-/// Lengths of the parts of the switch's description.
+/// Field lengths of the switch description.
 const TEXT: usize = 256;
 const SERIAL: usize = 32;
 const PORT_NAME: usize = 16;
 
-/// What is asked.
+/// A multipart request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MultipartRequest {
-    /// Who are you?
+    /// The switch description.
     Description,
-    /// Rules with their counters.
+    /// Rules with counters.
     Flows(FlowFilter),
     /// The sum over rules.
     Aggregate(FlowFilter),
-    /// How full the tables are.
+    /// Table statistics.
     Tables,
     /// Counters of a port, or of all ([`port::ANY`]).
     Ports(u32),
-    /// The ports.
+    /// Port descriptions.
     PortDescriptions,
 }
 
-/// Which rules are asked for.
+/// Selects rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// Of this table; [`ALL_TABLES`].
+    /// In this table; [`ALL_TABLES`].
     pub table: u8,
-    /// That send to this port; [`port::ANY`].
+    /// With output to this port; [`port::ANY`].
     pub out_port: u32,
     /// With this cookie.
     pub cookie: u64,
-    /// The bits of the cookie that count.
+    /// The cookie bits to match.
     pub cookie_mask: u64,
-    /// That match what this matches, or a part of it.
+    /// Covered by this match.
     pub matches: Match,
 }
 
@@ -61,102 +61,102 @@ impl Default for FlowFilter {
     }
 }
 
-/// An answer, or a part of it.
+/// A multipart reply, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MultipartReply {
-    /// Who it is.
+    /// The switch description.
     Description(Box<SwitchDescription>),
-    /// Rules with their counters.
+    /// Rules with counters.
     Flows(Vec<FlowStats>),
     /// The sum over rules.
     Aggregate(Aggregate),
-    /// How full the tables are.
+    /// Table statistics.
     Tables(Vec<TableStats>),
-    /// Counters of ports.
+    /// Port counters.
     Ports(Vec<PortStats>),
-    /// The ports.
+    /// Port descriptions.
     PortDescriptions(Vec<PortDescription>),
-    /// One that is not known here, as it came.
+    /// An unknown reply.
     Other {
         /// Its type.
         kind: u16,
-        /// What followed.
+        /// Its body.
         body: Vec<u8>,
     },
 }
 
-/// Who a switch is.
+/// A switch description.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchDescription {
-    /// Who made it.
+    /// Manufacturer.
     pub manufacturer: String,
-    /// What it is.
+    /// Hardware.
     pub hardware: String,
-    /// Its program and version.
+    /// Software and version.
     pub software: String,
-    /// Its number.
+    /// Serial number.
     pub serial: String,
     /// The bridge.
     pub datapath: String,
 }
 
-/// A rule and what it counted.
+/// A rule with its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowStats {
     /// Its table.
     pub table: u8,
-    /// How long it has been there, in nanoseconds.
+    /// Its age, in nanoseconds.
     pub duration_ns: u64,
     /// Its priority.
     pub priority: u16,
-    /// Seconds without a packet after which it ends; 0: never.
+    /// Seconds without packets until it expires; 0: never.
     pub idle_timeout_s: u16,
-    /// Seconds after which it ends; 0: never.
+    /// Seconds until it expires; 0: never.
     pub hard_timeout_s: u16,
-    /// As they were given.
+    /// Its flags.
     pub flags: u16,
-    /// As it was given (1.5).
+    /// Its importance (1.5).
     pub importance: u16,
-    /// Whose it is.
+    /// Its cookie.
     pub cookie: u64,
-    /// Packets that it matched.
+    /// Matched packets.
     pub packets: u64,
-    /// Bytes that it matched.
+    /// Matched bytes.
     pub bytes: u64,
-    /// What it matches.
+    /// Its match.
     pub matches: Match,
-    /// What it does.
+    /// Its instructions.
     pub instructions: Vec<Instruction>,
 }
 
-/// A sum over rules.
+/// The sum over rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aggregate {
-    /// Packets that they matched.
+    /// Matched packets.
     pub packets: u64,
-    /// Bytes that they matched.
+    /// Matched bytes.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of rules.
     pub flows: u32,
 }
 
-/// How full a table is.
+/// Statistics of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Which.
+    /// The table.
     pub table: u8,
     /// Rules in it.
     pub active: u32,
-    /// Packets that were looked up in it.
+    /// Lookups.
     pub lookups: u64,
-    /// Packets that a rule of it matched.
+    /// Lookups that matched a rule.
     pub matched: u64,
 }
 
-/// What a port counted.
+/// Counters of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
-    /// Which.
+    /// The port.
     pub port: u32,
     /// Packets received.
     pub received_packets: u64,
@@ -166,15 +166,15 @@ pub struct PortStats {
     pub received_bytes: u64,
     /// Bytes sent.
     pub sent_bytes: u64,
-    /// Received packets that were dropped.
+    /// Received packets dropped.
     pub received_dropped: u64,
-    /// Packets to be sent that were dropped.
+    /// Packets dropped before sending.
     pub sent_dropped: u64,
-    /// Received packets with an error.
+    /// Receive errors.
     pub received_errors: u64,
-    /// Packets that could not be sent for an error.
+    /// Transmit errors.
     pub sent_errors: u64,
-    /// How long it has been there, in nanoseconds.
+    /// Its age, in nanoseconds.
     pub duration_ns: u64,
 }
 
@@ -187,9 +187,9 @@ pub struct PortDescription {
     pub address: [u8; 6],
     /// Its name, at most 15 bytes.
     pub name: String,
-    /// What was set: bit 0 is "down by the operator".
+    /// Its configuration: bit 0 is "administratively down".
     pub config: u32,
-    /// How it is: bit 0 is "no link".
+    /// Its state: bit 0 is "no link".
     pub state: u32,
 }
 
@@ -204,7 +204,7 @@ impl MultipartRequest {
             MultipartRequest::PortDescriptions => PORT_DESCRIPTION,
         };
         out.put_u16(kind);
-        // No further part of it comes.
+        // The request has a single part.
         out.put_u16(0);
         out.pad(4);
         match self {
@@ -222,7 +222,7 @@ impl MultipartRequest {
                 out.put_u32(*port);
                 out.pad(4);
             }
-            // 1.5 can ask for one of them.
+            // 1.5 can ask for a single port.
             MultipartRequest::PortDescriptions if version == Version::V15 => {
                 out.put_u32(port::ANY);
                 out.pad(4);
@@ -312,7 +312,7 @@ impl MultipartReply {
         }
     }
 
-    /// The part, and whether another one follows.
+    /// The part, and whether another follows.
     pub(crate) fn decode(version: Version, reader: &mut Reader<'_>) -> Result<(MultipartReply, bool)> {
         let kind = reader.u16()?;
         let more = reader.u16()? & 1 == 1;
@@ -358,7 +358,7 @@ fn all<T>(reader: &mut Reader<'_>, one: impl Fn(&mut Reader<'_>) -> Result<T>) -
     Ok(items)
 }
 
-/// What follows a length field of two bytes that counts itself.
+/// The bytes after a two-byte length field that includes itself.
 fn sized<'a>(reader: &mut Reader<'a>, before: usize, what: &'static str) -> Result<Reader<'a>> {
     let length = usize::from(reader.u16()?);
     let rest = length
@@ -514,7 +514,7 @@ impl PortStats {
                 out.put_u32(self.port);
                 out.pad(4);
                 self.counters().iter().for_each(|counter| out.put_u64(*counter));
-                // Kinds of errors that only Ethernet has.
+                // Ethernet-specific errors.
                 out.pad(4 * 8);
                 put_duration(out, self.duration_ns);
             }
@@ -574,7 +574,7 @@ impl PortDescription {
         out.put_u32(self.config);
         out.put_u32(self.state);
         match version {
-            // What it can do, and its speed.
+            // Features and speed.
             Version::V13 => out.pad(6 * 4),
             Version::V15 => out.set_length(start, 4),
         }

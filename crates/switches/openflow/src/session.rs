@@ -1,5 +1,5 @@
-//! A connection between a controller and a switch, without the connection: versions are agreed on, messages are cut
-//! from the stream and numbered, and silence is noticed (section 6.3 of the specification).
+//! An OpenFlow session without the connection: negotiates versions, frames and numbers messages, and detects
+//! a silent peer (section 6.3 of the specification).
 
 use thiserror::Error;
 
@@ -7,23 +7,23 @@ use crate::message::{ErrorMessage, Message, decode, encode, frame_length};
 use crate::wire::DecodeError;
 use crate::{NO_BUFFER, Version};
 
-/// Which end of the connection this is.
+/// The end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It asks for the switch's features as soon as versions are agreed on.
+    /// Requests the switch's features once versions are negotiated.
     Controller,
-    /// It answers.
+    /// Replies.
     Switch,
 }
 
 /// Limits of a session. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that may wait to be written. What would be more is refused.
+    /// Bytes of pending output. More is refused.
     pub output_bytes: usize,
-    /// After this long without a message the other side is asked whether it is there.
+    /// After this long without a message an echo request is sent.
     pub quiet_ns: u64,
-    /// After this long without an answer it is not.
+    /// After this long without a reply the session ends.
     pub silent_ns: u64,
 }
 
@@ -37,71 +37,69 @@ impl Default for Limits {
     }
 }
 
-/// What came from the other side.
+/// An event from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A version was agreed on: messages can be sent.
+    /// A version was negotiated: messages can be sent.
     Agreed(Version),
-    /// A message. Hellos and echoes are dealt with here and do not show.
+    /// A message. Hellos and echoes are handled internally.
     Message {
-        /// Its transaction id; that of an answer is the question's.
+        /// Its transaction id; a reply has the request's.
         xid: u32,
-        /// What it says.
+        /// The message.
         message: Message,
     },
-    /// A message that cannot be understood. The next one may be.
+    /// A message that cannot be decoded. The session continues.
     Garbled {
-        /// Its type, as a number.
+        /// Its type number.
         kind: u8,
         /// Why.
         error: DecodeError,
     },
 }
 
-/// Why a session cannot go on, or a message cannot be sent.
+/// Why a session ended, or a message cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SessionError {
-    /// No version that both speak.
-    #[error(
-        "no common version: the other side speaks up to {theirs:#04x}, this one 0x04 (1.3) and 0x06 (1.5)"
-    )]
+    /// No common version.
+    #[error("no common version: the peer supports up to {theirs:#04x}, inco 0x04 (1.3) and 0x06 (1.5)")]
     NoCommonVersion {
-        /// The highest number of theirs.
+        /// The peer's highest number.
         theirs: u8,
     },
-    /// The first message was not a hello, or the stream cannot be cut into messages.
+    /// The first message was not a hello, or the stream cannot be framed.
     #[error("this is not OpenFlow: {0}")]
     NotOpenFlow(DecodeError),
-    /// The other side has not answered for too long.
-    #[error("the other side has been silent for {for_ns} ns")]
+    /// The peer did not reply in time.
+    #[error("the peer has been silent for {for_ns} ns")]
     Silent {
         /// How long, in nanoseconds.
         for_ns: u64,
     },
-    /// Too much waits to be written already: try again when it is.
-    #[error("{waiting} bytes wait to be written, {limit} may")]
+    /// Too much output is pending: try again later.
+    #[error("{waiting} bytes of output are pending, the limit is {limit}")]
     Full {
-        /// How many wait.
+        /// Pending bytes.
         waiting: usize,
         /// [`Limits::output_bytes`].
         limit: usize,
     },
-    /// Versions are not agreed on yet.
-    #[error("nothing can be sent before a version is agreed on")]
+    /// No version has been negotiated yet.
+    #[error("nothing can be sent before version negotiation")]
     NotAgreed,
-    /// The message does not fit into one.
+    /// The message exceeds the maximum length.
     #[error("the message cannot be sent: {0}")]
     TooLong(DecodeError),
 }
 
-/// One connection's state. Times are monotonic nanoseconds.
+/// The state of one connection. Times are monotonic nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Session {
     side: Side,
     limits: Limits,
     version: Option<Version>,
     input: Vec<u8>,
-    /// Where the next message begins.
+    /// Start of the next message.
     read: usize,
     output: Vec<u8>,
     written: usize,
@@ -111,7 +109,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session on a connection that was made at `now_ns`. Its hello waits to be written.
+    /// A session on a connection established at `now_ns`. Its hello is pending output.
     pub fn new(side: Side, limits: Limits, now_ns: u64) -> Session {
         let mut session = Session {
             side,
@@ -126,32 +124,32 @@ impl Session {
             asked_ns: None,
         };
         let versions = Version::ALL.map(Version::number).to_vec();
-        // It is short, and nothing waits before it.
+        // Cannot fail: it is short, and the output is empty.
         let _fits = session.write(Version::V15, 0, &Message::Hello { versions });
         session
     }
 
-    /// The version that was agreed on.
+    /// The negotiated version.
     pub fn version(&self) -> Option<Version> {
         self.version
     }
 
-    /// Takes what was read from the connection. [`Session::next_event`] then gives what it said.
+    /// Takes bytes read from the connection. [`Session::next_event`] then returns the events.
     pub fn receive(&mut self, bytes: &[u8], now_ns: u64) {
         if !bytes.is_empty() {
             self.heard_ns = now_ns;
             self.asked_ns = None;
         }
-        // At most one unfinished message is kept: 64 KiB.
+        // At most one incomplete message is buffered: 64 KiB.
         self.input.drain(..self.read);
         self.read = 0;
         self.input.extend_from_slice(bytes);
     }
 
-    /// What came next; [`None`] until more is received.
+    /// The next event; [`None`] until more is received.
     ///
     /// # Errors
-    /// Where the session cannot go on: the connection is to be closed, after writing what waits.
+    /// The session has ended: close the connection after writing the pending output.
     pub fn next_event(&mut self) -> Result<Option<Event>, SessionError> {
         loop {
             let rest = self.input.get(self.read..).unwrap_or_default();
@@ -170,7 +168,7 @@ impl Session {
             };
             match decoded {
                 Ok((xid, Message::EchoRequest(data))) => {
-                    // Where no room is left they ask again, or leave.
+                    // If the output is full, the peer asks again or disconnects.
                     let _no_room = self.write(version, xid, &Message::EchoReply(data));
                 }
                 Ok((_, Message::EchoReply(_) | Message::Hello { .. })) => {}
@@ -196,7 +194,7 @@ impl Session {
             Err(error) => return Err(SessionError::NotOpenFlow(error)),
         };
         let speaks = |version: Version| match versions.as_slice() {
-            // Without a list, all up to that of the header.
+            // Without a list, all versions up to that of the header.
             [] => version.number() == number.min(Version::V15.number()),
             list => list.contains(&version.number()),
         };
@@ -217,16 +215,16 @@ impl Session {
         Ok(Event::Agreed(version))
     }
 
-    /// Sends a message and gives its transaction id.
+    /// Sends a message and returns its transaction id.
     ///
     /// # Errors
-    /// [`SessionError::Full`] where too much waits; [`SessionError::NotAgreed`]; [`SessionError::TooLong`]. Nothing is
-    /// sent then.
+    /// [`SessionError::Full`] if too much output is pending; [`SessionError::NotAgreed`];
+    /// [`SessionError::TooLong`]. Nothing is sent then.
     pub fn send(&mut self, message: &Message) -> Result<u32, SessionError> {
         let version = self.version.ok_or(SessionError::NotAgreed)?;
         let xid = self.next_xid;
         let message = match message {
-            // A message in a bundle has the number of the one around it.
+            // A message in a bundle has the outer transaction id.
             Message::BundleAdd {
                 bundle,
                 flags,
@@ -241,7 +239,7 @@ impl Session {
             other => other,
         };
         self.write(version, xid, message)?;
-        // 0 is for what nobody asked for, and all ones for none.
+        // 0 marks unsolicited messages; all ones is reserved.
         self.next_xid = match self.next_xid.wrapping_add(1) {
             0 | NO_BUFFER => 1,
             next => next,
@@ -249,7 +247,7 @@ impl Session {
         Ok(xid)
     }
 
-    /// Sends an answer with the transaction id of the question.
+    /// Sends a reply with the transaction id of the request.
     ///
     /// # Errors
     /// As [`Session::send`].
@@ -269,12 +267,12 @@ impl Session {
         encode(version, xid, message, &mut self.output).map_err(SessionError::TooLong)
     }
 
-    /// What waits to be written to the connection.
+    /// The pending output.
     pub fn output(&self) -> &[u8] {
         self.output.get(self.written..).unwrap_or_default()
     }
 
-    /// That many bytes of it were written.
+    /// Removes so many bytes of pending output.
     pub fn written(&mut self, bytes: usize) {
         self.written = (self.written + bytes).min(self.output.len());
         if self.written == self.output.len() {
@@ -286,10 +284,10 @@ impl Session {
         }
     }
 
-    /// Looks at the time: asks the other side whether it is there when it has been quiet.
+    /// Advances the time: sends an echo request to a quiet peer.
     ///
     /// # Errors
-    /// [`SessionError::Silent`] where it does not answer: the connection is to be closed.
+    /// [`SessionError::Silent`] if it does not reply: close the connection.
     pub fn tick(&mut self, now_ns: u64) -> Result<(), SessionError> {
         let for_ns = now_ns.saturating_sub(self.heard_ns);
         if for_ns >= self.limits.silent_ns {
@@ -300,7 +298,7 @@ impl Session {
         {
             self.asked_ns = Some(now_ns);
             let ask = Message::EchoRequest(now_ns.to_be_bytes().to_vec());
-            // Where there is no room, silence will tell.
+            // If the output is full, the silence limit applies.
             let _no_room = self.send(&ask);
         }
         Ok(())

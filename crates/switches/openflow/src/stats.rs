@@ -1,4 +1,4 @@
-//! Counters of a rule as OpenFlow 1.5 writes them (OXS, section 7.2.4 of its specification).
+//! Rule counters in OpenFlow 1.5's format (OXS, section 7.2.4 of its specification).
 
 use crate::wire::{DecodeError, Reader, Result, Write};
 
@@ -8,10 +8,10 @@ const FLOW_COUNT: u8 = 3;
 const PACKET_COUNT: u8 = 4;
 const BYTE_COUNT: u8 = 5;
 
-/// What was counted; what the other side did not say is 0.
+/// The counters; 0 if not present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
-    /// How long the rule has been there, in nanoseconds.
+    /// The rule's age, in nanoseconds.
     pub(crate) duration_ns: u64,
     pub(crate) flows: u32,
     pub(crate) packets: u64,

@@ -1,30 +1,30 @@
-//! Bytes in network order.
+//! Reading and writing of big-endian bytes.
 
 use thiserror::Error;
 
-/// Why a message could not be understood.
+/// Why a message could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// It ends before it should.
-    #[error("{what} ends too early")]
+    /// It is truncated.
+    #[error("{what} is truncated")]
     Short {
-        /// What was being read.
+        /// The element being decoded.
         what: &'static str,
     },
-    /// A length that cannot be.
+    /// An impossible length.
     #[error("{what} cannot be {length} bytes long")]
     Length {
-        /// What was being read.
+        /// The element being decoded.
         what: &'static str,
-        /// What it said.
+        /// The length.
         length: usize,
     },
-    /// A value that the protocol does not know.
+    /// A value that the protocol does not define.
     #[error("{what} cannot be {value}")]
     Value {
-        /// What was being read.
+        /// The element being decoded.
         what: &'static str,
-        /// What it said.
+        /// The value.
         value: u64,
     },
 }
@@ -35,7 +35,7 @@ pub(crate) type Result<T> = std::result::Result<T, DecodeError>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
-    /// For errors: what is being read.
+    /// The element being decoded, for errors.
     what: &'static str,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// A part of its own, for something that says its length.
+    /// A sub-reader for an element with its own length.
     pub(crate) fn part(&mut self, count: usize, what: &'static str) -> Result<Reader<'a>> {
         Ok(Reader::new(self.take(count)?, what))
     }
@@ -96,7 +96,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// Text in a field of fixed size that ends at its first zero. What is not UTF-8 is replaced.
+    /// Text in a fixed-size field, up to its first zero. Invalid UTF-8 is replaced.
     pub(crate) fn text(&mut self, size: usize) -> Result<String> {
         let field = self.take(size)?;
         let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes at the end.
+/// Appends to the end.
 pub(crate) trait Write {
     fn put(&mut self, bytes: &[u8]);
     fn len_now(&self) -> usize;
@@ -127,18 +127,19 @@ pub(crate) trait Write {
             self.put_u8(0);
         }
     }
-    /// Up to a multiple of 8 bytes from `start` on.
+    /// Pads to a multiple of 8 bytes from `start` on.
     fn pad_to_8(&mut self, start: usize) {
         let length = self.len_now() - start;
         self.pad(length.next_multiple_of(8) - length);
     }
-    /// Writes how long what began at `start` has become into its length field, `offset` bytes after the start.
+    /// Writes the length of the element that started at `start` into its length field, `offset` bytes after
+    /// the start.
     fn set_length(&mut self, start: usize, offset: usize) {
-        // A message is at most 64 KiB: who builds longer ones finds that in `encode`.
+        // A message has at most 64 KiB; `encode` rejects longer ones.
         let length = u16::try_from(self.len_now() - start).unwrap_or(u16::MAX);
         self.set_u16(start + offset, length);
     }
-    /// Text in a field of fixed size, cut where it is too long, with a zero at its end.
+    /// Text in a fixed-size field, truncated if too long, zero-terminated.
     fn put_text(&mut self, text: &str, size: usize) {
         let bytes = text.as_bytes();
         let length = bytes.len().min(size.saturating_sub(1));

@@ -1,4 +1,4 @@
-//! Open vSwitch's own tools read what this crate writes: `ovs-ofctl ofp-print` says what a message means.
+//! Checks the encoder with Open vSwitch's own tools: `ovs-ofctl ofp-print` decodes the messages.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 use std::process::Command;
@@ -8,7 +8,7 @@ use openflow::{
     FlowFlags, FlowMod, Instruction, Match, Message, MultipartRequest, PacketOut, Version, encode,
 };
 
-/// What Open vSwitch understands of a message; [`None`] where its tools are not installed.
+/// Open vSwitch's decoding of a message; [`None`] if its tools are not installed.
 fn printed(version: Version, message: &Message) -> Option<String> {
     use std::fmt::Write as _;
     let mut bytes = Vec::new();
@@ -55,7 +55,7 @@ fn flow() -> FlowMod {
 }
 
 #[test]
-fn open_vswitch_reads_a_rule_as_it_was_meant() {
+fn open_vswitch_decodes_rules() {
     for (version, name) in [(Version::V13, "OF1.3"), (Version::V15, "OF1.5")] {
         let Some(text) = printed(version, &Message::FlowMod(flow())) else {
             return;
@@ -82,7 +82,7 @@ fn open_vswitch_reads_a_rule_as_it_was_meant() {
 }
 
 #[test]
-fn open_vswitch_reads_connection_tracking_as_it_was_meant() {
+fn open_vswitch_decodes_connection_tracking() {
     let commit = ConnectionTracking {
         commit: true,
         zone: 9,
@@ -107,7 +107,7 @@ fn open_vswitch_reads_connection_tracking_as_it_was_meant() {
 }
 
 #[test]
-fn open_vswitch_reads_what_is_hashed_as_it_was_meant() {
+fn open_vswitch_decodes_multipath() {
     let flow = FlowMod {
         instructions: vec![Instruction::ApplyActions(vec![Action::Multipath { highest: 6 }])],
         ..FlowMod::default()
@@ -122,7 +122,7 @@ fn open_vswitch_reads_what_is_hashed_as_it_was_meant() {
 }
 
 #[test]
-fn open_vswitch_reads_the_other_messages_too() {
+fn open_vswitch_decodes_the_other_messages() {
     let packet = PacketOut {
         in_port: openflow::port::CONTROLLER,
         actions: vec![Action::output(5)],

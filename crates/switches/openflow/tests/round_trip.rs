@@ -1,4 +1,4 @@
-//! Every message survives the way to bytes and back, in both versions; hostile bytes end in an error.
+//! Every message survives encoding and decoding in both versions; hostile bytes end in an error.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 use openflow::{
@@ -334,7 +334,7 @@ fn encoded(version: Version, xid: u32, message: &Message) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_message_comes_back_as_it_was(xid in any::<u32>(), message in message()) {
+    fn messages_survive_the_round_trip(xid in any::<u32>(), message in message()) {
         for version in Version::ALL {
             let bytes = encoded(version, xid, &message);
             prop_assert_eq!(frame_length(&bytes), Ok(Some(bytes.len())));
@@ -343,7 +343,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_bytes_end_in_an_error_or_a_message(kind in 0..40_u8, body in vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_never_panic(kind in 0..40_u8, body in vec(any::<u8>(), 0..300)) {
         for version in Version::ALL {
             let mut bytes = vec![version.number(), kind, 0, 0, 0, 0, 0, 1];
             bytes.extend(&body);
@@ -354,7 +354,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_message_harms_nothing(message in message(), at in any::<prop::sample::Index>(), to in any::<u8>(), cut in any::<prop::sample::Index>()) {
+    fn damaged_messages_never_panic(message in message(), at in any::<prop::sample::Index>(), to in any::<u8>(), cut in any::<prop::sample::Index>()) {
         for version in Version::ALL {
             let mut bytes = encoded(version, 1, &message);
             let at = at.index(bytes.len());
@@ -367,7 +367,7 @@ proptest! {
 }
 
 #[test]
-fn a_message_of_more_than_64_kib_is_refused() {
+fn a_message_over_64_kib_is_rejected() {
     let packet = PacketOut {
         in_port: openflow::port::CONTROLLER,
         actions: vec![Action::output(1)],
@@ -379,7 +379,7 @@ fn a_message_of_more_than_64_kib_is_refused() {
 }
 
 #[test]
-fn a_bundle_in_a_bundle_is_refused() {
+fn a_nested_bundle_is_rejected() {
     let inner = Message::BundleAdd {
         bundle: 1,
         flags: 0,

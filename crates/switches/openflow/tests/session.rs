@@ -1,11 +1,11 @@
-//! Two sessions that talk to each other, and what hostile or silent others come to.
+//! Two sessions with each other, and sessions with hostile or silent peers.
 #![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 use openflow::{Event, Features, FlowMod, Limits, Message, Session, SessionError, Side, Version};
 
 const MS: u64 = 1_000_000;
 
-/// Carries what waits from one to the other, a few bytes at a time.
+/// Moves pending output from one to the other, a few bytes at a time.
 fn carry(from: &mut Session, to: &mut Session, now_ns: u64) -> Vec<Event> {
     let mut events = Vec::new();
     while !from.output().is_empty() {
@@ -52,7 +52,7 @@ fn pair() -> (Session, Session) {
 }
 
 #[test]
-fn they_agree_and_number_their_messages() {
+fn sessions_negotiate_and_number_their_messages() {
     let (mut controller, mut switch) = pair();
     let first = controller.send(&Message::FlowMod(FlowMod::default())).unwrap();
     let second = controller.send(&Message::BarrierRequest).unwrap();
@@ -69,7 +69,7 @@ fn they_agree_and_number_their_messages() {
 }
 
 #[test]
-fn a_message_in_a_bundle_has_the_number_of_the_one_around_it() {
+fn a_bundled_message_has_the_outer_transaction_id() {
     let (mut controller, mut switch) = pair();
     let add = Message::BundleAdd {
         bundle: 3,
@@ -92,7 +92,7 @@ fn a_message_in_a_bundle_has_the_number_of_the_one_around_it() {
 }
 
 #[test]
-fn who_is_quiet_is_asked_and_who_is_silent_is_left() {
+fn quiet_peers_get_an_echo_request_and_silent_ones_are_disconnected() {
     let (mut controller, mut switch) = pair();
     controller.tick(999 * MS).unwrap();
     assert!(controller.output().is_empty());
@@ -100,7 +100,7 @@ fn who_is_quiet_is_asked_and_who_is_silent_is_left() {
     controller.tick(1_500 * MS).unwrap();
     assert!(
         carry(&mut controller, &mut switch, 1_500 * MS).is_empty(),
-        "the answer is given here"
+        "the echo is answered internally"
     );
     assert!(!switch.output().is_empty());
     assert!(carry(&mut switch, &mut controller, 1_600 * MS).is_empty());
@@ -112,7 +112,7 @@ fn who_is_quiet_is_asked_and_who_is_silent_is_left() {
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn pending_output_is_bounded() {
     let (mut controller, _) = pair();
     let packet = Message::EchoRequest(vec![0; 60_000]);
     let sent = (0..1_000)
@@ -126,7 +126,7 @@ fn what_waits_is_bounded() {
 }
 
 #[test]
-fn versions_that_do_not_meet_end_it() {
+fn a_session_without_a_common_version_ends() {
     // 1.0 alone.
     let mut controller = Session::new(Side::Controller, Limits::default(), 0);
     controller.receive(&[1, 0, 0, 8, 0, 0, 0, 1], 0);
@@ -134,18 +134,18 @@ fn versions_that_do_not_meet_end_it() {
         controller.next_event(),
         Err(SessionError::NoCommonVersion { theirs: 1 })
     );
-    // 1.3 without a list.
+    // 1.3 without a list of versions.
     let mut controller = Session::new(Side::Controller, Limits::default(), 0);
     controller.receive(&[4, 0, 0, 8, 0, 0, 0, 1], 0);
     assert_eq!(controller.next_event(), Ok(Some(Event::Agreed(Version::V13))));
-    // A later one, of which we know nothing but that it speaks ours.
+    // A later version that also supports ours.
     let mut controller = Session::new(Side::Controller, Limits::default(), 0);
     controller.receive(&[7, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0, 8, 0, 0, 0, 0x90], 0);
     assert_eq!(controller.next_event(), Ok(Some(Event::Agreed(Version::V13))));
 }
 
 #[test]
-fn something_else_than_openflow_is_left() {
+fn other_protocols_end_the_session() {
     for text in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         &[4, 14, 0, 8, 0, 0, 0, 0],
@@ -154,7 +154,7 @@ fn something_else_than_openflow_is_left() {
         let mut controller = Session::new(Side::Controller, Limits::default(), 0);
         controller.receive(text, 0);
         let came = controller.next_event();
-        // The first one says that it is 8,303 bytes long and is waited for: silence ends it.
+        // The first one declares 8,303 bytes, so the session waits for more until the silence limit.
         assert!(
             matches!(came, Err(SessionError::NotOpenFlow(_)) | Ok(None)),
             "{came:?}"
@@ -168,9 +168,9 @@ fn something_else_than_openflow_is_left() {
 }
 
 #[test]
-fn a_garbled_message_does_not_end_it() {
+fn an_undecodable_message_does_not_end_the_session() {
     let (mut controller, mut switch) = pair();
-    // A flow-removed that is too short.
+    // A truncated flow-removed.
     controller.receive(&[6, 11, 0, 12, 0, 0, 0, 0, 1, 2, 3, 4], 0);
     assert!(matches!(
         controller.next_event(),

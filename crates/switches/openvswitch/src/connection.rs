@@ -1,4 +1,4 @@
-//! OpenFlow over a socket.
+//! OpenFlow connections over sockets.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,39 +8,39 @@ use thiserror::Error;
 
 use crate::endpoint::{Endpoint, Stream};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
-/// Reads of one turn at most: a switch that never stops talking must not stop its listener.
+/// Reads per turn: a switch that never stops sending must not block its controller.
 const READS_PER_TURN: usize = 16;
 
 /// Why a connection ended.
 #[derive(Debug, Error)]
 pub enum ConnectionError {
-    /// The socket failed, or nobody listens.
+    /// The socket failed, or the endpoint does not listen.
     #[error("{endpoint}: {source}")]
     Socket {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// The other side has closed it.
+    /// The peer closed the connection.
     #[error("{endpoint}: the switch has closed the connection")]
     Closed {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
     },
-    /// What was said is not OpenFlow, or nothing was said for too long.
+    /// The peer does not speak OpenFlow, or was silent for too long.
     #[error("{endpoint}: {error}")]
     Session {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// Why.
+        /// The error.
         error: SessionError,
     },
 }
 
-/// A connection to one bridge that never blocks.
+/// A non-blocking connection to one bridge.
 #[derive(Debug)]
 pub struct Connection {
     endpoint: Endpoint,
@@ -50,7 +50,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects. To a unix socket this does not wait, to a TCP port for at most two seconds per address.
+    /// Connects: to a unix socket without blocking, to a TCP port within two seconds per address.
     ///
     /// # Errors
     /// [`ConnectionError::Socket`].
@@ -69,7 +69,7 @@ impl Connection {
         })
     }
 
-    /// Sends a message with the next turn, and gives its transaction id.
+    /// Queues a message for the next turn and returns its transaction id.
     ///
     /// # Errors
     /// As [`Session::send`].
@@ -77,15 +77,15 @@ impl Connection {
         self.session.send(message)
     }
 
-    /// Bytes that wait to be written.
+    /// Bytes of pending output.
     pub fn waiting_bytes(&self) -> usize {
         self.session.output().len()
     }
 
-    /// Writes what fits, reads what is there, and adds what was said to `events`.
+    /// Writes and reads without blocking, and appends received events to `events`.
     ///
     /// # Errors
-    /// Why it has ended. What was said before is in `events`.
+    /// Why the connection ended. Earlier events are in `events`.
     pub fn turn(&mut self, now_ns: u64, events: &mut Vec<Event>) -> Result<(), ConnectionError> {
         self.write()?;
         for _ in 0..READS_PER_TURN {
@@ -148,19 +148,19 @@ fn is_nothing_now(error: &io::Error) -> bool {
     )
 }
 
-/// What a turn of a [`Reconnecting`] came to.
+/// A result of a [`Reconnecting`]'s turn.
 #[derive(Debug)]
 pub enum Turned {
-    /// Versions are agreed on and the switch has said who it is: rules can be written. What was written on an earlier
-    /// connection may or may not be there.
+    /// The version is negotiated and the switch's features are known: rules can be written. Messages sent on
+    /// an earlier connection may or may not have taken effect.
     Up(Features),
-    /// What the switch said.
+    /// An event from the switch.
     Said(Event),
-    /// The connection has ended, or could not be made; another try follows.
+    /// The connection ended or could not be established; it is retried.
     Down(ConnectionError),
 }
 
-/// A connection that is made anew whenever it ends, after a pause that grows.
+/// A connection that is re-established whenever it ends, with a growing backoff.
 #[derive(Debug)]
 pub struct Reconnecting {
     endpoint: Endpoint,
@@ -172,12 +172,12 @@ pub struct Reconnecting {
     said: Vec<Event>,
 }
 
-/// The pause after the first failure, and the longest, in nanoseconds: a switch that is back is found within it.
+/// The initial and the maximum backoff, in nanoseconds: a restarted switch is found within it.
 const PAUSE_NS: u64 = 10_000_000;
 const LONGEST_PAUSE_NS: u64 = 500_000_000;
 
 impl Reconnecting {
-    /// To that endpoint, with the first turn.
+    /// Connects to that endpoint in the first turn.
     pub fn new(endpoint: Endpoint, limits: Limits) -> Reconnecting {
         Reconnecting {
             endpoint,
@@ -200,7 +200,7 @@ impl Reconnecting {
         self.connection.as_mut().filter(|_| self.is_up)
     }
 
-    /// One step; what happened is added to `turned`.
+    /// One step; results are appended to `turned`.
     pub fn turn(&mut self, now_ns: u64, turned: &mut Vec<Turned>) {
         if self.connection.is_none() && now_ns >= self.again_ns {
             match Connection::connect(&self.endpoint, self.limits, now_ns) {

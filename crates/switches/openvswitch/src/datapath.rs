@@ -1,4 +1,4 @@
-//! The flows of a datapath, and which of them the hardware has: what `ovs-appctl dpctl/dump-flows -m` tells.
+//! The flows of a datapath and their offload state, from `ovs-appctl dpctl/dump-flows -m`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -11,34 +11,33 @@ use crate::endpoint::Endpoint;
 use crate::ovsdb::OvsdbError;
 use crate::rpc::Rpc;
 
-/// How much of a flow the hardware does.
+/// How much of a flow is offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// Nothing: the switch itself forwards it.
+    /// Nothing: the switch forwards it in software.
     None,
-    /// It finds the flow, and the switch does the rest.
+    /// The card does the lookup, the switch the rest.
     Partial,
-    /// All.
+    /// Everything.
     Full,
 }
 
-/// A flow of a datapath with exactly one pair of addresses and ports.
+/// A datapath flow that matches exactly one 5-tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatapathFlow {
-    /// Its packets. Ports are 0 where its protocol has none.
+    /// Its 5-tuple. Ports are 0 for protocols without ports.
     pub tuple: Tuple,
-    /// Who forwards them.
+    /// Its offload state.
     pub offload: Offload,
 }
 
-/// Reads what `dpctl/dump-flows -m` says. Flows that are wider than one pair of addresses and ports are left out, as are lines
-/// that are no flows.
+/// Parses the output of `dpctl/dump-flows -m`. Skips flows that match more than one 5-tuple, and other lines.
 pub fn datapath_flows(text: &str) -> impl Iterator<Item = DatapathFlow> + '_ {
     text.lines().filter_map(datapath_flow)
 }
 
 fn datapath_flow(line: &str) -> Option<DatapathFlow> {
-    // What is matched is one word; counters, and what is done, follow after ", ".
+    // The match is one word; counters and actions follow after ", ".
     let (_, line) = line.split_once("recirc_id(0)")?;
     let (matched, rest) = line.split_once(", ")?;
     let addresses = fields(matched, "ipv4").or_else(|| fields(matched, "ipv6"))?;
@@ -72,7 +71,7 @@ fn datapath_flow(line: &str) -> Option<DatapathFlow> {
     })
 }
 
-/// What stands in brackets after that name.
+/// The text in brackets after that name.
 fn fields<'a>(matched: &'a str, name: &str) -> Option<&'a str> {
     let begins = |at: &usize| matched[..*at].ends_with([',', '(']) || *at == 0;
     let at = (matched.match_indices(name).map(|(at, _)| at))
@@ -81,7 +80,7 @@ fn fields<'a>(matched: &'a str, name: &str) -> Option<&'a str> {
     Some(inside)
 }
 
-/// The value of a key, where it is exact: a mask would follow after `/`.
+/// The value of a key if it is exact: a mask would follow after `/`.
 fn value<'a>(fields: &'a str, key: &str) -> Option<&'a str> {
     let mut pairs = fields.split(',').filter_map(|pair| pair.split_once('='));
     pairs.find_map(|(name, value)| (name == key).then_some(value))
@@ -92,17 +91,17 @@ fn ports(matched: &str, protocol: &str) -> Option<(u16, u16)> {
     Some((value(of, "src")?.parse().ok()?, value(of, "dst")?.parse().ok()?))
 }
 
-/// The socket on which a running `ovs-vswitchd` is controlled, as `ovs-appctl` does it. Only on the same machine.
+/// The control socket of a running `ovs-vswitchd` on the same machine, as used by `ovs-appctl`.
 #[derive(Debug)]
 pub struct Control {
     rpc: Rpc,
 }
 
 impl Control {
-    /// Connects to the switch that runs in that directory, as `/run/openvswitch`.
+    /// Connects to the switch with that run directory, such as `/run/openvswitch`.
     ///
     /// # Errors
-    /// [`OvsdbError::Socket`] where none runs.
+    /// [`OvsdbError::Socket`] if none runs.
     pub fn connect(run_directory: &Path, limit: Duration) -> Result<Control, OvsdbError> {
         let socket = control_socket(run_directory).map_err(|source| OvsdbError::Socket {
             endpoint: Endpoint::Unix(run_directory.join(PID_FILE)),
@@ -112,7 +111,7 @@ impl Control {
         Ok(Control { rpc })
     }
 
-    /// The flows that a datapath's hardware has, all or in part. `datapath`: `netdev` or `system`.
+    /// The fully or partially offloaded flows of a datapath. `datapath`: `netdev` or `system`.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -121,7 +120,7 @@ impl Control {
         Ok(datapath_flows(&text).collect())
     }
 
-    /// What `ovs-appctl dpctl/dump-flows -m type=KIND` says of a datapath.
+    /// The output of `ovs-appctl dpctl/dump-flows -m type=KIND` for a datapath.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -129,7 +128,7 @@ impl Control {
         let arguments = [
             json!("-m"),
             json!(format!("{datapath}@ovs-{datapath}")),
-            // It is read from the end.
+            // It parses arguments from the end.
             json!(format!("type={kind}")),
         ];
         let mut answer = self.rpc.call("dpctl/dump-flows", &arguments)?;
@@ -157,8 +156,8 @@ fn control_socket(run_directory: &Path) -> std::io::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// As Open vSwitch 3.1 writes them, the part on offload as with a card.
-    const SAID: &str = "\
+    /// The format of Open vSwitch 3.1, with offload as on a card.
+    const OUTPUT: &str = "\
 flow-dump from the main thread:
 ufid:90fa5b29-8b92-4650-9b1a-7c996386177f, skb_priority(0/0),recirc_id(0),dp_hash(0/0),in_port(p1),packet_type(ns=0,id=0),eth(src=50:54:00:00:00:05/00:00:00:00:00:00,dst=50:54:00:00:00:07/00:00:00:00:00:00),eth_type(0x0800),ipv4(src=10.0.0.1,dst=10.0.0.2,proto=17,tos=0/0,ttl=64/0,frag=no),udp(src=7,dst=9), packets:2, bytes:212, used:0.392s, offloaded:yes, dp:tc, actions:p2
 ufid:2f41ac30-52a0-44b3-bb0c-315ab500546f, recirc_id(0),in_port(p1),packet_type(ns=0,id=0),eth_type(0x0800),ipv4(src=10.0.0.3/255.255.255.254,dst=10.0.0.2/0.0.0.0,proto=17,tos=0/0,ttl=64/0,frag=no),udp(src=7/0,dst=10/0), packets:0, bytes:0, used:never, offloaded:yes, dp:tc, actions:p2,push_vlan(vid=5,pcp=0),p3
@@ -167,8 +166,8 @@ ufid:28f86b77-1ecf-41e6-a953-ea06c25c432c, recirc_id(0),in_port(p1),packet_type(
 ";
 
     #[test]
-    fn what_the_hardware_has_is_read() {
-        let flows: Vec<DatapathFlow> = datapath_flows(SAID).collect();
+    fn offloaded_flows_are_parsed() {
+        let flows: Vec<DatapathFlow> = datapath_flows(OUTPUT).collect();
         let told: Vec<(String, u16, u16, u8, u16, Offload)> = flows
             .iter()
             .map(|flow| {
@@ -189,7 +188,7 @@ ufid:28f86b77-1ecf-41e6-a953-ea06c25c432c, recirc_id(0),in_port(p1),packet_type(
     }
 
     #[test]
-    fn nonsense_is_no_flow() {
+    fn other_lines_are_skipped() {
         for line in [
             "",
             "recirc_id(0)",
@@ -201,7 +200,7 @@ ufid:28f86b77-1ecf-41e6-a953-ea06c25c432c, recirc_id(0),in_port(p1),packet_type(
         ] {
             assert_eq!(datapath_flow(line), None, "{line}");
         }
-        // What is not ASCII must not end the reader either.
+        // Non-ASCII text must not stop the parser.
         assert!(datapath_flow("recirc_id(0),é(ipv4(src=1.2.3.4,dst=1.2.3.4,proto=1)), x").is_some());
     }
 }

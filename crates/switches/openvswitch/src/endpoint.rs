@@ -1,4 +1,4 @@
-//! Where somebody listens.
+//! Socket endpoints.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ use thiserror::Error;
 
 use crate::tls::Keys;
 
-/// How long a TCP connection may take to be made.
+/// TCP connect timeout.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Where somebody listens, as Open vSwitch writes it: `unix:/run/openvswitch/db.sock`, `tcp:192.0.2.1:6640`,
+/// An endpoint in Open vSwitch's notation: `unix:/run/openvswitch/db.sock`, `tcp:192.0.2.1:6640`,
 /// `ssl:192.0.2.1:6640`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
@@ -27,17 +27,17 @@ pub enum Endpoint {
     Unix(PathBuf),
     /// A host and a port.
     Tcp(String),
-    /// A host and a port, and TLS.
+    /// A host and a port, with TLS.
     Ssl {
         /// Host and port.
         host: String,
-        /// What we show and whom we trust; [`None`] until [`Endpoint::with_keys`] says it.
+        /// Our certificate and the trusted authority; [`None`] until [`Endpoint::with_keys`].
         keys: Option<Arc<Keys>>,
     },
 }
 
 impl Endpoint {
-    /// The same endpoint, with keys for TLS where it is one of TLS.
+    /// The same endpoint, with keys if it uses TLS.
     #[must_use]
     pub fn with_keys(self, keys: Option<&Keys>) -> Endpoint {
         match self {
@@ -49,8 +49,8 @@ impl Endpoint {
         }
     }
 
-    /// What Open vSwitch is told to listen there: `ptcp:6653:192.0.2.1`. [`None`] for a unix socket, on which a bridge listens
-    /// by itself, and for a host that is no address.
+    /// The target with which Open vSwitch listens there: `ptcp:6653:192.0.2.1`. [`None`] for a unix socket,
+    /// on which a bridge always listens, and for a host name.
     pub fn passive(&self) -> Option<String> {
         let (kind, host) = match self {
             Endpoint::Unix(_) => return None,
@@ -65,7 +65,7 @@ impl Endpoint {
     }
 }
 
-/// Why a text is no endpoint.
+/// A text that is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{text:?} is not an endpoint: write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT")]
 pub struct EndpointError {
@@ -114,7 +114,7 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
-    /// Connects; for TCP within two seconds for each address of the host.
+    /// Connects; TCP within two seconds per address of the host.
     pub(crate) fn connect(endpoint: &Endpoint) -> io::Result<Stream> {
         match endpoint {
             Endpoint::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
@@ -125,7 +125,7 @@ impl Stream {
                 let keys = keys.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, no_keys))?;
                 let socket = connect_tcp(host)?;
                 let name = ServerName::from(socket.peer_addr()?.ip());
-                // The handshake is made with the first bytes that are written or read.
+                // The handshake happens with the first read or write.
                 let connection = ClientConnection::new(keys.config()?, name).map_err(io::Error::other)?;
                 Ok(Stream::Tls(Box::new(StreamOwned::new(connection, socket))))
             }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_written_as_open_vswitch_writes_them() {
+    fn endpoints_use_open_vswitchs_notation() {
         for text in [
             "unix:/run/openvswitch/db.sock",
             "tcp:127.0.0.1:6640",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bridge_is_told_to_listen_where_we_connect() {
+    fn the_passive_target_matches_the_endpoint() {
         for (text, passive) in [
             ("tcp:192.0.2.1:6653", Some("ptcp:6653:192.0.2.1")),
             ("ssl:192.0.2.1:6653", Some("pssl:6653:192.0.2.1")),

@@ -1,11 +1,11 @@
-//! Open vSwitch from outside: [`Connection`] speaks OpenFlow to one of its bridges, [`Ovsdb`] makes bridges and ports.
+//! Controls Open vSwitch: [`Connection`] speaks OpenFlow to a bridge, [`Ovsdb`] configures bridges and ports.
 //!
-//! Nothing here waits without a limit. A [`Connection`] never blocks: [`Connection::turn`] reads what is there, writes what
-//! fits, and gives what was said; [`Reconnecting`] makes a new one when it ends. [`Ovsdb`] is asked while things are set
-//! up and taken down, and blocks for at most the time that its owner gives.
+//! Every wait has a limit. A [`Connection`] never blocks: [`Connection::turn`] reads and writes what it can
+//! and returns the events; [`Reconnecting`] re-establishes it when it ends. [`Ovsdb`] is used during set-up
+//! and tear-down, and blocks at most for its owner's limit.
 //!
-//! inco connects to the bridge's own socket (`NAME.mgmt` in Open vSwitch's run directory) or to a TCP port on which the
-//! bridge listens (`ptcp:`, or `pssl:` with TLS), so that it is inco which decides when to try again.
+//! inco connects to the bridge's own socket (`NAME.mgmt` in Open vSwitch's run directory) or to a TCP port on
+//! which the bridge listens (`ptcp:`, or `pssl:` with TLS), so that inco decides when to retry.
 #![forbid(unsafe_code)]
 
 mod connection;

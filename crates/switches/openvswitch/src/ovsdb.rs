@@ -1,4 +1,5 @@
-//! The few calls of OVSDB (RFC 7047) that make bridges and ports. The schema is that of `ovs-vswitchd.conf.db(5)`.
+//! The OVSDB calls (RFC 7047) that configure bridges and ports. The schema is that of
+//! `ovs-vswitchd.conf.db(5)`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,92 +12,92 @@ use crate::endpoint::Endpoint;
 use crate::rpc::Rpc;
 
 const DATABASE: &str = "Open_vSwitch";
-/// Between two looks at whether a change has been carried out.
+/// Polling interval while waiting for a change to be applied.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Why a call failed.
 #[derive(Debug, Error)]
 pub enum OvsdbError {
-    /// The socket failed, or nobody listens.
+    /// The socket failed, or the endpoint does not listen.
     #[error("{endpoint}: {source}")]
     Socket {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// No answer in time.
+    /// No reply in time.
     #[error("{endpoint}: {what} took longer than {limit:?}")]
     Timeout {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// What was asked for.
+        /// The operation.
         what: String,
-        /// How long it may take.
+        /// The time limit.
         limit: Duration,
     },
-    /// What came is not an answer.
+    /// An invalid reply.
     #[error("{endpoint}: this is not OVSDB: {what}")]
     NotOvsdb {
-        /// Where to.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// What came.
+        /// The reply.
         what: String,
     },
-    /// The database refused it.
-    #[error("Open vSwitch refused it: {what}")]
+    /// The database refused the operation.
+    #[error("Open vSwitch refused the change: {what}")]
     Refused {
         /// Its reason.
         what: String,
     },
-    /// The switch could not make the interface.
-    #[error("Open vSwitch could not make the interface {interface}: {what}")]
+    /// The switch could not create the interface.
+    #[error("Open vSwitch could not create the interface {interface}: {what}")]
     Interface {
-        /// Which.
+        /// The interface.
         interface: String,
         /// Its reason.
         what: String,
     },
 }
 
-/// What a bridge is to be.
+/// The configuration of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BridgeSpec {
-    /// Its name, also of its own interface: at most 15 bytes.
+    /// Its name, also of its internal interface: at most 15 bytes.
     pub name: String,
-    /// `netdev` is the datapath in user space, `system` the kernel's, which a card can take over.
+    /// `netdev` is the userspace datapath, `system` the kernel's, which a card can offload.
     pub datapath: String,
-    /// Key and value: who made it, so that it is told from others.
+    /// Keys and values that identify its creator.
     pub external_ids: BTreeMap<String, String>,
-    /// Where it listens for OpenFlow beside its own unix socket: [`Endpoint::passive`].
+    /// An additional OpenFlow listener beside its unix socket: [`Endpoint::passive`].
     pub listens: Option<String>,
 }
 
-/// What a port with one interface is to be.
+/// The configuration of a port with one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// Its name, and its interface's.
+    /// Its name, also of its interface.
     pub name: String,
-    /// The interface's type: empty for one that the system has, `dpdk`, `internal`.
+    /// The interface type: empty for a system interface, `dpdk`, `internal`.
     pub kind: String,
-    /// The interface's options, as `dpdk-devargs`.
+    /// The interface options, such as `dpdk-devargs`.
     pub options: BTreeMap<String, String>,
-    /// Its OpenFlow number, if it is to have a certain one.
+    /// A requested OpenFlow port number.
     pub number: Option<u16>,
 }
 
-/// How an interface is.
+/// The status of an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceStatus {
-    /// Its OpenFlow number, once it has one.
+    /// Its OpenFlow port number, once assigned.
     pub number: Option<u32>,
-    /// Why it could not be made.
+    /// Why it could not be created.
     pub error: Option<String>,
     /// Whether it has a link.
     pub is_up: bool,
 }
 
-/// A connection to the database. Each call waits for at most the limit that was given.
+/// A connection to the database. Each call blocks at most for its limit.
 #[derive(Debug)]
 pub struct Ovsdb {
     rpc: Rpc,
@@ -112,7 +113,7 @@ impl Ovsdb {
         Ok(Ovsdb { rpc })
     }
 
-    /// Makes a bridge without rules that asks no controller, where there is none of that name.
+    /// Creates a bridge without rules and without a controller, unless it exists.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -125,14 +126,15 @@ impl Ovsdb {
                 "row": {"name": bridge.name, "type": "internal"}}),
             json!({"op": "insert", "table": "Port", "uuid-name": "port",
                 "row": {"name": bridge.name, "interfaces": ["named-uuid", "interface"]}}),
-            // Where it looks up prefixes of addresses, every rule that comes or goes may change what decisions in its cache rest on. It
-            // drops those, and the packet that is decided for anew goes out before those of its burst that were not.
+            // With prefix tries, every rule change may invalidate cached decisions. Those are dropped, and a
+            // packet that is classified again is sent before the cached packets of its burst, which reorders
+            // flows.
             json!({"op": "insert", "table": "Flow_Table", "uuid-name": "table",
                 "row": {"prefixes": ["set", ["none"]]}}),
             json!({"op": "insert", "table": "Bridge", "uuid-name": "bridge", "row": {
                 "name": bridge.name,
                 "datapath_type": bridge.datapath,
-                // Without a controller's rules it drops, and does not learn addresses.
+                // Without rules it drops, and does not learn addresses.
                 "fail_mode": "secure",
                 "protocols": ["set", ["OpenFlow13", "OpenFlow15"]],
                 "external_ids": map(&bridge.external_ids),
@@ -149,10 +151,10 @@ impl Ovsdb {
                     "mutations": [["controller", "insert", ["set", [["named-uuid", "controller"]]]]]}),
             ]);
         }
-        self.change(format!("making the bridge {}", bridge.name), &operations)
+        self.change(format!("creating the bridge {}", bridge.name), &operations)
     }
 
-    /// The external ids of a bridge: who made it. [`None`] where there is no bridge of that name.
+    /// The external ids of a bridge; [`None`] if it does not exist.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -171,7 +173,7 @@ impl Ovsdb {
         }))
     }
 
-    /// Deletes a bridge with its ports, where there is one.
+    /// Deletes a bridge with its ports, if it exists.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -184,11 +186,11 @@ impl Ovsdb {
         self.change(format!("deleting the bridge {name}"), &operations)
     }
 
-    /// Makes ports of a bridge where there are none of their names, all in one change, and gives their OpenFlow numbers in
-    /// the order in which they were given.
+    /// Creates missing ports of a bridge in one transaction and returns the OpenFlow numbers of all, in
+    /// order.
     ///
     /// # Errors
-    /// [`OvsdbError::Interface`] where the switch cannot make one of them; [`OvsdbError`].
+    /// [`OvsdbError::Interface`] if the switch cannot create one of them; [`OvsdbError`].
     pub fn ensure_ports(&mut self, bridge: &str, ports: &[PortSpec]) -> Result<Vec<u32>, OvsdbError> {
         let mut operations = Vec::new();
         let mut new = Vec::new();
@@ -213,7 +215,7 @@ impl Ovsdb {
                 json!({"op": "mutate", "table": "Bridge", "where": [["name", "==", bridge]],
                 "mutations": [["ports", "insert", ["set", new]]]}),
             );
-            self.change(format!("making ports of {bridge}"), &operations)?;
+            self.change(format!("creating ports of {bridge}"), &operations)?;
         }
         let mut numbers = Vec::new();
         for port in ports {
@@ -234,7 +236,7 @@ impl Ovsdb {
         Ok(numbers)
     }
 
-    /// Deletes ports of a bridge; those that are not there are no matter.
+    /// Deletes ports of a bridge; ignores missing ones.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -255,7 +257,7 @@ impl Ovsdb {
         self.change(format!("deleting ports of {bridge}"), &operations)
     }
 
-    /// Sets keys of the switch's own configuration (`other_config`), as `max-revalidator`.
+    /// Sets keys of the switch's configuration (`other_config`), such as `max-revalidator`.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -269,7 +271,7 @@ impl Ovsdb {
         self.change("setting other_config".to_owned(), &operations)
     }
 
-    /// A key of the switch's own configuration (`other_config`), as `hw-offload`; none where it is not set.
+    /// A key of the switch's configuration (`other_config`), such as `hw-offload`, if set.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -289,7 +291,7 @@ impl Ovsdb {
         Ok(value.map(str::to_owned))
     }
 
-    /// How an interface is.
+    /// The status of an interface.
     ///
     /// # Errors
     /// [`OvsdbError`].
@@ -303,7 +305,7 @@ impl Ovsdb {
             .unwrap_or_default();
         let text = |key: &str| row.get(key).and_then(Value::as_str).map(str::to_owned);
         Ok(InterfaceStatus {
-            // -1 where it could not be made, an empty set where that is not known yet.
+            // -1 if it could not be created, an empty set if not known yet.
             number: row
                 .get("ofport")
                 .and_then(Value::as_u64)
@@ -313,7 +315,7 @@ impl Ovsdb {
         })
     }
 
-    /// The id of the row of that name.
+    /// The id of the named row.
     fn find(&mut self, table: &str, name: &str) -> Result<Option<String>, OvsdbError> {
         let answers = self.transact(&[json!({"op": "select", "table": table,
             "where": [["name", "==", name]], "columns": ["_uuid"]})])?;
@@ -324,7 +326,7 @@ impl Ovsdb {
             .map(str::to_owned))
     }
 
-    /// Changes the database, and waits until the switch has carried it out.
+    /// Changes the database and waits until the switch has applied it.
     fn change(&mut self, what: String, operations: &[Value]) -> Result<(), OvsdbError> {
         let mut all = operations.to_vec();
         all.push(json!({"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [["next_cfg", "+=", 1]]}));
@@ -359,7 +361,7 @@ impl Ovsdb {
         }
     }
 
-    /// Carries out operations, all of them or none, and gives an answer for each.
+    /// Executes operations in one transaction and returns a result for each.
     fn transact(&mut self, operations: &[Value]) -> Result<Vec<Value>, OvsdbError> {
         let mut parameters = vec![json!(DATABASE)];
         parameters.extend_from_slice(operations);

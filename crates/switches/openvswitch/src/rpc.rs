@@ -1,4 +1,4 @@
-//! Questions and answers in JSON-RPC, which Open vSwitch's database and its daemons' control sockets both speak.
+//! JSON-RPC, as spoken by Open vSwitch's database and the control sockets of its daemons.
 
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::endpoint::{Endpoint, Stream};
 use crate::ovsdb::OvsdbError;
 
-/// The longest answer that is taken: a database of thousands of ports, or a list of some ten thousand flows.
+/// The longest accepted reply: a database of thousands of ports, or a dump of some ten thousand flows.
 const ANSWER_BYTES: usize = 16 << 20;
 
-/// A connection that is asked one thing after the other. Each waits for at most the limit that was given.
+/// A connection for sequential calls. Each blocks at most for its limit.
 #[derive(Debug)]
 pub(crate) struct Rpc {
     pub(crate) endpoint: Endpoint,
@@ -38,7 +38,7 @@ impl Rpc {
         })
     }
 
-    /// Asks, and gives the whole answer: its `error` or its `result`.
+    /// Calls a method and returns the whole reply with its `error` or `result`.
     pub(crate) fn call(&mut self, method: &str, parameters: &[Value]) -> Result<Value, OvsdbError> {
         let id = self.next_id;
         self.next_id += 1;
@@ -46,7 +46,7 @@ impl Rpc {
         let since = Instant::now();
         loop {
             let message = self.read(since)?;
-            // Whoever asks whether we are there gets its question back.
+            // An echo request is answered with its own parameters.
             if message.get("method").and_then(Value::as_str) == Some("echo") {
                 self.write(
                     &json!({"result": message.get("params"), "error": null, "id": message.get("id")}),
@@ -63,7 +63,7 @@ impl Rpc {
         written.map_err(|error| self.failed(error))
     }
 
-    /// The next whole message.
+    /// The next complete message.
     fn read(&mut self, since: Instant) -> Result<Value, OvsdbError> {
         let mut buffer = [0; 16 << 10];
         if let Some(message) = self.take_message()? {
@@ -75,7 +75,7 @@ impl Rpc {
                 Err(error) if late || is_late(&error) => {
                     return Err(OvsdbError::Timeout {
                         endpoint: self.endpoint.clone(),
-                        what: "an answer".to_owned(),
+                        what: "a reply".to_owned(),
                         limit: self.limit,
                     });
                 }
@@ -87,9 +87,9 @@ impl Rpc {
             self.received
                 .extend_from_slice(buffer.get(..read).unwrap_or_default());
             if self.received.len() > ANSWER_BYTES {
-                return Err(self.not_rpc(format!("an answer of more than {ANSWER_BYTES} bytes")));
+                return Err(self.not_rpc(format!("a reply of more than {ANSWER_BYTES} bytes")));
             }
-            // It is looked at when it may be whole, and not with each part of a long one.
+            // Parsed only if it may be complete, not with every part of a long reply.
             if self.received.trim_ascii_end().ends_with(b"}")
                 && let Some(message) = self.take_message()?
             {

@@ -1,4 +1,5 @@
-//! TLS to Open vSwitch, as Open vSwitch does it: each side shows a certificate that the other side's authority has signed.
+//! TLS as Open vSwitch uses it: each side presents a certificate signed by an authority that the other
+//! trusts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +12,15 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Files in PEM, as `ovs-vsctl set-ssl` takes them. They are read for each connection, so that new ones count with the next.
+/// PEM files, as for `ovs-vsctl set-ssl`. Read for each connection, so that replaced files take effect with
+/// the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// Our certificate, and those between it and the authority's.
+    /// Our certificate and its intermediates.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// The certificate of the authority that has signed the switch's.
+    /// The certificate of the authority that signed the switch's.
     pub ca: PathBuf,
 }
 
@@ -51,7 +53,7 @@ fn certificates(file: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| unusable(file, &error))?;
     if all.is_empty() {
-        return Err(unusable(file, &"there is no certificate in it"));
+        return Err(unusable(file, &"it contains no certificate"));
     }
     Ok(all)
 }
@@ -63,8 +65,8 @@ fn unusable(file: &Path, error: &dyn std::fmt::Display) -> io::Error {
     )
 }
 
-/// Takes every certificate that the authority has signed, whatever name is in it: those that `ovs-pki` makes have no address,
-/// and the authority signs for switches alone.
+/// Accepts every certificate signed by the authority, whatever its name: certificates of `ovs-pki` have no
+/// address, and the authority signs for switches only.
 #[derive(Debug)]
 struct SignedByAuthority {
     chain: Arc<WebPkiServerVerifier>,
@@ -79,7 +81,7 @@ impl ServerCertVerifier for SignedByAuthority {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        // The name is looked at last, when all else has been found right.
+        // The name is checked last, so the rest is valid.
         match (self.chain).verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

@@ -1,5 +1,5 @@
-//! Against a real `ovs-vswitchd` of its own, with Open vSwitch's dummy datapath: rules, counters, packets, bundles, and an
-//! end of the switch.
+//! Tests against a private `ovs-vswitchd` with Open vSwitch's dummy datapath: rules, counters, packets,
+//! bundles, and a restart of the switch.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A switch and its database in a directory of their own.
+/// A switch and its database in their own directory.
 struct Switch {
     directory: tempfile::TempDir,
     database: Child,
@@ -28,7 +28,7 @@ struct Switch {
 }
 
 impl Switch {
-    /// [`None`] where Open vSwitch is not installed, or this is not run as root.
+    /// [`None`] without Open vSwitch or root.
     fn start() -> Option<Switch> {
         let missing = ["ovsdb-server", "ovs-vswitchd", "ovsdb-tool"]
             .iter()
@@ -55,7 +55,7 @@ impl Switch {
         assert!(created.success());
         let database = in_place(directory.path(), "ovsdb-server")
             .args([of("conf.db"), format!("--remote=punix:{}", of("db.sock"))])
-            // As Open vSwitch's own scripts start it: where else it listens, and its keys, are in the database.
+            // As Open vSwitch's own scripts start it: other listeners and keys are in the database.
             .args([
                 "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
                 "--private-key=db:Open_vSwitch,SSL,private_key",
@@ -89,7 +89,7 @@ impl Switch {
         Ovsdb::connect(&self.endpoint("db.sock"), LIMIT).unwrap()
     }
 
-    /// Gives a packet to a port, as the network would.
+    /// Injects a packet into a port.
     fn receive(&self, port: &str, packet: &str) {
         let said = self.tool("ovs-appctl", &["netdev-dummy/receive", port, packet]);
         assert_eq!(said, "", "{said}");
@@ -117,7 +117,7 @@ impl Switch {
             .unwrap();
         let ports = [port("p1", 1), port("p2", 2)];
         let numbers = database.ensure_ports("br0", &ports).unwrap();
-        // What is there already stays.
+        // Existing ones stay.
         assert_eq!(database.ensure_ports("br0", &ports).unwrap(), numbers);
         numbers
     }
@@ -204,7 +204,7 @@ impl Controller {
         self.connection.connection().unwrap().send(message).unwrap()
     }
 
-    /// Turns until one of what was said gives something.
+    /// Turns until `pick` accepts a result.
     fn wait<T>(&mut self, what: &str, mut pick: impl FnMut(&Turned) -> Option<T>) -> T {
         let since = Instant::now();
         loop {
@@ -232,7 +232,7 @@ impl Controller {
         }
     }
 
-    /// The next error, and the id of what was refused.
+    /// The next error, and the transaction id of the refused message.
     fn error(&mut self, what: &str) -> (u32, ErrorMessage) {
         let since = Instant::now();
         loop {
@@ -266,7 +266,7 @@ impl Controller {
             _ => None,
         });
         assert!(tables > 100);
-        // Packets and events are for those who ask for whole packets.
+        // Packet-ins and events require a nonzero miss length.
         self.send(&Message::SetConfig {
             flags: 0,
             miss_send_bytes: 0xffff,
@@ -366,7 +366,7 @@ fn rules_packets_and_counters_go_both_ways() {
     });
     assert_eq!(data[..6], [2, 0, 0, 0, 0, 2]);
     until("it left by port 2", || controller.sent_by(2) == 1);
-    // Counters reach OpenFlow when the datapath's are looked at.
+    // Datapath counters reach OpenFlow with the next revalidation.
     let all = || FlowFilter {
         cookie: 0x77,
         cookie_mask: u64::MAX,
@@ -400,9 +400,9 @@ fn rules_packets_and_counters_go_both_ways() {
     assert_eq!(removed, (0x77, 1, own.matches));
 }
 
-/// Every kind of message that a controller of this crate sends or takes, in each version that both speak.
+/// Every message kind that this crate's controller sends or receives, in both versions.
 #[test]
-fn each_kind_of_message_goes_both_ways_in_each_version() {
+fn every_message_kind_works_in_both_versions() {
     let Some(switch) = Switch::start() else { return };
     switch.bridge();
     let database = format!("--db=unix:{}", switch.directory.path().join("db.sock").display());
@@ -412,7 +412,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
         // Hello, features, set-config.
         let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
         controller.up();
-        // That it is this version shows in what its own tool may read.
+        // The switch's own tool shows the version in use.
         let shown = switch.tool("ovs-ofctl", &["-O", name, "show", "br0"]);
         assert!(
             shown.contains("OFPT_FEATURES_REPLY") && shown.contains("p2"),
@@ -421,7 +421,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
 
         let asked = controller.send(&Message::EchoRequest(b"are you there".to_vec()));
         let other = controller.send(&Message::MultipartRequest(MultipartRequest::Description));
-        // Answers come in order: an echo that was not answered would have been an error before this.
+        // Replies come in order: an unanswered echo would have been an error before this.
         controller.message("who it is", |xid, message| match message {
             Message::MultipartReply {
                 reply: MultipartReply::Description(of),
@@ -439,7 +439,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
             _ => None,
         });
 
-        // A bundle with a rule; then a packet comes in, and another one goes out.
+        // A bundle with a rule; then a packet arrives, and another is sent.
         let flags = BundleControl::ATOMIC | BundleControl::ORDERED;
         let step = |step| {
             Message::BundleControl(BundleControl {
@@ -479,7 +479,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
         }));
         until("both left by port 2", || controller.sent_by(2) == before + 2);
 
-        // Statistics of flows, one by one and as a sum, of tables and of ports.
+        // Statistics: of each flow, their sum, tables and ports.
         let filter = FlowFilter {
             cookie: 0x99,
             cookie_mask: u64::MAX,
@@ -513,7 +513,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
             _ => None,
         });
 
-        // An error says what was wrong; and the end of the rule is told.
+        // An error reports the problem, and the removal of the rule is reported.
         let bad = controller.send(&Message::FlowMod(FlowMod {
             table: openflow::ALL_TABLES,
             ..own.clone()
@@ -535,7 +535,7 @@ fn each_kind_of_message_goes_both_ways_in_each_version() {
 }
 
 #[test]
-fn a_bundle_is_done_as_a_whole() {
+fn a_bundle_is_atomic() {
     let Some(switch) = Switch::start() else { return };
     switch.bridge();
     let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
@@ -582,7 +582,7 @@ fn a_bundle_is_done_as_a_whole() {
 }
 
 #[test]
-fn a_switch_that_died_is_found_again() {
+fn a_restarted_switch_is_reconnected() {
     let Some(mut switch) = Switch::start() else { return };
     switch.bridge();
     let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
@@ -604,7 +604,7 @@ fn a_switch_that_died_is_found_again() {
 }
 
 #[test]
-fn what_cannot_be_made_is_told_with_its_reason() {
+fn creation_failures_are_reported_with_the_reason() {
     let Some(switch) = Switch::start() else { return };
     switch.bridge();
     let mut database = switch.database();
@@ -631,7 +631,7 @@ fn what_cannot_be_made_is_told_with_its_reason() {
     assert!(matches!(nowhere, Err(OvsdbError::Socket { .. })));
 }
 
-/// An authority as `ovs-pki` makes one: what it signs names no address.
+/// An authority like that of `ovs-pki`: its certificates name no address.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -645,11 +645,11 @@ impl Authority {
         Authority { issuer }
     }
 
-    /// A key and a certificate, in files of that directory, to be shown to those who trust this authority.
+    /// A key and a certificate signed by this authority, as files in that directory.
     fn keys(&self, directory: &Path, whose: &str) -> Keys {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
-        // Whose name is its authority's would count as signed by itself.
+        // A certificate with its authority's name would count as self-signed.
         params.distinguished_name.push(DnType::CommonName, whose);
         let signed = params.signed_by(&key, &self.issuer).unwrap();
         let write = |name: &str, text: String| {
@@ -665,14 +665,14 @@ impl Authority {
     }
 }
 
-/// Nobody listens at that port of this machine, for now.
+/// A TCP port of this machine without a listener, for now.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
 #[test]
-fn all_of_it_goes_over_tls_and_strangers_are_refused() {
+fn everything_works_over_tls_and_untrusted_peers_are_rejected() {
     let Some(switch) = Switch::start() else { return };
     let directory = switch.directory.path();
     let (authority, stranger) = (Authority::new(), Authority::new());
@@ -727,7 +727,7 @@ fn all_of_it_goes_over_tls_and_strangers_are_refused() {
     controller.barrier();
     assert_eq!(controller.flows(FlowFilter::default()).len(), 2000);
 
-    // Whose certificate another authority has signed is let in by neither; nor do we take one for the switch that is not.
+    // A certificate of another authority is rejected by both sides.
     let mixed = Keys {
         ca: ours.ca.clone(),
         ..stranger.keys(directory, "stranger")
@@ -747,9 +747,9 @@ fn all_of_it_goes_over_tls_and_strangers_are_refused() {
             Turned::Up(_) => Some(None),
             Turned::Said(_) => None,
         });
-        assert!(what.is_some(), "it was let in");
+        assert!(what.is_some(), "it was accepted");
     }
-    // Without keys, or with none in the files, it is said what is missing.
+    // Without keys, or with none in the files, the error says what is missing.
     let bare: Endpoint = format!("ssl:127.0.0.1:{manager}").parse().unwrap();
     let error = Ovsdb::connect(&bare, LIMIT).unwrap_err().to_string();
     assert!(error.contains("needs a certificate"), "{error}");
@@ -764,7 +764,7 @@ fn all_of_it_goes_over_tls_and_strangers_are_refused() {
 }
 
 #[test]
-fn a_bridge_listens_at_an_address() {
+fn a_bridge_listens_on_tcp() {
     let Some(switch) = Switch::start() else { return };
     let control: Endpoint = format!("tcp:127.0.0.1:{}", free_port()).parse().unwrap();
     let bridge = BridgeSpec {
@@ -778,7 +778,7 @@ fn a_bridge_listens_at_an_address() {
 }
 
 #[test]
-fn which_flows_the_hardware_has_is_asked_of_the_switch() {
+fn offloaded_flows_are_read_from_the_switch() {
     let Some(switch) = Switch::start() else { return };
     switch.bridge();
     let mut controller = Controller::new(switch.endpoint("br0.mgmt"));
@@ -813,7 +813,7 @@ fn which_flows_the_hardware_has_is_asked_of_the_switch() {
             17
         )
     );
-    // There is no hardware here.
+    // There is no card here.
     assert_eq!(control.offloaded_flows("dummy").unwrap(), []);
     let refused = control.dump_flows("dummy", "bogus").unwrap_err();
     assert!(
