@@ -1,5 +1,5 @@
-//! Plays a scenario file and prints every metric, with how fast it was:
-//! `cargo run --release -p simulation --example play -- FILE [VARIANT] [KEY=VALUE…]`
+//! Runs a scenario file and prints every metric and the simulation speed: `cargo run --release -p simulation
+//! --example play -- FILE [VARIANT] [KEY=VALUE…]`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
 
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
-//! A card whose rules forward, in the event model: the live driver's steering, and the fake switch that its tests have.
+//! A card that forwards by rules, for the event model: the live driver's steering and the fake switch of its
+//! tests.
 //!
-//! Every packet is a frame that meets the rules of the switch as they are then. What the card does to it shows in where and
-//! when it arrives, and is never assumed.
+//! Every packet is a frame that matches the switch's current rules. The effects of the card follow from where
+//! and when frames arrive; none is assumed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,60 +23,60 @@ use crate::load::{key_of, seconds};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Range, Scenario};
 
-/// The card's clock when the scenario begins: until then it is connected and its first rules are written.
+/// The card's clock at the start of the scenario: by then it is connected and its first rules are written.
 const LEAD: Nanos = Nanos::from_secs(2);
-/// The longest sleep of the live driver.
+/// The live driver's longest sleep.
 const SLEEP: Nanos = Nanos::from_micros(500);
-/// A packet that has not arrived after this long is lost.
+/// A packet that has not arrived after this time is lost.
 const PATIENCE: Nanos = Nanos::from_secs(5);
 /// Ports of the card.
 const UPLINK: u32 = 1;
 const MONITOR: u32 = 2;
 const FIRST_INSTANCE: u32 = 16;
 
-/// A card whose rules forward, as `[switch] driver = "openflow"` has it, and what goes wrong with it.
+/// A card that forwards by rules, as with `[switch] driver = "openflow"`, and its faults.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Card {
     /// `switch.openflow.setup`.
     pub setup: CardSetup,
-    /// `switch.openflow.rules`: exact rules that are asked for at most.
+    /// `switch.openflow.rules`: maximum number of exact rules.
     pub rules: usize,
     /// `switch.openflow.buckets`: a power of two.
     pub buckets: usize,
-    /// `switch.timeouts`: after so many seconds without a packet a flow has ended.
+    /// `switch.timeouts`: idle timeout of flows, in seconds.
     pub idle_s: f64,
-    /// Rules that the card has place for, those of buckets and instances among them.
+    /// Capacity for rules, including those of buckets and instances.
     pub places: usize,
-    /// Rules that it can write in a second. Left out: as many as are asked for.
+    /// Rule writes per second. Left out: unlimited.
     pub rules_per_s: Option<f64>,
-    /// A message to it waits that long at most, in milliseconds.
+    /// Maximum latency of a message to it, in milliseconds.
     pub control_ms: f64,
-    /// Whether it carries out messages between two barriers in any order.
+    /// Whether it reorders messages between two barriers.
     pub reorders: bool,
-    /// One in so many new rules is refused. 0: none.
+    /// Refuses one in this many new rules. 0: none.
     pub refuse_one_in: u64,
-    /// One in so many messages is answered with bytes that mean nothing. 0: none.
+    /// Replies to one in this many messages with garbage. 0: none.
     pub garbage_one_in: u64,
-    /// How long it goes on by an old rule at most when that has changed, in milliseconds.
+    /// How long it may keep using an old rule after a change, in milliseconds.
     pub round_ms: f64,
-    /// From a port to its other end, in microseconds: a figure, or the least and the most.
+    /// Latency from a port to its peer, in microseconds: a value, or a minimum and a maximum.
     pub port_us: Range,
-    /// How old the counters of its rules can be, in milliseconds. By them flows end; what instances are given is counted at
-    /// their ports, and as late as `counters` says.
+    /// Maximum age of its rule counters, in milliseconds. Flow expiry depends on them. Packets to instances
+    /// are counted at their ports, with the delay of `counters`.
     pub counters_ms: f64,
-    /// When the connection is cut, and for how long: `[[seconds, seconds], …]`.
+    /// Connection outages: `[[start in seconds, duration in seconds], …]`.
     pub cut: Vec<(f64, f64)>,
 }
 
-/// How new flows are set up.
+/// How new flows are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CardSetup {
     /// By rules for buckets of header bits.
     #[default]
     Proactive,
-    /// Their first packets come to the controller.
+    /// Their first packets go to the controller.
     Reactive,
 }
 
@@ -101,7 +102,7 @@ impl Default for Card {
 }
 
 impl Card {
-    /// Whether each value is one; `within` says so of a number and its bounds.
+    /// Validates each value; `within` checks a number against bounds.
     pub(crate) fn check(
         &self,
         within: impl Fn(&str, f64, f64, f64) -> Result<(), Error>,
@@ -184,7 +185,7 @@ impl Card {
     }
 }
 
-/// A packet on its way through the card.
+/// A packet in transit through the card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passing {
     /// The number of its flow.
@@ -192,11 +193,11 @@ pub(crate) struct Passing {
     pub(crate) flow: Option<u32>,
     pub(crate) source: usize,
     pub(crate) actor: u64,
-    /// When it was sent.
+    /// Send time.
     pub(crate) at: u64,
 }
 
-/// What is known of a flow: where its packets arrive.
+/// Where a flow's packets have arrived.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     slot: Slot,
@@ -204,18 +205,18 @@ struct Known {
     newest: u64,
 }
 
-/// The card, and what comes out of it.
+/// The card and its results.
 pub(crate) struct CardSwitch {
     joined: SteeredNic,
     scheduler: Scheduler,
     limit: Option<f64>,
     turned: Nanos,
-    /// When the connection goes and comes, and which of the two.
+    /// Times at which the connection goes down or up.
     changes: VecDeque<(Nanos, bool)>,
     known: BTreeMap<u64, Known>,
     passing: BTreeMap<u64, Passing>,
     next: u64,
-    /// What had been counted for those that had the slot before.
+    /// Counters of the slot's earlier instances.
     before: BTreeMap<Slot, SlotFigures>,
     counted_from: Nanos,
     mis_steered: u64,
@@ -223,7 +224,7 @@ pub(crate) struct CardSwitch {
     duplicated: u64,
     lost: u64,
     rules_max: u64,
-    /// Sums over looks: flows, and those of them that have no rules.
+    /// Sums over samples: flows, and flows without rules.
     flows: f64,
     on_bucket: f64,
 }
@@ -263,7 +264,7 @@ impl CardSwitch {
         })
     }
 
-    /// Writes the first rules, before the scenario begins.
+    /// Writes the first rules before the scenario starts.
     pub(crate) fn settle(&mut self) {
         while self.turned < LEAD {
             self.turn((self.turned + SLEEP).min(LEAD));
@@ -278,7 +279,7 @@ impl CardSwitch {
         steering.attach(slot, SERVICE, vec![FIRST_INSTANCE + u32::from(slot.0)]);
     }
 
-    /// The instance is gone. Gives how many flows it had.
+    /// Removes the instance; returns its number of flows.
     pub(crate) fn remove(&mut self, slot: Slot) -> u64 {
         let flows = self.joined.steering.slot_figures(slot).live_flows;
         self.joined.steering.remove(slot, self.turned);
@@ -286,7 +287,7 @@ impl CardSwitch {
         flows
     }
 
-    /// Its flows lose their pins. Gives how many.
+    /// Unpins its flows; returns their number.
     pub(crate) fn unpin(&mut self, slot: Slot) -> u64 {
         let flows = self.joined.steering.slot_figures(slot).live_flows;
         self.joined.steering.purge(|_, of| of == slot);
@@ -300,18 +301,18 @@ impl CardSwitch {
         }
     }
 
-    /// Live flows, as the driver tells of them, and those that an instance was given.
+    /// Live flows as reported by the driver, and flows given to the instance.
     pub(crate) fn flows_of(&self, slot: Slot, drains: bool) -> (u64, u64) {
         let steering = &self.joined.steering;
         let figures = steering.slot_figures(slot);
         let before = self.before.get(&slot).copied().unwrap_or_default();
-        // One that drains and may still be given flows is not empty.
+        // A draining instance that may still receive flows is not empty.
         let may_get = u64::from(drains && steering.may_get_flows(slot));
         let fresh = figures.new_flows.saturating_sub(before.new_flows);
         (figures.live_flows.max(may_get), fresh)
     }
 
-    /// Gives the steering what the table and the collector say of each instance.
+    /// Passes the table and the collector's rates of each instance to the steering.
     pub(crate) fn set_terms(&mut self, control: &Control) {
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
@@ -334,7 +335,7 @@ impl CardSwitch {
 
     // ---- packets -------------------------------------------------------------------------------------------------
 
-    /// A packet of a flow comes in.
+    /// A packet of a flow arrives.
     pub(crate) fn send(&mut self, packet: Passing) {
         let id = self.next;
         self.next += 1;
@@ -348,21 +349,21 @@ impl CardSwitch {
         }
     }
 
-    /// The flow sends no more.
+    /// The flow has ended.
     pub(crate) fn forget(&mut self, number: u64) {
         self.known.remove(&number);
     }
 
-    /// When the card is to have its next turn, in the scenario's time.
+    /// When the card's next turn is due, in scenario time.
     pub(crate) fn next_at(&self) -> u64 {
         let sleep = self.turned + SLEEP;
         let next = self.joined.nic.next_delivery();
         let next = next.map_or(sleep, |at| at.min(sleep));
-        // Time goes on, whatever is due.
+        // Time always advances, whatever is due.
         next.max(Nanos(self.turned.0 + 1)).since(LEAD).0
     }
 
-    /// A turn at a moment of the scenario's time: packets that have arrived, and at which instance.
+    /// A turn at a scenario time; returns arrived packets with their instance.
     pub(crate) fn turn_at(&mut self, at: u64) -> Vec<(Slot, Passing)> {
         self.turn(LEAD + Nanos(at))
     }
@@ -399,7 +400,7 @@ impl CardSwitch {
         arrived
     }
 
-    /// Whether a packet has arrived where those of its flow before it did, and after them.
+    /// Checks that a packet arrived at its flow's instance, and in order.
     fn look(&mut self, slot: Slot, id: u64, packet: &Passing) {
         let is_counted = LEAD + Nanos(packet.at) >= self.counted_from;
         let Some(known) = self.known.get_mut(&packet.number) else {
@@ -415,7 +416,7 @@ impl CardSwitch {
 
     // ---- figures -------------------------------------------------------------------------------------------------
 
-    /// What the card lost since the last time.
+    /// The card's losses since the last call.
     pub(crate) fn count(&mut self, interval: &mut Interval) {
         let is_lost = |packet: &Passing| self.turned > LEAD + Nanos(packet.at) + PATIENCE;
         let mut lost = 0_u64;
@@ -454,7 +455,7 @@ impl CardSwitch {
     }
 }
 
-/// A frame of that flow which carries a packet's number.
+/// A frame of that flow that carries a packet's number.
 fn frame_of(number: u64, id: u64) -> Option<Vec<u8>> {
     let FlowKey::V4(key) = key_of(number).0 else {
         return None;
@@ -485,7 +486,7 @@ fn frame_of(number: u64, id: u64) -> Option<Vec<u8>> {
     frame.to_vec().ok()
 }
 
-/// The number that a frame carries: it stands at its end.
+/// The number in a frame, at its end.
 fn id_of(frame: &[u8]) -> Option<u64> {
     frame.last_chunk().copied().map(u64::from_be_bytes)
 }
@@ -495,7 +496,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_is_of_its_flow_and_has_its_number() {
+    fn a_frame_carries_its_flow_and_number() {
         let frame = frame_of(7, 1 << 40).unwrap();
         assert_eq!(id_of(&frame), Some(1 << 40));
         let packet::Parsed::Flow(info) = packet::parse(&frame) else {

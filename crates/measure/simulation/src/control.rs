@@ -1,5 +1,5 @@
-//! The live system's control loop around modelled instances: the same collector, controller and autoscaler, the fake
-//! engine, and a switch that answers after the modelled times.
+//! The live control loop around modelled instances: the live collector, controller and autoscaler, the fake
+//! engine, and a switch that replies after modelled delays.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,23 +20,23 @@ use crate::scenario::{Action, Counters, Range, Scenario, policy_of};
 
 /// The only service.
 pub(crate) const SERVICE: ServiceId = ServiceId(0);
-/// How long instances may take until the first of them are there.
+/// Limit on the time until the first instances are ready.
 const PRELUDE_LIMIT: Nanos = Nanos::from_secs(4 * 3_600);
 
-/// Something that the plant must do with what it has for a slot.
+/// A change of a slot that the model must apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotChange {
-    /// A fresh instance has it.
+    /// A new instance has it.
     Fresh(Slot),
-    /// Its flows lose their pins.
+    /// Its flows are unpinned.
     Unpinned(Slot),
-    /// Its instance died: what is in its ring is lost, and its flows lose their pins.
+    /// Its instance failed: packets in its ring are lost, and its flows are unpinned.
     Failed(Slot),
-    /// Nobody has it any more.
+    /// It is free.
     Gone(Slot),
 }
 
-/// The counters as they were at one moment.
+/// The counters at one time.
 struct Snapshot {
     at: Nanos,
     slots: Vec<(Slot, SlotCounters)>,
@@ -48,9 +48,9 @@ pub(crate) struct Control {
     pub(crate) collector: Collector,
     controller: Controller,
     engine: FakeEngine,
-    /// The counters as they are.
+    /// The current counters.
     pub(crate) raw: RawCounters,
-    /// The counters as they are seen, where that is late.
+    /// The counters as seen by the loop, if they are delayed.
     seen: RawCounters,
     counters: Counters,
     late: VecDeque<Snapshot>,
@@ -61,18 +61,19 @@ pub(crate) struct Control {
     order: u64,
     replies: Vec<SwitchReply>,
     commands: Vec<(CommandId, Command)>,
-    /// What the autoscaler gave to be reckoned in the last turn: live, a thread has done that by the next one or later.
+    /// Results of long computations from the last turn: live, they run off the loop and are ready by the next
+    /// turn or later.
     fitted: Vec<(ServiceId, Fitted)>,
     actions: VecDeque<Action>,
-    /// The table that workers steer by.
+    /// The published instance table.
     pub(crate) rows: Vec<InstanceRow>,
-    /// Since when each of them is in its state.
+    /// When each row entered its state.
     pub(crate) rows_since: Vec<Nanos>,
-    /// How many tables there were.
+    /// Number of tables published.
     pub(crate) tables: u64,
     pub(crate) changes: Vec<SlotChange>,
     pub(crate) events: Vec<Event>,
-    /// Active instances, and those that exist and are not frozen.
+    /// Active instances, and instances that exist and are not frozen.
     pub(crate) active: u32,
     pub(crate) running: u32,
     ready: Range,
@@ -83,7 +84,7 @@ pub(crate) struct Control {
     first: bool,
 }
 
-/// The scheduler that a scenario names, and what an instance takes in its metric where that is not packets.
+/// The scenario's scheduler, and an instance's capacity in its metric unless that is packets.
 pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<(Scheduler, Option<f64>), Error> {
     let written = scenario.service.scheduler.to_string();
     configuration::parse_scheduler(&written).map_err(|problems| {
@@ -96,7 +97,7 @@ pub(crate) fn scheduler_of(scenario: &Scenario) -> Result<(Scheduler, Option<f64
     })
 }
 
-/// The autoscaler that a scenario names.
+/// The scenario's autoscaler.
 pub(crate) fn autoscaler_of(scenario: &Scenario) -> Result<Autoscaler, Error> {
     let (name, parameters) = policy_of("service.autoscaler", &scenario.service.autoscaler)?;
     Autoscaler::with_parameters(&name, toml::Value::Table(parameters))
@@ -113,7 +114,7 @@ fn latency(range: Range) -> Latency {
 }
 
 impl Control {
-    /// The loop at the moment when `min` instances are Active and the standbys are there.
+    /// The loop once `min` instances are Active and the standbys are ready.
     pub(crate) fn new(scenario: &Scenario, seed: u64) -> Result<Control, Error> {
         let autoscaler = autoscaler_of(scenario)?;
         let service = &scenario.service;
@@ -212,7 +213,7 @@ impl Control {
         Ok(control)
     }
 
-    /// When engine or switch have something to say next, or somebody something to ask.
+    /// When the engine or the switch next has a result or an action is due.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
         let engine = self.engine.next_at();
         let switch = self.due.first_key_value().map(|((at, _), _)| *at);
@@ -228,7 +229,7 @@ impl Control {
         self.controller.instances()
     }
 
-    /// Active instances wanted.
+    /// Wanted Active instances.
     pub(crate) fn wanted(&self) -> u32 {
         self.controller
             .services()
@@ -242,7 +243,7 @@ impl Control {
         self.engine.quota(instance.name())
     }
 
-    /// One turn at `now`, with the counters in `raw`. Says whether anything beside the windows has changed.
+    /// One turn at `now`, with the counters in `raw`. Returns whether anything but the windows changed.
     pub(crate) fn turn(&mut self) -> bool {
         let now = self.now;
         self.sample();
@@ -345,7 +346,7 @@ impl Control {
         {
             newest = self.late.pop_front();
         }
-        // Counters are read when they have changed: in between, nothing is known that is new.
+        // Counters are sampled when they change; nothing new is known in between.
         if let Some(newest) = newest {
             for (slot, counters) in newest.slots {
                 self.seen.slots[slot.index()] = counters;

@@ -2,51 +2,51 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a scenario cannot be played.
+/// Why a scenario cannot be run.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A file cannot be read.
     #[error("{}: it cannot be read ({source})", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A trace, mixture or capture that a scenario names is not in the folder of data.
-    #[error("{}: there is no such file; say where the data is with INCO_DATA or --data", path.display())]
+    /// A trace, mixture or capture of the scenario is not in the data folder.
+    #[error("{}: no such file; set the data folder with INCO_DATA or --data", path.display())]
     NoData {
-        /// Where it was looked for.
+        /// Where it was expected.
         path: PathBuf,
     },
-    /// The scenario's text is not TOML, or not a scenario.
+    /// Not TOML, or not a scenario.
     #[error("{}: {problem}", path.display())]
     Scenario {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong and where; TOML's own words carry line and column.
+        /// The problem; TOML errors include line and column.
         problem: String,
     },
-    /// A value is out of its range.
+    /// A value out of range.
     #[error("{key}: {problem}")]
     Value {
-        /// Which key.
+        /// The key.
         key: String,
-        /// What is wrong with it and what to write.
+        /// The problem and the correction.
         problem: String,
     },
-    /// A file of data is not what it should be.
+    /// An invalid data file.
     #[error("{}: {problem}", path.display())]
     Data {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
 
 impl Error {
-    /// A value out of its range.
+    /// A value out of range.
     pub(crate) fn value(key: impl Into<String>, problem: impl Into<String>) -> Error {
         Error::Value {
             key: key.into(),
@@ -54,7 +54,7 @@ impl Error {
         }
     }
 
-    /// Whether it is only that a file of data is not on this machine.
+    /// Whether the only problem is a missing data file.
     pub fn is_absent_data(&self) -> bool {
         matches!(self, Error::NoData { .. })
     }

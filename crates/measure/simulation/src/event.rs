@@ -1,4 +1,4 @@
-//! The event model: each packet or request through the queue of its instance, for latency. Arrivals are Poisson.
+//! The event model: every packet or request passes its instance's queue, for latency. Arrivals are Poisson.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,19 +16,20 @@ use crate::queue::{Job, Station};
 use crate::scenario::{Scenario, Work};
 use crate::steering::Steering;
 
-/// Longest latency that is told apart, in nanoseconds: an hour.
+/// Longest distinguished latency, in nanoseconds: an hour.
 const LATENCY_LIMIT_NS: u64 = 3_600_000_000_000;
-/// Sources whose latency is told apart.
+/// Sources with separate latencies.
 const SOURCES_LIMIT: usize = 16;
 
-/// What happens next.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// A server of that slot's instance has done its job; the instance's number, so that one that is gone is known.
+    /// A server of that slot's instance has finished its job. The instance's number identifies it after the
+    /// slot is reused.
     Done { slot: u16, instance: u32, server: u32 },
-    /// The next packet of a single flow, and how often the flow's place was used before.
+    /// The next packet of a single flow, with the generation of its slot.
     Single { flow: u32, use_of: u32 },
-    /// The next packet of an aggregate, and how often its rate had changed when it was drawn.
+    /// The next packet of an aggregate, with the generation of its rate.
     Aggregate { index: u32, rate: u32 },
 }
 
@@ -58,14 +59,14 @@ struct Place {
     served: u64,
 }
 
-/// A flow of an aggregate: its key's number, and where it is pinned.
+/// A flow of an aggregate: its key number and its pin.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     number: u64,
     slot: Slot,
 }
 
-/// Flows of one class of an aggregate.
+/// An aggregate's flows of one class.
 type Members = Vec<Member>;
 
 struct Events<'a> {
@@ -81,7 +82,7 @@ struct Events<'a> {
     part: Vec<f64>,
     rates: Vec<(f64, u32)>,
     steering: Steering,
-    /// Where a card's rules give packets to instances.
+    /// Where a card's rules steer packets.
     card: Option<CardSwitch>,
     random: Random,
     numbers: u64,
@@ -96,7 +97,7 @@ struct Events<'a> {
     events: u64,
 }
 
-/// Plays a scenario for one seed and records it.
+/// Runs a scenario with one seed and records it.
 pub(crate) fn run(
     scenario: &Scenario,
     compiled: Compiled,
@@ -274,7 +275,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// A new flow's instance. A card's rules are not asked before its packets meet them.
+    /// A new flow's instance. With a card, the packets' rules decide later.
     fn pin(&mut self, number: u64, dscp: u8) -> Slot {
         if self.card.is_some() {
             return Slot::NONE;
@@ -296,7 +297,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// Everything from `from` to `to`.
+    /// All events between `from` and `to`.
     fn play(&mut self, control: &mut Control, from: u64, to: u64) {
         let places = &self.places;
         if let Some(card) = &mut self.card {
@@ -383,10 +384,10 @@ impl<'a> Events<'a> {
             for class in 0..self.members[index].len() {
                 let life_s = self.compiled.aggregates[index].classes[class].life_s;
                 let expected = self.members[index][class].len() as f64 * -(-dt_s / life_s).exp_m1();
-                // On average so many; which part of one more is chance.
+                // The expected number; its fractional part is rounded at random.
                 let mut ends =
                     expected.floor() as usize + usize::from(self.random.unit() <= expected.fract());
-                // The last one stays while packets come: somebody sends them.
+                // The last flow stays while packets arrive: they need a sender.
                 let there: usize = self.members[index].iter().map(Vec::len).sum();
                 if pps > 0.0 {
                     ends = ends.min(there.saturating_sub(1));
@@ -427,7 +428,7 @@ impl<'a> Events<'a> {
         let wait_s = if pps > 0.0 {
             self.random.exponential() / pps
         } else {
-            // Silent for now: it looks again after a millisecond.
+            // Idle for now: check again in a millisecond.
             1e-3
         };
         let at = now + (wait_s * 1e9) as u64;
@@ -563,7 +564,7 @@ impl<'a> Events<'a> {
         self.compiled.bytes.get(packet.source).copied().unwrap_or(0.0) as u64
     }
 
-    /// A packet comes in, of a flow that is pinned there where no card's rules say where it goes.
+    /// A packet of a flow pinned to `slot`, unless a card's rules steer it.
     fn packet(&mut self, slot: Slot, packet: Passing) {
         self.offered += 1;
         self.offered_bytes += self.bytes_of(&packet);
@@ -578,7 +579,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// A packet has come to an instance.
+    /// A packet arrives at an instance.
     fn arrive(&mut self, at: u64, slot: Slot, packet: Passing) {
         let bytes = self.bytes_of(&packet);
         let Some(Some(place)) = self.places.get_mut(slot.index()) else {

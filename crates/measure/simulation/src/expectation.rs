@@ -1,4 +1,5 @@
-//! What a scenario should come to, as comparisons of figures: `best-fit.instance_s <= 1.05 * worst-fit.instance_s`.
+//! A scenario's expectations, as comparisons of metrics: `best-fit.instance_s <= 1.05 *
+//! worst-fit.instance_s`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +8,7 @@ use serde::Serialize;
 
 use crate::Error;
 
-/// A comparison of two figures.
+/// A comparison of two values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Check {
     left: Operand,
@@ -31,12 +32,12 @@ struct Operand {
     figure: Option<(String, String)>,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
-    /// The check as the scenario has it.
+    /// The check's text.
     pub check: String,
-    /// Its two sides' values.
+    /// The values of its two sides.
     pub left: f64,
     /// See `left`.
     pub right: f64,
@@ -45,11 +46,11 @@ pub struct Checked {
 }
 
 impl Check {
-    /// Reads `SIDE OP SIDE`: OP is one of `<`, `<=`, `>`, `>=`, `==`; a side is a number, `VARIANT.METRIC`, `METRIC`
-    /// (of a scenario without variants), or `NUMBER * ` one of the latter two.
+    /// Parses `SIDE OP SIDE`: OP is one of `<`, `<=`, `>`, `>=`, `==`; a side is a number, `VARIANT.METRIC`,
+    /// `METRIC` (in a scenario without variants), or `NUMBER * ` one of the latter two.
     ///
     /// # Errors
-    /// [`Error::Value`] where it is none.
+    /// [`Error::Value`] for any other text.
     pub fn parse(text: &str) -> Result<Check, Error> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let place = words
@@ -100,16 +101,16 @@ impl Check {
         })
     }
 
-    /// The variants that it is about.
+    /// The variants in the check.
     pub fn variants(&self) -> impl Iterator<Item = &str> {
         let figures = [&self.left.figure, &self.right.figure];
         figures.into_iter().flatten().map(|(variant, _)| variant.as_str())
     }
 
-    /// Looks whether it holds for these metrics, by variant.
+    /// Evaluates the check on these metrics, by variant.
     ///
     /// # Errors
-    /// [`Error::Value`] where there is no such variant or metric.
+    /// [`Error::Value`] for an unknown variant or metric.
     pub fn look(&self, metrics: &BTreeMap<String, BTreeMap<String, f64>>) -> Result<Checked, Error> {
         let value = |operand: &Operand| match &operand.figure {
             None => Ok(operand.factor),
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_may_be_figures_numbers_or_multiples() {
+    fn both_sides_may_be_metrics_numbers_or_multiples() {
         for (text, met) in [
             ("a.lost > b-1.lost", true),
             ("a.lost <= 2 * b-1.lost", false),
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_check_is_refused_and_what_is_not_there_is_named() {
+    fn invalid_checks_and_unknown_names_are_rejected() {
         for text in [
             "",
             "a.lost",

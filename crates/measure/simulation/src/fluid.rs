@@ -1,5 +1,5 @@
-//! The fluid model: packets as rates. Within a step all rates are constant, so queues and losses are exact whatever
-//! the step's length.
+//! The fluid model: packets as rates. All rates are constant within a step, so queues and losses are exact
+//! for any step length.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,18 +16,18 @@ use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Capacities, Instances, Scenario};
 use crate::steering::Steering;
 
-/// Picks at most, and at least where there are so many flows, for an aggregate's new flows of one step: each then
-/// stands for several flows. In between, one for each millisecond.
+/// Limits on the picks for an aggregate's new flows in a step (the lower one applies if there are that many
+/// flows); each pick stands for several flows. In between, one pick per millisecond.
 const PICKS: (f64, f64) = (8.0, 64.0);
-/// Share of its capacity that an instance must be offered to count as busy.
+/// An instance is busy if offered at least this share of its capacity.
 const BUSY_SHARE: f64 = 0.01;
-/// Fewer flows than this of an aggregate on an instance that takes no new ones are none.
+/// A smaller number of an aggregate's flows on an instance without new flows counts as none.
 const HALF_A_FLOW: f64 = 0.5;
-/// Thousandths of a packet per second: rates of single flows are summed as whole numbers, so that nothing is left of
-/// a flow that has ended.
+/// Thousandths of a packet per second: rates of single flows are summed as integers, so that nothing remains
+/// of an ended flow.
 const MILLI: f64 = 1_000.0;
 
-/// One slot's instance as it is modelled.
+/// The model of one slot's instance.
 #[derive(Clone, Debug, Default)]
 struct Place {
     queue: f64,
@@ -36,9 +36,9 @@ struct Place {
     /// The same in thousandths of bytes per second.
     singles_milli_bytes: Vec<u64>,
     single_flows: f64,
-    /// How many entries of [`Fluid::flows`] it has.
+    /// Number of entries of [`Fluid::flows`] that it has.
     singles: usize,
-    /// CPUs by quota and the quota's period in seconds, where it has one.
+    /// The quota in CPUs and its period in seconds, if any.
     quota: Option<(f64, f64)>,
     to: f64,
     to_bytes: f64,
@@ -49,27 +49,27 @@ struct Place {
     throttled_ns: f64,
 }
 
-/// Live flows of the aggregates. Those of one class lie side by side by slot, so that what becomes of a class on all
-/// instances is one loop over numbers in a row.
+/// Live flows of the aggregates. Each class is contiguous by slot, so that updating a class on all instances
+/// is one loop.
 #[derive(Clone, Debug, Default)]
 struct Live {
     slots: usize,
     /// By aggregate, class and slot.
     flows: Vec<f64>,
-    /// By slot: the sum at the end of the last step.
+    /// By slot: the sum after the last step.
     sums: Vec<f64>,
-    /// By slot: the weight of the flows of the aggregate at hand.
+    /// By slot: the weight of the current aggregate's flows.
     weights: Vec<f64>,
 }
 
-/// The new flows of one aggregate in a step.
+/// An aggregate's new flows in a step.
 #[derive(Clone, Debug, Default)]
 struct Fresh {
-    /// What one pick stands for, by class.
+    /// Flows per pick, by class.
     each: Vec<f64>,
-    /// By slot: 1 where it was picked, else 0.
+    /// By slot: 1 if picked, else 0.
     picked: Vec<f64>,
-    /// The slots of all picks but their first, in order.
+    /// The slots of repeated picks, in order.
     again: Vec<Slot>,
 }
 
@@ -88,7 +88,7 @@ impl Fresh {
         }
     }
 
-    /// Adds the flows of a class that begin with the picks but the first.
+    /// Adds a class's flows for repeated picks.
     fn add_again(&self, live: &mut [f64], each: f64) {
         for slot in &self.again {
             if let Some(live) = live.get_mut(slot.index()) {
@@ -99,7 +99,7 @@ impl Fresh {
 }
 
 impl Live {
-    /// Makes room for so many slots.
+    /// Reserves space for so many slots.
     fn grow(&mut self, classes: usize, slots: usize) {
         if slots <= self.slots {
             return;
@@ -115,7 +115,7 @@ impl Live {
         self.weights.resize(slots, 0.0);
     }
 
-    /// The classes in that range, each a slice by slot.
+    /// The classes in that range, each as a slice by slot.
     fn classes(&self, range: Range<usize>) -> impl Iterator<Item = &[f64]> {
         let flows = self.flows.get(range.start * self.slots..range.end * self.slots);
         flows.unwrap_or_default().chunks_exact(self.slots.max(1))
@@ -132,8 +132,8 @@ impl Live {
         self.sums.get(slot.index()).copied().unwrap_or(0.0)
     }
 
-    /// A step of one aggregate's flows, whose classes begin at `from`: adds the fresh ones, weighs all that are there
-    /// during the step, leaves what is left of each class at its end, and adds that to the sums.
+    /// A step of one aggregate's flows, whose classes start at `from`: adds the new ones, weighs those
+    /// present during the step, applies the decay of each class, and adds the rest to the sums.
     fn step(&mut self, classes: &[Class], from: usize, fresh: &Fresh, left: &[f64]) {
         self.weights.fill(0.0);
         let mut rows = self.flows.chunks_exact_mut(self.slots.max(1)).skip(from);
@@ -160,13 +160,13 @@ impl Live {
     }
 }
 
-/// What becomes of one class of flows in a step.
+/// The change of one class of flows in a step.
 #[derive(Clone, Copy, Debug)]
 struct Change {
-    /// Flows that begin where one was picked.
+    /// Flows that start per picked slot.
     each: f64,
     weight: f64,
-    /// The share of them that is left at the end.
+    /// The share left at the end.
     left: f64,
 }
 
@@ -179,8 +179,8 @@ impl Change {
     }
 }
 
-/// [`Live::step`] of one class, with the weights and the sums by slot. A function of its own, so that the compiler knows that
-/// the slices have nothing in common and takes several slots at once.
+/// [`Live::step`] for one class, with the weights and sums by slot. A separate function, so that the compiler
+/// knows that the slices do not alias and vectorizes.
 #[inline(never)]
 fn step_one(live: &mut [f64], change: Change, picked: &[f64], columns: (&mut [f64], &mut [f64])) {
     let columns = columns.0.iter_mut().zip(columns.1);
@@ -192,7 +192,7 @@ fn step_one(live: &mut [f64], change: Change, picked: &[f64], columns: (&mut [f6
     }
 }
 
-/// The same for two classes at once, which spares half of the reads and writes of what is summed.
+/// The same for two classes at once, which saves half of the memory accesses for the sums.
 #[inline(never)]
 fn step_two(
     live: (&mut [f64], &mut [f64]),
@@ -211,7 +211,7 @@ fn step_two(
     }
 }
 
-/// Adds what arrives by weight.
+/// Distributes arrivals by weight.
 #[inline(never)]
 fn share(weights: &[f64], pps: &mut [f64], bytes: &mut [f64], of: impl Fn(f64) -> (f64, f64)) {
     for ((weight, pps), bytes) in weights.iter().zip(pps).zip(bytes) {
@@ -224,7 +224,7 @@ fn share(weights: &[f64], pps: &mut [f64], bytes: &mut [f64], of: impl Fn(f64) -
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     single: usize,
-    /// Its key's number.
+    /// Its key number.
     number: u64,
     /// [`Slot::NONE`] while no instance takes it.
     slot: Slot,
@@ -232,7 +232,7 @@ struct Flow {
 }
 
 impl Compiled {
-    /// The rate of a single flow in thousandths of packets, and of bytes, per second.
+    /// A single flow's rate in thousandths of packets, and of bytes, per second.
     fn milli(&self, single: &Single) -> (u64, u64) {
         let packets = single.pps * MILLI;
         let bytes = packets * self.bytes[single.source];
@@ -246,13 +246,13 @@ pub(crate) struct Fluid<'a> {
     min_step: Nanos,
     max_step: Nanos,
     compiled: Compiled,
-    /// Where each aggregate's classes begin among all.
+    /// Start of each aggregate's classes among all.
     class_at: Vec<usize>,
     classes: usize,
     live: Live,
     /// Flows without an instance, by aggregate and class.
     homeless: Vec<f64>,
-    /// Parts of new flows that were not whole yet, by aggregate.
+    /// Accumulated fractions of new flows, by aggregate.
     part: Vec<f64>,
     /// By aggregate.
     fresh: Vec<Fresh>,
@@ -262,12 +262,12 @@ pub(crate) struct Fluid<'a> {
     ends: BinaryHeap<Reverse<(Nanos, usize)>>,
     waiting: Vec<usize>,
     places: Vec<Place>,
-    /// By slot: packets and bytes per second that arrive.
+    /// By slot: arriving packets and bytes per second.
     arrivals_pps: Vec<f64>,
     arrivals_bytes: Vec<f64>,
     /// The slots of the table, in ascending order.
     used: Vec<Slot>,
-    /// By slot: whether it is one of them.
+    /// By slot: whether it is in the table.
     is_used: Vec<bool>,
     steering: Steering,
     random: Random,
@@ -277,19 +277,19 @@ pub(crate) struct Fluid<'a> {
     unserved: f64,
     overcommitted: f64,
     moved: f64,
-    /// What is left of each class after a step of `decay_s` seconds.
+    /// The share of each class left after a step of `decay_s` seconds.
     decay: Vec<f64>,
     decay_s: f64,
     factors: Vec<f64>,
-    /// Whether a queue was on its way up or down in the last step.
+    /// Whether a queue was growing or shrinking in the last step.
     moving: bool,
-    /// Seconds from the end of the last step until a ring that fills is hot or full.
+    /// Seconds after the last step until a filling ring is hot or full.
     crossing_s: Option<f64>,
     lost_failed: f64,
     interval: Interval,
 }
 
-/// Plays a scenario for one seed and records it.
+/// Runs a scenario with one seed and records it.
 pub(crate) fn run(
     scenario: &Scenario,
     compiled: Compiled,
@@ -396,7 +396,7 @@ impl<'a> Fluid<'a> {
         single + self.live.sum(slot)
     }
 
-    /// Takes in what the control loop did with slots, and lists the candidates anew.
+    /// Applies the control loop's slot changes and rebuilds the candidates.
     fn take_over(&mut self, control: &mut Control) {
         for change in std::mem::take(&mut control.changes) {
             match change {
@@ -456,7 +456,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// The flows of a slot are to be given anew.
+    /// Unpins a slot's flows for rescheduling.
     fn unpin(&mut self, slot: Slot) {
         let Some(place) = self.places.get_mut(slot.index()) else {
             return;
@@ -481,7 +481,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// When rates or single flows change next, after `now`.
+    /// The next change of rates or single flows after `now`.
     fn next_change(&self, now: Nanos) -> Option<Nanos> {
         let aggregates = self.compiled.aggregates.iter();
         let rates = aggregates.flat_map(|a| [a.pps.next(now), a.new_flows.next(now)]);
@@ -495,13 +495,14 @@ impl<'a> Fluid<'a> {
         rates.chain(factors).chain(starts).chain(ends).flatten().min()
     }
 
-    /// When a ring that fills will next be hot or full.
+    /// When a filling ring is next hot or full.
     fn next_crossing(&self, now: Nanos) -> Option<Nanos> {
         self.crossing_s
             .map(|after| now + Nanos((after * 1e9).min(1e18) as u64))
     }
 
-    /// Single flows that end and start now, and those that wait for an instance. Says whether there were any.
+    /// Single flows that end and start now, and those waiting for an instance. Returns whether there were
+    /// any.
     fn start_and_end(&mut self, control: &Control, now: Nanos) -> bool {
         let mut changed = false;
         while let Some(Reverse((at, index))) = self.ends.peek().copied()
@@ -592,7 +593,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// New flows of the aggregates during a step: in a limited number of picks.
+    /// The aggregates' new flows of a step, in a limited number of picks.
     fn pin_new_flows(&mut self, now: Nanos, dt_s: f64) {
         for index in 0..self.compiled.aggregates.len() {
             self.fresh[index].clear(self.places.len());
@@ -605,7 +606,7 @@ impl<'a> Fluid<'a> {
             );
             let mut fresh = self.part[index] + rate * dt_s;
             if wants && fresh < 1.0 {
-                // Packets come in: somebody sends them.
+                // Arriving packets need a sender.
                 let mut live = self
                     .live
                     .classes(from..to)
@@ -639,7 +640,7 @@ impl<'a> Fluid<'a> {
                 .extend(of_class.map(|(class, again)| (whole * class.share + again) / picks));
             self.homeless[from..to].fill(0.0);
             let (random, places) = (&mut self.random, &mut self.places);
-            // A number is a key of its own, where somebody looks at keys.
+            // Each number is a key of its own, if the scheduler uses keys.
             let numbers = || random.bits();
             self.steering.pick_often(picks as u64, each, numbers, |slot| {
                 if let Some(place) = places.get_mut(slot.index()) {
@@ -650,7 +651,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Moves rates, queues and counters on by one step.
+    /// Advances rates, queues and counters by one step.
     fn advance(&mut self, control: &mut Control, recorder: &mut Recorder, now: Nanos, dt: Nanos) {
         let dt_s = dt.as_secs_f64();
         if self.compiled.aggregates.iter().any(|a| !a.classes.is_empty()) {
@@ -677,7 +678,7 @@ impl<'a> Fluid<'a> {
         service.overcommitted = whole(self.overcommitted);
     }
 
-    /// What arrives where during a step, with the flows of aggregates moved on to its end.
+    /// Arrivals by slot during a step; advances the aggregates' flows to its end.
     fn arrivals(&mut self, now: Nanos, dt_s: f64) {
         self.arrivals_pps.fill(0.0);
         self.arrivals_bytes.fill(0.0);
@@ -743,7 +744,7 @@ impl<'a> Fluid<'a> {
             unserved += pps * homeless / total;
             unserved_bytes += pps * homeless / total * bytes;
         }
-        // Nothing arrives at slots that are not used.
+        // Nothing arrives at unused slots.
         let served: f64 = self.arrivals_pps.iter().sum();
         let served_bytes: f64 = self.arrivals_bytes.iter().sum();
         self.interval.offered = (served + unserved) * dt_s;
@@ -753,7 +754,7 @@ impl<'a> Fluid<'a> {
         self.unserved += self.interval.lost_unserved;
     }
 
-    /// What each instance can process now, what becomes of its queue, and the counters that the collector reads.
+    /// Each instance's capacity and queue, and the counters for the collector.
     fn serve(&mut self, control: &mut Control, recorder: &mut Recorder, dt_s: f64) {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
@@ -791,7 +792,7 @@ impl<'a> Fluid<'a> {
                 capacity.min(arrivals)
             }
         };
-        // What all together are short of.
+        // The shortage of the shared capacity.
         let short = instances.total_pps.and_then(|total| {
             let demand: f64 = places().map(|(place, arrivals)| wants(place, arrivals)).sum();
             (demand > total).then_some((total, demand))
@@ -813,7 +814,7 @@ impl<'a> Fluid<'a> {
                 |(total, demand)| wants(place, arrivals) * total / demand,
             );
             let could = capacity * dt_s;
-            // What mostly is: nothing waits, and all that arrives is taken at once.
+            // The common case: no queue, and everything is processed at once.
             let is_light = place.queue == 0.0 && arrivals <= capacity && place.quota.is_none();
             let (kept, taken) = if is_light {
                 let taken = arrivals * dt_s;
@@ -823,13 +824,13 @@ impl<'a> Fluid<'a> {
             } else {
                 let mut stalled = 0.0;
                 if let Some((cpus, period_s)) = place.quota {
-                    // A polling function uses its quota up whatever it is offered, and then stands still for the rest of
-                    // each period: what does not fit the ring meanwhile is lost.
+                    // A polling function uses its whole quota whatever its load, and then stalls for the rest
+                    // of each period: packets that do not fit the ring meanwhile are lost.
                     let still_s = period_s * (1.0 - cpus / instances.threads).max(0.0);
                     if still_s > 0.0 {
                         let room = (ring - place.queue).max(0.0);
                         let over = (arrivals * still_s - room).max(0.0);
-                        // Beyond the capacity the loss is the ring's anyway.
+                        // Beyond the capacity the ring drops them anyway.
                         stalled = (over / period_s).min((arrivals - (arrivals - capacity).max(0.0)).max(0.0));
                         place.throttled_ns += still_s / period_s * dt_s * 1e9;
                         raw.throttled_ns = whole(place.throttled_ns);
@@ -864,7 +865,7 @@ impl<'a> Fluid<'a> {
             place.to += kept;
             place.back += taken;
             if arrivals > 0.0 {
-                // What the ring takes is as large as what arrives.
+                // The ring keeps packets of the same mean size as arrive.
                 place.to_bytes += kept * bytes / arrivals;
             }
             place.busy_ns += if could > 0.0 {
@@ -887,7 +888,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Keeps what is left of each class in step with the step's length.
+    /// Updates the decay factors to the step's length.
     fn follow_decay(&mut self, dt_s: f64) {
         if dt_s.to_bits() != self.decay_s.to_bits() {
             self.decay_s = dt_s;
@@ -898,7 +899,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Less than half a flow of the aggregates on an instance that takes no new ones ends, and so do flows without one.
+    /// Ends fractions below half a flow on instances without new flows, and flows without an instance.
     fn die_out(&mut self, control: &Control) {
         if self.classes == 0 {
             return;

@@ -1,16 +1,16 @@
-//! Answers "which policy, with which parameters, for my traffic?" without a packet: it plays traffic against the live
-//! system's own schedulers, autoscalers, controller and collector, over modelled instances. It never touches a
-//! container, a socket or a clock, and everything that it says is simulated, not measured.
+//! Answers "which policy, with which parameters, for my traffic?" without packets: runs traffic models
+//! against the live schedulers, autoscalers, controller and collector, with modelled instances. It never
+//! touches a container, a socket or a clock. All results are simulated, not measured.
 //!
-//! Key types: [`ScenarioFile`] (what is played), [`Scenario`] (one variant of it), [`Outcome`] (what came of one run),
-//! [`ScenarioResult`] (of all variants and seeds, with confidence intervals and checks).
+//! Key types: [`ScenarioFile`] (the input), [`Scenario`] (one variant), [`Outcome`] (the result of one run),
+//! [`ScenarioResult`] (over all variants and seeds, with confidence intervals and checks).
 //!
-//! How it is used:
+//! Use:
 //! 1. [`ScenarioFile::load`], and [`ScenarioFile::set`] to change a key.
-//! 2. [`run`] plays every variant for every seed; [`play`] plays one.
-//! 3. [`ScenarioResult::is_met`] says whether it came out as the scenario expects.
+//! 2. [`run`] runs every variant with every seed; [`play`] runs one.
+//! 3. [`ScenarioResult::is_met`] says whether the scenario's expectations hold.
 //!
-//! What is the live system's and what is modelled:
+//! What is live code and what is modelled:
 //!
 //! | live code | modelled |
 //! | --- | --- |
@@ -20,7 +20,7 @@
 //! | steering by a card's rules (`openflow-switch`), where a scenario has a card | the card (the fake switch of its tests) |
 //! | | capacity, rings, contention, quota stalls |
 //!
-//! Every chance comes from a seed: the same scenario, seed and build give the same bytes.
+//! All randomness comes from a seed: the same scenario, seed and build give identical bytes.
 #![forbid(unsafe_code)]
 
 mod card;

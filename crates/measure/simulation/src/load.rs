@@ -1,5 +1,5 @@
-//! What comes in: single flows, and aggregates of many flows by their rates. All chances are drawn here, before the
-//! run, so that every policy meets the same traffic.
+//! The traffic: single flows, and aggregates of many flows as rates. All random draws happen before the run,
+//! so that every policy meets the same traffic.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,25 +11,25 @@ use crate::Error;
 use crate::recording::Recording;
 use crate::scenario::{Burst, BurstOf, FlowMix, Noise, Scenario, Traffic};
 
-/// Changes of rate that one source may have in a run.
+/// Rate changes per source and run.
 pub(crate) const CHANGES_LIMIT: usize = 20_000_000;
-/// Single flows that a run may have.
+/// Single flows per run.
 pub(crate) const FLOWS_LIMIT: usize = 5_000_000;
-/// Bytes of payload in a full packet: what sizes in bytes are divided by.
+/// Payload bytes of a full packet: divides sizes in bytes into packets.
 const FULL_PACKET_BYTES: f64 = 1_460.0;
-/// Draws that a mixture is turned into classes by.
+/// Draws for converting a mixture into classes.
 const MIXTURE_DRAWS: usize = 100_000;
-/// Shortest life of a flow, in seconds.
+/// Shortest lifetime of a flow, in seconds.
 const SHORTEST_LIFE_S: f64 = 0.001;
-/// Life of a recorded flow, in seconds: longer than any recording.
+/// Lifetime of a recorded flow, in seconds: longer than any recording.
 const RECORDED_LIFE_S: f64 = 1e9;
-/// Single flows that a burst of new flows is made of: at least so many, and so many that each brings at most
-/// [`PIECE_SHARE`] of what an instance can process, as real flows are small.
+/// Single flows in a burst of new flows: within these bounds, so many that each brings at most
+/// [`PIECE_SHARE`] of an instance's capacity, because real flows are small.
 const BURST_FLOWS: std::ops::RangeInclusive<u64> = 32..=1024;
 /// See [`BURST_FLOWS`].
 const PIECE_SHARE: f64 = 0.02;
 
-/// A value that holds from one change to the next.
+/// A piecewise constant value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Steps {
     changes: Vec<(Nanos, f64)>,
@@ -41,7 +41,7 @@ impl Steps {
         Steps { changes, at: 0 }
     }
 
-    /// The value from `now` on. Time must not go back.
+    /// The value at `now`. Time must not go back.
     pub(crate) fn value(&mut self, now: Nanos) -> f64 {
         while self.changes.get(self.at + 1).is_some_and(|(at, _)| *at <= now) {
             self.at += 1;
@@ -52,13 +52,13 @@ impl Steps {
         }
     }
 
-    /// When it changes next, after `now`.
+    /// The next change after `now`.
     pub(crate) fn next(&self, now: Nanos) -> Option<Nanos> {
         let ahead = self.changes.get(self.at..)?;
         ahead.iter().map(|(at, _)| *at).find(|at| *at > now)
     }
 
-    /// The value at any moment.
+    /// The value at any time.
     pub(crate) fn peek(&self, at: Nanos) -> f64 {
         let place = self.changes.partition_point(|(from, _)| *from <= at);
         place
@@ -67,7 +67,7 @@ impl Steps {
             .map_or(0.0, |(_, value)| *value)
     }
 
-    /// This value times the other, which is 1 before its first change.
+    /// The product with another value, which is 1 before its first change.
     fn times(self, other: &Steps) -> Steps {
         let mut changes = Vec::with_capacity(self.changes.len() + other.changes.len());
         let (mut a, mut b) = (self.changes.iter().peekable(), other.changes.iter().peekable());
@@ -96,55 +96,55 @@ impl Steps {
 pub(crate) struct Class {
     /// Share of new flows.
     pub(crate) share: f64,
-    /// Mean life, in seconds.
+    /// Mean lifetime, in seconds.
     pub(crate) life_s: f64,
-    /// Rate of one of its flows against that of the others.
+    /// Relative rate of one of its flows.
     pub(crate) weight: f64,
 }
 
-/// Many flows by their rates.
+/// Many flows, as rates.
 #[derive(Clone, Debug)]
 pub(crate) struct Aggregate {
-    /// Packets per second of all of them.
+    /// Packets per second of all flows.
     pub(crate) pps: Steps,
     /// New flows per second.
     pub(crate) new_flows: Steps,
     pub(crate) classes: Vec<Class>,
-    /// Its place in the scenario.
+    /// Its index in the scenario.
     pub(crate) source: usize,
 }
 
-/// One flow, or a few that go the same way.
+/// One flow, or several with the same pin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Single {
     pub(crate) at: Nanos,
     pub(crate) lasts: Option<Nanos>,
     pub(crate) repeat: bool,
-    /// How many flows it stands for.
+    /// Number of flows it stands for.
     pub(crate) flows: f64,
     /// Packets per second of all of them.
     pub(crate) pps: f64,
-    /// Which of [`Compiled::factors`] its rate is multiplied by.
+    /// The index in [`Compiled::factors`] of its rate factor.
     pub(crate) factor: usize,
     pub(crate) dscp: u8,
-    /// Packets that must be processed before it ends, where that is what ends it.
+    /// Packets to process before it ends, if that ends it.
     pub(crate) volume: Option<u64>,
-    /// The place of its source in the scenario.
+    /// Its source's index in the scenario.
     pub(crate) source: usize,
 }
 
-/// A run's traffic.
+/// The traffic of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Compiled {
     pub(crate) aggregates: Vec<Aggregate>,
-    /// In the order of their starts.
+    /// In order of start.
     pub(crate) singles: Vec<Single>,
     pub(crate) factors: Vec<Steps>,
-    /// Bytes of a packet, by source.
+    /// Bytes per packet, by source.
     pub(crate) bytes: Vec<f64>,
 }
 
-/// Makes a scenario's traffic for one seed. `data` is the folder of data, `beside` the scenario's own.
+/// Generates a scenario's traffic for one seed. `data` is the data folder, `beside` the scenario's own.
 pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Compiled, Error> {
     let mut compiled = Compiled::default();
     let end = seconds(scenario.duration_s);
@@ -155,7 +155,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
         .map(|source| f64::from(source.bytes()))
         .collect();
     for (index, source) in scenario.traffic.iter().enumerate() {
-        // A source's chances do not depend on what the others draw.
+        // A source's random draws do not depend on other sources.
         let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (index as u64 + 1));
         let key = |name: &str| format!("traffic.{index}.{name}");
         match source {
@@ -259,7 +259,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                 if most <= 0.0 {
                     return Err(Error::Data {
                         path,
-                        problem: format!("it has no packet from second {from_s} on"),
+                        problem: format!("it has no packets from second {from_s} on"),
                     });
                 }
                 let scale = peak_pps.map_or(1.0, |peak| peak / most);
@@ -285,7 +285,7 @@ pub(crate) fn compile(scenario: &Scenario, seed: u64, data: &Path, beside: &Path
                 compiled.aggregates.push(Aggregate {
                     pps: Steps::new(recording.rates().map(|(at, _, pps)| (at, pps)).collect()),
                     new_flows: Steps::new(recording.rates().map(|(at, flows, _)| (at, flows)).collect()),
-                    // How long each flow lived was not recorded; none ends here.
+                    // Flow lifetimes were not recorded; none ends here.
                     classes: vec![Class {
                         share: 1.0,
                         life_s: RECORDED_LIFE_S,
@@ -452,7 +452,7 @@ impl Compiled {
         let (mut first, mut last) = (u64::MAX, 0);
         for captured in reader {
             let captured = captured.map_err(|error| data(error.to_string()))?;
-            // What is no flow's, and later fragments, which have no ports, are left out.
+            // Skips frames without a flow, and later fragments, which have no ports.
             let info = match packet::parse(captured.frame) {
                 packet::Parsed::Flow(info) => info,
                 packet::Parsed::Fragment(fragment) if fragment.is_first() => fragment.info,
@@ -495,7 +495,7 @@ impl Compiled {
             }
             if self.singles.len() > FLOWS_LIMIT {
                 return Err(data(format!(
-                    "played so often it has more than {FLOWS_LIMIT} flows"
+                    "with these repetitions it has more than {FLOWS_LIMIT} flows"
                 )));
             }
             round = round + length;
@@ -510,7 +510,7 @@ impl Compiled {
 /// Hashes keys as the flow table does.
 const HASHER: flow_table::FlowHasher = flow_table::FlowHasher::new([1, 2, 3, 4]);
 
-/// A flow's key and hash from its number: a 5-tuple of its own.
+/// The key and hash of a flow number: a unique 5-tuple.
 pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
     let [a, b, c, d, e, f, g, h] = Random::new(number).bits().to_le_bytes();
     // The client's address is always the lower one.
@@ -526,26 +526,26 @@ pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
     (key, HASHER.hash(&key))
 }
 
-/// A count without its fraction. Counts are never below 0.
+/// Truncates a count, which is never below 0.
 pub(crate) fn whole(count: f64) -> u64 {
-    // By way of the signed type: that is one instruction.
+    // By way of the signed type, which takes one instruction.
     count as i64 as u64
 }
 
-/// The whole number that is nearest to a count; halves go up.
+/// Rounds a count to the nearest integer, halves up.
 pub(crate) fn nearest(count: f64) -> u64 {
     let whole = count as i64;
     (whole + i64::from(count - whole as f64 >= 0.5)) as u64
 }
 
-/// Rounds up to a whole millisecond: the finest step of the control loop.
+/// Rounds up to a whole millisecond, the control loop's finest step.
 pub(crate) fn whole_ms(at: Nanos) -> Nanos {
     Nanos(at.0.div_ceil(1_000_000) * 1_000_000)
 }
 
-/// Seconds as a whole number of milliseconds, rounded up, so that all changes lie on the control loop's steps.
+/// Seconds as whole milliseconds, rounded up, so that all changes lie on the control loop's steps.
 pub(crate) fn seconds(seconds: f64) -> Nanos {
-    // Rounding first: 0.1 + 0.2 must not become 301 ms.
+    // Round first: 0.1 + 0.2 must not become 301 ms.
     whole_ms(Nanos(
         ((seconds.max(0.0) * 1e9).round() as u64).div_euclid(1_000) * 1_000,
     ))
@@ -578,7 +578,7 @@ fn sampled(
                 break;
             }
             let pieces = match next {
-                // A change of some seconds in pieces of a tenth of one; of hours in a hundred.
+                // A change over seconds in steps of a tenth of a second; over hours in a hundred steps.
                 Some(next) if smooth => (((next.0 - at_s) * 10.0).round() as u64).clamp(1, 100),
                 _ => 1,
             };
@@ -619,11 +619,11 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 fn read_text(path: &Path) -> Result<String, Error> {
     String::from_utf8(read(path)?).map_err(|_| Error::Data {
         path: path.to_owned(),
-        problem: "it is not text".to_owned(),
+        problem: "it is not UTF-8 text".to_owned(),
     })
 }
 
-/// `second,flows,packets,…` with a heading.
+/// Parses `second,flows,packets,…` with a heading.
 fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
     let text = read_text(path)?;
     let mut rows = Vec::new();
@@ -649,7 +649,7 @@ fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
         if rows.last().is_some_and(|last: &(f64, f64, f64)| last.0 >= row.0) {
             return Err(Error::Data {
                 path: path.to_owned(),
-                problem: format!("line {}: seconds must rise", number + 1),
+                problem: format!("line {}: seconds must increase", number + 1),
             });
         }
         rows.push(row);
@@ -657,7 +657,7 @@ fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
     Ok(rows)
 }
 
-/// The classes of a mix of flows.
+/// The classes of a flow mix.
 fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
     let pace = |pace_pps: f64| check(key, pace_pps, 1e-3, 1e12);
     let found = match mix {
@@ -677,14 +677,14 @@ fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
         FlowMix::Mixture { mixture, pace_pps } => {
             pace(*pace_pps)?;
             let path = data.join(mixture);
-            // The file's absence is told like every other file's.
+            // A missing file gives the same error as any other.
             read(&path)?;
             let mixture = Mixture::load(&path).map_err(|error| Error::Data {
                 path: path.clone(),
                 problem: error.to_string(),
             })?;
             let mut random = Random::new(1);
-            // By powers of four of their lengths: count and packets.
+            // By powers of four of the length: count and packets.
             let mut bins = [(0.0, 0.0); 16];
             for _ in 0..MIXTURE_DRAWS {
                 let length = mixture.draw(&mut random);
@@ -788,7 +788,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flow_has_a_key_of_its_own() {
+    fn every_flow_has_a_unique_key() {
         let keys: std::collections::BTreeSet<_> = (0..10_000).map(|n| key_of(n).0).collect();
         assert_eq!(keys.len(), 10_000);
     }

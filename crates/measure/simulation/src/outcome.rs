@@ -1,4 +1,5 @@
-//! What came of a run: totals, series over time, decisions, and the metrics that checks, sweeps and comparisons use.
+//! The result of a run: totals, time series, decisions, and the metrics used by checks, sweeps and
+//! comparisons.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,14 +10,14 @@ use crate::control::Control;
 use crate::load::seconds;
 use crate::scenario::{Scenario, Traffic};
 
-/// Points that a series has about.
+/// Approximate number of points in a series.
 const POINTS: f64 = 400.0;
-/// Share of what is offered above which an interval counts as one with loss.
+/// An interval has loss if this share of the offered packets is lost.
 const LOSS_SHARE: f64 = 1e-3;
-/// Decisions that are kept; more are counted.
+/// Decisions kept; further ones are counted.
 pub const DECISIONS_LIMIT: usize = 20_000;
 
-/// What happened within one step.
+/// The counts of one step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interval {
     pub(crate) offered: f64,
@@ -29,18 +30,18 @@ pub(crate) struct Interval {
     pub(crate) moved: f64,
 }
 
-/// A point of the series. Rates are packets per second, means since the point before.
+/// A point of the series. Rates are packets per second, means since the previous point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// Seconds since the run's beginning.
+    /// Time in seconds.
     pub at_s: f64,
     /// Offered.
     pub offered_pps: f64,
     /// Processed.
     pub served_pps: f64,
-    /// Lost, for whatever reason.
+    /// Lost, for any reason.
     pub lost_pps: f64,
-    /// Active instances wanted.
+    /// Wanted Active instances.
     pub wanted: u32,
     /// Active instances.
     pub active: u32,
@@ -50,50 +51,50 @@ pub struct Point {
     pub instances: Vec<InstancePoint>,
 }
 
-/// One instance at a point of the series.
+/// An instance at a point of the series.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InstancePoint {
-    /// Which.
+    /// The instance.
     pub id: InstanceId,
     /// Flows pinned to it.
     pub flows: f64,
-    /// Packets per second for it, mean since the point before.
+    /// Arriving packets per second, mean since the previous point.
     pub arrivals_pps: f64,
-    /// Packets per second that it processed.
+    /// Packets processed per second.
     pub served_pps: f64,
     /// Whether it takes new flows.
     pub active: bool,
 }
 
-/// A decision of the autoscaler, or of somebody by hand.
+/// A decision of the autoscaler or a manual one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
-    /// Seconds since the run's beginning.
+    /// Time in seconds.
     pub at_s: f64,
-    /// Active instances wanted before.
+    /// Wanted Active instances before.
     pub from: u32,
-    /// And after.
+    /// Wanted Active instances after.
     pub to: u32,
-    /// Who decided.
+    /// The policy.
     pub policy: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// One run's result. Everything in it is simulated.
+/// The result of one run. All of it is simulated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
-    /// Figures by name; units are in the names.
+    /// Metrics by name; names end in units.
     pub metrics: BTreeMap<String, f64>,
-    /// Over time.
+    /// The time series.
     pub series: Vec<Point>,
-    /// What was decided.
+    /// The decisions.
     pub decisions: Vec<Decision>,
 }
 
-/// Follows a run and makes its [`Outcome`].
+/// Records a run and computes its [`Outcome`].
 #[derive(Debug)]
 pub(crate) struct Recorder {
     every: Nanos,
@@ -102,7 +103,7 @@ pub(crate) struct Recorder {
     duration: Nanos,
     last: Nanos,
     since_point: Nanos,
-    /// Since the last point.
+    /// Counts since the last point.
     sum: Interval,
     by_slot: Vec<(f64, f64)>,
     total: Interval,
@@ -127,7 +128,7 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn new(scenario: &Scenario) -> Recorder {
         let duration = seconds(scenario.duration_s);
-        // Whole milliseconds, and whole seconds where a run is long enough.
+        // Whole milliseconds, and whole seconds in long runs.
         let every_ms = (scenario.duration_s * 1e3 / POINTS).ceil().max(1.0) as u64;
         let every_ms = match every_ms {
             0..=999 => [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000]
@@ -181,7 +182,8 @@ impl Recorder {
         }
     }
 
-    /// By slot, for so many slots: packets for it and packets that it served since the last point, for each step to be added to.
+    /// Arrived and processed packets since the last point, by slot, for so many slots; each step adds to
+    /// them.
     pub(crate) fn instances(&mut self, slots: usize) -> &mut [(f64, f64)] {
         if self.by_slot.len() < slots {
             self.by_slot.resize(slots, (0.0, 0.0));
@@ -189,7 +191,7 @@ impl Recorder {
         &mut self.by_slot
     }
 
-    /// One step that ended at `now`.
+    /// Adds a step that ended at `now`.
     pub(crate) fn note(&mut self, control: &Control, interval: &Interval, now: Nanos) {
         let counted = now > self.warm_up;
         let dt = now.since(self.last);
@@ -252,7 +254,7 @@ impl Recorder {
         }
     }
 
-    /// Writes a point where one is due. `flows` are those pinned to a slot.
+    /// Records a point if one is due. `flows` returns the flows pinned to a slot.
     pub(crate) fn record(&mut self, now: Nanos, control: &mut Control, flows: impl Fn(Slot) -> f64) {
         control.events.clear();
         if now < self.next && now < self.duration {
@@ -293,7 +295,7 @@ impl Recorder {
         });
     }
 
-    /// The run has ended.
+    /// Ends the run.
     pub(crate) fn finish(&mut self, control: &Control) {
         let before = self.changes.back().copied().unwrap_or(self.warm_up);
         self.longest_quiet = self.longest_quiet.max(self.last.since(before));
@@ -360,7 +362,7 @@ impl Recorder {
         }
         put("lost_pps_end", mean(tail, |p| p.lost_pps));
         put("offered_pps_end", mean(tail, |p| p.offered_pps));
-        // Where loss begins that lasts for two points.
+        // The first loss that lasts for two points.
         let lossy = |p: &Point| p.lost_pps > LOSS_SHARE * p.offered_pps;
         let first = counted
             .windows(2)
@@ -386,7 +388,7 @@ impl Recorder {
                 .map(|p| p.instances.iter().map(|i| i.flows).sum::<f64>())
                 .fold(0.0, f64::max),
         );
-        // Of the last tenth: what the instance with the least gets, as a share of what each would get if all got the same.
+        // Fairness in the last tenth: the share of the least served instance relative to an even share.
         let share_min = |p: &Point| {
             let rates: Vec<f64> = p
                 .instances
@@ -421,7 +423,8 @@ impl Recorder {
                 let (low, high) = rates.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), r| {
                     (low.min(*r), high.max(*r))
                 });
-                // An idle instance makes the ratio infinite; it is cut where nothing more is learned from it.
+                // An idle instance makes the ratio infinite; it is capped where larger values mean nothing
+                // more.
                 spread += (high / low.max(high * 1e-3)).min(1e3);
                 most = most.max(high);
             }

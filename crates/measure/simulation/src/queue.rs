@@ -1,4 +1,4 @@
-//! The queue of one instance: servers, and the order in which they take jobs.
+//! An instance's queue: servers and queueing discipline.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::scenario::{Discipline, Queue};
 const SAMPLE_WEIGHT: f64 = 0.01;
 /// Samples of an actor before its dispersion counts.
 const SAMPLES_ENOUGH: u64 = 50;
-/// Nanoseconds between two looks at how busy the groups of servers are.
+/// Nanoseconds between two evaluations of the server groups' utilisation.
 const GROUP_WINDOW_NS: u64 = 10_000_000;
 
 /// A request.
@@ -29,7 +29,7 @@ struct Running {
     since: u64,
 }
 
-/// What is known of an actor.
+/// Statistics of an actor.
 #[derive(Clone, Debug, Default)]
 struct Actor {
     mailbox: VecDeque<Job>,
@@ -42,7 +42,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Mean and three deviations of its response time (iPipe §3.2).
+    /// Mean plus three deviations of its response time (iPipe §3.2).
     fn tail_ns(&self) -> f64 {
         self.mean_ns + 3.0 * self.variance.max(0.0).sqrt()
     }
@@ -55,15 +55,15 @@ pub(crate) struct Station {
     ring: usize,
     line: VecDeque<Job>,
     actors: Vec<Actor>,
-    /// Actors with jobs that are served by deficit round-robin, in their order; the first is next.
+    /// Actors with jobs under deficit round-robin, in order; the first is next.
     round: VecDeque<u32>,
-    /// Whether the first of them has been given its quantum in this turn.
+    /// Whether the first of them has received its quantum in this turn.
     has_quantum: bool,
-    /// Actors that are served so, with jobs or without.
+    /// Actors under deficit round-robin, with or without jobs.
     drr_actors: usize,
     running: Vec<Option<Running>>,
     free: Vec<u32>,
-    /// Of the hybrid: servers from the end that serve by deficit round-robin.
+    /// Hybrid: number of servers, from the end, under deficit round-robin.
     drr_servers: usize,
     waiting: usize,
     in_service: usize,
@@ -74,7 +74,7 @@ pub(crate) struct Station {
     switch_ns: f64,
     threshold_ns: f64,
     hysteresis: f64,
-    /// Mean and variance of the response time of the first-come-first-served group.
+    /// Mean and variance of the response time of the FCFS group.
     group_mean_ns: f64,
     group_variance: f64,
     looked: u64,
@@ -105,7 +105,7 @@ impl Station {
             drr_actors: if is_drr { actors as usize } else { 0 },
             has_quantum: false,
             running: vec![None; servers],
-            // The first is taken first.
+            // The first server is used first.
             free: (0..queue.servers).rev().collect(),
             drr_servers: 0,
             waiting: 0,
@@ -124,7 +124,7 @@ impl Station {
         }
     }
 
-    /// Packets per second of one CPU, how many there are, and the quota.
+    /// Sets packets per second of one CPU, the number of CPUs, and the quota.
     pub(crate) fn set_speed(&mut self, pps: f64, threads: f64, quota: Option<CpuQuota>) {
         self.work_ns = self.running.len() as f64 * 1e9 / (pps * threads).max(1e-9);
         self.quota = quota.filter(|quota| quota.cpus() < threads).map(|quota| {
@@ -134,22 +134,22 @@ impl Station {
         });
     }
 
-    /// Nanoseconds that an ordinary job takes one server.
+    /// Service time of an ordinary job on one server, in nanoseconds.
     pub(crate) fn work_ns(&self) -> f64 {
         self.work_ns
     }
 
-    /// Jobs that wait.
+    /// Waiting jobs.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Jobs that wait or are served.
+    /// Waiting and running jobs.
     pub(crate) fn len(&self) -> usize {
         self.waiting + self.in_service
     }
 
-    /// Takes a job; false where the ring is full.
+    /// Enqueues a job; false if the ring is full.
     pub(crate) fn take(&mut self, job: Job) -> bool {
         if self.waiting >= self.ring {
             return false;
@@ -167,7 +167,7 @@ impl Station {
         true
     }
 
-    /// Starts the next job on a free server, where there are both: the server and when it will be done.
+    /// Starts the next job on a free server, if there are both; returns the server and the completion time.
     pub(crate) fn start(&mut self, now: u64) -> Option<(u32, u64)> {
         let servers = self.running.len();
         let first_drr = match self.discipline {
@@ -199,14 +199,15 @@ impl Station {
         None
     }
 
-    /// Deficit round-robin: each actor with jobs gets the quantum when its turn comes, and is served while what it
-    /// has covers its mean work.
+    /// Deficit round-robin: each actor with jobs gets the quantum in its turn, and is served while its
+    /// deficit covers its mean service time.
     fn next_in_round(&mut self) -> Option<Job> {
-        // Each turn adds a quantum, so this ends: after so many rounds as the longest mean work has quanta.
+        // Terminates: each turn adds a quantum, so after as many rounds as the longest mean service time has
+        // quanta.
         loop {
             let id = *self.round.front()?;
             let actor = &mut self.actors[id as usize];
-            // Once a turn.
+            // Once per turn.
             if !std::mem::replace(&mut self.has_quantum, true) {
                 actor.deficit_ns += self.quantum_ns;
             }
@@ -225,7 +226,7 @@ impl Station {
         }
     }
 
-    /// When work that begins now is done, with the quota's stalls.
+    /// The completion time of work that starts now, including quota stalls.
     fn after(&self, now: u64, work_ns: f64) -> u64 {
         let mut work = work_ns.max(0.0).round() as u64;
         let Some((run, period)) = self.quota else {
@@ -243,7 +244,7 @@ impl Station {
         next + work / run * period + work % run
     }
 
-    /// The server is done: its job, and the nanoseconds that it took.
+    /// Completes a server's job; returns the job and its service time in nanoseconds.
     pub(crate) fn finish(&mut self, server: u32, now: u64) -> Option<(Job, u64)> {
         let running = self.running.get_mut(server as usize)?.take()?;
         self.in_service -= 1;
@@ -253,9 +254,9 @@ impl Station {
         Some((running.job, worked))
     }
 
-    /// What the hybrid learns of actors, and what it does with it (iPipe §3.2, algorithms 1 and 2, by their text:
-    /// the actor with the highest dispersion goes down, the one with the lowest comes back). What does not fit the
-    /// card at all would be moved to the host; that is not modelled.
+    /// Updates the hybrid's statistics and moves actors (iPipe §3.2, algorithms 1 and 2, by their text: the
+    /// actor with the highest dispersion moves to DRR, the one with the lowest back). Migration to the host
+    /// is not modelled.
     fn learn(&mut self, server: u32, job: &Job, worked: u64, now: u64) {
         let response = (now - job.arrived) as f64;
         let servers = self.running.len();
@@ -296,14 +297,15 @@ impl Station {
             actors.filter(move |(_, actor)| actor.is_drr == drr && actor.samples >= SAMPLES_ENOUGH)
         };
         if tail > self.threshold_ns {
-            // One actor must stay: without it the first group would serve nobody.
+            // One actor must stay, or the first group would be idle.
             let many = candidates(false).count() > 1;
             let worst = candidates(false).max_by(|a, b| a.1.tail_ns().total_cmp(&b.1.tail_ns()));
             if let Some((index, _)) = worst.filter(|_| many) {
                 self.move_to_drr(index);
             }
         } else {
-            // By its own tail: by that of the first group, which is low because it is gone, it would come back at once.
+            // By its own tail: the first group's tail is low because the actor has left, so it would return
+            // at once.
             let low = (1.0 - self.hysteresis) * self.threshold_ns;
             let best = candidates(true)
                 .filter(|(_, actor)| actor.tail_ns() < low)
@@ -314,7 +316,7 @@ impl Station {
         }
     }
 
-    /// A group that is nearly always busy gets a server of the other one, where that can spare it.
+    /// A nearly saturated group gets a server of the other one, if that can spare it.
     fn balance_groups(&mut self, window_ns: f64) {
         let servers = self.running.len();
         let drr = self.drr_servers;
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_stops_work_in_the_middle() {
+    fn a_quota_interrupts_a_job() {
         let mut station = Station::new(&Queue::default(), 8);
         station.set_speed(
             1e6,

@@ -1,4 +1,4 @@
-//! A recording of a live run: what came in, and what was decided.
+//! A recording of a live run: its traffic and its decisions.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// A live run of one service. Times are seconds since the recording's beginning.
+/// A live run of one service. Times are in seconds since its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recording {
-    /// How it was made.
+    /// How it was recorded.
     pub about: String,
     /// `[at_s, packets offered so far, live flows]`, in ascending order of time.
     pub samples: Vec<(f64, f64, f64)>,
-    /// What was decided: the `scaled` events.
+    /// Its decisions: the `scaled` events.
     pub decisions: Vec<RecordedDecision>,
 }
 
@@ -23,11 +23,11 @@ pub struct Recording {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordedDecision {
-    /// When, in seconds.
+    /// Time in seconds.
     pub at_s: f64,
-    /// Active instances wanted before.
+    /// Wanted Active instances before.
     pub from: u32,
-    /// And after.
+    /// Wanted Active instances after.
     pub to: u32,
 }
 
@@ -49,13 +49,13 @@ impl Recording {
         let rises = |pair: &[(f64, f64, f64)]| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1;
         if recording.samples.len() < 2 || !recording.samples.windows(2).all(rises) {
             return Err(data(
-                "it needs two samples or more, whose times and packets rise".to_owned(),
+                "it needs at least two samples with increasing times and packets".to_owned(),
             ));
         }
         Ok(recording)
     }
 
-    /// When each span between two samples begins, its new flows per second and its packets per second.
+    /// The start, new flows per second and packets per second of each interval between samples.
     pub(crate) fn rates(&self) -> impl Iterator<Item = (Nanos, f64, f64)> {
         self.samples.windows(2).map(|pair| {
             let dt_s = pair[1].0 - pair[0].0;

@@ -1,4 +1,4 @@
-//! Plays all variants of a scenario with their seeds, and looks whether it came out as expected.
+//! Runs all variants of a scenario with their seeds and evaluates its checks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::outcome::{Outcome, Recorder};
 use crate::scenario::{Model, SEEDS_LIMIT, Scenario, ScenarioFile};
 use crate::{Error, event, fluid, load};
 
-/// Quantile of the normal distribution for a two-sided interval of 95 %.
+/// Two-sided 95 % quantile of the normal distribution.
 const NORMAL_95: f64 = 1.959_964;
 
-/// Runs at the same time at most: the traffic of one may take some hundred megabytes.
+/// Maximum parallel runs: the traffic of one may take some hundred megabytes.
 const THREADS_LIMIT: usize = 8;
 
-/// A figure over several seeds.
+/// A metric over several seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// Its mean.
@@ -27,46 +27,46 @@ pub struct Figure {
     pub half_width: f64,
 }
 
-/// What came of one variant.
+/// The result of one variant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VariantResult {
-    /// Its name; empty where the scenario has no variants.
+    /// Its name; empty if the scenario has no variants.
     pub name: String,
-    /// Figures by name, over all seeds.
+    /// Metrics by name, over all seeds.
     pub metrics: BTreeMap<String, Figure>,
-    /// The first seed's run.
+    /// The run with the first seed.
     pub first: Outcome,
 }
 
-/// What came of a scenario.
+/// The result of a scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScenarioResult {
     /// Its name.
     pub name: String,
-    /// What it shows.
+    /// Its purpose.
     pub about: String,
-    /// Where it comes from.
+    /// Its origin.
     pub source: String,
-    /// Seconds that were simulated in each run.
+    /// Simulated seconds per run.
     pub duration_s: f64,
-    /// Seeds of each variant.
+    /// Seeds per variant.
     pub seeds: u64,
-    /// By variant, in the order of their names.
+    /// By variant, in order of name.
     pub variants: Vec<VariantResult>,
-    /// What was expected.
+    /// The expectation.
     pub expected: String,
-    /// The checks of it.
+    /// Its checks.
     #[serde(skip)]
     pub checks: Vec<Checked>,
 }
 
 impl ScenarioResult {
-    /// Whether everything that was expected came to be.
+    /// Whether all checks hold.
     pub fn is_met(&self) -> bool {
         self.checks.iter().all(|check| check.met)
     }
 
-    /// The means of all metrics by variant.
+    /// The means of all metrics, by variant.
     pub fn means(&self) -> BTreeMap<String, BTreeMap<String, f64>> {
         let of = |variant: &VariantResult| {
             variant
@@ -82,10 +82,10 @@ impl ScenarioResult {
     }
 }
 
-/// Plays one variant with one seed. `data` is the folder of data, `beside` the scenario's own.
+/// Runs one variant with one seed. `data` is the data folder, `beside` the scenario's own.
 ///
 /// # Errors
-/// What is wrong with the scenario or its data.
+/// An invalid scenario or data file.
 pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Outcome, Error> {
     let compiled = load::compile(scenario, seed, data, beside)?;
     let mut recorder = Recorder::new(scenario);
@@ -96,11 +96,11 @@ pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Resul
     Ok(recorder.outcome(seed))
 }
 
-/// Plays every variant of a scenario with `seeds` seeds, from the scenario's own on; [`None`] for as many as its
-/// expectation is meant for. `progress` is told each run that has ended: variant, runs done, runs in all.
+/// Runs every variant with `seeds` seeds, starting with the scenario's own; [`None`] for the number that its
+/// checks need. `progress` is called after each run: variant, completed runs, total runs.
 ///
 /// # Errors
-/// What is wrong with the scenario, its data or its checks.
+/// An invalid scenario, data file or check.
 pub fn run(
     file: &ScenarioFile,
     seeds: Option<u64>,
@@ -128,7 +128,7 @@ pub fn run(
             let nth = run % of_variant;
             let mut outcome = play(scenario, scenario.seed.saturating_add(nth as u64), data, beside)?;
             if nth > 0 {
-                // Of all but the first seed, only figures are kept.
+                // Only metrics are kept of all but the first seed.
                 (outcome.series, outcome.decisions) = (Vec::new(), Vec::new());
             }
             Ok(outcome)
@@ -176,11 +176,11 @@ pub fn run(
     Ok(result)
 }
 
-/// Does so many runs, each on a thread of its own where there is a processor for it, and gives what came of them in their order.
-/// `progress` is told each that has ended: which, how many have, and how many there are.
+/// Executes `count` runs on parallel threads, as processors allow, and returns the results in order.
+/// `progress` is called after each: its index, completed runs, total runs.
 ///
 /// # Errors
-/// That of the first run, in their order, which had one.
+/// That of the first failed run, in order.
 fn in_parallel<T: Send>(
     count: usize,
     run: impl Fn(usize) -> Result<T, Error> + Sync,
@@ -202,7 +202,7 @@ fn in_parallel<T: Send>(
                     }
                     let result = run(index);
                     if result.is_err() {
-                        // Those before it are under way; the others are of no use.
+                        // Earlier runs are in progress; later ones are not needed.
                         next.store(count, Ordering::Relaxed);
                     }
                     if sender.send((index, result)).is_err() {
@@ -240,8 +240,8 @@ fn figure(values: &[f64]) -> Figure {
     }
 }
 
-/// The 97.5 % quantile of Student's t distribution: exact for 1 and 2 degrees of freedom, else Hill's expansion
-/// around the normal one (Abramowitz and Stegun 26.7.5), which is within 1 % from 3 on.
+/// The 97.5 % quantile of Student's t distribution: exact for 1 and 2 degrees of freedom, otherwise Hill's
+/// expansion around the normal quantile (Abramowitz and Stegun 26.7.5), within 1 % from 3 on.
 fn student_95(freedom: usize) -> f64 {
     match freedom {
         1 => return 12.706_205,
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_in_parallel_give_what_they_give_in_their_order() {
+    fn parallel_runs_keep_their_order() {
         let mut told = Vec::new();
         let squares = in_parallel(100, |n| Ok(n * n), &mut |run, done, all| {
             told.push((run, done, all))
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn confidence_intervals_are_those_of_the_tables() {
+    fn quantiles_match_the_tables() {
         for (freedom, quantile) in [
             (1, 12.706),
             (2, 4.303),

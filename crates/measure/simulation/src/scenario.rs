@@ -1,4 +1,4 @@
-//! Scenario files: what is played, with what, and what should come of it.
+//! Scenario files: the input of a simulation and its expected result.
 
 use std::path::{Path, PathBuf};
 
@@ -9,19 +9,19 @@ use crate::Error;
 use crate::card::Card;
 use crate::expectation::Check;
 
-/// Longest run that is played, in seconds: eight weeks.
+/// Longest run, in seconds: eight weeks.
 pub const DURATION_LIMIT_S: f64 = 8.0 * 7.0 * 86_400.0;
-/// Variants that a scenario may have.
+/// Variants per scenario.
 pub const VARIANTS_LIMIT: usize = 64;
-/// Runs of one variant, each with its own seed.
+/// Seeds per variant.
 pub const SEEDS_LIMIT: u64 = 10_000;
-/// Instances that a modelled service may have.
+/// Instances of a modelled service.
 pub const INSTANCES_LIMIT: u32 = 512;
 
-/// A scenario as its file gives it, before a variant has changed anything.
+/// A scenario file, before a variant's changes are applied.
 #[derive(Clone, Debug)]
 pub struct ScenarioFile {
-    /// Where it was read.
+    /// Its path.
     pub path: PathBuf,
     /// Everything but variants and expectation.
     base: Table,
@@ -29,14 +29,14 @@ pub struct ScenarioFile {
     expectation: Expectation,
 }
 
-/// What should come of a scenario.
+/// The expected result of a scenario.
 #[derive(Clone, Debug)]
 pub struct Expectation {
-    /// In a sentence.
+    /// As a sentence.
     pub what: String,
-    /// Runs of each variant that the checks are meant for: they compare means.
+    /// Seeds per variant that the checks need: they compare means.
     pub seeds: u64,
-    /// What is checked of it.
+    /// The checks.
     pub checks: Vec<Check>,
 }
 
@@ -60,60 +60,60 @@ struct ExpectationText {
     checks: Vec<String>,
 }
 
-/// Which model plays a scenario.
+/// The model of a scenario.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Model {
     /// Rates: hundreds of millions of packets per second, for hours.
     #[default]
     Fluid,
-    /// Each packet or request through queues, for latency.
+    /// Individual packets or requests through queues, for latency.
     Event,
 }
 
-/// One variant of a scenario, ready to be played.
+/// One variant of a scenario, ready to run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// Its name.
     pub name: String,
-    /// What it shows, for people.
+    /// Its purpose.
     #[serde(default)]
     pub about: String,
-    /// Where it comes from.
+    /// Its origin.
     #[serde(default)]
     pub source: String,
-    /// How it is played.
+    /// The model.
     #[serde(default)]
     pub model: Model,
-    /// For how long, in seconds of simulated time.
+    /// Simulated duration, in seconds.
     pub duration_s: f64,
-    /// Seconds at its beginning in which nothing is counted.
+    /// Warm-up in seconds, which is not counted.
     #[serde(default)]
     pub warm_up_s: f64,
-    /// Where chances begin.
+    /// The seed of all randomness.
     #[serde(default = "one")]
     pub seed: u64,
-    /// How finely time is cut.
+    /// The time step.
     #[serde(default)]
     pub step: Step,
-    /// How often, and how late, counters are read.
+    /// The interval and delay of counter readings.
     #[serde(default)]
     pub counters: Counters,
-    /// What is orchestrated.
+    /// The service.
     pub service: Service,
-    /// What its instances are.
+    /// Its instances.
     pub instances: Instances,
-    /// What comes in.
+    /// The traffic.
     #[serde(default)]
     pub traffic: Vec<Traffic>,
-    /// The card whose rules give packets to instances (event model only). Left out: inco's own switch.
+    /// A card that steers by rules (event model only). Left out: inco's own switch.
     #[serde(default)]
     pub card: Option<Card>,
-    /// The queue that the event model serves requests from.
+    /// The event model's queue.
     #[serde(default)]
     pub queue: Queue,
-    /// What somebody does meanwhile.
+    /// Actions during the run.
     #[serde(default)]
     pub action: Vec<Action>,
 }
@@ -122,13 +122,14 @@ fn one() -> u64 {
     1
 }
 
-/// The control loop's time steps: `min_ms` whenever something changes, then doubled step by step up to `max_ms`.
+/// The control loop's time steps: `min_ms` after every change, then doubling up to `max_ms`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Step {
-    /// The shortest, in milliseconds: the live loop's is 1.
+    /// The shortest, in milliseconds: 1 in the live loop.
     pub min_ms: u64,
-    /// The longest, in milliseconds, at most a minute. A policy that acts at fixed times may be that much late.
+    /// The longest, in milliseconds, at most a minute. A policy that acts at fixed times may be late by this
+    /// much.
     pub max_ms: u64,
 }
 
@@ -141,17 +142,17 @@ impl Default for Step {
     }
 }
 
-/// How counters reach the control loop. Both 0: as the soft switch's do, at once.
+/// How counters reach the control loop. Both 0: at once, as from the soft switch.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Counters {
-    /// They change only every so many milliseconds.
+    /// Update interval, in milliseconds.
     pub every_ms: u64,
     /// They are that much older when they are read.
     pub delay_ms: u64,
 }
 
-/// The service, in the words of `inco.toml`.
+/// The service, with the keys of `inco.toml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
@@ -159,23 +160,23 @@ pub struct Service {
     pub scheduler: Value,
     /// A policy's name, or a table with `policy` and its parameters.
     pub autoscaler: Value,
-    /// Packets per second that an instance is said to process. Left out: it is learned.
+    /// Configured capacity of an instance, in packets per second. Left out: it is learned.
     #[serde(default)]
     pub capacity_pps: Option<f64>,
     /// Share of the capacity that scheduling may use.
     #[serde(default = "fit")]
     pub fit: f32,
-    /// Active instances at least.
+    /// Minimum Active instances.
     pub min: u32,
-    /// Active instances at most.
+    /// Maximum Active instances.
     pub max: u32,
-    /// Instances kept ready beside them.
+    /// Standby instances.
     #[serde(default)]
     pub standby: u32,
-    /// Whether these are frozen.
+    /// Whether standbys are frozen.
     #[serde(default)]
     pub standby_paused: bool,
-    /// How long a draining instance may keep flows, in seconds.
+    /// Deadline of a drain, in seconds.
     #[serde(default = "drain_deadline")]
     pub drain_deadline_s: f64,
 }
@@ -188,42 +189,42 @@ fn drain_deadline() -> f64 {
     60.0
 }
 
-/// The modelled instances and what they share.
+/// The modelled instances and their shared resources.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instances {
-    /// Packets per second of one instance with one CPU; where several are busy at once, of each: the first figure
-    /// holds while one is busy, the second while two are, and the last for all counts beyond.
+    /// Packets per second of one instance with one CPU. With several busy instances, of each: the first value
+    /// applies with one busy, the second with two, and the last to all higher counts.
     pub capacity_pps: Capacities,
-    /// Packets per second of all instances together; shared among them in proportion to what each would process.
+    /// Packets per second of all instances together, shared in proportion to their demand.
     #[serde(default)]
     pub total_pps: Option<f64>,
-    /// Share of a packet's cost that has to be paid even if the packet is then dropped: what makes throughput fall
-    /// beyond its peak (receive livelock; Mogul and Ramakrishnan, ACM TOCS 15(3), 1997). 0: none.
+    /// Share of a packet's cost that is paid even if it is dropped, which makes throughput fall beyond its
+    /// peak (receive livelock; Mogul and Ramakrishnan, ACM TOCS 15(3), 1997). 0: none.
     #[serde(default)]
     pub receive_share: f64,
-    /// Packets that an instance's ring holds.
+    /// Ring slots of an instance.
     #[serde(default = "ring_slots")]
     pub ring_slots: u32,
-    /// From the request for an instance until its program runs, in milliseconds: a figure, or the least and the most.
+    /// Time from the request until the program runs, in milliseconds: a value, or a minimum and a maximum.
     #[serde(default = "create_ms")]
     pub create_ms: Range,
-    /// From there until it is ready, in milliseconds.
+    /// Time from then until it is ready, in milliseconds.
     #[serde(default)]
     pub ready_ms: Range,
-    /// From the request to thaw a frozen instance until it runs, in milliseconds.
+    /// Time to resume a frozen instance, in milliseconds.
     #[serde(default = "resume_ms")]
     pub resume_ms: Range,
-    /// Until a new CPU quota holds, in milliseconds.
+    /// Time until a new CPU quota is effective, in milliseconds.
     #[serde(default)]
     pub quota_ms: Range,
-    /// CPUs that an instance's quota allows at first. Left out: no quota.
+    /// Initial CPU quota of an instance. Left out: none.
     #[serde(default)]
     pub cpus: Option<f64>,
     /// CPUs that an instance can use at most.
     #[serde(default = "threads")]
     pub threads: f64,
-    /// Power of all instances together: `[watts with none, watts for each]`. A model, never a measurement.
+    /// Power model of all instances: `[idle watts, watts per instance]`. Never a measurement.
     #[serde(default)]
     pub power_w: Option<[f64; 2]>,
 }
@@ -244,13 +245,13 @@ fn threads() -> f64 {
     1.0
 }
 
-/// One capacity, or one per count of busy instances.
+/// One capacity, or one per number of busy instances.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Capacities {
-    /// The same whatever the others do.
+    /// Independent of other instances.
     One(f64),
-    /// By the count of busy instances, from 1.
+    /// By the number of busy instances, from 1.
     ByBusy(Vec<f64>),
 }
 
@@ -267,13 +268,13 @@ impl Capacities {
     }
 }
 
-/// A figure, or one drawn evenly between two.
+/// A value, or a uniform draw between two.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Range {
-    /// Always this.
+    /// Constant.
     Exactly(f64),
-    /// From the first to the second.
+    /// Uniform between the two.
     Between(f64, f64),
 }
 
@@ -284,7 +285,7 @@ impl Default for Range {
 }
 
 impl Range {
-    /// The least and the most.
+    /// The minimum and the maximum.
     pub fn bounds(self) -> (f64, f64) {
         match self {
             Range::Exactly(value) => (value, value),
@@ -292,113 +293,113 @@ impl Range {
         }
     }
 
-    /// The value at `unit` (0 to 1) of the way.
+    /// The value at `unit` (0 to 1) between the bounds.
     pub fn at(self, unit: f64) -> f64 {
         let (low, high) = self.bounds();
         low + (high - low) * unit
     }
 }
 
-/// One source of packets.
+/// A traffic source.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Traffic {
-    /// Single flows of a constant rate.
+    /// Single flows of constant rate.
     Flows {
-        /// How many.
+        /// Number of flows.
         count: u64,
-        /// Packets per second of each.
+        /// Packets per second per flow.
         pps: f64,
-        /// When the first one starts, in seconds.
+        /// Start of the first one, in seconds.
         #[serde(default)]
         start_s: f64,
         /// Seconds between two starts; 0: all at once.
         #[serde(default)]
         interval_s: f64,
-        /// Seconds that each lasts. Left out: to the end.
+        /// Duration of each, in seconds. Left out: to the end.
         #[serde(default)]
         lasts_s: Option<f64>,
-        /// Whether another flow begins where one ends.
+        /// Whether a new flow replaces each ended one.
         #[serde(default)]
         repeat: bool,
-        /// Whether a flow lasts until `pps` x `lasts_s` of its packets were processed, however long that takes (event
-        /// model only).
+        /// Whether a flow lasts until `pps` x `lasts_s` of its packets were processed, however long that
+        /// takes (event model only).
         #[serde(default)]
         by_volume: bool,
-        /// Spread the first starts evenly by chance over this many seconds.
+        /// Randomizes the first starts over this many seconds.
         #[serde(default)]
         spread_s: f64,
-        /// Factors on the rate from a time on: `[[seconds, factor], …]`.
+        /// Rate factors over time: `[[seconds, factor], …]`.
         #[serde(default)]
         factor: Vec<(f64, f64)>,
         /// DSCP of its packets.
         #[serde(default)]
         dscp: u8,
-        /// Bytes of a packet, without the 20 of preamble and gap.
+        /// Bytes per packet, without the 20 of preamble and gap.
         #[serde(default = "bytes")]
         bytes: u32,
     },
-    /// Many flows at once, by their rates: `[[seconds, new flows per second, packets per second], …]`; between two
-    /// points the values change evenly where `smooth` says so, else they hold.
+    /// Many flows as rates: `[[seconds, new flows per second, packets per second], …]`. Values are
+    /// interpolated between points if `smooth`, else constant.
     Aggregate {
         /// The points.
         points: Vec<(f64, f64, f64)>,
-        /// Whether values change evenly between points.
+        /// Whether to interpolate linearly between points.
         #[serde(default)]
         smooth: bool,
-        /// Repeat the points after this many seconds.
+        /// Repeats the points after this many seconds.
         #[serde(default)]
         period_s: Option<f64>,
-        /// How long flows live.
+        /// Flow lifetimes.
         #[serde(default)]
         flows: FlowMix,
-        /// Factor on packets per second, drawn anew every so often: `{ every_s, share }` for ±share.
+        /// A random factor on the rate, redrawn regularly: `{ every_s, share }` for ±share.
         #[serde(default)]
         noise: Option<Noise>,
-        /// Short bursts on top.
+        /// Additional short bursts.
         #[serde(default)]
         burst: Vec<Burst>,
-        /// Bytes of a packet.
+        /// Bytes per packet.
         #[serde(default = "bytes")]
         bytes: u32,
     },
-    /// A file of rates per second: `second,flows,packets,…`, new flows and packets in each.
+    /// A file of rates per second: `second,flows,packets,…`, with new flows and packets of each second.
     Series {
-        /// Below the folder of data.
+        /// Path in the data folder.
         file: PathBuf,
-        /// The first second that is played.
+        /// The first second to use.
         #[serde(default)]
         from_s: f64,
-        /// The rate that the busiest second is scaled to, in packets per second. New flows are scaled alike.
+        /// Scales the busiest second to this rate, in packets per second, and new flows in proportion.
         #[serde(default)]
         peak_pps: Option<f64>,
-        /// How long flows live.
+        /// Flow lifetimes.
         #[serde(default)]
         flows: FlowMix,
-        /// Factor on packets per second, drawn anew every so often.
+        /// A random factor on the rate, redrawn regularly.
         #[serde(default)]
         noise: Option<Noise>,
-        /// Short bursts on top.
+        /// Additional short bursts.
         #[serde(default)]
         burst: Vec<Burst>,
-        /// Bytes of a packet.
+        /// Bytes per packet.
         #[serde(default = "bytes")]
         bytes: u32,
     },
     /// The flows of a capture: each from its first packet to its last, at its mean rate.
     Capture {
-        /// Below the folder of data.
+        /// Path in the data folder.
         file: PathBuf,
-        /// Times are divided by this.
+        /// Speed-up: divides all times.
         #[serde(default = "one_f64")]
         speed: f64,
-        /// Play it again and again.
+        /// Repeats it.
         #[serde(default)]
         repeat: bool,
     },
-    /// What a recording of a live run says came in.
+    /// The traffic of a recorded live run.
     Recording {
-        /// Beside the scenario's file.
+        /// Path relative to the scenario file.
         file: PathBuf,
     },
 }
@@ -408,7 +409,7 @@ fn bytes() -> u32 {
 }
 
 impl Traffic {
-    /// Bytes of a packet; the least there are where the source does not say.
+    /// Bytes per packet; the minimum if the source does not give any.
     pub(crate) fn bytes(&self) -> u32 {
         match self {
             Traffic::Flows { bytes, .. }
@@ -423,98 +424,99 @@ fn one_f64() -> f64 {
     1.0
 }
 
-/// How long the flows of an aggregate live.
+/// The lifetimes of an aggregate's flows.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(untagged)]
 pub enum FlowMix {
-    /// They live for one second on average.
+    /// One second on average.
     #[default]
     Default,
-    /// Lengths in packets from a fitted mixture, at a constant pace.
+    /// Lengths in packets from a fitted mixture, at a constant rate.
     Mixture {
-        /// Below the folder of data.
+        /// Path in the data folder.
         mixture: PathBuf,
-        /// Packets per second of a flow.
+        /// Packets per second per flow.
         pace_pps: f64,
     },
-    /// Sizes in bytes from a published distribution (`bytes probability` on each line), at a constant pace.
+    /// Sizes in bytes from a published distribution (`bytes probability` per line), at a constant rate.
     Cdf {
-        /// Below the folder of data.
+        /// Path in the data folder.
         cdf: PathBuf,
-        /// Packets per second of a flow.
+        /// Packets per second per flow.
         pace_pps: f64,
     },
-    /// Classes: `[[share of new flows, mean life in seconds, weight of one flow's rate], …]`.
+    /// Classes: `[[share of new flows, mean lifetime in seconds, relative rate of a flow], …]`.
     Classes {
         /// The classes.
         classes: Vec<(f64, f64, f64)>,
     },
 }
 
-/// A factor on a rate that is drawn anew again and again.
+/// A random factor on a rate, redrawn regularly.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Noise {
     /// Seconds between two draws.
     pub every_s: f64,
-    /// Evenly within 1 ± this.
+    /// Uniform within 1 ± this.
     pub share: f64,
 }
 
-/// Short bursts at times of chance.
+/// Short bursts at random times.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
-    /// Seconds from one burst's start to the next one's.
+    /// Seconds between two starts.
     pub every_s: Range,
-    /// How long one lasts, in milliseconds.
+    /// Duration, in milliseconds.
     pub length_ms: Range,
-    /// Rate in a burst, as a multiple of the rate at its start.
+    /// Rate in the burst relative to the rate at its start.
     pub factor: Range,
-    /// Milliseconds in which it rises evenly.
+    /// Linear rise time, in milliseconds.
     #[serde(default)]
     pub rise_ms: f64,
-    /// What makes it: `"packets"` (the flows that there are send more) or `"flows"` (new flows come, and end with it).
+    /// Its kind: `"packets"` (existing flows send more) or `"flows"` (new flows, which end with it).
     #[serde(default)]
     pub of: BurstOf,
-    /// From here, in seconds.
+    /// Start of the period with bursts, in seconds.
     #[serde(default)]
     pub from_s: f64,
-    /// To here, in seconds. Left out: the end.
+    /// End of that period, in seconds. Left out: the end.
     #[serde(default)]
     pub to_s: Option<f64>,
 }
 
-/// What a burst is made of.
+/// The kind of a burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BurstOf {
-    /// The flows that there are send more.
+    /// Existing flows send more.
     #[default]
     Packets,
-    /// New flows come, and end with it.
+    /// New flows, which end with it.
     Flows,
 }
 
-/// The queue of the event model.
+/// The event model's queue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
-    /// In which order requests are served.
+    /// The queueing discipline.
     pub discipline: Discipline,
-    /// Requests served at once by one instance.
+    /// Servers per instance.
     pub servers: u32,
-    /// How long one takes.
+    /// Service time of a request.
     pub service: Work,
-    /// The time that deficit round-robin gives each actor per round, in microseconds.
+    /// Quantum of deficit round-robin per actor and round, in microseconds.
     pub quantum_us: f64,
-    /// Cost of turning to another actor, in microseconds.
+    /// Cost of a switch between actors, in microseconds.
     pub switch_us: f64,
-    /// The hybrid's threshold on the tail (mean plus three deviations of an actor's response), in microseconds.
+    /// The hybrid's threshold on the tail (mean plus three deviations of an actor's response time), in
+    /// microseconds.
     pub tail_threshold_us: f64,
-    /// Share below the threshold at which an actor is taken back into the first queue.
+    /// Margin below the threshold, as a share, at which an actor returns to the first queue.
     pub hysteresis: f64,
-    /// Actors that requests are for.
+    /// Number of actors.
     pub actors: u32,
 }
 
@@ -533,34 +535,34 @@ impl Default for Queue {
     }
 }
 
-/// The order in which the event model serves requests.
+/// The event model's queueing discipline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Discipline {
-    /// First come, first served, by whichever server is free.
+    /// First come, first served, by any free server.
     #[default]
     Fcfs,
     /// Deficit round-robin over actors (Shreedhar and Varghese, SIGCOMM 1995).
     Drr,
-    /// iPipe's: actors with a low dispersion first come, first served, the others by deficit round-robin.
+    /// iPipe's: FCFS for actors with low dispersion, deficit round-robin for the others.
     Hybrid,
 }
 
-/// How long a request takes.
+/// The service time of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Work {
-    /// One over the instance's capacity, always.
+    /// Constant: the inverse of the instance's capacity.
     #[default]
     Capacity,
-    /// One over the instance's capacity on average, exponentially distributed.
+    /// Exponential with that mean.
     CapacityExponential,
     /// Exponential.
     Exponential {
         /// Mean, in microseconds.
         mean_us: f64,
     },
-    /// One of two.
+    /// One of two values.
     Bimodal {
         /// The short one, in microseconds.
         short_us: f64,
@@ -568,28 +570,28 @@ pub enum Work {
         long_us: f64,
         /// Share of long ones.
         long_share: f64,
-        /// Whether an actor has all its requests short or all long.
+        /// Whether an actor's requests are all short or all long.
         #[serde(default)]
         by_actor: bool,
     },
 }
 
-/// Something that somebody does.
+/// An action during a run.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Action {
-    /// When, in seconds.
+    /// Time, in seconds.
     pub at_s: f64,
-    /// So many active instances by hand.
+    /// Manual scaling to this many Active instances.
     #[serde(default)]
     pub scale: Option<u32>,
-    /// The program of the instance with this place among the active ones (from 0) is killed.
+    /// Kills the instance at this index among the Active ones (from 0).
     #[serde(default)]
     pub kill: Option<usize>,
 }
 
 impl ScenarioFile {
-    /// Reads a scenario.
+    /// Reads a scenario file.
     ///
     /// # Errors
     /// [`Error::Read`], [`Error::Scenario`] and [`Error::Value`].
@@ -601,7 +603,7 @@ impl ScenarioFile {
         ScenarioFile::parse(path, &text)
     }
 
-    /// Reads a scenario from text; `path` is where it is said to be from.
+    /// Parses a scenario; `path` is used in errors.
     ///
     /// # Errors
     /// [`Error::Scenario`] and [`Error::Value`].
@@ -619,7 +621,7 @@ impl ScenarioFile {
                 .map(|(name, value)| match value {
                     Value::Table(changes) => Ok((name, changes)),
                     other => Err(wrong(format!(
-                        "variant.{name}: a table of changes is wanted, not {other}"
+                        "variant.{name}: expected a table of changes, not {other}"
                     ))),
                 })
                 .collect::<Result<_, _>>()?,
@@ -651,27 +653,28 @@ impl ScenarioFile {
             variants,
             expectation,
         };
-        // Every variant must be one, whichever is asked for.
+        // Every variant must be valid, whichever is run.
         for (name, _) in &file.variants {
             file.variant(name)?;
         }
         Ok(file)
     }
 
-    /// The names of its variants in alphabetical order; one that is empty where it has none.
+    /// The names of its variants in alphabetical order; an empty name if it has none.
     pub fn variants(&self) -> impl Iterator<Item = &str> {
         self.variants.iter().map(|(name, _)| name.as_str())
     }
 
-    /// What should come of it.
+    /// The expected result.
     pub fn expectation(&self) -> &Expectation {
         &self.expectation
     }
 
-    /// Sets a key of every variant, as `service.autoscaler.target=0.5`; the value is TOML, or text where it is none.
+    /// Sets a key of every variant, such as `service.autoscaler.target=0.5`. The value is TOML, or else a
+    /// string.
     ///
     /// # Errors
-    /// [`Error::Value`] where there is no such key or it does not take such a value.
+    /// [`Error::Value`] for an unknown key or an invalid value.
     pub fn set(&mut self, assignment: &str) -> Result<(), Error> {
         let Some((key, value)) = assignment.split_once('=') else {
             return Err(Error::value(assignment, "write KEY=VALUE, as in service.max=12"));
@@ -679,7 +682,7 @@ impl ScenarioFile {
         let value = value_of(value.trim());
         let keys: Vec<&str> = key.trim().split('.').collect();
         put(&mut self.base, &keys, value.clone()).map_err(|problem| Error::value(key.trim(), problem))?;
-        // What a variant says itself would win otherwise.
+        // A variant's own value would take precedence otherwise.
         for (_, changes) in &mut self.variants {
             if decides(changes, &keys) {
                 put(changes, &keys, value.clone()).map_err(|problem| Error::value(key.trim(), problem))?;
@@ -692,15 +695,15 @@ impl ScenarioFile {
         Ok(())
     }
 
-    /// Leaves out what should come of it.
+    /// Removes the expected result.
     pub fn expect_nothing(&mut self) {
         self.expectation = Expectation::default();
     }
 
-    /// Leaves only the variants named, and the checks that are about no other.
+    /// Keeps only the named variants, and the checks that use no other.
     ///
     /// # Errors
-    /// [`Error::Value`] where it has no such variant.
+    /// [`Error::Value`] for an unknown variant.
     pub fn keep(&mut self, names: &[String]) -> Result<(), Error> {
         if let Some(name) = names
             .iter()
@@ -709,7 +712,7 @@ impl ScenarioFile {
             let known: Vec<&str> = self.variants().collect();
             return Err(Error::value(
                 "variant",
-                format!("there is no {name:?}; there are {}", known.join(", ")),
+                format!("there is no variant {name:?}; there are {}", known.join(", ")),
             ));
         }
         self.variants.retain(|(name, _)| names.contains(name));
@@ -722,7 +725,7 @@ impl ScenarioFile {
         Ok(())
     }
 
-    /// One variant, as it is played.
+    /// A variant, ready to run.
     ///
     /// # Errors
     /// [`Error::Scenario`] and [`Error::Value`].
@@ -747,7 +750,7 @@ impl ScenarioFile {
     }
 }
 
-/// A value as the command line gives it: TOML, or text where it is none.
+/// A value from the command line: TOML, or else a string.
 fn value_of(text: &str) -> Value {
     toml::from_str::<Table>(&format!("v = {text}"))
         .ok()
@@ -755,8 +758,8 @@ fn value_of(text: &str) -> Value {
         .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Puts `changes` over `base`: tables key by key, everything else whole. What becomes another policy or kind loses the
-/// parameters of the one before.
+/// Applies `changes` to `base`: tables key by key, everything else as a whole. Changing the policy or kind
+/// drops the parameters of the previous one.
 fn merge(base: &mut Table, changes: &Table) {
     for (key, change) in changes {
         match (base.get_mut(key), change) {
@@ -776,8 +779,8 @@ fn merge(base: &mut Table, changes: &Table) {
     }
 }
 
-/// Whether what a variant changes decides over a key, by itself or by what holds it: a policy's name or a list, written
-/// anew, comes without what was set below.
+/// Whether a variant's changes set a key, or something that contains it: a new policy name or list replaces
+/// what was below.
 fn decides(changes: &Table, keys: &[&str]) -> bool {
     match keys {
         [] => true,
@@ -805,12 +808,12 @@ fn put(table: &mut Table, keys: &[&str], value: Value) -> Result<(), String> {
                 .or_insert_with(|| Value::Table(Table::new()));
             match inner {
                 Value::Table(inner) => put(inner, rest, value),
-                // A list's place, or a policy's name that gets parameters.
+                // An index into a list, or a policy name that gets parameters.
                 Value::Array(list) => match (rest, key) {
                     ([place, rest @ ..], _) => {
                         let at: usize = place
                             .parse()
-                            .map_err(|_| format!("{key} is a list: {place:?} is no place in it"))?;
+                            .map_err(|_| format!("{key} is a list: {place:?} is not an index"))?;
                         let length = list.len();
                         match list.get_mut(at) {
                             Some(Value::Table(inner)) if !rest.is_empty() => put(inner, rest, value),
@@ -818,7 +821,7 @@ fn put(table: &mut Table, keys: &[&str], value: Value) -> Result<(), String> {
                                 *there = value;
                                 Ok(())
                             }
-                            _ => Err(format!("{key} has places 0 to {}", length.saturating_sub(1))),
+                            _ => Err(format!("{key} has indices 0 to {}", length.saturating_sub(1))),
                         }
                     }
                     ([], _) => Err(format!("{key} is a list")),
@@ -836,7 +839,7 @@ fn put(table: &mut Table, keys: &[&str], value: Value) -> Result<(), String> {
     }
 }
 
-/// A policy's name and parameters from its two forms.
+/// A policy's name and parameters, from either form.
 pub(crate) fn policy_of(key: &str, value: &Value) -> Result<(String, Table), Error> {
     match value {
         Value::String(name) => Ok((name.clone(), Table::new())),
@@ -844,12 +847,12 @@ pub(crate) fn policy_of(key: &str, value: &Value) -> Result<(String, Table), Err
             let mut table = table.clone();
             match table.remove("policy") {
                 Some(Value::String(name)) => Ok((name, table)),
-                _ => Err(Error::value(format!("{key}.policy"), "a policy's name is wanted")),
+                _ => Err(Error::value(format!("{key}.policy"), "expected a policy name")),
             }
         }
         other => Err(Error::value(
             key,
-            format!("a policy's name or a table with `policy` is wanted, not {other}"),
+            format!("expected a policy name or a table with `policy`, not {other}"),
         )),
     }
 }
@@ -911,7 +914,7 @@ impl Scenario {
         if capacities.is_empty() {
             return Err(Error::value(
                 "instances.capacity_pps",
-                "an empty list; write a figure in packets per second",
+                "an empty list; give a value in packets per second",
             ));
         }
         for pps in capacities {
@@ -946,7 +949,7 @@ impl Scenario {
         }
         if let Some(card) = &self.card {
             if self.model != Model::Event {
-                let problem = "a card is for each packet: write model = \"event\"";
+                let problem = "a card needs individual packets: set model = \"event\"";
                 return Err(Error::value("card", problem));
             }
             card.check(within)?;

@@ -1,4 +1,4 @@
-//! The one place where flows are given to instances: as a worker of the switch does it.
+//! Schedules flows to instances, as a worker of the switch does.
 
 use collector::ServiceRates;
 use model::{Direction, FlowKey, Nanos, Slot};
@@ -12,21 +12,21 @@ use crate::scenario::Scenario;
 /// The scheduler and its candidates.
 pub(crate) struct Steering {
     scheduler: Scheduler,
-    /// What an instance takes in the scheduler's metric, where that is not packets.
+    /// An instance's capacity in the scheduler's metric, unless that is packets.
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
-    /// The table that the candidates are those of, where they can be renewed.
+    /// The table of the candidates, if they can be renewed.
     table: Option<u64>,
-    /// Since when each of them is in its state.
+    /// When each candidate entered its state.
     since: Vec<Nanos>,
-    /// Whether the scheduler looks at which flow it is.
+    /// Whether the scheduler uses the flow's key.
     pub(crate) is_by_flow: bool,
-    /// Key and hash of the flow at hand, or of any where nobody looks at them.
+    /// Key and hash of the current flow, or of any flow if unused.
     flow: (FlowKey, u64),
-    /// What a new flow is expected to bring, in the unit of the scheduler's metric.
+    /// A new flow's expected load, in the unit of the scheduler's metric.
     expected: f32,
-    /// New flows that fitted nowhere, since it was last asked.
+    /// New flows that fitted nowhere, since last read.
     pub(crate) overcommitted: f64,
 }
 
@@ -47,7 +47,7 @@ impl Steering {
         })
     }
 
-    /// Lists the candidates with their loads as the collector has them and the flows that are pinned now.
+    /// Rebuilds the candidates with the collector's loads and the current pins.
     pub(crate) fn relist(&mut self, control: &Control, live: impl Fn(Slot) -> f64) {
         let terms = Terms {
             at: control.now,
@@ -94,7 +94,7 @@ impl Steering {
                 });
                 self.since.push(*since);
             }
-            // Where one was left out, or its capacity is not that of packets, what belongs to which is not known.
+            // If one was left out, or its capacity is not in packets, candidates and rows do not correspond.
             let is_known = self.limit.is_none() && self.since.len() == self.candidates.len();
             self.table = is_known.then_some(control.tables);
         }
@@ -110,13 +110,13 @@ impl Steering {
         self.candidates.is_empty()
     }
 
-    /// Where a new flow goes; [`Slot::NONE`] where no instance takes any. Its key follows from `number`.
+    /// A new flow's slot; [`Slot::NONE`] if no instance takes any. Its key follows from `number`.
     pub(crate) fn pick(&mut self, number: u64, flows: f64, dscp: u8) -> Slot {
         self.pick_one(number, flows, dscp)
     }
 
-    /// So many times, where so many flows that go the same way go; `number` gives each time's number where the scheduler looks
-    /// at keys.
+    /// `times` picks, each for `flows` flows with the same pin. `number` returns each pick's number, if the
+    /// scheduler uses keys.
     pub(crate) fn pick_often(
         &mut self,
         times: u64,
@@ -167,7 +167,7 @@ fn load(
     flows: f64,
 ) -> f32 {
     let load = match (metric, control.collector.slot(slot)) {
-        // A worker knows them without waiting for counters.
+        // A worker knows its flows without counters.
         (Metric::Flows, _) => flows,
         (_, Some(rates)) => rates.load(metric, service, capacity_pps),
         (_, None) => 0.0,
@@ -175,7 +175,7 @@ fn load(
     load as f32
 }
 
-/// Flows as a candidate has them.
+/// Flows as a candidate's count.
 #[inline]
 fn count_of(flows: f64) -> u32 {
     nearest(flows).min(u64::from(u32::MAX)) as u32

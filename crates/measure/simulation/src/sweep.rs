@@ -1,4 +1,4 @@
-//! A scenario with every combination of some parameters' values, and which of them nobody beats.
+//! Runs a scenario with every combination of some parameters' values and finds the Pareto front.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,35 +9,35 @@ use crate::Error;
 use crate::run::{Figure, run};
 use crate::scenario::ScenarioFile;
 
-/// Combinations that a sweep may have.
+/// Combinations per sweep.
 pub const COMBINATIONS_LIMIT: usize = 10_000;
 
 /// One combination of one variant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SweepPoint {
-    /// The variant; empty where the scenario has none.
+    /// The variant; empty if the scenario has none.
     pub variant: String,
-    /// Key and value of each parameter that is varied.
+    /// Key and value of each varied parameter.
     pub set: Vec<(String, String)>,
-    /// Figures by name.
+    /// Metrics by name.
     pub metrics: BTreeMap<String, Figure>,
-    /// Whether no other combination, of any variant, loses less with no more instance-time, or needs less
-    /// instance-time and loses no more.
+    /// Whether it is Pareto-optimal over all variants: no other combination has less loss without more
+    /// instance-time, or less instance-time without more loss.
     pub on_front: bool,
 }
 
 impl SweepPoint {
-    /// What it is to be judged by: packets lost and instance-seconds, both better when lower.
+    /// Its costs: lost packets and instance-seconds, both better when lower.
     pub fn costs(&self) -> (f64, f64) {
         let of = |name: &str| self.metrics.get(name).map_or(f64::INFINITY, |figure| figure.mean);
         (of("lost_packets"), of("instance_s"))
     }
 }
 
-/// Reads `KEY=VALUE,VALUE,…`.
+/// Parses `KEY=VALUE,VALUE,…`.
 ///
 /// # Errors
-/// [`Error::Value`] where it is none.
+/// [`Error::Value`] for any other text.
 pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
     let wrong = || {
         Error::value(
@@ -53,10 +53,10 @@ pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
     Ok((key.trim().to_owned(), values))
 }
 
-/// Plays every combination. `progress` is told after each: combinations done, and in all.
+/// Runs every combination. `progress` is called after each: completed combinations, and their total.
 ///
 /// # Errors
-/// What is wrong with the scenario or one of the values.
+/// An invalid scenario or value.
 pub fn sweep(
     file: &ScenarioFile,
     vary: &[(String, Vec<String>)],
@@ -80,7 +80,7 @@ pub fn sweep(
             changed.set(&format!("{key}={value}"))?;
             set.push((key.clone(), value.clone()));
         }
-        // The scenario's own checks are about its own parameters.
+        // The scenario's checks hold for its own parameters only.
         changed.expect_nothing();
         let result = run(&changed, seeds, data, &mut |_, _, _| {})?;
         for variant in result.variants {
@@ -97,7 +97,7 @@ pub fn sweep(
     Ok(points)
 }
 
-/// Marks the points that no other one beats.
+/// Marks the Pareto-optimal points.
 fn mark_front(points: &mut [SweepPoint]) {
     let costs: Vec<(f64, f64)> = points.iter().map(SweepPoint::costs).collect();
     for (point, own) in points.iter_mut().zip(&costs) {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_front_is_what_nobody_beats() {
+    fn the_front_contains_the_undominated_points() {
         let figure = |mean: f64| Figure {
             mean,
             half_width: 0.0,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_varied_has_a_key_and_values() {
+    fn a_varied_parameter_has_a_key_and_values() {
         let (key, values) = parse_vary("service.max=1, 2,x").unwrap();
         assert_eq!((key.as_str(), values.len()), ("service.max", 3));
         for text in ["", "a", "a=", "=1", "a=1,,2"] {

@@ -1,12 +1,12 @@
-//! The simulation agrees with the live system: what came in during a live run gives the same decisions here.
+//! The simulation agrees with the live system: the traffic of a live run gives the same decisions here.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::path::Path;
 
 use simulation::{Recording, ScenarioFile, play};
 
-/// What the samples' spacing (100 ms) and the live loop's own delays may make between a live decision and its
-/// simulated twin, in seconds.
+/// Permitted time between a live decision and its simulated counterpart, in seconds: the samples' spacing
+/// (100 ms) and the live loop's delays.
 const TOLERANCE_S: f64 = 0.3;
 
 #[test]

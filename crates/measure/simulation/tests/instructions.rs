@@ -1,5 +1,5 @@
-//! What a simulated second costs, in instructions, which no busy machine changes: counted by valgrind's callgrind, so that
-//! a slower commit is noticed. A machine without valgrind says so and skips.
+//! The cost of a simulated second in instructions, counted by valgrind's callgrind, so that machine load does
+//! not matter. Skipped without valgrind.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::path::Path;
@@ -7,11 +7,12 @@ use std::process::Command;
 
 use simulation::{ScenarioFile, play};
 
-/// Simulated seconds of a run, in the variable's value; the run is this test program again.
+/// Simulated seconds, in the variable's value; the run is this test program again.
 const SECONDS: &str = "INCO_TEST_SECONDS";
 const INSTANCES: u64 = 64;
 
-/// So many seconds of 64 instances, new flows in ten classes all the time, and a load that changes every second.
+/// `seconds` seconds of 64 instances, with new flows in ten classes all the time and a load that changes
+/// every second.
 fn run(seconds: u64) {
     let points: Vec<String> = (0..seconds)
         .map(|second| format!("[{second}, 20000, {}e6]", 30 + second % 7))
@@ -53,7 +54,7 @@ fn counted(seconds: u64) -> u64 {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "a_run_that_is_counted", "--nocapture"])
+        .args(["--exact", "counted_run", "--nocapture"])
         .env(SECONDS, seconds.to_string())
         .output()
         .unwrap();
@@ -63,26 +64,27 @@ fn counted(seconds: u64) -> u64 {
     count.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// What the other one counts. Alone it plays a few seconds.
+/// The run counted by the other test. Run directly it simulates a few seconds.
 #[test]
-fn a_run_that_is_counted() {
+fn counted_run() {
     run(std::env::var(SECONDS).map_or(3, |seconds| seconds.parse().unwrap()));
 }
 
-/// Instructions per instance and simulated second in the development profile: what was counted, and a tenth more.
+/// Instructions per instance and simulated second in the development profile: the measured count plus a
+/// tenth.
 const LIMIT: f64 = 15_600.0;
 
 #[test]
-fn a_simulated_second_costs_no_more_instructions_than_it_did() {
+fn a_simulated_second_stays_within_its_instruction_limit() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no valgrind (scripts/setup.sh test)");
+        eprintln!("skipped: valgrind is not installed (scripts/setup.sh test)");
         return;
     }
     if !cfg!(debug_assertions) {
-        eprintln!("skipped: the limit is that of the development profile");
+        eprintln!("skipped: the limit holds for the development profile only");
         return;
     }
-    // Long enough that the points of the series are further apart than the steps.
+    // Long enough that series points are further apart than steps.
     let (few, many) = (60, 120);
     let cost = (counted(many) - counted(few)) as f64 / ((many - few) * INSTANCES) as f64;
     eprintln!("{cost:.0} instructions per instance and second");

@@ -1,4 +1,4 @@
-//! Every run can be repeated to the byte, accounts for every packet, and gives every policy the same traffic.
+//! Runs are reproducible to the byte, account for every packet, and give every policy the same traffic.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::path::Path;
@@ -57,7 +57,7 @@ kill = 0
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_and_another_seed_does_not() {
+fn a_seed_determines_every_byte() {
     for model in ["fluid", "event"] {
         let text = scenario(model, "best-fit", 1e4, 256, 0.8);
         let json = |seed| serde_json::to_string(&outcome(&text, seed)).unwrap();
@@ -67,8 +67,8 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_does_not() {
 }
 
 #[test]
-fn the_event_model_has_the_latency_of_the_textbook() {
-    // M/M/1 at a load of 0.8: the time in the system is exponential with mean 1 / (service rate - arrival rate).
+fn the_event_model_matches_the_m_m_1_latency() {
+    // M/M/1 at a load of 0.8: the sojourn time is exponential with mean 1 / (service rate - arrival rate).
     let text = r#"
 name = "mm1"
 model = "event"
@@ -123,7 +123,7 @@ pps = 5e4
     };
     for model in ["fluid", "event"] {
         let lost = |ring| outcome(&text(model, ring), 1).metrics["lost_share"];
-        // 150 of 500 packets of a period do not fit.
+        // 150 of a period's 500 packets do not fit.
         assert!((lost(100) - 0.3).abs() < 0.03, "{model}: {}", lost(100));
         assert!(lost(400) < 1e-3, "{model}: {}", lost(400));
     }
@@ -154,10 +154,10 @@ proptest! {
     }
 }
 
-/// Eight flows of many small packets and eight of few large ones, one of each kind after the other, on two instances: the
-/// least loaded one is another one for each metric.
+/// Eight flows of many small packets and eight of few large ones, alternating, on two instances: the least
+/// loaded instance differs by metric.
 #[test]
-fn worst_fit_spreads_evenly_what_the_metric_counts() {
+fn worst_fit_balances_the_metric() {
     for model in ["fluid", "event"] {
         for (metric, limit) in [
             ("packets", ""),
@@ -203,7 +203,7 @@ bytes = 1500
                 .instances
                 .iter()
                 .map(|instance| {
-                    // From what both kinds bring: how many of each kind there are.
+                    // From the shares of both kinds: the number of flows of each.
                     let small = ((instance.arrivals_pps - 100.0 * instance.flows) / 900.0).round();
                     let large = instance.flows - small;
                     let bytes = small * 64e3 + large * 150e3;
@@ -223,9 +223,9 @@ bytes = 1500
     }
 }
 
-/// A key that is set from outside holds for each variant, however the variant writes what holds the key.
+/// A key set from outside applies to every variant, however the variant sets what contains it.
 #[test]
-fn what_is_set_reaches_policies_that_a_variant_names() {
+fn a_set_key_reaches_a_variants_policy() {
     let text = scenario("fluid", "best-fit", 5e3, 512, 1.0)
         + "[variant.named.service]\nautoscaler = \"ladder\"\n\
            [variant.written.service]\nautoscaler = { policy = \"hpa\", target_percent = 50 }\n\
@@ -248,7 +248,7 @@ fn what_is_set_reaches_policies_that_a_variant_names() {
         let found = scenario.service.autoscaler.get(key).unwrap().to_string();
         assert_eq!(found.trim_matches('"'), value, "{variant}");
     }
-    // A parameter that its policy does not have is not passed over either.
+    // A parameter unknown to its policy is rejected.
     let scenario = set_in("named", "service.autoscaler.target_percent=45").unwrap();
     let error = play(&scenario, 1, Path::new("."), Path::new(".")).unwrap_err();
     assert!(error.to_string().contains("target_percent"), "{error}");

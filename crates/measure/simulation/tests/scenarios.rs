@@ -1,4 +1,4 @@
-//! Every scenario file is played, and comes out as it says.
+//! Runs every scenario file and evaluates its checks.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,7 +24,7 @@ fn required() -> bool {
 }
 
 #[test]
-fn every_scenario_comes_out_as_it_says() {
+fn every_scenario_meets_its_expectation() {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -35,7 +35,7 @@ fn every_scenario_comes_out_as_it_says() {
     if let Ok(only) = std::env::var("INCO_SCENARIO") {
         files.retain(|path| path.file_stem().is_some_and(|stem| *stem == *only));
     }
-    // Hours of simulated time: on as many processors as there are.
+    // Hours of simulated time: on all processors.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());
@@ -53,12 +53,15 @@ fn every_scenario_comes_out_as_it_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Plays one, and tells what did not come out as it says.
+/// Runs one scenario and returns its unmet checks.
 fn problems_of(path: &Path) -> Vec<String> {
     let name = path.file_stem().unwrap().to_string_lossy().into_owned();
     let file = ScenarioFile::load(path).unwrap_or_else(|error| panic!("{error}"));
-    assert!(!file.expectation().what.is_empty(), "{name}: it expects nothing");
-    assert!(!file.expectation().checks.is_empty(), "{name}: it checks nothing");
+    assert!(
+        !file.expectation().what.is_empty(),
+        "{name}: it has no expectation"
+    );
+    assert!(!file.expectation().checks.is_empty(), "{name}: it has no checks");
     match run(&file, None, &data(), &mut |_, _, _| {}) {
         Ok(result) => {
             let checks = result.checks.iter().filter(|check| !check.met);
