@@ -1,5 +1,5 @@
-//! Generates the bindings from the DPDK headers of this machine, and compiles the C side. Without the feature `link`
-//! there is nothing to do.
+//! Generates bindings from the installed DPDK headers and compiles the C side. Does nothing without the
+//! feature `link`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -8,7 +8,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
     #[cfg(feature = "link")]
     if let Err(reason) = link::build() {
-        // One line that says what to do; cargo shows it in its summary of the failed build script.
+        // A single line with the remedy; cargo shows it in the summary of the failed build script.
         eprintln!("\n{reason}\n");
         println!("cargo::error={}", reason.replace('\n', " "));
         std::process::exit(1);
@@ -20,7 +20,7 @@ mod link {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// What the crate calls: the libraries that hold it. Drivers are plugins that EAL loads by itself.
+    /// The libraries with the called functions. EAL loads drivers as plugins.
     const LIBRARIES: [&str; 5] = ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 
     const FUNCTIONS: [&str; 18] = [
@@ -45,8 +45,8 @@ mod link {
     ];
 
     pub(crate) fn build() -> Result<(), String> {
-        // The `pkg-config` crate drops `-include rte_config.h` and `-march`, without which the inline functions are
-        // others than those in the libraries: take the flags as they are.
+        // The `pkg-config` crate drops `-include rte_config.h` and `-march`, without which inline functions
+        // differ from those in the libraries, so the flags are taken unchanged.
         let cflags = pkg_config("--cflags")?;
         let search = pkg_config("--libs-only-L")?;
         let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo gave no OUT_DIR")?);
@@ -66,7 +66,7 @@ mod link {
             .wrap_static_fns_path(&wrappers)
             .allowlist_var("INCO_.*")
             .allowlist_type("inco_.*")
-            // Mbufs are the crate's own type: a layout that is pinned, instead of one per release.
+            // The mbuf is the crate's own type, with a pinned layout instead of one per release.
             .allowlist_recursively(false)
             .merge_extern_blocks(true)
             .raw_line("use super::{rte_mbuf, rte_mempool};");

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Bytes of the key of a Toeplitz hash: the longest that a card has, and what one has that does not tell. */
+/* Bytes of a Toeplitz key: the longest of any card, and the default for a card that does not report it. */
 #define RSS_KEY_MAX 64
 #define RSS_KEY_USUAL 40
 
@@ -27,7 +27,7 @@ int inco_port_info(uint16_t port, struct inco_port_info *info)
 	if (ret != 0)
 		return ret;
 	snprintf(info->driver, sizeof(info->driver), "%s", dev.driver_name == NULL ? "" : dev.driver_name);
-	/* The name of the port, which for a virtual device is that of the device. */
+	/* The port's name, which for a virtual device is the device's. */
 	char name[RTE_ETH_NAME_MAX_LEN];
 	if (rte_eth_dev_get_name_by_port(port, name) == 0)
 		snprintf(info->device, sizeof(info->device), "%s", name);
@@ -60,7 +60,7 @@ int inco_port_configure(uint16_t port, const struct inco_port_config *config)
 		return ret;
 	memset(&conf, 0, sizeof(conf));
 	if (config->rx_queues > 1) {
-		/* By addresses alone: what goes from one host to another stays in one queue, fragments too. */
+		/* Addresses only: packets between two hosts stay in one queue, fragments too. */
 		conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
 		conf.rx_adv_conf.rss_conf.rss_hf = RTE_ETH_RSS_IP & dev.flow_type_rss_offloads;
 		if (conf.rx_adv_conf.rss_conf.rss_hf == 0)
@@ -69,7 +69,7 @@ int inco_port_configure(uint16_t port, const struct inco_port_config *config)
 	if (mtu == 0 && rte_eth_dev_get_mtu(port, &mtu) != 0)
 		mtu = 0;
 	conf.rxmode.mtu = mtu;
-	/* Frames that do not fit one buffer come as a chain where the device can do that. */
+	/* Frames larger than a buffer arrive as a chain if the device supports it. */
 	if ((uint32_t)mtu + RTE_ETHER_HDR_LEN + 2 * RTE_VLAN_HLEN + RTE_PKTMBUF_HEADROOM >
 			rte_pktmbuf_data_room_size(config->pool) &&
 			(dev.rx_offload_capa & RTE_ETH_RX_OFFLOAD_SCATTER) != 0)
@@ -82,7 +82,7 @@ int inco_port_configure(uint16_t port, const struct inco_port_config *config)
 		return ret;
 	if (config->mtu != 0) {
 		ret = rte_eth_dev_set_mtu(port, config->mtu);
-		/* Software devices without an MTU of their own take any frame. */
+		/* Software devices without an MTU accept any frame. */
 		if (ret != 0 && ret != -ENOTSUP)
 			return ret;
 	}
@@ -103,7 +103,7 @@ int inco_port_configure(uint16_t port, const struct inco_port_config *config)
 	return ret == -ENOTSUP ? 0 : ret;
 }
 
-int inco_port_deal(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE])
+int inco_port_configure_rss(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE])
 {
 	struct rte_eth_dev_info dev;
 	struct rte_eth_rss_reta_entry64 table[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
@@ -134,7 +134,7 @@ int inco_port_deal(uint16_t port, const uint8_t key[2], const uint16_t shares[RT
 	ret = rte_eth_dev_rss_reta_update(port, table, dev.reta_size);
 	if (ret != 0)
 		return ret;
-	/* A driver may take a key and keep its own. */
+	/* A driver may accept a key but keep its own. */
 	memset(has, 0, sizeof(has));
 	rss.rss_key = has;
 	ret = rte_eth_dev_rss_hash_conf_get(port, &rss);
@@ -210,7 +210,7 @@ int inco_port_close(uint16_t port)
 	RTE_ETH_FOREACH_DEV_OF(sibling, dev.device)
 		return 0;
 	ret = rte_dev_remove(dev.device);
-	/* A bus that cannot take a device out again keeps it: the port is closed all the same. */
+	/* A bus that cannot detach a device keeps it; the port is closed anyway. */
 	return ret == -ENOTSUP ? 0 : ret;
 }
 

@@ -1,6 +1,6 @@
-/* What inco uses of DPDK. bindgen reads this file; DPDK's inline functions that it allows get C wrappers (about 1.5 ns a
- * call, so they are called once per burst). Structures whose layout differs between DPDK's releases stay on the C side:
- * ports are configured and read through the plain structures below. */
+/* The parts of DPDK that inco uses. bindgen reads this file; the allowed inline functions get C wrappers (about 1.5 ns per
+ * call, so they are called once per burst). Structures whose layout differs between DPDK releases stay on the C side:
+ * ports are configured and read through the structures below. */
 #ifndef INCO_DPDK_SHIM_H
 #define INCO_DPDK_SHIM_H
 
@@ -16,7 +16,7 @@
 #include <rte_mempool.h>
 #include <rte_version.h>
 
-/* Where the fields of an mbuf are in the headers of this machine; the Rust side pins its own layout to them. */
+/* Field offsets of an mbuf in the installed headers; the Rust side pins its layout to them. */
 enum {
 	INCO_MBUF_SIZE = sizeof(struct rte_mbuf),
 	INCO_MBUF_BUF_ADDR = offsetof(struct rte_mbuf, buf_addr),
@@ -48,7 +48,7 @@ struct inco_port_info {
 	uint16_t min_mtu;
 	uint16_t max_mtu;
 	uint16_t mtu;
-	uint16_t tx_segments_max; /* segments that a packet to send may have */
+	uint16_t tx_segments_max; /* maximum segments of a packet to send */
 	int32_t socket;
 };
 
@@ -58,7 +58,7 @@ struct inco_port_config {
 	uint16_t tx_queues;
 	uint16_t rx_descriptors;
 	uint16_t tx_descriptors;
-	uint16_t mtu; /* 0: as it is */
+	uint16_t mtu; /* 0: unchanged */
 	uint8_t promiscuous;
 };
 
@@ -81,20 +81,20 @@ struct inco_link {
 
 /* The thread's rte_errno: a positive errno. */
 int inco_errno(void);
-/* Each of these gives 0 or a negative errno. */
+/* Each of these returns 0 or a negative errno. */
 int inco_port_info(uint16_t port, struct inco_port_info *info);
 /* Configures a stopped port and its queues. */
 int inco_port_configure(uint16_t port, const struct inco_port_config *config);
-/* Deals packets to receive queues by the Toeplitz hash of their addresses with a key that repeats `key`: those whose hash
- * ends in the 6 bits i go to queue shares[i]. For a started port. */
-int inco_port_deal(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE]);
+/* Configures RSS on a started port: the Toeplitz hash of the addresses with a key that repeats `key`. Packets whose hash
+ * ends in the 6 bits i go to queue shares[i]. */
+int inco_port_configure_rss(uint16_t port, const uint8_t key[2], const uint16_t shares[RTE_ETH_RETA_GROUP_SIZE]);
 int inco_port_stats(uint16_t port, struct inco_port_stats *stats);
 int inco_port_link(uint16_t port, struct inco_link *link);
-/* The MTU of a kernel interface in this process' network namespace, or a negative errno. */
+/* The MTU of a kernel interface in this process's network namespace, or a negative errno. */
 int inco_interface_mtu(const char *name);
-/* Stops and closes a port, and removes its device when that was the device's last port. */
+/* Stops and closes a port, and detaches its device if that was its last port. */
 int inco_port_close(uint16_t port);
-/* Writes at most `capacity` port ids of the device that `devargs` names and gives how many there are. */
+/* Writes at most `capacity` port ids of the device `devargs` and returns their number. */
 int inco_ports_of(const char *devargs, uint16_t *ports, uint16_t capacity);
 
 #endif

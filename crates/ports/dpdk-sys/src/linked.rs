@@ -1,4 +1,4 @@
-//! What there is with the feature `link`.
+//! The bindings, with the feature `link`.
 
 use core::ffi::c_void;
 use core::marker::{PhantomData, PhantomPinned};
@@ -15,7 +15,7 @@ mod bindings {
 }
 pub use bindings::*;
 
-/// A pool of mbufs. Only DPDK looks inside.
+/// A pool of mbufs. Opaque.
 #[allow(non_camel_case_types, reason = "DPDK's name")]
 #[repr(C)]
 pub struct rte_mempool {
@@ -23,8 +23,8 @@ pub struct rte_mempool {
     _not_ours: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-/// The head of an mbuf (a packet, or a segment of one). Its first 64 bytes are the same in every DPDK from 18.11 on;
-/// that it is so on this machine is checked below, at compile time.
+/// The header of an mbuf (a packet, or a segment of one). Its first 64 bytes are the same in every DPDK since
+/// 18.11; checked below at compile time.
 #[allow(non_camel_case_types, reason = "DPDK's name")]
 #[repr(C, align(64))]
 pub struct rte_mbuf {
@@ -33,7 +33,7 @@ pub struct rte_mbuf {
     _iova: u64,
     /// Offset of the data in the buffer, in bytes.
     pub data_off: u16,
-    /// How many own this mbuf.
+    /// Reference count.
     pub refcnt: AtomicU16,
     /// Segments in the chain that starts here.
     pub nb_segs: u16,
@@ -51,7 +51,7 @@ pub struct rte_mbuf {
     _vlan_tci_outer: u16,
     /// Bytes of the buffer, headroom included.
     pub buf_len: u16,
-    /// The pool that it goes back to.
+    /// Its pool.
     pub pool: *mut rte_mempool,
     _second_line: [u8; 64],
 }
@@ -74,7 +74,7 @@ const _: () = {
     at(offset_of!(rte_mbuf, data_len), INCO_MBUF_DATA_LEN);
     at(offset_of!(rte_mbuf, buf_len), INCO_MBUF_BUF_LEN);
     at(offset_of!(rte_mbuf, pool), INCO_MBUF_POOL);
-    // `next` moved between the two cache lines over time: read at the offset of this machine's headers.
+    // `next` has been in either cache line over time: use the offset of the installed headers.
     assert!(INCO_MBUF_NEXT as usize + size_of::<*mut rte_mbuf>() <= size_of::<rte_mbuf>());
     assert!((INCO_MBUF_NEXT as usize).is_multiple_of(align_of::<*mut rte_mbuf>()));
 };
@@ -84,7 +84,8 @@ const _: () = {
 /// # Safety
 /// `mbuf` points to a live mbuf.
 pub unsafe fn mbuf_next(mbuf: *const rte_mbuf) -> *mut rte_mbuf {
-    // SAFETY: the offset lies inside the mbuf and is aligned (checked above); the mbuf is live (the caller's word).
+    // SAFETY: the offset lies inside the mbuf and is aligned (checked above); the mbuf is live by the
+    // caller's contract.
     unsafe {
         mbuf.cast::<u8>()
             .add(INCO_MBUF_NEXT as usize)

@@ -1,4 +1,4 @@
-//! A burst of packets, without an allocation.
+//! A burst of packets, without allocation.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -8,12 +8,12 @@ use dpdk_sys as sys;
 
 use crate::mbuf::Mbuf;
 
-/// Mbufs in a batch: one burst of a worker.
+/// Mbufs per batch: one burst of a worker.
 pub const BATCH_LIMIT: usize = 64;
 
-/// At most [`BATCH_LIMIT`] packets, in order, freed together. Reads as a slice of [`Mbuf`]s.
+/// Up to [`BATCH_LIMIT`] packets, in order, freed together. Derefs to a slice of [`Mbuf`]s.
 pub struct Batch {
-    // The first `len` are there.
+    // The first `len` are initialised.
     mbufs: [MaybeUninit<Mbuf>; BATCH_LIMIT],
     len: usize,
 }
@@ -27,7 +27,7 @@ impl Batch {
         }
     }
 
-    /// How many more fit.
+    /// Free slots.
     pub fn room(&self) -> usize {
         BATCH_LIMIT - self.len
     }
@@ -35,7 +35,7 @@ impl Batch {
     /// Appends a packet.
     ///
     /// # Errors
-    /// Gives it back where the batch is full.
+    /// Returns the packet if the batch is full.
     pub fn push(&mut self, mbuf: Mbuf) -> Result<(), Mbuf> {
         match self.mbufs.get_mut(self.len) {
             Some(place) => {
@@ -47,10 +47,10 @@ impl Batch {
         }
     }
 
-    /// Takes the last packet out.
+    /// Removes the last packet.
     pub fn pop(&mut self) -> Option<Mbuf> {
         self.len = self.len.checked_sub(1)?;
-        // SAFETY: it was there, and no longer counts.
+        // SAFETY: it was initialised, and is no longer counted.
         self.mbufs
             .get(self.len)
             .map(|place| unsafe { place.assume_init_read() })
@@ -61,45 +61,47 @@ impl Batch {
         let count = self.len;
         self.len = 0;
         if count > 0 {
-            // SAFETY: the first `count` are live mbufs with one owner, which has just forgotten them. A handle is a pointer.
+            // SAFETY: the first `count` are live mbufs with one owner, which has just released them. A handle
+            // is a pointer.
             unsafe { sys::rte_pktmbuf_free_bulk(self.mbufs.as_mut_ptr().cast(), count as u32) };
         }
     }
 
-    /// Moves all packets to the end of `to`, in order. Does not allocate where `to` has the room.
+    /// Moves all packets to the end of `to`, in order. Does not allocate if `to` has the capacity.
     pub fn move_to(&mut self, to: &mut Vec<Mbuf>) {
         to.reserve(self.len);
         let count = self.len;
         self.len = 0;
         for place in self.mbufs.iter().take(count) {
-            // SAFETY: it was there, and no longer counts.
+            // SAFETY: it was initialised, and is no longer counted.
             to.push(unsafe { place.assume_init_read() });
         }
     }
 
-    /// The places after the last packet.
+    /// The free slots.
     pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<Mbuf>] {
         self.mbufs.get_mut(self.len..).unwrap_or_default()
     }
 
-    /// Counts `count` more packets.
+    /// Adds `count` packets.
     ///
     /// # Safety
-    /// They were written to the front of [`Batch::spare`], and each is nobody else's.
+    /// They were written to the start of [`Batch::spare`], and have no other owner.
     pub(crate) unsafe fn grow(&mut self, count: usize) {
         debug_assert!(count <= self.room());
         self.len += count;
     }
 
-    /// Forgets the first `count` packets, which are somebody else's now, and moves the others to the front.
+    /// Removes the first `count` packets, which DPDK owns now, and moves the others to the front.
     ///
     /// # Safety
-    /// `count` is at most the batch's length, and DPDK took these.
+    /// `count` is at most the batch's length, and DPDK took these packets.
     pub(crate) unsafe fn forget_front(&mut self, count: usize) {
         debug_assert!(count <= self.len);
         let left = self.len - count;
         let start = self.mbufs.as_mut_ptr();
-        // SAFETY: both ranges lie in the array; the handles are moved, and those that DPDK took no longer count.
+        // SAFETY: both ranges lie in the array; the handles are moved, and those that DPDK took are no longer
+        // counted.
         unsafe { std::ptr::copy(start.add(count), start, left) };
         self.len = left;
     }
@@ -131,14 +133,14 @@ impl Default for Batch {
 impl Deref for Batch {
     type Target = [Mbuf];
     fn deref(&self) -> &[Mbuf] {
-        // SAFETY: the first `len` are there.
+        // SAFETY: the first `len` are initialised.
         unsafe { std::slice::from_raw_parts(self.mbufs.as_ptr().cast(), self.len) }
     }
 }
 
 impl DerefMut for Batch {
     fn deref_mut(&mut self) -> &mut [Mbuf] {
-        // SAFETY: the first `len` are there, and the batch is borrowed alone.
+        // SAFETY: the first `len` are initialised, and the batch is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.mbufs.as_mut_ptr().cast(), self.len) }
     }
 }

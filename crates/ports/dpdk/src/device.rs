@@ -1,4 +1,4 @@
-//! Device strings: what an operator writes for an uplink, and what DPDK wants to read.
+//! Device strings: the operator's notation for an uplink, and DPDK's.
 //!
 //! | written | device |
 //! | --- | --- |
@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Error;
 
-/// What goes before the payload of a frame in AF_PACKET's ring: its header, its link address and alignment, in bytes.
+/// Overhead per frame in AF_PACKET's ring: header, link address and alignment, in bytes.
 const AF_PACKET_OVERHEAD_BYTES: usize = 128;
 
-/// A block of AF_PACKET's ring in bytes: a page of the machines with the largest.
+/// Block size of AF_PACKET's ring in bytes: the largest page size of supported machines.
 const AF_PACKET_BLOCK_BYTES: usize = 65_536;
 
-/// AF_PACKET's own frame size in bytes, used where frames are not larger.
+/// AF_PACKET's default frame size in bytes.
 const AF_PACKET_FRAME_BYTES: usize = 2048;
 
-/// Memory of one of AF_PACKET's rings in bytes: 4,096 usual frames, what comes while a worker sleeps.
+/// Size of one of AF_PACKET's rings in bytes: 4,096 usual frames, enough while a worker sleeps.
 const AF_PACKET_RING_BYTES: usize = 8 << 20;
 
-/// What names a device to DPDK.
+/// A device's name for DPDK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceArgs {
     kind: Kind,
@@ -34,22 +34,22 @@ pub struct DeviceArgs {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Passed on as it is.
+    /// Passed on unchanged.
     Named(String),
-    /// A virtual device: the driver, to which a number is added when it is attached, and its parameters.
+    /// A virtual device: the driver, which gets a number when attached, and its parameters.
     Virtual {
         driver: &'static str,
         parameters: String,
     },
 }
 
-/// Numbers for virtual devices: no two of a process have the same name.
+/// Numbers of virtual devices: names must be unique in the process.
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Reads what an operator writes for an uplink.
+/// Parses an operator's device string.
 ///
 /// # Errors
-/// [`Error::Device`] says what to write instead. `memif:` is one of them: the switch serves it without DPDK.
+/// [`Error::Device`] with the correction. `memif:` is one of them: the switch serves it without DPDK.
 ///
 /// ```
 /// let device = dpdk::device::from_shorthand("veth:eth1")?;
@@ -81,8 +81,8 @@ pub fn from_shorthand(device: &str) -> Result<DeviceArgs, Error> {
             }
             "memif" => {
                 return Err(wrong(
-                    "is served by the switch itself",
-                    "it where the switch reads it, not DPDK",
+                    "is served by the switch, not by DPDK",
+                    "it as a memif uplink of the switch",
                 ));
             }
             "auxiliary" if !rest.is_empty() => return Ok(named(device.to_owned())),
@@ -116,7 +116,7 @@ pub fn from_shorthand(device: &str) -> Result<DeviceArgs, Error> {
             &format!("\"veth:{device}\" if it is a kernel interface"),
         ));
     }
-    Err(wrong("is of no known kind", KINDS))
+    Err(wrong("is of unknown kind", KINDS))
 }
 
 const KINDS: &str =
@@ -125,7 +125,7 @@ const KINDS: &str =
 /// Prefixes of the names of DPDK's virtual devices.
 const DRIVERS: [&str; 3] = ["net_", "eth_", "virtio_user"];
 
-/// The longest name of a kernel interface in bytes (IFNAMSIZ less its zero).
+/// The longest name of a kernel interface in bytes (IFNAMSIZ minus its zero).
 const INTERFACE_NAME_MAX: usize = 15;
 
 fn named(name: String) -> DeviceArgs {
@@ -154,7 +154,7 @@ fn interface<'a>(device: &str, rest: &'a str, kind: &str) -> Result<&'a str, Err
             ),
         });
     }
-    // Further parameters are passed on as they are.
+    // Further parameters are passed on unchanged.
     Ok(rest)
 }
 
@@ -179,7 +179,7 @@ fn capture(device: &str, rest: &str) -> Result<DeviceArgs, Error> {
             }
             _ => {
                 return Err(wrong(
-                    "has a part that is not known (a file name cannot have a comma)",
+                    "has an unknown option (a file name cannot contain a comma)",
                     "pcap:FILE, pcap:FILE,loop or pcap:FILE,tx=FILE",
                 ));
             }
@@ -188,7 +188,7 @@ fn capture(device: &str, rest: &str) -> Result<DeviceArgs, Error> {
     Ok(virtual_device("net_pcap", parameters))
 }
 
-/// The full address, with what follows it, if this is a PCI address: `[domain:]bus:device.function[,…]`.
+/// The full address with options, if this is a PCI address: `[domain:]bus:device.function[,…]`.
 fn pci(text: &str) -> Option<String> {
     let (address, rest) = text.find(',').map_or((text, ""), |at| text.split_at(at));
     let (place, function) = address.rsplit_once('.')?;
@@ -213,13 +213,13 @@ fn pci(text: &str) -> Option<String> {
 }
 
 impl DeviceArgs {
-    /// A device that is passed on to DPDK as it is, such as `net_null0,no-rx=1`.
+    /// A device string passed on to DPDK unchanged, such as `net_null0,no-rx=1`.
     pub fn named(device: impl Into<String>) -> DeviceArgs {
         named(device.into())
     }
 
-    /// The same device with room for frames of `bytes` bytes and with `queues` queues, where the device must be told:
-    /// AF_PACKET cuts longer frames. The pool's mbufs must have as much room ([`DeviceArgs::frame_bytes`]).
+    /// The same device for frames of `bytes` bytes and `queues` queues, if the driver needs to know:
+    /// AF_PACKET truncates longer frames. The pool's mbufs need as much room ([`DeviceArgs::frame_bytes`]).
     #[must_use]
     pub fn with(mut self, bytes: usize, queues: u16) -> DeviceArgs {
         let frame = self.frame_bytes(bytes);
@@ -237,7 +237,7 @@ impl DeviceArgs {
         self
     }
 
-    /// The kernel interface that it is, where it is one.
+    /// Its kernel interface, if it is one.
     pub fn interface(&self) -> Option<&str> {
         let parameters = match &self.kind {
             Kind::Named(text) | Kind::Virtual { parameters: text, .. } => text,
@@ -245,8 +245,8 @@ impl DeviceArgs {
         parameters.split(',').find_map(|part| part.strip_prefix("iface="))
     }
 
-    /// Room in bytes that an mbuf must have for a frame of `bytes` bytes of this device: AF_PACKET wants as much as a
-    /// slot of its ring has.
+    /// Room in bytes that an mbuf needs for a frame of `bytes` bytes of this device: AF_PACKET needs a whole
+    /// ring slot.
     pub fn frame_bytes(&self, bytes: usize) -> usize {
         match &self.kind {
             Kind::Virtual {
@@ -259,7 +259,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The PCI address, where it is one: EAL must be told of it at the start.
+    /// Its PCI address, if any: EAL needs it at start.
     pub fn pci_address(&self) -> Option<&str> {
         match &self.kind {
             Kind::Named(name) => {
@@ -270,13 +270,13 @@ impl DeviceArgs {
         }
     }
 
-    /// What DPDK reads: a virtual device gets a number that no other of this process has.
+    /// The string for DPDK: a virtual device gets a number unique in this process.
     pub fn to_devargs(&self) -> String {
         match &self.kind {
             Kind::Named(name) => name.clone(),
             Kind::Virtual { driver, parameters } => {
                 let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-                // Far from the small numbers that people give to devices themselves.
+                // Above the small numbers that operators use themselves.
                 format!("{driver}{},{parameters}", number + 1000)
             }
         }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn shorthands_become_what_dpdk_reads() {
+    fn shorthands_expand_to_dpdk_device_strings() {
         for (written, read) in [
             ("pcap:trace.pcap", "net_pcap,rx_pcap=trace.pcap"),
             ("pcap:/a/b.pcap,loop", "net_pcap,rx_pcap=/a/b.pcap,infinite_rx=1"),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn errors_contain_the_correction() {
         for (written, hint) in [
             ("eth1", "\"veth:eth1\""),
             ("trace.pcap", "\"pcap:trace.pcap\""),
@@ -354,13 +354,13 @@ mod tests {
     }
 
     #[test]
-    fn two_captures_get_two_names() {
+    fn two_captures_get_different_names() {
         let device = from_shorthand("pcap:a.pcap").unwrap();
         assert_ne!(device.to_devargs(), device.to_devargs());
     }
 
     #[test]
-    fn kernel_interfaces_get_queues_and_room_for_their_frames() {
+    fn kernel_interfaces_get_queues_and_frame_room() {
         let device = from_shorthand("veth:eth1").unwrap();
         assert_eq!(device.interface(), Some("eth1"));
         for (bytes, queues, told) in [
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pci_addresses_are_told_to_eal() {
+    fn only_pci_addresses_are_passed_to_eal() {
         assert_eq!(
             from_shorthand("03:00.0").unwrap().pci_address(),
             Some("0000:03:00.0")

@@ -1,4 +1,5 @@
-//! DPDK's environment abstraction layer: started once per process, never ended (its memory must outlive every mbuf).
+//! DPDK's environment abstraction layer: started once per process and never stopped, because its memory must
+//! outlive every mbuf.
 
 use std::ffi::{CString, c_char};
 use std::marker::PhantomData;
@@ -14,28 +15,28 @@ pub struct Eal {
     _only_from_init: (),
 }
 
-/// What EAL is started with.
+/// EAL's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EalConfig {
-    /// Told apart from other DPDK programs of this machine by this, a word.
+    /// Distinguishes this program from other DPDK programs on the machine.
     pub file_prefix: String,
     /// Memory for mbufs and rings in MiB.
     pub memory_mib: u32,
-    /// Whether that memory comes from hugepages. Network cards want them; the software devices do without.
+    /// Whether to use hugepages. Network cards need them; software devices do not.
     pub hugepages: bool,
-    /// The CPU that EAL's own threads stay on; it starts no workers.
+    /// The CPU of EAL's own threads; it starts no workers.
     pub cpu: u16,
-    /// PCI devices to take over, each as [`DeviceArgs::pci_address`](crate::DeviceArgs::pci_address) gives it. None: the
-    /// PCI bus is left alone.
+    /// PCI devices to use, as [`DeviceArgs::pci_address`](crate::DeviceArgs::pci_address) returns them. If
+    /// empty, the PCI bus is not scanned.
     pub pci: Vec<String>,
-    /// What EAL logs: its own syntax (`"error"`, `"pmd.*:debug"`).
+    /// EAL's log levels, in its own syntax (`"error"`, `"pmd.*:debug"`).
     pub log_level: String,
-    /// Further arguments, passed on as they are.
+    /// Further arguments, passed on unchanged.
     pub more: Vec<String>,
 }
 
 impl EalConfig {
-    /// 256 MiB without hugepages, no PCI, errors only, on the first CPU that the calling thread may use.
+    /// 256 MiB without hugepages, no PCI, errors only, on the first CPU allowed to the calling thread.
     pub fn new(file_prefix: impl Into<String>) -> EalConfig {
         EalConfig {
             file_prefix: file_prefix.into(),
@@ -54,14 +55,14 @@ impl EalConfig {
             "--no-shconf".to_owned(),
             "--no-telemetry".to_owned(),
             format!("--file-prefix={}", self.file_prefix),
-            // One logical core, so that EAL starts no worker threads; on which CPU is said apart from its number.
+            // One logical core, so that EAL starts no worker threads, mapped to the CPU.
             format!("--lcores=0@{}", self.cpu),
             "-m".to_owned(),
             self.memory_mib.to_string(),
             format!("--log-level={}", self.log_level),
         ];
         if self.hugepages {
-            // Needs no hugepage file system, and leaves nothing there when the process is killed.
+            // Needs no hugepage file system and leaves no files if the process is killed.
             args.push("--in-memory".to_owned());
         } else {
             args.push("--no-huge".to_owned());
@@ -77,7 +78,7 @@ impl EalConfig {
     }
 }
 
-/// The first CPU that the calling thread may use; 0 where the kernel does not say.
+/// The first CPU allowed to the calling thread; 0 if unknown.
 fn first_allowed_cpu() -> u16 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     first_cpu(&status).unwrap_or(0)
@@ -92,22 +93,22 @@ fn first_cpu(status: &str) -> Option<u16> {
     list.split(['-', ',']).next()?.parse().ok()
 }
 
-/// Whether [`Eal::init`] was called, and how it ended. EAL cannot be started a second time, also after a failure.
+/// The result of [`Eal::init`], once called. EAL cannot be started again, even after a failure.
 static STARTED: Mutex<Option<Result<Eal, Error>>> = Mutex::new(None);
 
-/// A word that makes EAL print something and end the process.
+/// Arguments that make EAL print something and exit.
 const ENDS_THE_PROCESS: [&str; 4] = ["-h", "--help", "-v", "--version"];
 
-/// The id of a thread that EAL does not know.
+/// The id of a thread that is not registered with EAL.
 const NO_LCORE: u32 = u32::MAX;
 
 impl Eal {
-    /// Starts EAL with these arguments (without a program name). It runs on a thread of its own: EAL pins the thread
-    /// that starts it, and threads made later would inherit that.
+    /// Starts EAL with these arguments (without a program name), on a separate thread: EAL pins the calling
+    /// thread, and later threads would inherit that.
     ///
     /// # Errors
-    /// [`Error::EalRuns`] from the second call on; [`Error::EalInit`] if EAL refuses: it cannot be tried again in this
-    /// process.
+    /// [`Error::EalRuns`] from the second call on; [`Error::EalInit`] if EAL fails, after which it cannot be
+    /// retried in this process.
     pub fn init(args: &[String]) -> Result<Eal, Error> {
         let mut started = STARTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if started.is_some() {
@@ -131,25 +132,25 @@ impl Eal {
         result
     }
 
-    /// EAL, if it runs.
+    /// EAL, if it is running.
     pub fn running() -> Option<Eal> {
         let started = STARTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         started.as_ref().and_then(|result| result.as_ref().ok().copied())
     }
 
-    /// Makes the calling thread one that EAL knows, until the guard is dropped: it then has a cache of its own in every
-    /// pool. Threads without it may do everything too, but each mbuf costs them a locked ring.
+    /// Registers the calling thread with EAL until the guard is dropped: it then has its own cache in every
+    /// pool. Unregistered threads may do everything too, but pay a locked ring operation per mbuf.
     ///
     /// # Errors
-    /// [`Error::ThreadRegistered`]; [`Error::Refused`] where EAL has no place left (128 in Debian's).
+    /// [`Error::ThreadRegistered`]; [`Error::Refused`] if EAL has no free slot (128 in Debian's).
     pub fn register_thread(&self) -> Result<RegisteredThread, Error> {
-        // SAFETY: reads a variable of the calling thread.
+        // SAFETY: reads a thread-local variable.
         if unsafe { sys::rte_lcore_id() } != NO_LCORE {
             return Err(Error::ThreadRegistered);
         }
         // SAFETY: EAL runs (self).
         if unsafe { sys::rte_thread_register() } != 0 {
-            // SAFETY: reads a variable of the calling thread.
+            // SAFETY: reads a thread-local variable.
             let errno = unsafe { sys::inco_errno() };
             return Err(Error::refused("cannot register", "this thread", errno));
         }
@@ -160,7 +161,7 @@ impl Eal {
 
     /// DPDK's version, such as `DPDK 22.11.11`.
     pub fn version(&self) -> String {
-        // SAFETY: gives a zero-terminated text that lives as long as the process.
+        // SAFETY: returns a zero-terminated static string.
         unsafe { std::ffi::CStr::from_ptr(sys::rte_version()) }
             .to_string_lossy()
             .into_owned()
@@ -168,36 +169,36 @@ impl Eal {
 }
 
 fn start(owned: Vec<CString>, text: &str) -> Result<Eal, Error> {
-    // EAL keeps pointers to its arguments and permutes the array: they are given away for good.
+    // EAL keeps pointers to its arguments and permutes the array, so they are leaked.
     let mut argv: Vec<*mut c_char> = owned.into_iter().map(CString::into_raw).collect();
     let count = i32::try_from(argv.len()).map_err(|_| Error::EalArgument(text.to_owned()))?;
     argv.push(std::ptr::null_mut());
     let argv = argv.leak();
-    // SAFETY: `argv` has `count` zero-terminated texts and a null after them, all of them for ever and to write to; no
+    // SAFETY: `argv` has `count` zero-terminated strings and a null after them, all leaked and writable. No
     // other call of EAL has been made in this process (the lock of `STARTED` is held).
     let ret = unsafe { sys::rte_eal_init(count, argv.as_mut_ptr()) };
     if ret < 0 {
-        // SAFETY: reads a variable of the calling thread.
+        // SAFETY: reads a thread-local variable.
         let errno = unsafe { sys::inco_errno() };
         return Err(Error::EalInit(Errno(errno), text.to_owned()));
     }
-    // EAL makes a directory for files that it then does not make, and leaves it. One with files stays.
-    // SAFETY: EAL runs, so that this gives a zero-terminated text that lives as long as the process.
+    // EAL leaves an empty directory for files that it does not create. A directory with files stays.
+    // SAFETY: EAL runs, so this returns a zero-terminated static string.
     let directory = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
     let _has_files = std::fs::remove_dir(directory.to_string_lossy().as_ref());
     Ok(Eal { _only_from_init: () })
 }
 
-/// While it lives, the thread that made it is one of EAL's.
+/// Keeps its thread registered with EAL while it lives.
 #[derive(Debug)]
 pub struct RegisteredThread {
-    // Not Send: the registration is the thread's own.
+    // Not Send: the registration belongs to the thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for RegisteredThread {
     fn drop(&mut self) {
-        // SAFETY: this thread was registered, by the one that made this guard, which cannot leave its thread.
+        // SAFETY: this thread was registered by this guard, which cannot leave its thread.
         unsafe { sys::rte_thread_unregister() };
     }
 }
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_say_what_the_configuration_says() {
+    fn arguments_reflect_the_configuration() {
         let mut config = EalConfig::new("t");
         assert!(config.args().contains(&"--no-pci".to_owned()));
         assert!(config.args().contains(&"--no-huge".to_owned()));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_argument_that_would_end_the_process_is_refused() {
+    fn arguments_that_would_end_the_process_are_rejected() {
         for arg in ["--help", "-h", "-v", "--version", "a\0b"] {
             assert_eq!(
                 Eal::init(&[arg.to_owned()]).unwrap_err(),

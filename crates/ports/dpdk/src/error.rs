@@ -1,8 +1,8 @@
-//! What can fail.
+//! The crate's errors.
 
 use std::fmt;
 
-/// An operating system's error number, as DPDK gives it.
+/// An operating system error number, as returned by DPDK.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -18,52 +18,52 @@ impl fmt::Debug for Errno {
     }
 }
 
-/// What can fail in this crate.
+/// The crate's error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A device string that names no kind of device.
+    /// An invalid device string.
     #[error("device {given:?} {problem}: write {write}")]
     Device {
-        /// What was given.
+        /// The device string.
         given: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
-        /// What to write instead.
+        /// The correction.
         write: String,
     },
     /// [`Eal::init`](crate::Eal::init) was called before in this process.
     #[error("DPDK is already initialised in this process")]
     EalRuns,
-    /// An argument that EAL would end the process for, or that no C string can hold.
-    #[error("DPDK argument {0:?} cannot be passed on")]
+    /// An argument that would make EAL exit, or that no C string can hold.
+    #[error("DPDK argument {0:?} is not allowed")]
     EalArgument(String),
-    /// EAL did not start; its log on standard error says more.
-    #[error("DPDK did not start ({0}) with the arguments {1}; what it says stands above")]
+    /// EAL did not start; its log on standard error has the details.
+    #[error("DPDK did not start ({0}) with the arguments {1}; see its log above")]
     EalInit(Errno, String),
-    /// A thread for EAL could not be started.
-    #[error("no thread for DPDK: {0}")]
+    /// No thread for EAL could be started.
+    #[error("cannot start a thread for DPDK: {0}")]
     Thread(Errno),
     /// The calling thread is registered already, or is one of EAL's own.
-    #[error("this thread is known to DPDK already")]
+    #[error("this thread is already registered with DPDK")]
     ThreadRegistered,
     /// More pools than the limit.
     #[error("no more than {0} mempools in one process")]
     TooManyPools(usize),
-    /// A pool's figures that cannot be.
+    /// An impossible pool configuration.
     #[error("a mempool of {mbufs} mbufs of {frame_bytes} B is not possible: {why}")]
     PoolConfig {
-        /// How many mbufs were asked for.
+        /// Requested mbufs.
         mbufs: u32,
-        /// Room for a frame in each, in bytes.
+        /// Requested room per frame, in bytes.
         frame_bytes: u16,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// The pool is empty.
     #[error("no free mbuf")]
     NoMbuf,
-    /// A frame that is larger than an mbuf of this pool.
+    /// A frame that does not fit an mbuf of this pool.
     #[error("a frame of {frame_bytes} B does not fit an mbuf with room for {room_bytes} B")]
     FrameTooLarge {
         /// The frame's length in bytes.
@@ -71,10 +71,10 @@ pub enum Error {
         /// The room in bytes.
         room_bytes: usize,
     },
-    /// The device is in use already.
+    /// The device is already in use.
     #[error("device {0} is in use already")]
     PortInUse(String),
-    /// The device came up without a port.
+    /// The device has no port.
     #[error("device {0} has no network port")]
     NoPort(String),
     /// The device has several ports.
@@ -82,7 +82,7 @@ pub enum Error {
     SeveralPorts {
         /// The device.
         device: String,
-        /// How many ports it has.
+        /// Number of ports.
         ports: usize,
     },
     /// Queues of the port are still in use.
@@ -90,29 +90,29 @@ pub enum Error {
     QueuesInUse {
         /// The port.
         port: String,
-        /// How many queues.
+        /// Number of queues.
         queues: usize,
     },
-    /// More queues than the device has.
-    #[error("{port} has {has} {direction} queues, {wanted} were asked for")]
+    /// More queues than the device supports.
+    #[error("{port} has {has} {direction} queues, but {wanted} were requested")]
     TooManyQueues {
         /// The port.
         port: String,
         /// `receive` or `transmit`.
         direction: &'static str,
-        /// What it has.
+        /// Available queues.
         has: u16,
-        /// What was asked for.
+        /// Requested queues.
         wanted: u16,
     },
-    /// A call that DPDK refused.
+    /// DPDK refused a call.
     #[error("{what} {device}: {errno}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On what.
+        /// The device.
         device: String,
-        /// Why not.
+        /// The error number.
         errno: Errno,
     },
 }

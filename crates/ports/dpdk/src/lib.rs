@@ -1,20 +1,20 @@
-//! A small safe wrapper of DPDK: EAL, mempools, ports, queues, batches of mbufs. It moves frames between devices and
-//! memory in bursts; it never looks into a frame, and nothing that safe code does with it can break memory.
+//! A small safe wrapper of DPDK: EAL, mempools, ports, queues, batches of mbufs. Moves frames between devices
+//! and memory in bursts. Never parses a frame, and safe code cannot break memory safety with it.
 //!
-//! Key types: [`DeviceArgs`] (what an operator writes for a device, always here); with the feature `link` also [`Eal`],
+//! Key types: [`DeviceArgs`] (a device string, always available); with the feature `link` also [`Eal`],
 //! [`Mempool`], [`Mbuf`] (one packet, one owner, eight bytes), [`Batch`], [`Port`], [`RxQueue`], [`TxQueue`].
 //!
 //! 1. [`Eal::init`], once per process.
-//! 2. [`Mempool::create`]: pools live as long as the process, so a mbuf can never outlive its pool.
-//! 3. [`Port::attach`] a device, [`Port::start`] it: this gives the queues, each to its one owner, on any thread. A
-//!    thread that polls says so with [`Eal::register_thread`] (a pool's cache of its own).
-//! 4. [`RxQueue::receive`], [`TxQueue::send`], as often as you like. Neither waits.
-//! 5. Drop the queues, then [`Port::stop`], [`Port::start`] again, or [`Port::close`]. A port whose queues are still
-//!    in use is closed when the last of them goes.
+//! 2. [`Mempool::create`]: pools live as long as the process, so no mbuf outlives its pool.
+//! 3. [`Port::attach`] a device and [`Port::start`] it, which returns the queues. Each queue has one owner,
+//!    on any thread. A polling thread calls [`Eal::register_thread`] to get its own pool cache.
+//! 4. [`RxQueue::receive`] and [`TxQueue::send`]; neither blocks.
+//! 5. Drop the queues, then [`Port::stop`], [`Port::start`] again, or [`Port::close`]. A dropped port closes
+//!    when its last queue is dropped.
 //!
 //! **Limits.** DPDK has a fixed number of ports ([`PORT_LIMIT`], 32 in Debian's); [`POOL_LIMIT`] pools;
-//! [`BATCH_LIMIT`] mbufs a batch.
-// UNSAFETY: calls into DPDK, which hands out raw pointers to mbufs.
+//! [`BATCH_LIMIT`] mbufs per batch.
+// UNSAFETY: calls DPDK, which returns raw pointers to mbufs.
 #![cfg_attr(feature = "link", expect(unsafe_code))]
 
 pub mod device;

@@ -1,4 +1,4 @@
-//! One packet: a handle of eight bytes that owns it.
+//! One packet: an owning handle of eight bytes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,37 +9,37 @@ use dpdk_sys as sys;
 
 use crate::Error;
 
-/// A packet in DPDK's memory, with one owner; dropped, it goes back to its pool. Nearly always it is one piece
-/// ([`Mbuf::is_contiguous`]); a device may give a long frame as a chain of segments.
+/// A packet in DPDK's memory with one owner. Dropping it returns it to its pool. Usually contiguous
+/// ([`Mbuf::is_contiguous`]); a device may return a long frame as a chain of segments.
 #[repr(transparent)]
 pub struct Mbuf(NonNull<sys::rte_mbuf>);
 
 const _: () = assert!(size_of::<Mbuf>() == 8 && size_of::<Option<Mbuf>>() == 8);
 const _: () = assert!(size_of::<Mbuf>() == size_of::<*mut sys::rte_mbuf>());
 
-// SAFETY: a mbuf has one owner, and pools take mbufs back from any thread.
+// SAFETY: an mbuf has one owner, and pools accept mbufs from any thread.
 unsafe impl Send for Mbuf {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for Mbuf {}
 
 impl Mbuf {
-    /// Takes over what DPDK gave; null is `None`.
+    /// Takes ownership of a pointer from DPDK; null is `None`.
     ///
     /// # Safety
-    /// The mbuf is the head of a well-formed chain and nobody else's.
+    /// The mbuf is the head of a well-formed chain and has no other owner.
     pub(crate) unsafe fn from_raw(mbuf: *mut sys::rte_mbuf) -> Option<Mbuf> {
         NonNull::new(mbuf).map(Mbuf)
     }
 
     #[inline(always)]
     fn head(&self) -> &sys::rte_mbuf {
-        // SAFETY: the mbuf is live while its owner is.
+        // SAFETY: the mbuf lives as long as its owner.
         unsafe { self.0.as_ref() }
     }
 
     #[inline(always)]
     fn head_mut(&mut self) -> &mut sys::rte_mbuf {
-        // SAFETY: as above, and `self` is borrowed alone. Other references of DPDK to it exist only while the device has
+        // SAFETY: as above, and `self` is borrowed exclusively. DPDK refers to it only while the device has
         // it, and then there is no `Mbuf`.
         unsafe { self.0.as_mut() }
     }
@@ -55,19 +55,19 @@ impl Mbuf {
         self.len() == 0
     }
 
-    /// Whether the packet is one piece: [`Mbuf::data`] is then all of it.
+    /// Whether the packet is a single segment: [`Mbuf::data`] is then the whole packet.
     #[inline(always)]
     pub fn is_contiguous(&self) -> bool {
         self.head().nb_segs == 1
     }
 
-    /// How many pieces the packet is in; never 0.
+    /// Number of segments; never 0.
     #[inline(always)]
     pub fn segment_count(&self) -> u16 {
         self.head().nb_segs
     }
 
-    /// The port that it was received on, as DPDK numbers it.
+    /// The DPDK number of the port that received it.
     pub fn received_on(&self) -> u16 {
         self.head().port
     }
@@ -75,15 +75,15 @@ impl Mbuf {
     /// The bytes of the first segment.
     #[inline(always)]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: the mbuf is live, its first `data_len` bytes from `data_off` on lie in its buffer (DPDK's word for what
-        // it gave, and kept by every change here); the memory was mapped zeroed, so none of it is uninitialised.
+        // SAFETY: the mbuf is live, and `data_len` bytes from `data_off` lie in its buffer (guaranteed by
+        // DPDK and kept by every change here). The memory was mapped zeroed, so it is initialised.
         unsafe { segment(self.0.as_ptr()) }
     }
 
-    /// The bytes of the first segment, to change.
+    /// The mutable bytes of the first segment.
     pub fn data_mut(&mut self) -> &mut [u8] {
         let head = self.head();
-        // SAFETY: as in `data`; the owner has it alone.
+        // SAFETY: as in `data`; exclusive access.
         unsafe { std::slice::from_raw_parts_mut(data_start(head), usize::from(head.data_len)) }
     }
 
@@ -96,7 +96,8 @@ impl Mbuf {
         }
     }
 
-    /// Copies the packet, all segments, to the front of `to`, as much as fits; gives how many bytes.
+    /// Copies the packet, all segments, to the start of `to`, truncated if too long. Returns the number of
+    /// bytes.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
         for segment in self.segments() {
@@ -108,14 +109,14 @@ impl Mbuf {
         done
     }
 
-    /// Whether the bytes around the data are this mbuf's own to write to: not where it borrows a part of another's buffer,
-    /// as some cards' receive queues do.
+    /// Whether the mbuf owns its whole buffer: not if it is attached to another's buffer, as in some cards'
+    /// receive queues.
     fn owns_its_buffer(&self) -> bool {
         let head = self.head();
         head.ol_flags & sys::INCO_MBUF_SHARED_BUFFER == 0 && head.refcnt.load(Ordering::Relaxed) == 1
     }
 
-    /// Bytes from the data's start to the end of the buffer, or of the data where the rest is not its own.
+    /// Bytes from the data's start to the end of the buffer, or of the data if the buffer is not its own.
     fn room_len(&self) -> usize {
         let head = self.head();
         if self.owns_its_buffer() {
@@ -125,21 +126,22 @@ impl Mbuf {
         }
     }
 
-    /// The room for a packet in the first segment, its data included, to write a new frame into; [`Mbuf::set_len`] then
-    /// says how much of it counts.
+    /// The writable room of the first segment, including its data, for a new frame. Call [`Mbuf::set_len`]
+    /// afterwards.
     pub fn room(&mut self) -> &mut [u8] {
         let len = self.room_len();
-        // SAFETY: from `data_off` to `buf_len` is the mbuf's own buffer, mapped zeroed; the owner has it alone.
+        // SAFETY: the range from `data_off` to `buf_len` is the mbuf's own buffer, mapped zeroed; exclusive
+        // access.
         unsafe { std::slice::from_raw_parts_mut(data_start(self.head()), len) }
     }
 
-    /// Makes the first `len` bytes of the room the packet. A `len` beyond the room is cut to it, a chain to its first
-    /// segment.
+    /// Makes the first `len` bytes of the room the packet. Clamps `len` to the room and truncates a chain to
+    /// its first segment.
     pub fn set_len(&mut self, len: usize) {
         if !self.is_contiguous() {
             self.drop_further_segments();
         }
-        // The room is at most a u16.
+        // The room fits a u16.
         let len = len.min(self.room_len()) as u16;
         let head = self.head_mut();
         head.data_len = len;
@@ -147,8 +149,8 @@ impl Mbuf {
     }
 
     fn drop_further_segments(&mut self) {
-        // SAFETY: the head is live; a chain's second segment is the head of the rest once it is unlinked, and a null ends
-        // a chain of one. `mbuf_set_next` writes where `mbuf_next` reads.
+        // SAFETY: the head is live. Once unlinked, the second segment is the head of the rest; a null ends a
+        // chain of one. `mbuf_set_next` writes where `mbuf_next` reads.
         unsafe {
             let rest = sys::mbuf_next(self.0.as_ptr());
             sys::mbuf_set_next(self.0.as_ptr(), std::ptr::null_mut());
@@ -159,8 +161,8 @@ impl Mbuf {
         head.pkt_len = u32::from(head.data_len);
     }
 
-    /// Makes the packet `count` bytes longer and gives these, or `None` where the room ends before or the packet is a chain.
-    /// What they hold is whatever was there.
+    /// Extends the packet by `count` bytes and returns them, with unspecified contents. `None` if the room is
+    /// too small or the packet is a chain.
     pub fn append(&mut self, count: usize) -> Option<&mut [u8]> {
         let from = usize::from(self.head().data_len);
         let to = from.checked_add(count).filter(|&to| to <= self.room_len())?;
@@ -171,7 +173,7 @@ impl Mbuf {
         self.room().get_mut(from..to)
     }
 
-    /// Takes `count` bytes off the front of the first segment; false (and nothing done) where it has not as many.
+    /// Removes `count` bytes from the front of the first segment. False, without effect, if it is shorter.
     pub fn remove_front(&mut self, count: usize) -> bool {
         let head = self.head_mut();
         let Ok(count) = u16::try_from(count) else {
@@ -181,14 +183,14 @@ impl Mbuf {
             return false;
         };
         head.data_len = left;
-        // The offset stays within the buffer: the data that it passes did.
+        // The offset stays within the buffer: the removed data did.
         head.data_off += count;
         head.pkt_len = head.pkt_len.saturating_sub(u32::from(count));
         true
     }
 
-    /// Puts `count` bytes before the first segment and gives these, or `None` where the headroom is smaller or not this
-    /// mbuf's own. What they hold is whatever was there.
+    /// Prepends `count` bytes to the first segment and returns them, with unspecified contents. `None` if the
+    /// headroom is too small or not this mbuf's own.
     pub fn add_front(&mut self, count: usize) -> Option<&mut [u8]> {
         if !self.owns_its_buffer() {
             return None;
@@ -204,17 +206,17 @@ impl Mbuf {
         self.data_mut().get_mut(..count)
     }
 
-    /// Makes a chain one piece, in its first segment.
+    /// Linearizes a chain into its first segment.
     ///
     /// # Errors
-    /// [`Error::FrameTooLarge`] where it does not fit there: the mbuf is then as before, and [`Mbuf::copy_to`] a buffer
-    /// that is large enough is what remains.
+    /// [`Error::FrameTooLarge`] if it does not fit. The mbuf is then unchanged; use [`Mbuf::copy_to`] with a
+    /// large enough buffer.
     pub fn linearize(&mut self) -> Result<(), Error> {
         if self.is_contiguous() {
             return Ok(());
         }
         let (frame_bytes, room_bytes) = (self.len(), self.room_len());
-        // SAFETY: a live, well-formed chain with one owner. The function moves only what fits, else it changes nothing.
+        // SAFETY: a live, well-formed chain with one owner. The function changes nothing if it does not fit.
         if frame_bytes > room_bytes || unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } != 0 {
             return Err(Error::FrameTooLarge {
                 frame_bytes,
@@ -224,10 +226,10 @@ impl Mbuf {
         Ok(())
     }
 
-    /// Puts `other` behind this packet as further segments. For tests and for devices that take chains.
+    /// Appends `other` as further segments. For tests, and for devices that accept chains.
     ///
     /// # Errors
-    /// Gives `other` back where the chain or the packet would be longer than DPDK can count.
+    /// Returns `other` if the chain or the packet would exceed DPDK's limits.
     pub fn chain(&mut self, other: Mbuf) -> Result<(), Mbuf> {
         let segments = self.head().nb_segs.checked_add(other.head().nb_segs);
         let bytes = self.head().pkt_len.checked_add(other.head().pkt_len);
@@ -239,7 +241,8 @@ impl Mbuf {
             // SAFETY: a well-formed chain has `nb_segs` live segments.
             last = unsafe { sys::mbuf_next(last) };
         }
-        // SAFETY: `last` is live and the chain's last; `other` is given away below, so each segment still has one owner.
+        // SAFETY: `last` is live and the last of the chain. `other` is given up below, so each segment still
+        // has one owner.
         unsafe { sys::mbuf_set_next(last, other.into_raw()) };
         let head = self.head_mut();
         head.nb_segs = segments;
@@ -247,40 +250,42 @@ impl Mbuf {
         Ok(())
     }
 
-    /// Frees all of them at once and leaves the list empty. Of more than 2^32 the rest leaks.
+    /// Frees all of them in bulk and empties the list. Beyond 2^32 the rest leaks.
     pub fn free_all(mbufs: &mut Vec<Mbuf>) {
         let (start, count) = (mbufs.as_mut_ptr(), mbufs.len());
         if count == 0 {
             return;
         }
-        // SAFETY: nobody sees them any more, whatever happens below.
+        // SAFETY: they are no longer accessible, whatever happens below.
         unsafe { mbufs.set_len(0) };
-        // SAFETY: the first `count` handles, each a pointer, are live mbufs with one owner, which has just forgotten them.
+        // SAFETY: the first `count` handles, each a pointer, are live mbufs with one owner, which has just
+        // released them.
         unsafe { sys::rte_pktmbuf_free_bulk(start.cast(), u32::try_from(count).unwrap_or(u32::MAX)) };
     }
 
-    /// Moves all mbufs to the end of `to`, in order, and leaves `from` empty: a few of them, with fewer instructions than
-    /// `Vec::append` takes. Does not allocate where `to` has the room.
+    /// Moves all mbufs to the end of `to`, in order, and empties `from`. Takes fewer instructions than
+    /// `Vec::append` for a few mbufs. Does not allocate if `to` has the capacity.
     #[inline(always)]
     pub fn move_all(from: &mut Vec<Mbuf>, to: &mut Vec<Mbuf>) {
         let (count, before) = (from.len(), to.len());
         to.reserve(count);
         let (source, target) = (from.as_ptr(), to.as_mut_ptr());
-        // SAFETY: nobody sees them in `from` any more, whatever happens below.
+        // SAFETY: they are no longer accessible in `from`, whatever happens below.
         unsafe { from.set_len(0) };
-        // SAFETY: `from` held `count` handles, and `to` has room for as many behind its last one; they are different vectors.
+        // SAFETY: `from` held `count` handles, and `to` has room for as many after its last one; the vectors
+        // are distinct.
         let move_one = |at| unsafe { target.add(before + at).write(source.add(at).read()) };
         if count == 1 {
-            // Nearly always, where many lists have a few: not worth the way into a loop.
+            // The usual case with many short lists, in which a loop does not pay off.
             move_one(0);
         } else {
             (0..count).for_each(move_one);
         }
-        // SAFETY: they were written just now.
+        // SAFETY: they have just been written.
         unsafe { to.set_len(before + count) };
     }
 
-    /// Gives the mbuf away without freeing it.
+    /// Gives up ownership without freeing the mbuf.
     pub(crate) fn into_raw(self) -> *mut sys::rte_mbuf {
         let mbuf = self.0.as_ptr();
         std::mem::forget(self);
@@ -288,10 +293,11 @@ impl Mbuf {
     }
 }
 
-/// Where a segment's data starts.
+/// The start of a segment's data.
 #[inline(always)]
 fn data_start(head: &sys::rte_mbuf) -> *mut u8 {
-    // The offset lies within the buffer; `wrapping_add` needs no proof for that, the reads that follow have theirs.
+    // The offset lies within the buffer. `wrapping_add` needs no proof of that; the reads that follow have
+    // theirs.
     head.buf_addr
         .cast::<u8>()
         .wrapping_add(usize::from(head.data_off))
@@ -300,18 +306,18 @@ fn data_start(head: &sys::rte_mbuf) -> *mut u8 {
 /// The bytes of one segment.
 ///
 /// # Safety
-/// `mbuf` is live for `'a` and nobody changes it or its data meanwhile.
+/// `mbuf` is live for `'a`, and neither it nor its data changes meanwhile.
 #[inline(always)]
 unsafe fn segment<'a>(mbuf: *const sys::rte_mbuf) -> &'a [u8] {
-    // SAFETY: live (the caller's word).
+    // SAFETY: live by the caller's contract.
     let head = unsafe { &*mbuf };
-    // SAFETY: `data_len` bytes from `data_off` on lie in the segment's buffer: DPDK's word for what it gave.
+    // SAFETY: `data_len` bytes from `data_off` lie in the segment's buffer, as DPDK guarantees.
     unsafe { std::slice::from_raw_parts(data_start(head), usize::from(head.data_len)) }
 }
 
 impl Drop for Mbuf {
     fn drop(&mut self) {
-        // SAFETY: the owner goes; nothing else points to it.
+        // SAFETY: the owner is dropped; nothing else points to it.
         unsafe { sys::rte_pktmbuf_free(self.0.as_ptr()) };
     }
 }
@@ -341,7 +347,7 @@ impl<'a> Iterator for Segments<'a> {
             return None;
         }
         self.left -= 1;
-        // SAFETY: `next` is a segment of the packet that is borrowed for `'a`.
+        // SAFETY: `next` is a segment of the packet borrowed for `'a`.
         let bytes = unsafe { segment(self.next) };
         // SAFETY: as above.
         self.next = unsafe { sys::mbuf_next(self.next) };

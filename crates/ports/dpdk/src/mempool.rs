@@ -10,17 +10,16 @@ use crate::batch::{BATCH_LIMIT, Batch};
 use crate::mbuf::Mbuf;
 use crate::{Eal, Error};
 
-/// Pools in one process: they are never freed, so their number is bounded.
+/// Pools per process: they are never freed, so their number is bounded.
 pub const POOL_LIMIT: usize = 64;
 
-/// Mbufs that one registered thread keeps at hand, unless told otherwise: two turns of a worker.
+/// Mbufs in a registered thread's cache by default: two turns of a worker.
 const CACHE_MBUFS: u32 = 512;
 
-/// The most that DPDK allows as a cache.
+/// DPDK's largest cache.
 const CACHE_MBUFS_MAX: u32 = 512;
 
-/// A pool of mbufs: a handle to copy freely. The pool lives as long as the process, so that no mbuf, wherever it is,
-/// outlives it.
+/// A copyable handle of an mbuf pool. The pool lives as long as the process, so no mbuf outlives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mempool {
     pool: NonNull<sys::rte_mempool>,
@@ -28,19 +27,19 @@ pub struct Mempool {
     frame_bytes: u16,
 }
 
-// SAFETY: DPDK's pools are made for use from any thread at once (ring_mp_mc); the figures beside never change.
+// SAFETY: pools are created for concurrent use by any thread (ring_mp_mc); the other fields never change.
 unsafe impl Send for Mempool {}
 // SAFETY: as above.
 unsafe impl Sync for Mempool {}
 
-/// A pool's figures.
+/// A pool's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MempoolConfig {
-    /// How many mbufs. Ports keep as many as their receive queues have descriptors.
+    /// Number of mbufs. Ports hold as many as their receive queues have descriptors.
     pub mbufs: u32,
-    /// Room for a frame in one mbuf, in bytes, at most 65,407.
+    /// Room for a frame per mbuf, in bytes, at most 65,407.
     pub frame_bytes: u16,
-    /// Mbufs that a registered thread keeps at hand; at most 512 and two thirds of all.
+    /// Mbufs in a registered thread's cache; at most 512 and two thirds of the pool.
     pub cache: u32,
 }
 
@@ -56,13 +55,14 @@ impl Default for MempoolConfig {
 }
 
 impl MempoolConfig {
-    /// Memory in bytes that a pool of it takes, which [`EalConfig::memory_mib`](crate::EalConfig::memory_mib) must have room
-    /// for beside DPDK's own. Without hugepages it is more: DPDK lets no mbuf cross from one page to the next, so that one of
-    /// more than half a page has a whole one.
+    /// Memory of the pool in bytes, which [`EalConfig::memory_mib`](crate::EalConfig::memory_mib) must cover
+    /// besides DPDK's own. Without hugepages it is more: no mbuf crosses a page, so one of more than half a
+    /// page takes a whole page.
     pub fn memory_bytes(&self, hugepages: bool) -> u64 {
-        /// What DPDK puts before a frame: its own header of an object, the mbuf's, and the headroom.
+        /// Overhead before a frame: DPDK's object header, the mbuf header, and the headroom.
         const BEFORE: u64 = 64 + 128 + sys::INCO_MBUF_HEADROOM as u64;
-        /// Objects begin at lines of 64 bytes, and DPDK adds one where all would begin at one memory channel.
+        /// Objects start at lines of 64 bytes; DPDK adds a line if all would start at the same memory
+        /// channel.
         const LINE: u64 = 64;
         let page = if hugepages { 2 << 20 } else { 4 << 10 };
         let object = (BEFORE + u64::from(self.frame_bytes)).next_multiple_of(LINE) + LINE;
@@ -77,10 +77,10 @@ impl MempoolConfig {
 static POOLS: Mutex<usize> = Mutex::new(0);
 
 impl Mempool {
-    /// Makes a pool.
+    /// Creates a pool.
     ///
     /// # Errors
-    /// [`Error::TooManyPools`], [`Error::PoolConfig`], or [`Error::Refused`] where EAL has not that much memory.
+    /// [`Error::TooManyPools`], [`Error::PoolConfig`], or [`Error::Refused`] if EAL's memory is too small.
     pub fn create(_eal: &Eal, config: &MempoolConfig) -> Result<Mempool, Error> {
         let wrong = |why| Error::PoolConfig {
             mbufs: config.mbufs,
@@ -104,7 +104,7 @@ impl Mempool {
             return Err(Error::TooManyPools(POOL_LIMIT));
         }
         let name = CString::new(format!("inco-{pools}")).unwrap_or_default();
-        // SAFETY: EAL runs (`_eal`); the name is a zero-terminated text that DPDK copies.
+        // SAFETY: EAL runs (`_eal`); DPDK copies the zero-terminated name.
         let pool = unsafe {
             sys::rte_pktmbuf_pool_create(
                 name.as_ptr(),
@@ -116,7 +116,7 @@ impl Mempool {
             )
         };
         let Some(pool) = NonNull::new(pool) else {
-            // SAFETY: reads a variable of the calling thread.
+            // SAFETY: reads a thread-local variable.
             let errno = unsafe { sys::inco_errno() };
             return Err(Error::refused(
                 "no memory for",
@@ -132,33 +132,32 @@ impl Mempool {
         })
     }
 
-    /// An empty mbuf, or `None` where all are in use.
+    /// An empty mbuf, or `None` if all are in use.
     pub fn alloc(&self) -> Option<Mbuf> {
-        // SAFETY: the pool lives for ever. The mbuf is nobody else's.
+        // SAFETY: the pool is never freed. The mbuf has no other owner.
         unsafe { Mbuf::from_raw(sys::rte_pktmbuf_alloc(self.pool.as_ptr())) }
     }
 
-    /// Adds `count` empty mbufs to the batch: all of them, or none where the pool has not as many or the batch not that
-    /// much room.
+    /// Adds `count` empty mbufs to the batch, or none if the pool or the batch has not enough.
     pub fn alloc_batch(&self, batch: &mut Batch, count: usize) -> bool {
         let spare = batch.spare();
         if count > spare.len() {
             return false;
         }
-        // SAFETY: `spare` has room for `count` pointers, and `count` ≤ 64 fits. All or none are written.
+        // SAFETY: `spare` has room for `count` ≤ 64 pointers. All or none are written.
         let ret = unsafe {
             sys::rte_pktmbuf_alloc_bulk(self.pool.as_ptr(), spare.as_mut_ptr().cast(), count as u32)
         };
         if ret != 0 {
             return false;
         }
-        // SAFETY: `count` mbufs that are nobody else's were written.
+        // SAFETY: `count` mbufs without another owner were written.
         unsafe { batch.grow(count) };
         true
     }
 
-    /// Appends `count` empty mbufs, in bursts; stops where the pool is empty. Gives how many. Does not allocate where
-    /// the vector has the room.
+    /// Appends up to `count` empty mbufs in bursts, stopping when the pool is empty. Returns how many. Does
+    /// not allocate if the vector has the capacity.
     pub fn alloc_into(&self, mbufs: &mut Vec<Mbuf>, count: usize) -> usize {
         let mut done = 0;
         mbufs.reserve(count);
@@ -170,7 +169,7 @@ impl Mempool {
                 sys::rte_pktmbuf_alloc_bulk(self.pool.as_ptr(), spare.as_mut_ptr().cast(), burst as u32)
             };
             if ret == 0 {
-                // SAFETY: `burst` mbufs that are nobody else's were written.
+                // SAFETY: `burst` mbufs without another owner were written.
                 unsafe { mbufs.set_len(mbufs.len() + burst) };
                 done += burst;
                 continue;
@@ -183,7 +182,7 @@ impl Mempool {
         done
     }
 
-    /// A fresh mbuf with a copy of `frame`.
+    /// A new mbuf with a copy of `frame`.
     ///
     /// # Errors
     /// [`Error::FrameTooLarge`] or [`Error::NoMbuf`].
@@ -208,18 +207,18 @@ impl Mempool {
         }
     }
 
-    /// Mbufs that are free now, those in caches included. Walks the caches: not for every burst.
+    /// Free mbufs, including those in caches. Walks the caches: too slow for every burst.
     pub fn available(&self) -> u32 {
-        // SAFETY: the pool lives for ever; the function only reads.
+        // SAFETY: the pool is never freed; the function only reads.
         unsafe { sys::rte_mempool_avail_count(self.pool.as_ptr()) }
     }
 
-    /// How many mbufs it has.
+    /// Number of mbufs.
     pub fn mbufs(&self) -> u32 {
         self.mbufs
     }
 
-    /// Room for a frame in one mbuf, in bytes.
+    /// Room for a frame per mbuf, in bytes.
     pub fn frame_bytes(&self) -> u16 {
         self.frame_bytes
     }
@@ -229,7 +228,7 @@ impl Mempool {
     }
 }
 
-/// Memory from whichever NUMA node has it.
+/// Memory from any NUMA node.
 const ANY_SOCKET: i32 = -1;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Ports: devices that frames come from and go to, and their queues.
+//! Ports (devices that send and receive frames) and their queues.
 //!
-//! **Who calls what.** A [`Port`] belongs to the control plane: its calls may wait. A queue belongs to one thread at a time;
-//! its calls never wait. Both may be used at the same moment. Queues keep their port open: it is closed when the port
-//! and all of them are dropped, on the thread that drops the last.
+//! **Threading.** A [`Port`] belongs to the control plane: its calls may block. A queue belongs to one thread
+//! at a time: its calls never block. Both may be used concurrently. Queues keep their port open: it closes
+//! when the port and all queues are dropped, on the thread that drops the last.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -16,54 +16,54 @@ use crate::batch::Batch;
 use crate::mbuf::Mbuf;
 use crate::{DeviceArgs, Eal, Error, Mempool};
 
-/// Ports that this DPDK can have, in all.
+/// Ports that this DPDK supports.
 pub const PORT_LIMIT: usize = sys::INCO_PORT_LIMIT as usize;
 
-/// The shortest frame in bytes that is sent: an Ethernet header. Shorter ones can make a card's queue hang.
+/// The shortest frame that is sent, in bytes: an Ethernet header. Shorter ones can hang a card's queue.
 pub const FRAME_BYTES_MIN: usize = 14;
 
-/// What a frame has beside its MTU: an Ethernet header and two VLAN tags, in bytes.
+/// Frame overhead beyond the MTU: an Ethernet header and two VLAN tags, in bytes.
 pub const FRAME_OVERHEAD_BYTES: usize = ETHERNET_BYTES + 2 * VLAN_BYTES;
 
 /// An Ethernet header, in bytes.
 const ETHERNET_BYTES: usize = 14;
 /// A VLAN tag, in bytes.
 const VLAN_BYTES: usize = 4;
-/// What stands before a VLAN tag of 802.1Q.
+/// The EtherType of an 802.1Q tag.
 const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 
-/// The driver of kernel interfaces.
+/// The driver for kernel interfaces.
 const AF_PACKET: &str = "net_af_packet";
 
-/// Which ports are somebody's, by id; its lock is also held while devices come and go.
+/// Ports in use, by id. Its lock is also held while devices are attached and detached.
 static TAKEN: Mutex<[bool; PORT_LIMIT]> = Mutex::new([false; PORT_LIMIT]);
 
 fn taken() -> MutexGuard<'static, [bool; PORT_LIMIT]> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a port is set up.
+/// A port's configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct PortConfig {
-    /// Queues to receive on. With more than one, frames are spread by their addresses.
+    /// Receive queues. With several, RSS distributes frames by addresses.
     pub rx_queues: u16,
-    /// Queues to send on.
+    /// Transmit queues.
     pub tx_queues: u16,
-    /// Descriptors of each receive queue; rounded to what the device can.
+    /// Descriptors per receive queue; rounded to what the device supports.
     pub rx_descriptors: u16,
-    /// Descriptors of each transmit queue; rounded to what the device can.
+    /// Descriptors per transmit queue; rounded to what the device supports.
     pub tx_descriptors: u16,
-    /// The largest packet in bytes, without Ethernet header and VLAN tags; `None`: as the device has it. A kernel
-    /// interface keeps the MTU that its operator gave it; what is longer is not sent.
+    /// The largest packet in bytes, without Ethernet header and VLAN tags; `None` keeps the device's. A
+    /// kernel interface keeps its configured MTU, and longer frames are not sent.
     pub mtu: Option<u16>,
-    /// Whether frames to any address are received.
+    /// Whether to receive frames to any address.
     pub promiscuous: bool,
-    /// Where received frames go.
+    /// The pool for received frames.
     pub pool: Mempool,
 }
 
 impl PortConfig {
-    /// One queue each way of 1,024 descriptors, promiscuous, the MTU as it is.
+    /// One queue pair of 1,024 descriptors, promiscuous, with the device's MTU.
     pub fn new(pool: Mempool) -> PortConfig {
         PortConfig {
             rx_queues: 1,
@@ -77,43 +77,43 @@ impl PortConfig {
     }
 }
 
-/// What a port is.
+/// A port's properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// Its driver, such as `net_mlx5`.
     pub driver: String,
     /// Its MAC address.
     pub mac: [u8; 6],
-    /// The most receive queues.
+    /// Maximum receive queues.
     pub rx_queues_max: u16,
-    /// The most transmit queues.
+    /// Maximum transmit queues.
     pub tx_queues_max: u16,
-    /// Its MTU in bytes; 0 where it has none.
+    /// Its MTU in bytes; 0 if it has none.
     pub mtu: u16,
-    /// The NUMA node that it is at; negative where it is at none.
+    /// Its NUMA node; negative if unknown.
     pub socket: i32,
-    /// Segments that a packet to send may have.
+    /// Maximum segments of a packet to send.
     pub tx_segments_max: u16,
 }
 
-/// A port's own counters, since it was attached.
+/// A port's own counters since it was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
     /// Packets received.
     pub rx_packets: u64,
-    /// Their bytes.
+    /// Bytes of `rx_packets`.
     pub rx_bytes: u64,
     /// Packets sent.
     pub tx_packets: u64,
     /// Their bytes.
     pub tx_bytes: u64,
-    /// Packets that the device dropped because no descriptor was free.
+    /// Packets dropped by the device for lack of a descriptor.
     pub rx_missed: u64,
-    /// Broken packets.
+    /// Erroneous packets received.
     pub rx_errors: u64,
-    /// Packets dropped because the pool was empty.
+    /// Packets dropped for lack of an mbuf.
     pub rx_no_mbuf: u64,
-    /// Packets that could not be sent.
+    /// Packets that failed to send.
     pub tx_errors: u64,
 }
 
@@ -122,7 +122,7 @@ pub struct PortStats {
 pub struct Link {
     /// Whether it is up.
     pub up: bool,
-    /// Its speed in Mbit/s, where it is known.
+    /// Its speed in Mbit/s, if known.
     pub speed_mbps: Option<u32>,
     /// Whether it is full duplex.
     pub full_duplex: bool,
@@ -131,19 +131,19 @@ pub struct Link {
 /// The queues of a started port.
 #[derive(Debug, Default)]
 pub struct Queues {
-    /// To receive on.
+    /// Receive queues.
     pub rx: Vec<RxQueue>,
-    /// To send on.
+    /// Transmit queues.
     pub tx: Vec<TxQueue>,
 }
 
-/// What a port and its queues share.
+/// State shared by a port and its queues.
 struct Attached {
     id: u16,
     name: String,
-    /// Queues that somebody has.
+    /// Queues in use.
     queues_in_use: AtomicUsize,
-    /// DPDK's control calls on one port may not overlap.
+    /// DPDK's control calls on one port must not overlap.
     control: Mutex<()>,
 }
 
@@ -156,9 +156,9 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let mut taken = taken();
-        // SAFETY: the id is one of an attached port, and neither it nor a queue of it is in anybody's hands any more.
+        // SAFETY: the id is that of an attached port, and neither the port nor a queue is in use any more.
         let _ret = unsafe { sys::inco_port_close(self.id) };
-        // A device that will not go keeps its id, and nobody else gets it.
+        // A device that cannot be detached keeps its id, which is not reused.
         // SAFETY: reads a table of DPDK.
         if unsafe { sys::rte_eth_dev_is_valid_port(self.id) } == 0
             && let Some(place) = taken.get_mut(usize::from(self.id))
@@ -178,10 +178,10 @@ pub struct Port {
 }
 
 impl Port {
-    /// Attaches a device that has one port.
+    /// Attaches a device with one port.
     ///
     /// # Errors
-    /// [`Error::Refused`] where there is no such device or its driver does not want it, [`Error::PortInUse`],
+    /// [`Error::Refused`] if there is no such device or its driver rejects it, [`Error::PortInUse`],
     /// [`Error::NoPort`], [`Error::SeveralPorts`].
     pub fn attach(eal: &Eal, device: &DeviceArgs) -> Result<Port, Error> {
         let mut ports = Port::attach_all(eal, device)?;
@@ -195,7 +195,7 @@ impl Port {
         }
     }
 
-    /// Attaches a device with all its ports (a card's representors, say), in DPDK's order.
+    /// Attaches a device with all its ports, such as a card's representors, in DPDK's order.
     ///
     /// # Errors
     /// As [`Port::attach`].
@@ -204,7 +204,8 @@ impl Port {
         let text = CString::new(devargs.as_str()).map_err(|_| Error::EalArgument(devargs.clone()))?;
         let mut taken = taken();
         let before = valid_ports();
-        // SAFETY: EAL runs (`_eal`), `text` is zero-terminated and copied; devices come and go only under this lock.
+        // SAFETY: EAL runs (`_eal`); `text` is zero-terminated and copied; devices are attached and detached
+        // only under this lock.
         let ret = unsafe { sys::rte_dev_probe(text.as_ptr()) };
         let mut found: Vec<u16> = valid_ports()
             .into_iter()
@@ -217,7 +218,7 @@ impl Port {
             }
         }
         if found.is_empty() {
-            // It was there already: EAL found it at its start, or it is somebody's.
+            // Already attached: found by EAL at start, or in use.
             found = ports_of(&text);
             if found.is_empty() {
                 return Err(Error::NoPort(devargs));
@@ -241,7 +242,7 @@ impl Port {
                 control: Mutex::new(()),
             }));
         }
-        // What fails from here on drops them, which takes the lock.
+        // Failures from here on drop them, which takes the lock.
         drop(taken);
         attached
             .into_iter()
@@ -256,7 +257,7 @@ impl Port {
             .collect()
     }
 
-    /// DPDK's number for it.
+    /// Its DPDK port number.
     pub fn id(&self) -> u16 {
         self.attached.id
     }
@@ -266,7 +267,7 @@ impl Port {
         &self.attached.name
     }
 
-    /// What it is, as of when it was attached or last started.
+    /// Its properties when it was attached or last started.
     pub fn info(&self) -> &PortInfo {
         &self.info
     }
@@ -274,11 +275,11 @@ impl Port {
     /// Its own counters.
     ///
     /// # Errors
-    /// [`Error::Refused`] where the device has none.
+    /// [`Error::Refused`] if the device has none.
     pub fn stats(&self) -> Result<PortStats, Error> {
         let mut raw = sys::inco_port_stats::default();
         let _alone = self.attached.control();
-        // SAFETY: an attached port; the structure is the callee's to fill.
+        // SAFETY: an attached port; the callee fills the structure.
         let ret = unsafe { sys::inco_port_stats(self.attached.id, &mut raw) };
         self.check("cannot read the counters of", ret)?;
         Ok(PortStats {
@@ -293,14 +294,14 @@ impl Port {
         })
     }
 
-    /// The state of its link, as the driver last saw it.
+    /// The link state, as last seen by the driver.
     ///
     /// # Errors
-    /// [`Error::Refused`] where the device has none.
+    /// [`Error::Refused`] if the device has none.
     pub fn link(&self) -> Result<Link, Error> {
         let mut raw = sys::inco_link::default();
         let _alone = self.attached.control();
-        // SAFETY: an attached port; the structure is the callee's to fill.
+        // SAFETY: an attached port; the callee fills the structure.
         let ret = unsafe { sys::inco_port_link(self.attached.id, &mut raw) };
         self.check("cannot read the link of", ret)?;
         Ok(Link {
@@ -310,24 +311,24 @@ impl Port {
         })
     }
 
-    /// Whether the device was pulled out.
+    /// Whether the device was unplugged.
     pub fn is_removed(&self) -> bool {
         let _alone = self.attached.control();
         // SAFETY: an attached port.
         unsafe { sys::rte_eth_dev_is_removed(self.attached.id) != 0 }
     }
 
-    /// Queues of it that somebody has.
+    /// Number of its queues in use.
     pub fn queues_in_use(&self) -> usize {
-        // Pairs with the release of a queue's drop: what it did to the port comes before.
+        // Pairs with the release in a queue's drop: the queue's accesses come before.
         self.attached.queues_in_use.load(Ordering::Acquire)
     }
 
-    /// Sets the port up and starts it. A started port is stopped first.
+    /// Configures and starts the port. Stops it first if it is started.
     ///
     /// # Errors
-    /// [`Error::QueuesInUse`], [`Error::TooManyQueues`], or [`Error::Refused`] where the device will not have it so; the port
-    /// is then stopped and can be started otherwise.
+    /// [`Error::QueuesInUse`], [`Error::TooManyQueues`], or [`Error::Refused`] if the device rejects the
+    /// configuration. The port is then stopped and can be started again.
     pub fn start(&mut self, config: &PortConfig) -> Result<Queues, Error> {
         self.stop()?;
         for (direction, wanted, has) in [
@@ -350,16 +351,16 @@ impl Port {
             tx_queues: config.tx_queues,
             rx_descriptors: config.rx_descriptors,
             tx_descriptors: config.tx_descriptors,
-            // A kernel interface has the MTU that its operator gave it, and this driver says no to more than 1,500.
+            // A kernel interface keeps its configured MTU, and this driver rejects more than 1,500.
             mtu: config.mtu.filter(|_| !of_kernel).unwrap_or(0),
             promiscuous: u8::from(config.promiscuous),
         };
         {
             let _alone = self.attached.control();
-            // SAFETY: an attached port that is stopped and has no queue in use; the pool lives for ever.
+            // SAFETY: an attached, stopped port without queues in use; the pool is never freed.
             let ret = unsafe { sys::inco_port_configure(self.attached.id, &raw) };
-            self.check("cannot set up", ret)?;
-            // SAFETY: an attached port that is configured and stopped.
+            self.check("cannot configure", ret)?;
+            // SAFETY: an attached, configured and stopped port.
             let ret = unsafe { sys::rte_eth_dev_start(self.attached.id) };
             self.check("cannot start", ret)?;
         }
@@ -388,19 +389,19 @@ impl Port {
         })
     }
 
-    /// Has the device deal packets to the receive queues of the started port by the Toeplitz hash of their addresses, with a
-    /// key that repeats `key`: those whose hash ends in the 6 bits `i` go to queue `shares[i]`.
+    /// Configures RSS on the started port: the Toeplitz hash of the addresses with a key that repeats `key`.
+    /// Packets whose hash ends in the 6 bits `i` go to queue `table[i]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] where it cannot: what it then goes by is its own matter.
-    pub fn deal(&mut self, key: [u8; 2], shares: &[u16; 64]) -> Result<(), Error> {
+    /// [`Error::Refused`] if the device does not support it; its distribution is then unspecified.
+    pub fn configure_rss(&mut self, key: [u8; 2], table: &[u16; 64]) -> Result<(), Error> {
         let _alone = self.attached.control();
-        // SAFETY: an attached port; both arrays are as long as it reads.
-        let ret = unsafe { sys::inco_port_deal(self.attached.id, key.as_ptr(), shares.as_ptr()) };
-        self.check("cannot deal packets by their addresses", ret)
+        // SAFETY: an attached port; both arrays have the expected length.
+        let ret = unsafe { sys::inco_port_configure_rss(self.attached.id, key.as_ptr(), table.as_ptr()) };
+        self.check("cannot configure RSS by addresses on", ret)
     }
 
-    /// Stops the port. One that is not started stays so.
+    /// Stops the port, if it is started.
     ///
     /// # Errors
     /// [`Error::QueuesInUse`]: drop them first.
@@ -422,10 +423,10 @@ impl Port {
         Ok(())
     }
 
-    /// Stops and closes the port and takes its device out of this process. Dropping it does the same.
+    /// Stops and closes the port and detaches its device. Dropping it does the same.
     ///
     /// # Errors
-    /// [`Error::QueuesInUse`]: the port is then closed when the last of them is dropped.
+    /// [`Error::QueuesInUse`]: the port then closes when the last queue is dropped.
     pub fn close(mut self) -> Result<(), Error> {
         self.stop()
     }
@@ -448,13 +449,13 @@ impl fmt::Debug for Port {
     }
 }
 
-/// The error of a device that is there already.
+/// The device exists already.
 const EEXIST: i32 = 17;
-/// The error of a name that cannot be.
+/// An invalid name.
 const EINVAL: i32 = 22;
 
 fn valid_ports() -> Vec<u16> {
-    // SAFETY: reads a table of DPDK; any number may be asked for.
+    // SAFETY: reads a table of DPDK; any number is allowed.
     (0..PORT_LIMIT as u16)
         .filter(|&id| unsafe { sys::rte_eth_dev_is_valid_port(id) } != 0)
         .collect()
@@ -462,7 +463,7 @@ fn valid_ports() -> Vec<u16> {
 
 fn ports_of(devargs: &CStr) -> Vec<u16> {
     let mut ids = [0u16; PORT_LIMIT];
-    // SAFETY: `ids` has room for as many as are said; the text is zero-terminated.
+    // SAFETY: `ids` has the stated room; the text is zero-terminated.
     let count = unsafe { sys::inco_ports_of(devargs.as_ptr(), ids.as_mut_ptr(), PORT_LIMIT as u16) };
     ids.iter()
         .copied()
@@ -484,7 +485,7 @@ fn read_info(attached: &Attached) -> Result<PortInfo, Error> {
         socket: 0,
     };
     let _alone = attached.control();
-    // SAFETY: an attached port; the structure is the callee's to fill.
+    // SAFETY: an attached port; the callee fills the structure.
     let ret = unsafe { sys::inco_port_info(attached.id, &mut raw) };
     if ret != 0 {
         return Err(Error::refused("cannot read", &attached.name, ret));
@@ -507,7 +508,7 @@ fn text(raw: &[c_char]) -> String {
         .collect()
 }
 
-/// A queue's share in its port.
+/// A queue's share of its port.
 struct Lease {
     attached: Arc<Attached>,
 }
@@ -523,24 +524,24 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Release: what this queue did to the port comes before whatever the port does once it sees the count.
+        // Release: the queue's accesses to the port come before those made after the count is read.
         self.attached.queues_in_use.fetch_sub(1, Ordering::Release);
     }
 }
 
-/// A queue to receive on. One owner, on any thread.
+/// A receive queue with one owner, on any thread.
 pub struct RxQueue {
     queue: u16,
     lease: Lease,
 }
 
 impl RxQueue {
-    /// Adds what has arrived to the batch, at most as much as it has room for; gives how many packets. Give it an empty
-    /// batch where you can: some drivers only give bursts of 32.
+    /// Adds received packets to the batch, as many as it has room for; returns how many. Preferably pass an
+    /// empty batch: some drivers only return bursts of 32.
     pub fn receive(&mut self, batch: &mut Batch) -> usize {
         let spare = batch.spare();
-        // SAFETY: the port is started and stays so while this queue is there, which has the only handle to receive with;
-        // `spare` has room for as many pointers as are said.
+        // SAFETY: the port stays started while this queue exists, which has the only receive handle; `spare`
+        // has room for the stated number of pointers.
         let count = unsafe {
             sys::rte_eth_rx_burst(
                 self.lease.attached.id,
@@ -549,12 +550,13 @@ impl RxQueue {
                 spare.len() as u16,
             )
         };
-        // SAFETY: that many mbufs were written, and are nobody else's.
+        // SAFETY: that many mbufs without another owner were written.
         unsafe { batch.grow(usize::from(count)) };
         usize::from(count)
     }
 
-    /// Appends what has arrived, at most `limit` packets; gives how many. Does not allocate where the vector has the room.
+    /// Appends up to `limit` received packets; returns how many. Does not allocate if the vector has the
+    /// capacity.
     pub fn receive_into(&mut self, mbufs: &mut Vec<Mbuf>, limit: usize) -> usize {
         let limit = limit.min(usize::from(u16::MAX));
         mbufs.reserve(limit);
@@ -568,7 +570,7 @@ impl RxQueue {
                 limit as u16,
             )
         };
-        // SAFETY: that many mbufs were written, and are nobody else's.
+        // SAFETY: that many mbufs without another owner were written.
         unsafe { mbufs.set_len(mbufs.len() + usize::from(count)) };
         usize::from(count)
     }
@@ -579,7 +581,7 @@ impl RxQueue {
     }
 }
 
-/// A queue to send on. One owner, on any thread.
+/// A transmit queue with one owner, on any thread.
 pub struct TxQueue {
     queue: u16,
     lengths: Lengths,
@@ -588,16 +590,16 @@ pub struct TxQueue {
     lease: Lease,
 }
 
-/// Frames that were freed instead of sent.
+/// Frames freed instead of sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
-    /// How many.
+    /// Number of frames.
     pub packets: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// The longest frames that a device may be given, in bytes.
+/// The longest frames accepted by a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lengths {
     /// With a VLAN tag.
@@ -607,7 +609,8 @@ struct Lengths {
 }
 
 impl Lengths {
-    /// Of a device with that MTU: every frame may have tags. A software device that has no MTU takes any length.
+    /// For a device with that MTU: every frame may have tags. A software device without an MTU accepts any
+    /// length.
     fn of_device(mtu: u16) -> Lengths {
         let longest = match mtu {
             0 => usize::MAX,
@@ -619,8 +622,8 @@ impl Lengths {
         }
     }
 
-    /// Of a kernel interface: the kernel drops what exceeds its MTU and a header, without a word; for frames with a tag of
-    /// 802.1Q it allows four bytes more.
+    /// For a kernel interface: the kernel silently drops frames above its MTU plus header; an 802.1Q tag may
+    /// add four bytes.
     fn of_interface(mtu: u16, wanted: Option<u16>) -> Lengths {
         let device = Lengths::of_device(wanted.unwrap_or(0));
         Lengths {
@@ -629,7 +632,7 @@ impl Lengths {
         }
     }
 
-    /// The same, and none longer than that.
+    /// The same, limited to `longest`.
     fn cut_to(self, longest: usize) -> Lengths {
         Lengths {
             tagged: self.tagged.min(longest),
@@ -637,23 +640,23 @@ impl Lengths {
         }
     }
 
-    /// Whether every frame of that length may go, with a tag or without.
+    /// Whether frames of that length are valid, tagged or not.
     #[inline(always)]
-    fn are_right(&self, len: usize) -> bool {
-        // A shorter one wraps around: one comparison for both ends.
+    fn contains(&self, len: usize) -> bool {
+        // A shorter length wraps around: one comparison checks both ends.
         let range = self.untagged.checked_sub(FRAME_BYTES_MIN);
         range.is_some_and(|range| len.wrapping_sub(FRAME_BYTES_MIN) <= range)
     }
 
-    /// Whether all of them may go as they are. Without a branch for each; nearly always they may.
+    /// Whether all are valid. Branch-free per frame, because nearly always they are.
     #[inline]
-    fn suit(&self, mbufs: &[Mbuf]) -> bool {
-        let (mut segments, mut are_right) = (0, true);
+    fn all_valid(&self, mbufs: &[Mbuf]) -> bool {
+        let (mut segments, mut all_in_range) = (0, true);
         for mbuf in mbufs {
             segments |= mbuf.segment_count();
-            are_right &= self.are_right(mbuf.len());
+            all_in_range &= self.contains(mbuf.len());
         }
-        segments <= 1 && are_right
+        segments <= 1 && all_in_range
     }
 
     fn allow(&self, mbuf: &Mbuf) -> bool {
@@ -664,16 +667,16 @@ impl Lengths {
 }
 
 impl TxQueue {
-    /// Sends from the front of the batch, in order, and removes what was sent; gives how many. What stays did not fit now.
-    /// Frames that no device may be given ([`TxQueue::refused`]) are freed first.
+    /// Sends from the front of the batch, in order, and removes what was sent; returns how many. The rest did
+    /// not fit now. Invalid frames ([`TxQueue::refused`]) are freed first.
     pub fn send(&mut self, batch: &mut Batch) -> usize {
         let (lengths, segments) = (self.lengths, self.segments_max);
-        if !batch.iter_mut().all(|mbuf| may_send(mbuf, &lengths, segments)) {
+        if !batch.iter_mut().all(|mbuf| prepare(mbuf, &lengths, segments)) {
             let refused = &mut self.refused;
-            batch.retain(|mbuf| refused.unless(mbuf, can_go(mbuf, &lengths, segments)));
+            batch.retain(|mbuf| refused.count_unless_valid(mbuf, is_valid(mbuf, &lengths, segments)));
         }
-        // SAFETY: the port is started and stays so while this queue is there, which has the only handle to send with; the
-        // batch is a row of pointers to mbufs with one owner.
+        // SAFETY: the port stays started while this queue exists, which has the only send handle; the batch
+        // is an array of pointers to mbufs with one owner.
         let count = unsafe {
             sys::rte_eth_tx_burst(
                 self.lease.attached.id,
@@ -682,14 +685,14 @@ impl TxQueue {
                 batch.len() as u16,
             )
         };
-        // SAFETY: the device has the first `count` now.
+        // SAFETY: the device owns the first `count` now.
         unsafe { batch.forget_front(usize::from(count)) };
         usize::from(count)
     }
 
-    /// As [`TxQueue::send`], from a vector, at most 65,535 at once, and no frame longer than `longest` bytes. Whoever knows that
-    /// all of them are one piece each and have lengths in a range says so: where the device carries all of these, none is
-    /// looked at.
+    /// As [`TxQueue::send`], from a vector, at most 65,535 at once, and no frame longer than `longest` bytes.
+    /// If the caller states that all are contiguous with lengths in a range that the device accepts, they are
+    /// not checked individually.
     pub fn send_from(
         &mut self,
         mbufs: &mut Vec<Mbuf>,
@@ -697,23 +700,23 @@ impl TxQueue {
         known: Option<RangeInclusive<usize>>,
     ) -> usize {
         let lengths = self.lengths.cut_to(longest);
-        let are_right = match known {
+        let all_in_range = match known {
             Some(known) => {
                 debug_assert!(
                     mbufs
                         .iter()
                         .all(|mbuf| mbuf.is_contiguous() && known.contains(&mbuf.len())),
-                    "a frame is not as it is said to be"
+                    "a frame contradicts the stated lengths"
                 );
-                lengths.are_right(*known.start()) && lengths.are_right(*known.end())
+                lengths.contains(*known.start()) && lengths.contains(*known.end())
             }
             None => false,
         };
-        if !are_right && !lengths.suit(mbufs) {
+        if !all_in_range && !lengths.all_valid(mbufs) {
             let (segments, refused) = (self.segments_max, &mut self.refused);
             mbufs.retain_mut(|mbuf| {
-                let may_go = may_send(mbuf, &lengths, segments);
-                refused.unless(mbuf, may_go)
+                let may_go = prepare(mbuf, &lengths, segments);
+                refused.count_unless_valid(mbuf, may_go)
             });
         }
         let offered = mbufs.len();
@@ -728,7 +731,8 @@ impl TxQueue {
         };
         let count = usize::from(count).min(offered);
         let start = mbufs.as_mut_ptr();
-        // SAFETY: the device has the first `count` now; the others are moved to the front, and only they count.
+        // SAFETY: the device owns the first `count` now; the others are moved to the front, and only they are
+        // counted.
         unsafe {
             std::ptr::copy(start.add(count), start, offered - count);
             mbufs.set_len(offered - count);
@@ -736,13 +740,13 @@ impl TxQueue {
         count
     }
 
-    /// Frames that were freed instead of sent: shorter than [`FRAME_BYTES_MIN`], longer than the MTU allows, or in more
-    /// pieces than the device takes.
+    /// Frames freed instead of sent: shorter than [`FRAME_BYTES_MIN`], longer than the MTU allows, or with
+    /// more segments than the device accepts.
     pub fn refused(&self) -> Refused {
         self.refused
     }
 
-    /// The longest frame in bytes that it sends.
+    /// The longest frame that it sends, in bytes.
     pub fn frame_bytes_max(&self) -> usize {
         self.lengths.tagged
     }
@@ -754,8 +758,8 @@ impl TxQueue {
 }
 
 impl Refused {
-    /// Counts the frame unless it may go; gives whether it may.
-    fn unless(&mut self, mbuf: &Mbuf, may_go: bool) -> bool {
+    /// Counts the frame as refused unless `may_go`; returns `may_go`.
+    fn count_unless_valid(&mut self, mbuf: &Mbuf, may_go: bool) -> bool {
         if !may_go {
             self.packets += 1;
             self.bytes += mbuf.len() as u64;
@@ -764,22 +768,22 @@ impl Refused {
     }
 }
 
-/// Whether the device may be given this frame; a chain is made one piece first where the device takes no chains.
-fn may_send(mbuf: &mut Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+/// Whether the device accepts this frame; linearizes a chain first if the device accepts none.
+fn prepare(mbuf: &mut Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
     if segments_max < 2 && !mbuf.is_contiguous() && mbuf.linearize().is_err() {
         return false;
     }
-    can_go(mbuf, lengths, segments_max)
+    is_valid(mbuf, lengths, segments_max)
 }
 
-fn can_go(mbuf: &Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+fn is_valid(mbuf: &Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
     lengths.allow(mbuf) && (mbuf.is_contiguous() || mbuf.segment_count() <= segments_max)
 }
 
-/// The MTU of a kernel interface of this process' network namespace, in bytes; at most 65,535.
+/// The MTU of a kernel interface in this process's network namespace, in bytes; at most 65,535.
 ///
 /// # Errors
-/// [`Error::Refused`] where there is none of that name.
+/// [`Error::Refused`] if there is no such interface.
 pub fn interface_mtu(interface: &str) -> Result<u16, Error> {
     let refused = |errno| Error::refused("cannot read the MTU of", interface, errno);
     let name = CString::new(interface).map_err(|_| refused(EINVAL))?;

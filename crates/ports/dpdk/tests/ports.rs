@@ -1,8 +1,9 @@
-//! Real devices, in one process, without root, hugepages or a network card: DPDK's own software devices. One EAL for
-//! all tests of this file.
+//! Tests with DPDK's software devices, in one process, without root, hugepages or a network card. All tests
+//! share one EAL.
 //!
-//! Without the feature `link` this says so and is empty; with `INCO_REQUIRE` naming `dpdk` that is a failure.
-// UNSAFETY: one test gives its thread a network namespace of its own.
+//! Without the feature `link` the tests are skipped with a message; with `INCO_REQUIRE` naming `dpdk` that is
+//! a failure.
+// UNSAFETY: one test gives its thread its own network namespace.
 #![cfg_attr(feature = "link", expect(unsafe_code))]
 #![cfg_attr(
     feature = "link",

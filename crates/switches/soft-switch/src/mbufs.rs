@@ -177,7 +177,7 @@ impl DpdkQueue {
             *queue = ((worker + parts - first % parts) % parts) as u16;
         }
         Ok(OpenDevice {
-            deals: queues > 1 && port.deal(RSS_KEY, &shares).is_ok(),
+            deals: queues > 1 && port.configure_rss(RSS_KEY, &shares).is_ok(),
             queues: pairs.map(|(rx, tx)| DpdkQueue { rx, tx }).collect(),
             watch: Some(Box::new(DpdkWatch(port))),
         })

@@ -1,4 +1,4 @@
-//! Kernel interfaces: `veth:`. Needs root (it makes a veth pair in a network namespace of its own).
+//! Kernel interfaces: `veth:`. Needs root, because it creates a veth pair in its own network namespace.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -27,14 +27,14 @@ fn ip(arguments: &str) {
 #[test]
 fn frames_cross_a_veth_pair() {
     let _alone = alone();
-    // EAL's threads stay in the namespace of the process.
+    // EAL's threads stay in the process's namespace.
     let eal = eal();
     let done = std::thread::spawn(move || {
-        // SAFETY: a network namespace is the thread's own; no file descriptor is unshared.
+        // SAFETY: a network namespace belongs to the thread; no file descriptor is unshared.
         if unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.is_err() {
             return false;
         }
-        // Nothing but ours on the wire.
+        // No foreign traffic on the link.
         let _no_ipv6 = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
         ip("link add inco-a type veth peer name inco-b");
         for name in ["inco-a", "inco-b"] {
@@ -67,14 +67,14 @@ fn frames_cross_a_veth_pair() {
             } else {
                 (&mut at_b, &mut at_a)
             };
-            // Up to 8,970 B: the kernel drops what is longer than its MTU and a header.
+            // Up to 8,970 B: the kernel drops frames longer than its MTU plus header.
             let frames: Vec<_> = (0..199).map(|n| frame(n, 60 + n * 45)).collect();
             let mut waiting: Vec<Mbuf> = frames.iter().map(|f| pool.copy_from_slice(f).unwrap()).collect();
             let mut received = Vec::new();
             let mut burst = Vec::with_capacity(64);
             let deadline = Instant::now() + Duration::from_secs(5);
             while received.len() < frames.len() && Instant::now() < deadline {
-                // In small bursts: the ring of the kernel must not overflow.
+                // In small bursts, so that the kernel's ring does not overflow.
                 let mut next: Vec<Mbuf> = waiting.drain(..waiting.len().min(16)).collect();
                 from.tx[0].send_from(&mut next, usize::MAX, None);
                 next.append(&mut waiting);
@@ -85,7 +85,8 @@ fn frames_cross_a_veth_pair() {
             assert_eq!(received, frames);
             assert_eq!(from.tx[0].refused(), Refused::default());
         }
-        // Longer than the kernel would send, a tag of 802.1Q not counted: freed and counted, not lost without a word.
+        // Longer than the kernel would send, not counting an 802.1Q tag: freed and counted, not silently
+        // lost.
         let tagged = |len| {
             let mut bytes = frame(7, len);
             bytes[12..14].copy_from_slice(&[0x81, 0x00]);

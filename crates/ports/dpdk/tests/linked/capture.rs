@@ -32,11 +32,11 @@ fn frames_of(file: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_capture_is_received_as_it_is() {
+fn a_capture_is_received_unchanged() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pcap");
-    // 9,018 bytes are more than one mbuf of 2 KiB: the device gives a chain.
+    // 9,018 bytes exceed one mbuf of 2 KiB: the device returns a chain.
     let frames: Vec<_> = [60, 64, 1518, 9018, 14, 61]
         .iter()
         .map(|&len| frame(len, len))
@@ -54,7 +54,7 @@ fn a_capture_is_received_as_it_is() {
         assert_eq!(&copy, frame);
         assert_eq!(mbuf.is_contiguous(), frame.len() <= 2048);
     }
-    // What is sent to it goes nowhere, and is freed.
+    // Frames sent to it are discarded and freed.
     queues.tx[0].send_from(&mut received, usize::MAX, None);
     drop((received, queues));
     port.close().unwrap();
@@ -62,7 +62,7 @@ fn a_capture_is_received_as_it_is() {
 }
 
 #[test]
-fn jumbo_frames_are_one_piece_in_a_pool_made_for_them() {
+fn jumbo_frames_are_contiguous_in_a_large_enough_pool() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pcap");
@@ -96,7 +96,7 @@ fn a_looped_capture_repeats_and_ends() {
     std::fs::write(&path, capture(&frames)).unwrap();
     let pool = pool(4095, 2048);
     let args = device::from_shorthand(&format!("pcap:{},loop", path.display())).unwrap();
-    // It is taken out while it runs, again and again.
+    // It is repeatedly detached while running.
     for _ in 0..5 {
         let mut port = Port::attach(&eal(), &args).unwrap();
         let mut queues = port.start(&PortConfig::new(pool)).unwrap();

@@ -24,14 +24,15 @@ fn eal_leaves_the_affinity_of_other_threads_alone() {
             .map(str::to_owned)
             .unwrap()
     };
-    // EAL pins the thread that starts it: this one, had the wrapper not made its own. The first thread was never pinned.
+    // EAL pins the thread that starts it: this one, if the wrapper did not use its own. The first thread was
+    // never pinned.
     assert_eq!(allowed("/proc/thread-self/status"), allowed("/proc/self/status"));
 }
 
 #[test]
-fn a_thread_registers_once_and_frees_its_place() {
+fn a_thread_registers_once_and_frees_its_slot() {
     let eal = eal();
-    // More threads than EAL has places, one after the other.
+    // More threads than EAL has slots, one after the other.
     for _ in 0..200 {
         std::thread::spawn(move || {
             let place = eal.register_thread().unwrap();
@@ -64,7 +65,7 @@ fn a_pool_runs_dry_and_fills_again() {
 }
 
 #[test]
-fn pools_that_cannot_be_are_refused() {
+fn impossible_pools_are_rejected() {
     let create = |mbufs, frame_bytes, cache| {
         Mempool::create(
             &eal(),
@@ -84,13 +85,13 @@ fn pools_that_cannot_be_are_refused() {
     ] {
         assert!(matches!(error, Error::PoolConfig { .. }), "{error}");
     }
-    // 8 GiB in a process that has 256 MiB.
+    // 8 GiB in a process with 256 MiB.
     let error = create(4_000_000, 2048, 0);
     assert!(matches!(error, Error::Refused { .. }), "{error}");
 }
 
 #[test]
-fn frames_up_to_nine_kib_fit_a_pool_made_for_them() {
+fn frames_up_to_nine_kib_fit_a_large_enough_pool() {
     let pool = pool(63, 9216);
     for len in [0, 1, 14, 60, 64, 1518, 9018, 9216] {
         let bytes = super::frame(len, len);
@@ -164,11 +165,11 @@ fn a_chain_reads_as_one_packet() {
         }
     );
     assert_eq!(packet.len(), 700, "a failed linearize changes nothing");
-    // Cut to its first segment: the others are back in the pool at once.
+    // Truncated to its first segment: the others are back in the pool at once.
     packet.set_len(100);
     assert_eq!((packet.segment_count(), packet.data()), (1, &bytes[..100]));
     assert_eq!(pool.available(), 62);
-    // Short enough to be one piece.
+    // Short enough to linearize.
     packet
         .chain(pool.copy_from_slice(&bytes[100..200]).unwrap())
         .unwrap();
@@ -199,7 +200,7 @@ fn mbufs_may_be_freed_on_any_thread() {
     assert_full(&pool);
 }
 
-/// What safe code can do to a packet.
+/// An operation on a packet.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Append(usize),
@@ -229,12 +230,12 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Any row of calls: a neighbour's bytes stay as they are, lengths agree, nothing leaks.
+    /// Any sequence of calls: neighbours' bytes stay, lengths agree, nothing leaks.
     #[test]
-    fn no_row_of_calls_reaches_beyond_the_mbuf(steps in prop::collection::vec(step(), 1..40)) {
+    fn no_sequence_of_calls_reaches_beyond_the_mbuf(steps in prop::collection::vec(step(), 1..40)) {
         static POOL: std::sync::OnceLock<Mempool> = std::sync::OnceLock::new();
         let pool = POOL.get_or_init(|| pool(63, 256));
-        // All others hold a pattern, so that a write past an end is seen.
+        // All others hold a pattern, so that a write past an end is detected.
         let mut neighbours = Vec::new();
         pool.alloc_into(&mut neighbours, 40);
         let mut packet = neighbours.swap_remove(20);

@@ -1,4 +1,4 @@
-//! The tests, and what they share.
+//! The tests and their shared helpers.
 
 mod af_packet;
 mod capture;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dpdk::{Batch, DeviceArgs, Eal, EalConfig, Mempool, MempoolConfig, RxQueue};
 
-/// The one EAL of this process.
+/// The process's only EAL.
 pub(crate) fn eal() -> Eal {
     static EAL: OnceLock<Eal> = OnceLock::new();
     *EAL.get_or_init(|| {
@@ -19,7 +19,7 @@ pub(crate) fn eal() -> Eal {
     })
 }
 
-/// A pool of its own for one test, so that what leaks is seen.
+/// A separate pool per test, so that leaks are detected.
 pub(crate) fn pool(mbufs: u32, frame_bytes: u16) -> Mempool {
     Mempool::create(
         &eal(),
@@ -32,12 +32,12 @@ pub(crate) fn pool(mbufs: u32, frame_bytes: u16) -> Mempool {
     .unwrap()
 }
 
-/// Asserts that every mbuf of the pool is back.
+/// Asserts that every mbuf is back in the pool.
 pub(crate) fn assert_full(pool: &Mempool) {
     assert_eq!(pool.available(), pool.mbufs(), "mbufs leaked");
 }
 
-/// Tests that count ports take turns: there is one table of them in the process.
+/// Serializes tests that count ports: the process has one port table.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -47,7 +47,7 @@ pub(crate) fn device(name: &str) -> DeviceArgs {
     DeviceArgs::named(name)
 }
 
-/// Receives until `count` packets are there or two seconds are over.
+/// Receives until there are `count` packets or two seconds have passed.
 pub(crate) fn receive(queue: &mut RxQueue, count: usize) -> Vec<dpdk::Mbuf> {
     let deadline = Instant::now() + Duration::from_secs(2);
     let mut all = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn receive(queue: &mut RxQueue, count: usize) -> Vec<dpdk::Mbuf> {
     all
 }
 
-/// A frame of `len` bytes that says which one it is.
+/// A frame of `len` bytes with a number.
 pub(crate) fn frame(number: usize, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len)
         .map(|at| (at.wrapping_mul(31).wrapping_add(number)) as u8)

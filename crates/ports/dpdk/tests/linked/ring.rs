@@ -5,7 +5,7 @@ use dpdk::{Batch, Error, Port, PortConfig, Refused};
 use super::{alone, assert_full, device, eal, frame, pool, receive};
 
 #[test]
-fn what_goes_in_comes_out_in_order() {
+fn frames_arrive_in_order() {
     let _alone = alone();
     let pool = pool(2047, 2048);
     let mut port = Port::attach(&eal(), &device("net_ring7")).unwrap();
@@ -42,7 +42,7 @@ fn what_goes_in_comes_out_in_order() {
 }
 
 #[test]
-fn what_does_not_fit_stays_in_order() {
+fn unsent_frames_keep_their_order() {
     let _alone = alone();
     let pool = pool(4095, 128);
     let mut port = Port::attach(&eal(), &device("net_ring8")).unwrap();
@@ -50,7 +50,7 @@ fn what_does_not_fit_stays_in_order() {
     let mut mbufs: Vec<_> = (0..3000)
         .map(|n| pool.copy_from_slice(&frame(n, 60)).unwrap())
         .collect();
-    // DPDK's ring device has 1,024 places, one of which stays free.
+    // DPDK's ring device has 1,024 slots, one of which stays free.
     let first = queues.tx[0].send_from(&mut mbufs, usize::MAX, None);
     assert!((1000..=1024).contains(&first), "{first}");
     assert_eq!(mbufs.len(), 3000 - first);
@@ -63,7 +63,7 @@ fn what_does_not_fit_stays_in_order() {
     for (number, mbuf) in all.iter().enumerate() {
         assert_eq!(mbuf.data(), frame(number, 60));
     }
-    // Some in the ring while everything is dropped, queues first or port first.
+    // Drop everything with frames still in the ring, queues first or port first.
     queues.tx[0].send_from(&mut all, usize::MAX, None);
     drop(all);
     receive(&mut queues.rx[0], 3000);
@@ -73,7 +73,7 @@ fn what_does_not_fit_stays_in_order() {
 }
 
 #[test]
-fn frames_that_no_card_may_have_are_freed_and_counted() {
+fn invalid_frames_are_freed_and_counted() {
     let _alone = alone();
     let pool = pool(255, 9216);
     let mut port = Port::attach(&eal(), &device("net_ring9")).unwrap();
@@ -109,11 +109,11 @@ fn frames_that_no_card_may_have_are_freed_and_counted() {
 }
 
 #[test]
-fn a_device_has_one_owner_and_comes_back_after_it() {
+fn a_device_has_one_owner_and_can_be_reattached() {
     let _alone = alone();
     let pool = pool(511, 128);
     for round in 0..40 {
-        // More rounds than DPDK has ports: each is given back.
+        // More rounds than DPDK has ports: each is released.
         let mut port = Port::attach(&eal(), &device("net_ring10")).unwrap();
         assert_eq!(
             Port::attach(&eal(), &device("net_ring10")).unwrap_err(),
@@ -140,7 +140,7 @@ fn a_port_is_not_closed_under_its_queues() {
     assert_eq!(port.stop().unwrap_err(), in_use);
     assert_eq!(port.start(&PortConfig::new(pool)).unwrap_err(), in_use);
     assert_eq!(port.close().unwrap_err(), in_use);
-    // The port is gone, its queues work on, on another thread.
+    // The port is dropped; its queues keep working on another thread.
     let worker = std::thread::spawn(move || {
         let mut batch = Batch::new();
         batch.push(pool.copy_from_slice(&frame(1, 60)).unwrap()).unwrap();
@@ -157,7 +157,7 @@ fn a_port_is_not_closed_under_its_queues() {
 }
 
 #[test]
-fn a_port_starts_again_with_other_queues() {
+fn a_port_restarts_with_other_queues() {
     let _alone = alone();
     let pool = pool(1023, 128);
     let mut port = Port::attach(&eal(), &device("net_null0,no-rx=1")).unwrap();
@@ -256,7 +256,7 @@ fn errors_name_the_device() {
 }
 
 #[test]
-fn a_device_with_a_table_deals_by_addresses_and_one_without_says_no() {
+fn rss_is_configured_if_supported_and_rejected_otherwise() {
     let _alone = alone();
     let pool = pool(4095, 2048);
     let two = PortConfig {
@@ -267,14 +267,14 @@ fn a_device_with_a_table_deals_by_addresses_and_one_without_says_no() {
     let shares = std::array::from_fn(|share| share as u16 % 2);
     let mut with = Port::attach(&eal(), &device("net_null4,no-rx=1")).unwrap();
     let queues = with.start(&two).unwrap();
-    with.deal([0x6d, 0x5a], &shares).unwrap();
+    with.configure_rss([0x6d, 0x5a], &shares).unwrap();
     drop((queues, with));
     let mut without = Port::attach(&eal(), &device("net_ring_dealing")).unwrap();
     let queues = without.start(&PortConfig::new(pool)).unwrap();
-    let error = without.deal([0x6d, 0x5a], &shares).unwrap_err().to_string();
-    assert!(
-        error.contains("cannot deal packets by their addresses"),
-        "{error}"
-    );
+    let error = without
+        .configure_rss([0x6d, 0x5a], &shares)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("cannot configure RSS by addresses"), "{error}");
     drop((queues, without));
 }
