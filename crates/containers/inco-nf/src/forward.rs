@@ -1,4 +1,4 @@
-//! The function `forward`: takes packets, sends them back, sleeps when there are none.
+//! The function `forward`: returns every packet, and sleeps when idle.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,33 +14,33 @@ use crate::interface::Interface;
 use crate::options::{Forward, Role};
 use crate::pace::{Pacer, SLICE_NS};
 
-/// Packets of one queue before the next one's turn, and before the pacer is asked.
+/// Packets per queue before the next queue and the pacer have their turn.
 const BURST: usize = 32;
-/// Free slots that a ring out must have before a packet is taken: enough for the longest one in buffers of 2 KiB.
+/// Free slots that an output ring needs before a packet is taken: enough for the longest one in buffers of 2
+/// KiB.
 const SLOTS_FREE_MIN: u32 = 32;
-/// Buffers are hardly smaller than this, in bytes: how many slots a packet takes at most.
+/// Smallest expected buffer, in bytes: bounds the slots of a packet.
 const BUFFER_BYTES_MIN: u32 = 1024;
-/// Queue pairs that a port may have.
+/// Queue pairs per port.
 const QUEUES_LIMIT: u16 = 4;
-/// How long rings are polled after the last packet, in ns, where nothing else is asked for: about what a sleep and
-/// a wake-up cost.
+/// Default time that rings are polled after the last packet, in ns: about the cost of a sleep and a wake-up.
 const SPIN_NS: u64 = 20_000;
-/// How often connections, the page and the clock are looked after while packets flow, in ns.
-const CHORES_NS: u64 = 5_000_000;
-/// Longest sleep while the host watches the page: its heartbeat.
+/// Housekeeping interval (connections, page, clock) under load, in ns.
+const HOUSEKEEPING_NS: u64 = 5_000_000;
+/// Longest sleep while the host reads the page: its heartbeat.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// Between two attempts to connect to a switch that does not listen, and the longest sleep meanwhile.
+/// Retry interval while the switch does not listen, and the longest sleep meanwhile.
 const CONNECT_AGAIN: Duration = Duration::from_millis(10);
-/// How long a switch that listens may take to answer. DPDK 22.11 ends when its peer has gone before it was greeted: rather too
-/// long than too short for a machine that has much to do.
+/// Handshake timeout of a listening switch. Generous, because DPDK 22.11 crashes if its peer leaves before
+/// HELLO.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 /// Longest sleep otherwise.
 const SLEEP_LIMIT: Duration = Duration::from_secs(5);
-/// Rest where paced and not said otherwise, in us.
+/// Default rest of a paced function, in us.
 const REST_PACED_US: u64 = 200;
-/// Pause when a ring out is full.
+/// Pause while an output ring is full.
 const FULL_REST: Duration = Duration::from_micros(100);
-/// Resident memory is read so often, in ns.
+/// Update interval of resident memory, in ns.
 const MEMORY_NS: u64 = 1_000_000_000;
 /// Longest packet, in bytes.
 const PACKET_BYTES_LIMIT: usize = memif::MAX_PACKET_BYTES;
@@ -57,7 +57,7 @@ fn nanos(t: rustix::time::Timespec) -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Resident memory in bytes: `/proc` where there is one, else the peak that the kernel remembers.
+/// Resident memory in bytes, from `/proc` if mounted, else the kernel's peak value.
 fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
@@ -68,37 +68,37 @@ fn resident_bytes() -> u64 {
     }
 }
 
-/// What a round over all rings found.
+/// The result of a round over all rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Round {
-    /// Packets were moved.
+    /// Packets were forwarded.
     Moved,
-    /// There were none.
+    /// All rings were empty.
     Dry,
-    /// There are some, but no room in a ring out.
+    /// Packets are waiting, but an output ring is full.
     Full,
-    /// It is time to pause, in ns.
+    /// The pacer wants a pause, in ns.
     Pause(u64),
 }
 
 /// Runs until SIGTERM or SIGINT.
 pub(crate) fn run(options: &Forward) -> Result<()> {
     let stop = stop_signal().context("cannot watch for signals")?;
-    // Sleeps end within some us instead of 50 us later; where it is refused they are just longer.
+    // Makes sleeps exact to a few us instead of 50 us; if refused they are just longer.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZero::new(1));
     let interfaces = options.interfaces.iter().map(|name| Interface::open(name));
     let interfaces = interfaces.collect::<Result<Vec<_>>>()?;
     let ends = match options.role {
-        _ if !interfaces.is_empty() => Ends::Interfaces(interfaces),
+        _ if !interfaces.is_empty() => LinkSource::Interfaces(interfaces),
         Role::Server => {
             let mut config = ServerConfig::new("inco-nf");
             config.interface_ids = Some((0..u32::from(options.ports)).collect());
             config.max_queues = QUEUES_LIMIT;
             let listener = Listener::bind(&options.socket, config)
                 .with_context(|| format!("cannot listen on {}", options.socket.display()))?;
-            Ends::Server(listener)
+            LinkSource::Server(listener)
         }
-        Role::Client => Ends::Client(ClientConfig {
+        Role::Client => LinkSource::Client(ClientConfig {
             ring: RingConfig {
                 log2_slots: options.ring_slots.ilog2() as u8,
                 buffer_bytes: options.buffer_bytes,
@@ -136,7 +136,7 @@ pub(crate) fn run(options: &Forward) -> Result<()> {
     runner.work_until_stopped()
 }
 
-/// Becomes readable when the process is told to end.
+/// Becomes readable on a termination signal.
 fn stop_signal() -> io::Result<UnixStream> {
     let (receiver, sender) = UnixStream::pair()?;
     receiver.set_nonblocking(true)?;
@@ -145,34 +145,34 @@ fn stop_signal() -> io::Result<UnixStream> {
     Ok(receiver)
 }
 
-/// How links to the switch come about.
-enum Ends {
-    /// It connects.
+/// How links to the switch are made.
+enum LinkSource {
+    /// The switch connects.
     Server(Listener),
-    /// We connect, to each interface as this says.
+    /// This process connects, to each interface, with this configuration.
     Client(ClientConfig),
-    /// There are none: the data ports are network interfaces.
+    /// No links: the data ports are network interfaces.
     Interfaces(Vec<Interface>),
 }
 
 struct Runner {
-    ends: Ends,
+    ends: LinkSource,
     pages: Option<PageListener>,
     stop: UnixStream,
-    /// By port; `None` while the switch is not connected to it.
+    /// By port; `None` while the switch is not connected.
     links: Vec<Option<Link>>,
     work: Work,
     page: Option<PageWriter>,
     pacer: Option<Pacer>,
     rest_us: Option<u64>,
     instance: u32,
-    /// When resident memory was read last, and what it was.
+    /// Time and value of the last reading of resident memory.
     memory: (u64, u64),
     next_chores: u64,
     stopped: bool,
 }
 
-/// What is done with packets, and what is counted of it.
+/// The packet processing with its counters.
 struct Work {
     cross: bool,
     stamp: Option<u32>,
@@ -188,7 +188,7 @@ impl Runner {
         while !self.stopped {
             let now = now_ns();
             if now >= self.next_chores {
-                self.chores(now)?;
+                self.housekeeping(now)?;
             }
             match self.round(now) {
                 Round::Moved => dry_since = None,
@@ -213,15 +213,15 @@ impl Runner {
         Ok(())
     }
 
-    /// One burst of each queue.
+    /// One burst per queue.
     fn round(&mut self, now: u64) -> Round {
         let pause = |pacer: &mut Option<Pacer>| pacer.as_mut().map_or(0, |p| p.pause(now_ns(), cpu_ns()));
         let mut round = Round::Dry;
         let mut began = now;
         for port in 0..self.links.len() {
             let queues = match &self.ends {
-                Ends::Interfaces(_) => 1,
-                Ends::Server(_) | Ends::Client(_) => {
+                LinkSource::Interfaces(_) => 1,
+                LinkSource::Server(_) | LinkSource::Client(_) => {
                     self.links[port].as_ref().map_or(0, |link| link.queues.len())
                 }
             };
@@ -231,8 +231,10 @@ impl Runner {
                     ns => return Round::Pause(ns),
                 }
                 let burst = match &self.ends {
-                    Ends::Interfaces(interfaces) => self.work.burst_of_interface(interfaces, port),
-                    Ends::Server(_) | Ends::Client(_) => self.work.burst(&mut self.links, port, queue),
+                    LinkSource::Interfaces(interfaces) => self.work.interface_burst(interfaces, port),
+                    LinkSource::Server(_) | LinkSource::Client(_) => {
+                        self.work.burst(&mut self.links, port, queue)
+                    }
                 };
                 match burst {
                     Round::Moved => {
@@ -249,16 +251,16 @@ impl Runner {
         round
     }
 
-    /// A pause that the pacer wants, cut short by the end of the process.
+    /// Pauses for the pacer; a termination signal ends the pause.
     fn pause(&mut self, ns: u64) -> Result<()> {
         self.publish();
-        // Long pauses, after the process was stopped or had much to do outside of our control, come in pieces.
+        // Long pauses (after the process was stopped or delayed) are split.
         let ns = ns.min(10 * SLICE_NS);
         memif::wait(&mut [], &[self.stop.as_fd()], Duration::from_nanos(ns))?;
         Ok(())
     }
 
-    /// Sleeps until there is something to do.
+    /// Sleeps until there is work.
     fn sleep(&mut self) -> Result<()> {
         self.publish();
         let mut longest = if self.page.is_some() {
@@ -269,10 +271,10 @@ impl Runner {
         let mut queues: Vec<&mut RxQueue> = Vec::new();
         let mut others: Vec<BorrowedFd<'_>> = vec![self.stop.as_fd()];
         match &self.ends {
-            Ends::Server(listener) => others.push(listener.as_fd()),
-            Ends::Client(_) if self.links.iter().any(Option::is_none) => longest = CONNECT_AGAIN,
-            Ends::Client(_) => {}
-            Ends::Interfaces(interfaces) => others.extend(interfaces.iter().map(AsFd::as_fd)),
+            LinkSource::Server(listener) => others.push(listener.as_fd()),
+            LinkSource::Client(_) if self.links.iter().any(Option::is_none) => longest = CONNECT_AGAIN,
+            LinkSource::Client(_) => {}
+            LinkSource::Interfaces(interfaces) => others.extend(interfaces.iter().map(AsFd::as_fd)),
         }
         others.extend(self.pages.as_ref().map(AsFd::as_fd));
         for link in self.links.iter_mut().flatten() {
@@ -282,15 +284,15 @@ impl Runner {
         memif::wait(&mut queues, &others, longest)?;
         let packets = queues.iter_mut().any(|queue| queue.available() > 0);
         if !packets {
-            // Then it was something else, or the time.
+            // Otherwise another descriptor or the timeout ended it.
             self.next_chores = 0;
         }
         Ok(())
     }
 
-    /// What needs system calls: links that come and go, the page, the end.
-    fn chores(&mut self, now: u64) -> Result<()> {
-        self.next_chores = now + CHORES_NS;
+    /// Housekeeping with system calls: links, page, termination.
+    fn housekeeping(&mut self, now: u64) -> Result<()> {
+        self.next_chores = now + HOUSEKEEPING_NS;
         let mut byte = [0; 8];
         match io::Read::read(&mut self.stop, &mut byte) {
             Ok(_) => {
@@ -318,7 +320,7 @@ impl Runner {
         }
         self.link()?;
         if let Some(pages) = &self.pages {
-            // A broken offer is the host's mistake, and no reason to stop forwarding.
+            // An invalid offer is the host's error and no reason to stop forwarding.
             if let Ok(Some(page)) = pages.accept() {
                 self.page = Some(page);
             }
@@ -332,28 +334,28 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes or makes the links that are missing.
+    /// Makes missing links.
     fn link(&mut self) -> Result<()> {
         match &mut self.ends {
-            Ends::Server(listener) => {
+            LinkSource::Server(listener) => {
                 while let Some(link) = listener.accept(Duration::ZERO)? {
                     if let Some(slot) = self.links.get_mut(link.interface_id as usize) {
                         *slot = Some(link);
                     }
                 }
             }
-            Ends::Client(config) => {
+            LinkSource::Client(config) => {
                 for (id, slot) in (0..).zip(&mut self.links).filter(|(_, slot)| slot.is_none()) {
                     config.interface_id = id;
                     match Client::connect(config, HANDSHAKE) {
                         Ok(link) => *slot = Some(link),
                         Err(memif::Error::Configuration(what)) => anyhow::bail!(what),
-                        // It does not listen yet, or is busy with the end of the last link: again after a while.
+                        // Not listening yet, or still ending the last link: retry later.
                         Err(_) => return Ok(()),
                     }
                 }
             }
-            Ends::Interfaces(_) => {}
+            LinkSource::Interfaces(_) => {}
         }
         Ok(())
     }
@@ -379,11 +381,11 @@ impl Runner {
 }
 
 impl Work {
-    /// Moves up to [`BURST`] packets of one queue. Where the ring out is full it takes none: they stay where the
-    /// switch sees them.
+    /// Forwards up to [`BURST`] packets of one queue. If the output ring is full it takes none: they stay
+    /// visible to the switch.
     fn burst(&mut self, links: &mut [Option<Link>], port: usize, queue: usize) -> Round {
         let out = if self.cross { 1 - port } else { port };
-        // The queue is taken out of its place, so that both ends can be had at once.
+        // The queue is taken out, so that both ends can be borrowed.
         let (low, high) = links.split_at_mut(1);
         let (from, to) = match (port, out) {
             (0, 1) => (low[0].as_mut(), high[0].as_mut()),
@@ -465,8 +467,8 @@ impl Work {
 }
 
 impl Work {
-    /// Moves up to [`BURST`] packets that an interface has received.
-    fn burst_of_interface(&mut self, interfaces: &[Interface], port: usize) -> Round {
+    /// Forwards up to [`BURST`] packets received by an interface.
+    fn interface_burst(&mut self, interfaces: &[Interface], port: usize) -> Round {
         let out = if self.cross { 1 - port } else { port };
         let (Some(from), Some(to)) = (interfaces.get(port), interfaces.get(out)) else {
             return Round::Dry;

@@ -1,4 +1,4 @@
-//! A network interface as a data port: whole frames, by a packet socket of the kernel. Tags of VLANs are not among what it gives.
+//! A network interface as a data port: whole frames over a packet socket. The kernel strips VLAN tags.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,18 +8,18 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{LinkAddr, SockaddrLike, bind, recvfrom};
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, send, socket_with};
 
-/// Every protocol, in the network's byte order.
+/// All protocols, in network byte order.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
-/// How the kernel marks a frame that this machine has sent by the interface itself.
+/// The packet type of frames that this machine sent itself.
 const OUTGOING: u8 = 4;
 
-/// A socket that has all frames of an interface.
+/// A packet socket of an interface.
 pub(crate) struct Interface {
     socket: OwnedFd,
 }
 
 impl Interface {
-    /// Opens the interface of that name.
+    /// Opens an interface by name.
     pub(crate) fn open(name: &str) -> Result<Interface> {
         let opened = || -> Result<Interface> {
             let mut all = getifaddrs().map_err(io::Error::from)?;
@@ -31,22 +31,22 @@ impl Interface {
                 address.filter(|_| of.interface_name == name)
             });
             let Some(address) = address else {
-                bail!("there is no such interface here");
+                bail!("there is no such interface");
             };
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let protocol = std::num::NonZero::new(u32::from(ALL_PROTOCOLS)).map(Protocol::from_raw);
             let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, protocol)?;
-            // The address has no protocol: the socket's own stays.
+            // The address has no protocol, so the socket's own applies.
             bind(socket.as_raw_fd(), &address as &dyn SockaddrLike).map_err(io::Error::from)?;
             Ok(Interface { socket })
         };
         opened().with_context(|| format!("cannot open the interface {name}"))
     }
 
-    /// The next frame that came by it; its length. What does not fit is cut off.
+    /// The length of the next received frame. Longer frames are truncated.
     pub(crate) fn receive(&self, frame: &mut [u8]) -> Option<usize> {
         loop {
-            // An error is one of the interface, as that it is down: there is nothing then, and later perhaps again.
+            // Errors concern the interface, for example that it is down: nothing now, perhaps later.
             let (length, from) = recvfrom::<LinkAddr>(self.socket.as_raw_fd(), frame).ok()?;
             if from.is_none_or(|from| from.pkttype() != OUTGOING) {
                 return Some(length);
@@ -54,7 +54,7 @@ impl Interface {
         }
     }
 
-    /// Sends a frame; false where the kernel does not take it.
+    /// Sends a frame; false if the kernel rejects it.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
         send(&self.socket, frame, SendFlags::empty()).is_ok()
     }

@@ -1,27 +1,27 @@
-//! Keeping below a CPU quota, so that the kernel never takes the CPU away for tens of milliseconds.
+//! Keeps the process below its CPU quota, so that the kernel never throttles it for tens of milliseconds.
 
-/// Length of a slice in ns. A pause is never longer, so that a ring of 1024 slots holds what comes in it at 500 k
-/// packets/s; each slice costs one wake-up, some 10 us.
+/// Length of a slice in ns. Pauses are not longer, so that a ring of 1024 slots absorbs 500 k packets/s
+/// meanwhile. Each slice costs one wake-up, some 10 us.
 pub(crate) const SLICE_NS: u64 = 2_000_000;
-/// How much of its quota a function uses at most. The rest is for what it cannot see: its own wake-ups and exits from
+/// Share of the quota that the function uses. The rest covers what it cannot measure: wake-ups and exits from
 /// the kernel.
 const FRACTION: f64 = 0.95;
-/// No slice uses less than this, in ns, or a tiny quota would never let it work at all.
+/// Minimum budget of a slice, in ns, so that a tiny quota still makes progress.
 const BUDGET_MIN_NS: u64 = 5_000;
 
-/// Decides, from the CPU time that the process has used, when it must pause. What a slice leaves unused is gone: a
-/// function that caught up would run into its quota. What it uses too much is taken from the slices after.
+/// Decides when to pause, from the CPU time used. Unused time of a slice is lost: catching up would exceed
+/// the quota. Overuse is charged to the next slices.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     budget_ns: u64,
     slice_start: u64,
     cpu_at_start: u64,
-    /// Used beyond earlier slices.
+    /// Overuse of earlier slices.
     debt_ns: u64,
 }
 
 impl Pacer {
-    /// A pacer for a quota of `cpus`, from now on.
+    /// A pacer for a quota of `cpus`, starting now.
     pub(crate) fn new(cpus: f64, now: u64, cpu: u64) -> Pacer {
         let mut pacer = Pacer {
             budget_ns: 0,
@@ -33,12 +33,12 @@ impl Pacer {
         pacer
     }
 
-    /// Another quota, from now on.
+    /// Changes the quota.
     pub(crate) fn set_cpus(&mut self, cpus: f64) {
         self.budget_ns = ((cpus * FRACTION * SLICE_NS as f64) as u64).max(BUDGET_MIN_NS);
     }
 
-    /// How long to pause now, in ns; 0 to go on. `now` and `cpu` are the clock and the CPU time used, in ns.
+    /// The pause that is due, in ns; 0 for none. `now` and `cpu` are the clock and the CPU time used, in ns.
     pub(crate) fn pause(&mut self, now: u64, cpu: u64) -> u64 {
         let slices = now.saturating_sub(self.slice_start) / SLICE_NS;
         let used = cpu.saturating_sub(self.cpu_at_start) + self.debt_ns;
@@ -51,7 +51,7 @@ impl Pacer {
         if used < self.budget_ns {
             return 0;
         }
-        // As many slices as it takes to have room again.
+        // As many slices as needed to have budget again.
         let slices = used / self.budget_ns;
         self.slice_start + slices * SLICE_NS - now
     }
@@ -75,7 +75,7 @@ mod tests {
                 if pause > 0 {
                     now += pause;
                     longest = longest.max(pause);
-                    // Waking up costs, too.
+                    // Wake-ups cost CPU time too.
                     now += overhead;
                     cpu += overhead;
                 }
@@ -83,7 +83,7 @@ mod tests {
             let share = cpu as f64 / now as f64;
             let slack = (burst + overhead) as f64 / 1e9 + 0.002;
             prop_assert!(share <= cpus * FRACTION + slack, "{share} of {cpus}");
-            // And it is given what it may use, as far as whole bursts allow.
+            // It receives its share, as far as whole bursts allow.
             if burst + overhead < (cpus * SLICE_NS as f64 / 4.0) as u64 {
                 prop_assert!(share >= cpus * FRACTION * 0.7, "only {share} of {cpus}");
                 prop_assert!(longest <= SLICE_NS * 2, "{longest} ns");
@@ -91,7 +91,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_caught_up(idle in 1u64..1_000) {
+        fn unused_time_is_not_caught_up(idle in 1u64..1_000) {
             let mut pacer = Pacer::new(0.1, 0, 0);
             let now = idle * SLICE_NS;
             prop_assert_eq!(pacer.pause(now, 0), 0);

@@ -1,4 +1,4 @@
-//! The real program, as a process of its own, driven as the switch drives it: as memif client.
+//! The program as a separate process, driven by a memif client, as the switch does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ impl Function {
         page
     }
 
-    /// CPU time that it has used so far.
+    /// CPU time used so far.
     fn cpu(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id())).unwrap();
         Duration::from_nanos(stat.split_whitespace().next().unwrap().parse().unwrap())
@@ -107,7 +107,7 @@ fn profile(phase: Phase) -> Profile {
 }
 
 fn exchange(from: &mut Link, to: Option<&mut Link>, frame: &[u8]) -> Vec<u8> {
-    // A client that has just connected may not have given its buffers yet.
+    // A newly connected client may not have posted its buffers yet.
     until("room in the ring", || from.queues[0].tx.push(frame).is_ok());
     from.queues[0].tx.flush();
     let rx = &mut to.unwrap_or(from).queues[0].rx;
@@ -122,7 +122,7 @@ fn exchange(from: &mut Link, to: Option<&mut Link>, frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn packets_come_back_unchanged_and_are_counted() {
+fn packets_return_unchanged_and_are_counted() {
     let function = Function::start(&[]);
     let page = function.page();
     for phase in [
@@ -161,14 +161,14 @@ fn packets_come_back_unchanged_and_are_counted() {
 fn a_stamping_function_writes_its_id_and_keeps_checksums() {
     let function = Function::start(&["--stamp", "--instance-id", "70000"]);
     let report = function.run(profile(phase(20_000.0, 200)));
-    // The generator compares every byte with the frame that it would have made with this id, checksum included.
+    // The generator compares every byte with the frame it would build with this id, including the checksum.
     assert!(report.is_clean(), "{}", report.table(true));
     assert_eq!(report.counts.unstamped, 0);
     assert!(report.flows.iter().all(|flow| flow.instance == 70_000));
 }
 
 #[test]
-fn one_arm_answers_on_the_same_port_and_crossed_ports_on_the_other() {
+fn one_arm_replies_on_the_same_port_and_crossed_ports_on_the_other() {
     let straight = Function::start(&["--ports", "2"]);
     let (mut zero, mut one) = (straight.link(0), straight.link(1));
     assert_eq!(exchange(&mut zero, None, b"to port zero"), b"to port zero");
@@ -189,7 +189,7 @@ fn one_arm_answers_on_the_same_port_and_crossed_ports_on_the_other() {
 }
 
 #[test]
-fn it_goes_on_after_the_switch_went_and_came_back() {
+fn it_continues_after_the_switch_reconnects() {
     let function = Function::start(&[]);
     let first_page = function.page();
     let mut link = function.link(0);
@@ -212,7 +212,7 @@ fn it_sleeps_when_idle() {
     exchange(&mut link, None, b"awake");
     let since = page.read().unwrap().heartbeat_ns;
     let (start, cpu) = (Instant::now(), function.cpu());
-    // Ten heartbeats of a second in which nothing happens.
+    // A second of ten idle heartbeats.
     until("heartbeats", || {
         page.read().unwrap().heartbeat_ns - since > 1_000_000_000
     });
@@ -250,7 +250,7 @@ fn a_paced_function_stays_below_its_share_under_overload() {
     assert!(share <= 0.1, "{share:.3} of a CPU instead of at most 0.1");
     assert!(report.counts.lost_at_uplink > 0, "{}", report.table(false));
 
-    // The host may give more.
+    // The host may raise the limit.
     page.set_cpu_limit(0.3);
     let (_, more) = overload();
     assert!(
@@ -260,7 +260,7 @@ fn a_paced_function_stays_below_its_share_under_overload() {
 }
 
 #[test]
-fn sigterm_ends_it_at_once_and_its_sockets_go() {
+fn sigterm_ends_it_at_once_and_removes_its_sockets() {
     let mut function = Function::start(&["--pace-cpus", "0.1"]);
     let _page = function.page();
     let mut link = function.link(0);
@@ -295,7 +295,7 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
-fn every_packet_of_the_captures_comes_back_unchanged() {
+fn every_captured_packet_returns_unchanged() {
     let data = std::env::var_os("INCO_DATA").map_or_else(
         || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
         PathBuf::from,
@@ -304,7 +304,7 @@ fn every_packet_of_the_captures_comes_back_unchanged() {
         let required =
             std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
         assert!(!required, "{} is required", data.display());
-        eprintln!("skipped: {} is not there", data.display());
+        eprintln!("skipped: {} does not exist", data.display());
         return;
     }
     let mut files: Vec<PathBuf> = std::fs::read_dir(data.join("trex"))
@@ -345,14 +345,14 @@ fn every_packet_of_the_captures_comes_back_unchanged() {
 
 /// As with Open vSwitch, which listens itself.
 #[test]
-fn as_client_it_connects_to_whoever_listens_and_again_after_an_end() {
+fn as_client_it_connects_and_reconnects() {
     let function = Function::start(&["--role", "client", "--queues", "2", "--ring-slots", "256"]);
     for frame in [b"the first switch", b"and the next one"] {
         let mut config = ServerConfig::new("switch");
         config.max_queues = 2;
         let mut listener = Listener::bind(function.socket(), config).unwrap();
         let mut link = None;
-        until("it connects", || {
+        until("a connection", || {
             link = listener.accept(Duration::from_millis(100)).unwrap();
             link.is_some()
         });

@@ -1,18 +1,20 @@
-//! One page of memory in which a function in a container publishes its counters and the host reads them without a
-//! system call. The host must never trust the page: it owns the memory, sealed so that the function cannot take it
-//! away, and every value in it is only a number that the function claims.
+//! A page of shared memory in which a function in a container publishes its counters, so that the host reads
+//! them without a system call. The page is untrusted: the host owns the memory, sealed so that the function
+//! cannot shrink it, and every value is only the function's claim.
 //!
 //! Key types: [`PageReader`] (host), [`PageListener`] and [`PageWriter`] (function), [`NfCounters`].
 //!
-//! 1. The function binds a unix datagram socket in the directory that it shares with the host ([`PageListener::bind`]).
-//! 2. The host makes a page ([`PageReader::create`]): a memfd of [`SIZE`] bytes, sealed against shrinking and growing.
-//! 3. The host hands it over ([`PageReader::offer`]); the function maps it ([`PageListener::accept`]) and goes on
-//!    writing into it. A host that started anew offers a new page, and the function continues there with its totals.
-//! 4. The collector reads it ([`PageReader::read`]) as often as it likes: a few loads.
+//! 1. The function binds a unix datagram socket in the directory shared with the host
+//!    ([`PageListener::bind`]).
+//! 2. The host creates a page ([`PageReader::create`]): a memfd of [`SIZE`] bytes, sealed against shrinking
+//!    and growing.
+//! 3. The host sends it ([`PageReader::offer`]), and the function maps it ([`PageListener::accept`]) and
+//!    writes to it. A restarted host offers a new page, in which the function continues its totals.
+//! 4. The collector reads it ([`PageReader::read`]) with a few loads.
 //!
-//! Why a socket and not a file: a file in a bind-mounted directory can be truncated by the container, and the host
-//! would die of SIGBUS at its next load. A memfd cannot be bind-mounted (`mount` refuses `/proc/<pid>/fd/<n>` of one
-//! with `EINVAL`, as its mount belongs to no namespace) and a file on tmpfs cannot be sealed (`EPERM`).
+//! Why a socket and not a file: a container can truncate a file in a bind-mounted directory, and the host
+//! would get SIGBUS at its next load. A memfd cannot be bind-mounted (`mount` rejects `/proc/<pid>/fd/<n>`
+//! with `EINVAL`, because its mount belongs to no namespace), and a file on tmpfs cannot be sealed (`EPERM`).
 //!
 //! # Layout, version 1: 512 words of 64 bits, native byte order
 //!
@@ -29,10 +31,10 @@
 //! | 8 | written by the host: CPU limit in millionths of a CPU, 0 where it said nothing |
 //! | 16 + 16 k .. | port k: packets in, bytes in, packets out, bytes out, dropped for a full ring, dropped for a broken descriptor, dropped for want of a peer, stamped |
 //!
-//! Concurrency: one writer with relaxed stores, any number of readers with relaxed loads. Each number is right by
-//! itself; two of them may be of different moments, at most one burst apart.
+//! Concurrency: one writer with relaxed stores, any number of readers with relaxed loads. Each number is
+//! consistent by itself; two may differ by at most one burst.
 
-// UNSAFETY: a shared mapping is seen as an array of atomics.
+// UNSAFETY: a shared mapping is accessed as an array of atomics.
 #![expect(unsafe_code)]
 
 use std::fs::File;
@@ -53,7 +55,7 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of a page.
 pub const SIZE: usize = 4096;
-/// Ports that a page has room for. A function has one or two.
+/// Ports per page. A function has one or two.
 pub const PORTS_LIMIT: usize = 4;
 const WORDS: usize = SIZE / 8;
 const MAGIC: u64 = u64::from_be_bytes(*b"inco-nf\x01");
@@ -75,25 +77,25 @@ mod word {
 
 const _: () = assert!(PORT_BASE + PORTS_LIMIT * PORT_WORDS <= WORDS);
 
-/// What can go wrong with a page.
+/// A page error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel refused to make, seal or map the memory.
+    /// The kernel refused to create, seal or map the memory.
     #[error("cannot {doing} the page of counters: {source}")]
     Memory {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The socket over which pages are handed over.
+    /// An error of the socket over which pages are sent.
     #[error("cannot {doing} {}: {source}", path.display())]
     Socket {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: Errno,
     },
     /// The path is not a socket.
@@ -102,8 +104,8 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// The host sent something else than a sealed page of the right size.
-    #[error("what was offered is not a page: {0}")]
+    /// The host sent something other than a sealed page of the right size.
+    #[error("the received descriptor is not a page: {0}")]
     NotAPage(&'static str),
 }
 
@@ -111,24 +113,24 @@ fn memory(doing: &'static str) -> impl FnOnce(std::io::Error) -> Error {
     move |source| Error::Memory { doing, source }
 }
 
-/// Totals of one port since the function started.
+/// A port's totals since the function started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortCounters {
-    /// Packets taken from the switch.
+    /// Packets received from the switch.
     pub packets_in: u64,
     /// Their bytes, without frame check sequence.
     pub bytes_in: u64,
-    /// Packets given back to the switch.
+    /// Packets returned to the switch.
     pub packets_out: u64,
-    /// Their bytes.
+    /// Bytes of `packets_out`.
     pub bytes_out: u64,
-    /// Packets taken here that found the ring back full.
+    /// Packets dropped because the return ring was full.
     pub dropped_ring_full: u64,
-    /// Chains of descriptors that could not be read.
+    /// Invalid descriptor chains.
     pub dropped_malformed: u64,
-    /// Packets taken here whose port out had no peer.
+    /// Packets dropped because the output port had no peer.
     pub dropped_unconnected: u64,
-    /// Packets that got the instance's id.
+    /// Packets stamped with the instance id.
     pub stamped: u64,
 }
 
@@ -159,7 +161,7 @@ impl PortCounters {
         }
     }
 
-    /// All drops together.
+    /// The sum of all drops.
     pub fn dropped(&self) -> u64 {
         self.dropped_ring_full
             .saturating_add(self.dropped_malformed)
@@ -167,14 +169,14 @@ impl PortCounters {
     }
 }
 
-/// What a function says of itself.
+/// The counters published by a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NfCounters {
-    /// Its instance id, 0 where it was not told one.
+    /// Its instance id, 0 if not configured.
     pub instance: u32,
-    /// When it last wrote: the monotonic clock in ns.
+    /// Time of the last update: the monotonic clock in ns.
     pub heartbeat_ns: u64,
-    /// Time spent on packets, in ns.
+    /// Busy time, in ns.
     pub busy_ns: u64,
     /// CPU time of the process, in ns.
     pub cpu_ns: u64,
@@ -187,7 +189,7 @@ pub struct NfCounters {
 }
 
 impl NfCounters {
-    /// The counters of all ports together.
+    /// The sum over all ports.
     pub fn total(&self) -> PortCounters {
         let mut total = [0u64; 8];
         for port in &self.ports[..self.port_count.min(PORTS_LIMIT)] {
@@ -199,7 +201,7 @@ impl NfCounters {
     }
 }
 
-/// A mapping of a page. It keeps the memory alive; the descriptor is not needed after mapping.
+/// A mapping of a page, which keeps the memory alive without the descriptor.
 #[derive(Debug)]
 struct Page {
     map: MmapRaw,
@@ -212,9 +214,9 @@ impl Page {
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: the mapping is SIZE bytes long, aligned to a page, readable, writable and lives as long as
-        // `self`; it is sealed against shrinking before it is mapped, so no load can fault. The other process
-        // writes to it at any time, which is why it is only ever seen as atomics.
+        // SAFETY: the mapping is SIZE bytes long, page-aligned, readable and writable, and lives as long as
+        // `self`. It was sealed against shrinking before mapping, so no load can fault. The other process may
+        // write at any time, so it is only accessed as atomics.
         unsafe { &*self.map.as_mut_ptr().cast::<[AtomicU64; WORDS]>() }
     }
 
@@ -235,7 +237,7 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// Makes a page: a memfd of [`SIZE`] bytes that nobody can shrink or grow.
+    /// Creates a page: a memfd of [`SIZE`] bytes that cannot shrink or grow.
     pub fn create() -> Result<PageReader, Error> {
         let memfd = rustix::fs::memfd_create("inco-nf-page", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| memory("make")(e.into()))?;
@@ -243,13 +245,13 @@ impl PageReader {
         rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|e| memory("seal")(e.into()))?;
         let page = Page::map(memfd.as_fd())?;
-        // The first touch, here and not in the container, so that the memory is the host's to pay and is there.
+        // First touch in the host, so that the memory is allocated and charged to the host.
         page.store(word::MAGIC, 0);
         Ok(PageReader { page, memfd })
     }
 
-    /// Hands the page to the function that listens on `socket`, which may be in a directory that a hostile function
-    /// writes to: a symbolic link is refused, and nothing here waits.
+    /// Sends the page to the function that listens on `socket`, which may be in a directory writable by a
+    /// hostile function: symbolic links are rejected, and the call never blocks.
     pub fn offer(&self, socket: &Path) -> Result<(), Error> {
         let failed = |doing| {
             move |source| Error::Socket {
@@ -270,7 +272,7 @@ impl PageReader {
                 path: socket.to_path_buf(),
             });
         }
-        // Through the descriptor, so that it is the very inode that was looked at, whatever the path says by now.
+        // Connect through the descriptor, to exactly the inode that was checked.
         let by_descriptor = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&place));
         let address = SocketAddrUnix::new(by_descriptor).map_err(failed("name"))?;
         let stream = rustix::net::socket_with(
@@ -295,14 +297,14 @@ impl PageReader {
         Ok(())
     }
 
-    /// Tells the function what its CPU limit is now, in CPUs, so that it paces itself below; 0 for none. A function
-    /// that does not pace itself ignores it.
+    /// Publishes the CPU limit, in CPUs, so that the function paces itself below it; 0 for none. Functions
+    /// without pacing ignore it.
     pub fn set_cpu_limit(&self, cpus: f64) {
         self.page.store(word::CPU_LIMIT, (cpus * 1e6) as u64);
     }
 
-    /// What the function says by now; `None` where it has not written yet, or writes another version. No system
-    /// call. Every number is the function's claim: compare, never index with it.
+    /// The published counters; `None` if there are none yet or their version differs. No system call. Every
+    /// number is the function's claim: compare it, never index with it.
     pub fn read(&self) -> Option<NfCounters> {
         let page = &self.page;
         if page.words()[word::MAGIC].load(Ordering::Acquire) != MAGIC || page.load(word::VERSION) != VERSION {
@@ -322,7 +324,7 @@ impl PageReader {
     }
 }
 
-/// The function's side: where the host hands over pages. The socket's file goes when this is dropped.
+/// The function's socket on which the host offers pages. Dropping it removes the socket file.
 #[derive(Debug)]
 pub struct PageListener {
     socket: OwnedFd,
@@ -330,7 +332,7 @@ pub struct PageListener {
 }
 
 impl PageListener {
-    /// Binds a new socket at `path`; a socket that a dead process left there is replaced.
+    /// Binds a new socket at `path`, replacing a stale one.
     pub fn bind(path: &Path) -> Result<PageListener, Error> {
         let failed = |doing| {
             move |source| Error::Socket {
@@ -358,7 +360,7 @@ impl PageListener {
         })
     }
 
-    /// The page that is being offered; `None` where none is. Does not wait.
+    /// The offered page, if any. Does not block.
     pub fn accept(&self) -> Result<Option<PageWriter>, Error> {
         let failed = |doing| {
             move |source| Error::Socket {
@@ -387,7 +389,7 @@ impl PageListener {
                 return PageWriter::new(memfd).map(Some);
             }
         }
-        Err(Error::NotAPage("no descriptor came with it"))
+        Err(Error::NotAPage("it has no file descriptor"))
     }
 }
 
@@ -425,7 +427,7 @@ impl PageWriter {
         })
     }
 
-    /// The CPU limit that the host told, in CPUs; `None` where it told none.
+    /// The CPU limit set by the host, in CPUs, if any.
     pub fn cpu_limit(&self) -> Option<f64> {
         match self.page.load(word::CPU_LIMIT) {
             0 => None,
@@ -433,7 +435,7 @@ impl PageWriter {
         }
     }
 
-    /// Writes everything. A few dozen plain stores.
+    /// Publishes all counters with a few dozen plain stores.
     pub fn publish(&self, counters: &NfCounters) {
         let page = &self.page;
         page.store(word::VERSION, VERSION);
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_handed_over_and_read() {
+    fn a_page_is_sent_and_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("page.sock");
         let listener = PageListener::bind(&path).unwrap();
@@ -487,7 +489,7 @@ mod tests {
         assert_eq!(reader.read(), Some(counters()));
         assert_eq!(reader.read().unwrap().total().packets_in, 10);
 
-        // A host that starts anew offers another page.
+        // A restarted host offers another page.
         let second = PageReader::create().unwrap();
         second.offer(&path).unwrap();
         let writer = listener.accept().unwrap().expect("the second page");
@@ -501,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn the_function_cannot_take_the_memory_away() {
+    fn the_function_cannot_shrink_the_memory() {
         let reader = PageReader::create().unwrap();
         assert_eq!(rustix::fs::ftruncate(&reader.memfd, 0), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&reader.memfd, 8192), Err(Errno::PERM));
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symbolic_link_and_a_file_are_refused() {
+    fn symbolic_links_and_files_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real.sock");
         let _listener = PageListener::bind(&real).unwrap();
@@ -533,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn the_function_refuses_memory_that_could_vanish() {
+    fn the_function_rejects_unsealed_memory() {
         let memfd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&memfd, SIZE as u64).unwrap();
         assert!(matches!(PageWriter::new(memfd), Err(Error::NotAPage(_))));
@@ -542,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_in_the_page_are_only_numbers() {
+    fn arbitrary_page_contents_never_panic() {
         let reader = PageReader::create().unwrap();
         for at in 0..WORDS {
             reader.page.store(at, u64::MAX);

@@ -1,22 +1,24 @@
-//! How long a thread runs while others wait for its CPU, and whether those that it starts run as it does. The first is its slice, with Linux from 6.12 on (EEVDF). A thread that wakes runs at
-//! once where its slice is shorter than that of the one that runs and it has not had more than its share; else it waits for the end
-//! of that one's slice, which the kernel looks for at its next tick, up to 4 ms later. Nobody gets more of a CPU by a shorter
-//! slice. An older kernel takes the call and goes on as it did.
+//! Scheduler slices of threads, and whether child threads inherit real-time priority.
 //!
-//! Only what packets wait for should have a short one: a thread that has one and waits keeps the others that have one from running
-//! at once.
+//! From Linux 6.12 on (EEVDF) a thread can set its slice. A waking thread preempts the running one if its
+//! slice is shorter and it has not exceeded its share. Otherwise it waits for the end of the other's slice,
+//! which the kernel checks at its next tick, up to 4 ms later. A shorter slice gives no larger share of a
+//! CPU. Older kernels accept the call and ignore it.
+//!
+//! Only threads that packets wait for should have a short slice: threads with short slices do not preempt
+//! each other.
 
-// UNSAFETY: neither std nor rustix has the two system calls that this is.
+// UNSAFETY: neither std nor rustix offers these two system calls.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::process::Pid;
 
-/// The shortest slice and the longest that Linux gives.
+/// Linux's shortest and longest slice.
 pub const LIMITS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
 
-/// Gives this thread a slice, and each that it starts from now on.
+/// Sets the slice of this thread and of threads that it starts later.
 ///
 /// # Errors
 /// As [`of_thread`].
@@ -24,10 +26,11 @@ pub fn of_this_thread(slice: Duration) -> io::Result<()> {
     of_thread(None, slice)
 }
 
-/// Gives every thread of a process a slice, and those that they start from now on. Threads that end meanwhile are no matter.
+/// Sets the slice of all threads of a process and of threads that they start later. Threads that end
+/// meanwhile are ignored.
 ///
 /// # Errors
-/// Where there is no such process, and as [`of_thread`].
+/// No such process, and as [`of_thread`].
 pub fn of_process(pid: u32, slice: Duration) -> io::Result<()> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let id = entry?.file_name().to_string_lossy().parse().ok();
@@ -42,11 +45,11 @@ pub fn of_process(pid: u32, slice: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the threads that this one starts from now on begin as ordinary ones, without its priority: one that runs in real time would
-/// else start others that do.
+/// Makes threads that this one starts later begin with the default priority. A real-time thread would
+/// otherwise start real-time threads.
 ///
 /// # Errors
-/// The system's, where it knows no such call or forbids it.
+/// The system call is unknown or not permitted.
 pub fn keep_priority_to_this_thread() -> io::Result<()> {
     change(None, |attributes| {
         attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
@@ -54,20 +57,20 @@ pub fn keep_priority_to_this_thread() -> io::Result<()> {
     })
 }
 
-/// Gives a thread a slice, this one where none is named, within [`LIMITS`]. One that runs in real time or only when nothing else
-/// does stays as it is.
+/// Sets the slice of a thread, by default this one, clamped to [`LIMITS`]. Real-time and idle-priority
+/// threads are unchanged.
 ///
 /// # Errors
-/// The system's, where it knows no such call, forbids it, or there is no such thread.
+/// The system call is unknown or not permitted, or there is no such thread.
 fn of_thread(thread: Option<Pid>, slice: Duration) -> io::Result<()> {
     change(thread, |attributes| {
-        // For these policies that is the slice, in nanoseconds.
+        // For these policies this is the slice, in nanoseconds.
         attributes.sched_runtime = slice.clamp(LIMITS.0, LIMITS.1).as_nanos() as u64;
         [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&(attributes.sched_policy as i32))
     })
 }
 
-/// Changes how a thread is scheduled, this one where none is named, where `change` says so.
+/// Changes a thread's scheduling attributes, by default this thread's, if `change` returns true.
 ///
 /// # Errors
 /// The system's.
@@ -83,7 +86,7 @@ fn change(thread: Option<Pid>, change: impl FnOnce(&mut libc::sched_attr) -> boo
         sched_deadline: 0,
         sched_period: 0,
     };
-    // SAFETY: the structure is ours alone and outlives the call, which writes as much of it as the size says.
+    // SAFETY: the structure is exclusively ours and outlives the call, which writes at most the stated size.
     #[expect(unsafe_code)]
     let got = unsafe {
         libc::syscall(
@@ -100,7 +103,7 @@ fn change(thread: Option<Pid>, change: impl FnOnce(&mut libc::sched_attr) -> boo
     if !change(&mut attributes) {
         return Ok(());
     }
-    // SAFETY: as before; this call reads.
+    // SAFETY: as before; this call only reads.
     #[expect(unsafe_code)]
     let set = unsafe { libc::syscall(libc::SYS_sched_setattr, id, &raw const attributes, 0) };
     match set {
@@ -117,7 +120,7 @@ mod tests {
 
     const SLICE: Duration = Duration::from_micros(300);
 
-    /// What the kernel says of this thread, by name; `None` where it does not tell.
+    /// A scheduling field of this thread, by name; `None` if the kernel does not report it.
     fn told(name: &str) -> Option<String> {
         let text = std::fs::read_to_string("/proc/thread-self/sched").ok()?;
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -128,16 +131,16 @@ mod tests {
         rustix::process::getpriority_process(None).unwrap()
     }
 
-    /// The slice is told from 6.12 on, which gave it to ordinary threads.
+    /// Linux reports the slice from 6.12 on, which introduced it for ordinary threads.
     fn assert_slice(slice: Duration) {
         match told("se.slice") {
             Some(told) => assert_eq!(told, slice.as_nanos().to_string()),
-            None => println!("skipped: this kernel does not tell slices"),
+            None => println!("skipped: this kernel does not report slices"),
         }
     }
 
     #[test]
-    fn a_thread_gives_its_slice_to_those_that_it_starts_and_keeps_its_priority() {
+    fn child_threads_inherit_the_slice_but_not_the_priority() {
         std::thread::spawn(|| {
             rustix::process::setpriority_process(None, nice() + 1).unwrap();
             let before = nice();
@@ -156,10 +159,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_starts_does_not_run_in_real_time() {
+    fn child_threads_do_not_run_in_real_time() {
         let policy = || told("policy");
         if policy().is_none() {
-            return println!("skipped: this kernel does not tell policies");
+            return println!("skipped: this kernel does not report policies");
         }
         std::thread::spawn(move || {
             let is_in_real_time = change(None, |attributes| {
@@ -168,10 +171,10 @@ mod tests {
                 true
             });
             if is_in_real_time.is_err() {
-                return println!("skipped: real time is not allowed");
+                return println!("skipped: real-time priority is not permitted");
             }
             let inherits = std::thread::spawn(policy).join().unwrap();
-            assert_eq!(inherits.as_deref(), Some("1"), "as any thread does");
+            assert_eq!(inherits.as_deref(), Some("1"), "inherited by default");
             keep_priority_to_this_thread().unwrap();
             assert_eq!(policy().as_deref(), Some("1"));
             let begins = std::thread::spawn(policy).join().unwrap();
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_of_a_process_is_given_it() {
+    fn every_thread_of_a_process_gets_the_slice() {
         let (go, waits) = channel::<()>();
         let (ready, is_ready) = channel();
         let thread = std::thread::spawn(move || {

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
-        /// Why a packet went no further. Each reason has one counter per worker.
+        /// Why a packet was dropped. Each reason has one counter per worker.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[repr(u8)]
@@ -11,15 +11,15 @@ macro_rules! reasons {
         impl DropReason {
             /// Every reason, in the order of the counters.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
-            /// How many there are.
+            /// Number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// The word in tables and labels.
+            /// The name in tables and labels.
             pub const fn name(self) -> &'static str {
                 match self { $(DropReason::$name => $word,)* }
             }
 
-            /// The place of its counter.
+            /// Index of its counter.
             pub const fn index(self) -> usize {
                 self as usize
             }
@@ -28,34 +28,34 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Too short for the header that it announces, or a header that contradicts itself.
+    /// Truncated or inconsistent headers.
     Malformed = "malformed",
-    /// An IPv4 header whose checksum is wrong.
+    /// A wrong IPv4 header checksum.
     BadChecksum = "bad_checksum",
-    /// More extension headers or VLAN tags than the parser follows.
+    /// More extension headers or VLAN tags than the parser accepts.
     HeaderLimit = "header_limit",
-    /// A fragment whose first one did not come in time.
+    /// A fragment whose first one did not arrive in time.
     FragmentTimeout = "fragment_timeout",
-    /// A fragment beyond the number that may wait.
+    /// A fragment beyond the limit of waiting fragments.
     FragmentLimit = "fragment_limit",
-    /// Fragments that overlap, or whose first one ends within the ports.
+    /// Overlapping fragments, or a first fragment that ends within the ports.
     FragmentInvalid = "fragment_invalid",
-    /// IP, but of no service, where `unmatched = "drop"`.
+    /// IP traffic of no service, with `unmatched = "drop"`.
     Unmatched = "unmatched",
-    /// Not IP, where `other = "drop"`.
+    /// Non-IP traffic, with `other = "drop"`.
     Other = "other",
-    /// The flow table is full and the service says `drop`.
+    /// The flow table is full, and the service's policy is `drop`.
     TableFull = "table_full",
     /// No instance of the service takes new flows.
     NoInstance = "no_instance",
     /// The instance's ring had no free slot.
     InstanceRingFull = "instance_ring_full",
-    /// Was in the rings of an instance that died, or on its way to one.
+    /// In the rings of a failed instance, or on the way to one.
     InstanceLost = "instance_lost",
-    /// Taken by the function and never given back.
+    /// Taken by the function and not returned.
     Function = "function",
-    /// Of a length that a port does not carry: larger than its buffers or than the uplink's longest frame, or shorter
-    /// than an Ethernet header where a device has to send it.
+    /// An invalid length for the port: larger than its buffers or the uplink's maximum frame, or shorter than
+    /// an Ethernet header on a device.
     TooLarge = "too_large",
     /// The uplink's transmit queue had no free slot.
     UplinkRingFull = "uplink_ring_full",
@@ -65,8 +65,8 @@ reasons! {
     HandOffFull = "hand_off_full",
     /// The frame pool was empty.
     NoBuffer = "no_buffer",
-    /// A descriptor of a peer pointed outside of its memory, or had a length that cannot be.
+    /// A peer's descriptor pointed outside its memory, or had an impossible length.
     BadDescriptor = "bad_descriptor",
-    /// In a ring or a buffer when the switch stopped.
+    /// In a ring or a buffer when the switch shut down.
     Shutdown = "shutdown",
 }

@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// IP protocol numbers that have a meaning here.
+/// Known IP protocol numbers.
 pub mod protocol {
     /// ICMP for IPv4.
     pub const ICMP: u8 = 1;
@@ -17,8 +17,8 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Which of a flow's two directions a packet travels in. `Forward` is from the key's first endpoint to its second
-/// one; which of the two opened the flow is not in the key.
+/// A packet's direction within its flow. `Forward` is from the key's first endpoint to its second one. The
+/// key does not say which of the two opened the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -35,7 +35,7 @@ impl Direction {
         self as usize
     }
 
-    /// The other one.
+    /// The opposite direction.
     pub const fn flipped(self) -> Direction {
         match self {
             Direction::Forward => Direction::Reverse,
@@ -44,7 +44,7 @@ impl Direction {
     }
 }
 
-/// A packet's addresses as it carries them: source and destination not yet put in order.
+/// A packet's addresses in packet order: source and destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tuple {
     /// Source address.
@@ -57,12 +57,12 @@ pub struct Tuple {
     pub dst_port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// Outermost VLAN id, 0 where there is no tag.
+    /// Outermost VLAN id, 0 if untagged.
     pub vlan: u16,
 }
 
-/// The key of an IPv4 flow, the lower endpoint first, so that both directions have the same key. 16 bytes, none of
-/// them padding.
+/// The key of an IPv4 flow. The lower endpoint comes first, so that both directions have the same key. 16
+/// bytes without padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct FlowKeyV4 {
@@ -74,7 +74,7 @@ pub struct FlowKeyV4 {
     pub a_port: u16,
     /// The higher endpoint's port.
     pub b_port: u16,
-    /// Outermost VLAN id, 0 where there is none.
+    /// Outermost VLAN id, 0 if untagged.
     pub vlan: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -82,7 +82,7 @@ pub struct FlowKeyV4 {
     pub zero: u8,
 }
 
-/// The key of an IPv6 flow, in the same order as [`FlowKeyV4`]. 40 bytes.
+/// The key of an IPv6 flow, ordered as [`FlowKeyV4`]. 40 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct FlowKeyV6 {
@@ -94,7 +94,7 @@ pub struct FlowKeyV6 {
     pub a_port: u16,
     /// The higher endpoint's port.
     pub b_port: u16,
-    /// Outermost VLAN id, 0 where there is none.
+    /// Outermost VLAN id, 0 if untagged.
     pub vlan: u16,
     /// IP protocol number.
     pub protocol: u8,
@@ -104,7 +104,7 @@ pub struct FlowKeyV6 {
 
 const _: () = assert!(size_of::<FlowKeyV4>() == 16 && size_of::<FlowKeyV6>() == 40);
 
-/// What is pinned: an IPv4 or IPv6 5-tuple and its VLAN, the same for both directions.
+/// The key of a flow: an IPv4 or IPv6 5-tuple with VLAN, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FlowKey {
     /// IPv4.
@@ -114,8 +114,8 @@ pub enum FlowKey {
 }
 
 impl FlowKey {
-    /// The key of a packet with these addresses, and the direction in which that packet travels. Both addresses
-    /// must be of one family; where they are not, the IPv4 one is taken as IPv4-mapped.
+    /// The key of a packet with these addresses, and the packet's direction. If the address families differ,
+    /// the IPv4 address counts as IPv4-mapped.
     pub fn new(tuple: &Tuple) -> (FlowKey, Direction) {
         let swap = (tuple.src, tuple.src_port) > (tuple.dst, tuple.dst_port);
         let (low, low_port, high, high_port) = if swap {
@@ -153,7 +153,7 @@ impl FlowKey {
         )
     }
 
-    /// The addresses of a packet of this flow in that direction: the inverse of [`FlowKey::new`].
+    /// The addresses of this flow's packets in a direction: the inverse of [`FlowKey::new`].
     pub fn tuple(&self, direction: Direction) -> Tuple {
         let (a, b, a_port, b_port, vlan, protocol) = match self {
             FlowKey::V4(k) => (

@@ -1,7 +1,7 @@
 use crate::Nanos;
 
-/// How often something took how long: counts by fixed upper bounds, from 10 µs to 100 s, three to a decade. It does not
-/// grow and does not forget.
+/// A histogram of durations with fixed bounds, from 10 µs to 100 s, three per decade. It neither grows nor
+/// forgets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; Histogram::BOUNDS.len() + 1],
@@ -9,7 +9,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Upper bounds, each one included; what is above the last one is counted, too.
+    /// Upper bounds, inclusive. Values above the last one are counted too.
     pub const BOUNDS: [Nanos; 22] = {
         let mut bounds = [Nanos::ZERO; 22];
         let (mut index, mut decade) = (0, 10_000);
@@ -27,7 +27,7 @@ impl Histogram {
         bounds
     };
 
-    /// Counts one that took so long.
+    /// Counts a duration.
     pub fn note(&mut self, span: Nanos) {
         let place = Self::BOUNDS.partition_point(|bound| *bound < span);
         if let Some(count) = self.counts.get_mut(place) {
@@ -36,17 +36,17 @@ impl Histogram {
         self.sum = self.sum + span;
     }
 
-    /// How many there were between each bound and the one before; the last one is of those above all bounds.
+    /// Counts per bucket; the last bucket holds values above all bounds.
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }
 
-    /// How many there were in all.
+    /// Total count.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// How long all of them took together.
+    /// Sum of all durations.
     pub fn sum(&self) -> Nanos {
         self.sum
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_counted_under_the_first_bound_that_it_does_not_pass() {
+    fn a_duration_is_counted_under_the_first_bound_it_does_not_exceed() {
         let mut histogram = Histogram::default();
         for span in [0, 10_000, 10_001, 25_000, 100_000_000_000, 100_000_000_001] {
             histogram.note(Nanos(span));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_rise_three_to_a_decade() {
+    fn bounds_increase_three_per_decade() {
         let bounds = Histogram::BOUNDS;
         assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!(bounds[..4], [10_000, 25_000, 50_000, 100_000].map(Nanos));

@@ -1,9 +1,9 @@
-//! The words of inco as types. This crate holds what every layer speaks of and does nothing: no clock, no I/O, no
-//! policy. Nothing here allocates on the packet path.
+//! inco's shared vocabulary as types. This crate has no behaviour: no clock, no I/O, no policy. Nothing in it
+//! allocates on the packet path.
 //!
-//! Key types: [`FlowKey`] (what is pinned), [`Slot`] (where it is pinned to), [`InstanceState`] (may it take new
-//! flows), [`DropReason`] (why a packet went no further), [`Observation`] (what an autoscaler sees) and
-//! [`Event`] (what happened, with its inputs).
+//! Key types: [`FlowKey`] (identifies a flow), [`Slot`] (names an instance in the data plane),
+//! [`InstanceState`] (an instance's life cycle), [`DropReason`] (why a packet was dropped), [`Observation`]
+//! (an autoscaler's input) and [`Event`] (an entry of the event log).
 #![forbid(unsafe_code)]
 
 mod drop_reason;

@@ -1,4 +1,4 @@
-//! Spans of time in the parameters of policies: a number of seconds, or text with a unit.
+//! Durations in policy parameters: a number of seconds, or text with a unit.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use serde::{Deserializer, Serializer};
 
 use crate::Nanos;
 
-/// The longest span that a parameter may name: a day. Longer ones are slips of the unit.
+/// The longest duration of a parameter: a day. A longer one is a wrong unit.
 const LONGEST_S: f64 = 86_400.0;
 
-/// Writes a span as seconds, for `#[serde(serialize_with)]`: what [`deserialize`] reads back.
+/// Serialises a duration as seconds, for `#[serde(serialize_with)]`; [`deserialize`] reads it back.
 ///
 /// # Errors
-/// The serialiser's own.
+/// The serialiser's.
 pub fn serialize<S: Serializer>(span: &Nanos, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(span.as_secs_f64())
 }
 
-/// Reads a span that must not be 0, for `#[serde(deserialize_with)]`.
+/// Parses a duration above 0, for `#[serde(deserialize_with)]`.
 ///
 /// # Errors
 /// As [`deserialize`], and for 0.
@@ -29,10 +29,11 @@ pub fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::
     }
 }
 
-/// Reads a span, for `#[serde(deserialize_with)]`: seconds as a number, or text such as `"250ms"`, `"1s"`, `"5m"`.
+/// Parses a duration, for `#[serde(deserialize_with)]`: seconds as a number, or text such as `"250ms"`,
+/// `"1s"`, `"5m"`.
 ///
 /// # Errors
-/// The deserialiser's own, for anything else and for spans beyond a day.
+/// The deserialiser's, for anything else and for more than a day.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Nanos, D::Error> {
     #[derive(Clone, Copy)]
     struct Span;
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_and_text_are_read_and_the_rest_is_refused() {
+    fn seconds_and_text_are_parsed_and_the_rest_is_rejected() {
         let read = |json: &str| deserialize(&mut serde_json::Deserializer::from_str(json)).ok();
         assert_eq!(read("1"), Some(Nanos::from_secs(1)));
         assert_eq!(read("0.25"), Some(Nanos::from_millis(250)));

@@ -1,6 +1,6 @@
-//! JSON that somebody has written: what serde lets pass for convenience, and what is a mistake in a text by hand, is refused.
-//! A key that is given twice would silently be the last one; a list where an object belongs would be its fields in
-//! the order of the source, and an empty one would be all their defaults.
+//! Strict JSON for hand-written input. serde accepts what is usually a mistake in such text: of a duplicate
+//! key it takes the last value, and it reads a list as an object's fields in source order, or an empty list
+//! as all defaults. This module rejects both.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::{Map, Value};
 
-/// The value that a text holds.
+/// Parses a text.
 ///
 /// # Errors
-/// `serde_json`'s own, with line and column, and one that names a key which an object has twice.
+/// `serde_json`'s, with line and column, and an error that names a duplicate key.
 pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = Once { path: String::new() }.deserialize(&mut deserializer)?;
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-/// Reads a value in which every key is given once; `path` leads to it.
+/// Parses a value without duplicate keys; `path` leads to it.
 struct Once {
     path: String,
 }
@@ -94,7 +94,7 @@ impl<'de> Visitor<'de> for Once {
     }
 }
 
-/// A value to read a type from that takes a list for a list and for nothing else.
+/// A deserializer that accepts a list only for a list.
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a>(pub &'a Value);
 
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_given_twice_is_named() {
+    fn a_duplicate_key_is_named() {
         let error = parse(r#"{"a":{"b":[{"c":1},{"c":1,"c":2}]}}"#).unwrap_err();
         assert!(
             error.to_string().starts_with("`a.b[1].c` is given twice"),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_no_object() {
+    fn a_list_is_not_accepted_as_an_object() {
         #[derive(Debug, Default, PartialEq, Deserialize)]
         #[serde(default)]
         struct Inner {

@@ -1,4 +1,4 @@
-//! Laws that the model's types keep.
+//! Laws of the model's types.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -51,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn a_life_never_takes_flows_before_it_is_ready_nor_after_it_failed(
+    fn an_instance_takes_no_flows_before_ready_or_after_failure(
         steps in prop::collection::vec(prop::sample::select(STEPS.to_vec()), 0..40)
     ) {
         let mut state = InstanceState::Creating;
@@ -69,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_leaves_gone_and_everything_else_can_fail() {
+fn gone_is_final_and_every_other_state_can_fail() {
     for state in InstanceState::ALL {
         for step in STEPS {
             if state == InstanceState::Gone {
@@ -82,7 +82,7 @@ fn nothing_leaves_gone_and_everything_else_can_fail() {
 }
 
 #[test]
-fn equal_endpoints_travel_forward() {
+fn packets_between_equal_endpoints_are_forward() {
     let end = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let t = Tuple {
         src: end,

@@ -1,20 +1,20 @@
-//! What the packet path asks of a processor beyond arithmetic: fetching a cache line before it is needed, comparing
-//! sixteen signatures at once, and compiling a step once more for wider registers. Each function is safe to call with any
-//! argument, has one meaning on every processor, and has a scalar twin in [`scalar`] that its tests compare it with.
+//! The packet path's use of the processor beyond arithmetic: prefetching a cache line, comparing sixteen
+//! signatures at once, and compiling a step for wider registers. Each function is safe for any argument,
+//! behaves the same on every processor, and has a scalar twin in [`scalar`] for comparison in tests.
 //!
-//! The functions use only instructions that every processor of an architecture has (SSE2 on x86-64, NEON on AArch64), so
-//! that every call is inlined. Other architectures get the scalar twin, and prefetching does nothing there. What a
-//! processor may have beyond that is asked once, by [`Level::detect`]; a [`Kernel`] that is run on a level is compiled for
-//! each of them, and says the same on all.
+//! The functions use only baseline instructions of an architecture (SSE2 on x86-64, NEON on AArch64), so that
+//! every call is inlined. Other architectures use the scalar twin, and prefetching does nothing there.
+//! [`Level::detect`] finds further extensions once. A [`Kernel`] is compiled for each level and gives the
+//! same results on all.
 //!
-//! This crate knows nothing of flows; it must never touch memory other than what its arguments borrow.
+//! This crate knows nothing of flows. It touches only memory borrowed by its arguments.
 
-// UNSAFETY: the vector loads and the prefetch instruction take raw pointers; all of them come from references.
+// UNSAFETY: vector loads and the prefetch instruction take raw pointers; all of them come from references.
 #![expect(unsafe_code)]
 
 pub mod scalar;
 
-/// The positions in `bytes` that hold `needle`: bit `i` of the result is set where `bytes[i] == needle`.
+/// The positions of `needle` in `bytes`: bit `i` is set if `bytes[i] == needle`.
 ///
 /// ```
 /// let mut signatures = [0_u8; 16];
@@ -38,40 +38,40 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     }
 }
 
-/// A step of the packet path. It is compiled for each [`Level`], so that loops over a burst use the registers of that
-/// level; `run` and what it calls must be `#[inline(always)]` for that.
+/// A step of the packet path, compiled for each [`Level`] so that loops over a burst use that level's
+/// registers. `run` and everything it calls must be `#[inline(always)]`.
 pub trait Kernel {
-    /// What it gives.
+    /// The result.
     type Output;
-    /// Does it, with four words in what registers the level has for them.
+    /// Runs the step, with four-word vectors in the level's registers.
     fn run<W: Words>(self) -> Self::Output;
 }
 
-/// Four words side by side, which one instruction works on where a level has registers for them. Only a [`Kernel`] gets to
-/// know its level's.
+/// A vector of four words, processed by one instruction if the level has registers for it. Only a [`Kernel`]
+/// is given its level's type.
 pub trait Words: Copy + sealed::Sealed {
-    /// These words.
+    /// Loads four words.
     fn load(words: &[u64; 4]) -> Self;
-    /// Writes them there.
+    /// Stores the words.
     fn store(self, words: &mut [u64; 4]);
-    /// Each added to the other's, without a carry to the next.
+    /// Adds element-wise, wrapping.
     #[must_use]
     fn plus(self, other: Self) -> Self;
-    /// Bits that are in both.
+    /// Bitwise and.
     #[must_use]
     fn and(self, other: Self) -> Self;
-    /// Bits that are in either.
+    /// Bitwise or.
     #[must_use]
     fn or(self, other: Self) -> Self;
-    /// Bits that are in one of both.
+    /// Bitwise exclusive or.
     #[must_use]
     fn xor(self, other: Self) -> Self;
-    /// Whether all are 0.
+    /// Whether all words are 0.
     fn are_zero(self) -> bool;
-    /// Writes the columns of eight rows of four 32-bit words, the first byte of each in its lowest bits:
-    /// `columns[i][j]` becomes the word at `4 * i` of `rows[j]`.
+    /// Transposes eight rows of four 32-bit words, each word's first byte in its lowest bits: `columns[i][j]`
+    /// becomes the word at `4 * i` of `rows[j]`.
     fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]);
-    /// Writes the rows of eight columns: `rows[i][j]` becomes `columns[j][i]`.
+    /// Transposes eight columns: `rows[i][j]` becomes `columns[j][i]`.
     fn rows(columns: [&[u32; 8]; 8], rows: &mut [[u32; 8]; 8]);
 }
 
@@ -82,12 +82,12 @@ mod sealed {
     impl Sealed for super::x86_64::Words {}
 }
 
-/// Which instructions a processor has.
+/// A processor's instruction set level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Those that every processor of its architecture has.
+    /// The architecture's baseline.
     Every,
-    /// AVX2, BMI1 and BMI2 beside them (x86-64 since 2013).
+    /// AVX2, BMI1 and BMI2 in addition (x86-64 since 2013).
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
 }
@@ -114,20 +114,20 @@ impl Level {
         Level::Every
     }
 
-    /// Runs a kernel with the instructions of this level.
+    /// Runs a kernel compiled for this level.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             Level::Every => kernel.run::<scalar::Words>(),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: there is no `Avx2` but where the processor was seen to have what the function is compiled for.
+            // SAFETY: an `Avx2` exists only if the processor was found to have the function's target
+            // features.
             Level::Avx2(_) => unsafe { x86_64::run_avx2(kernel) },
         }
     }
 }
 
-/// Asks for the cache line in which `place` begins, for reading or writing soon, and returns at once. A hint: it changes
-/// nothing but time.
+/// Prefetches the cache line in which `place` starts. A hint without observable effect except time.
 #[inline(always)]
 pub fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -138,8 +138,8 @@ pub fn prefetch<T>(place: &T) {
     scalar::prefetch(place);
 }
 
-/// Asks for the cache line in which `places[index]` begins, as [`prefetch`] does, without asking whether there is such a
-/// place: beyond the end it is a hint about memory that nobody reads.
+/// Prefetches the cache line in which `places[index]` starts, without a bounds check: beyond the end it is a
+/// hint about memory that nobody reads.
 #[inline(always)]
 pub fn prefetch_at<T>(places: &[T], index: usize) {
     let place = places.as_ptr().wrapping_add(index);
@@ -161,29 +161,29 @@ mod x86_64 {
         _mm256_unpacklo_epi64, _mm256_xor_si256,
     };
 
-    /// Four words in a register. There are none but in a kernel that `run_avx2` runs: nobody else can name the type.
+    /// Four words in a register. Exists only in kernels run by `run_avx2`: no other code can name the type.
     #[derive(Clone, Copy)]
     #[allow(
         unreachable_pub,
-        reason = "it stands for a public trait where nobody can name it"
+        reason = "it implements a public trait, but cannot be named outside"
     )]
     pub struct Words(__m256i);
 
     impl super::Words for Words {
         #[inline(always)]
         fn load(words: &[u64; 4]) -> Words {
-            // SAFETY: reads the 32 bytes that `words` borrows, at any alignment. As in all of these, the processor has AVX2:
-            // see `Words`.
+            // SAFETY: reads the 32 bytes borrowed by `words`, at any alignment. As in all of these, the
+            // processor has AVX2: see `Words`.
             Words(unsafe { _mm256_loadu_si256(words.as_ptr().cast::<__m256i>()) })
         }
         #[inline(always)]
         fn store(self, words: &mut [u64; 4]) {
-            // SAFETY: writes the 32 bytes that `words` borrows, at any alignment.
+            // SAFETY: writes the 32 bytes borrowed by `words`, at any alignment.
             unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast::<__m256i>(), self.0) }
         }
         #[inline(always)]
         fn plus(self, other: Words) -> Words {
-            // SAFETY: registers only, as in those that follow.
+            // SAFETY: registers only, as below.
             Words(unsafe { _mm256_add_epi64(self.0, other.0) })
         }
         #[inline(always)]
@@ -209,7 +209,8 @@ mod x86_64 {
         #[inline(always)]
         fn columns(rows: &[&[u8; 16]; 8], columns: [&mut [u32; 8]; 4]) {
             let [c0, c1, c2, c3] = columns;
-            // SAFETY: each load reads the 16 bytes of a row, each store writes the 32 of a column, at any alignment.
+            // SAFETY: each load reads the 16 bytes of a row, each store writes the 32 bytes of a column, at
+            // any alignment.
             unsafe {
                 // Row i in the lower half, row i + 4 in the upper one: both halves are transposed at once.
                 let (r0, r1) = (pair(rows[0], rows[4]), pair(rows[1], rows[5]));
@@ -239,14 +240,14 @@ mod x86_64 {
         }
     }
 
-    // No closures in these, nor in what calls them: one is compiled for every processor, and nothing that is not is
-    // inlined into it.
+    // No closures here or in callers: a closure is compiled for the baseline, and functions with target
+    // features are not inlined into it.
 
     /// # Safety
-    /// As for all that a level's [`Words`] do: the processor has AVX2.
+    /// The processor has AVX2, as for all operations of a level's [`Words`].
     #[inline(always)]
     unsafe fn pair(lower: &[u8; 16], upper: &[u8; 16]) -> __m256i {
-        // SAFETY: each load reads the 16 bytes that are borrowed, at any alignment.
+        // SAFETY: each load reads 16 borrowed bytes, at any alignment.
         unsafe {
             let (lower, upper) = (
                 _mm_loadu_si128(lower.as_ptr().cast::<__m128i>()),
@@ -260,11 +261,11 @@ mod x86_64 {
     /// As above.
     #[inline(always)]
     unsafe fn column(words: &[u32; 8]) -> __m256i {
-        // SAFETY: reads the 32 bytes that are borrowed, at any alignment.
+        // SAFETY: reads 32 borrowed bytes, at any alignment.
         unsafe { _mm256_loadu_si256(words.as_ptr().cast::<__m256i>()) }
     }
 
-    /// Four rows of four words to columns, in both halves.
+    /// Transposes four rows of four words, in both halves.
     ///
     /// # Safety
     /// As above.
@@ -292,18 +293,19 @@ mod x86_64 {
 
     #[inline(always)]
     pub(crate) fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
-        // SAFETY: the load reads the 16 bytes that `bytes` borrows and needs no alignment; SSE2 belongs to every x86-64.
+        // SAFETY: the load reads the 16 bytes borrowed by `bytes` and needs no alignment; every x86-64 has
+        // SSE2.
         let mask = unsafe {
             let vector = _mm_loadu_si128(bytes.as_ptr().cast::<__m128i>());
             _mm_movemask_epi8(_mm_cmpeq_epi8(vector, _mm_set1_epi8(needle.cast_signed())))
         };
-        // `movemask` fills the low 16 bits, one for each byte.
+        // `movemask` fills the low 16 bits, one per byte.
         mask as u16
     }
 
     #[inline(always)]
     pub(crate) fn prefetch(place: *const i8) {
-        // SAFETY: a prefetch never faults and changes no memory, whatever the address; SSE belongs to every x86-64.
+        // SAFETY: a prefetch never faults and changes no memory, for any address; every x86-64 has SSE.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(place) }
     }
 }
@@ -317,7 +319,8 @@ mod aarch64 {
             vaddv_u8, vandq_u8, vceqq_u8, vdupq_n_u8, vget_high_u8, vget_low_u8, vld1q_u8,
         };
         const WEIGHTS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
-        // SAFETY: both loads read 16 bytes of a borrowed array and need no alignment; NEON is enabled (`cfg` above).
+        // SAFETY: both loads read 16 bytes of a borrowed array and need no alignment; NEON is enabled (`cfg`
+        // above).
         unsafe {
             let equal = vceqq_u8(vld1q_u8(bytes.as_ptr()), vdupq_n_u8(needle));
             let bits = vandq_u8(equal, vld1q_u8(WEIGHTS.as_ptr()));
@@ -327,7 +330,7 @@ mod aarch64 {
 
     #[inline(always)]
     pub(crate) fn prefetch(place: *const i8) {
-        // SAFETY: a prefetch never faults and changes neither memory nor registers nor flags, whatever the address.
+        // SAFETY: a prefetch never faults and changes neither memory, registers nor flags, for any address.
         unsafe {
             core::arch::asm!("prfm pldl1keep, [{place}]", place = in(reg) place, options(nostack, readonly, preserves_flags));
         }
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn prefetch_takes_any_place() {
+    fn prefetch_accepts_any_address() {
         prefetch(&0_u8);
         let lines = vec![0_u64; 1 << 12];
         for line in &lines {
@@ -365,7 +368,7 @@ mod tests {
         prefetch_at::<u64>(&[], 0);
     }
 
-    /// Something with enough arithmetic that a compiler may use whatever the level has.
+    /// Enough arithmetic for a compiler to use the level's instructions.
     struct Sum<'a>(&'a [u32]);
 
     impl Kernel for Sum<'_> {
@@ -378,7 +381,7 @@ mod tests {
         }
     }
 
-    /// What each operation on words gives.
+    /// The results of each operation on words.
     struct Operations<'a>(&'a [u64; 4], &'a [u64; 4]);
 
     impl Kernel for Operations<'_> {
@@ -395,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Eight times eight words turned round, and the first four columns of the same read as bytes.
+    /// An 8×8 transposition, and the first four columns of the same rows read as bytes.
     struct Turn<'a>(&'a [[u32; 8]; 8]);
 
     impl Kernel for Turn<'_> {
@@ -415,7 +418,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_are_those_of_the_scalar_twin(a: [u64; 4], b: [u64; 4], masks in prop::array::uniform4(0_u64..2)) {
+        fn words_match_the_scalar_twin(a: [u64; 4], b: [u64; 4], masks in prop::array::uniform4(0_u64..2)) {
             for b in [b, std::array::from_fn(|i| b[i] & masks[i]), [0; 4]] {
                 let said = Level::detect().run(Operations(&a, &b));
                 prop_assert_eq!(said, Level::Every.run(Operations(&a, &b)));
@@ -426,7 +429,7 @@ mod tests {
         }
 
         #[test]
-        fn columns_and_rows_are_those_of_the_scalar_twin(words: [[u32; 8]; 8]) {
+        fn transpositions_match_the_scalar_twin(words: [[u32; 8]; 8]) {
             let said = Level::detect().run(Turn(&words));
             prop_assert_eq!(said, Level::Every.run(Turn(&words)));
             let (columns, rows) = said;
@@ -437,24 +440,24 @@ mod tests {
         }
 
         #[test]
-        fn a_kernel_says_the_same_on_every_level(words in prop::collection::vec(any::<u32>(), 0..100)) {
+        fn a_kernel_gives_the_same_result_on_every_level(words in prop::collection::vec(any::<u32>(), 0..100)) {
             prop_assert_eq!(Level::detect().run(Sum(&words)), Level::Every.run(Sum(&words)));
         }
 
         #[test]
-        fn matches_as_its_scalar_twin_does(bytes: [u8; 16], needle: u8) {
+        fn match_bytes_matches_the_scalar_twin(bytes: [u8; 16], needle: u8) {
             prop_assert_eq!(match_bytes(&bytes, needle), scalar::match_bytes(&bytes, needle));
         }
 
-        /// Few different values, so that most vectors have several matches.
+        /// Few distinct values, so that most vectors have several matches.
         #[test]
-        fn matches_as_its_scalar_twin_does_with_many_equal(bytes in prop::array::uniform16(0_u8..3), needle in 0_u8..3) {
+        fn match_bytes_matches_the_scalar_twin_with_many_equal(bytes in prop::array::uniform16(0_u8..3), needle in 0_u8..3) {
             prop_assert_eq!(match_bytes(&bytes, needle), scalar::match_bytes(&bytes, needle));
         }
 
         /// Any alignment of the sixteen bytes.
         #[test]
-        fn matches_at_every_alignment(bytes in prop::collection::vec(0_u8..4, 64), offset in 0_usize..48, needle in 0_u8..4) {
+        fn match_bytes_works_at_every_alignment(bytes in prop::collection::vec(0_u8..4, 64), offset in 0_usize..48, needle in 0_u8..4) {
             if let Some(window) = bytes[offset..].first_chunk::<16>() {
                 prop_assert_eq!(match_bytes(window, needle), scalar::match_bytes(window, needle));
             }

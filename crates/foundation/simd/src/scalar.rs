@@ -1,7 +1,7 @@
-//! The scalar twins: what each function of this crate means, in plain Rust.
+//! The scalar twins: the reference implementation of each function.
 #![allow(
     clippy::needless_range_loop,
-    reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    reason = "zipped iterators over columns prevent vectorization"
 )]
 
 /// As [`match_bytes`](crate::match_bytes).
@@ -14,7 +14,7 @@ pub fn match_bytes(bytes: &[u8; 16], needle: u8) -> u16 {
     mask
 }
 
-/// Four [`Words`](crate::Words) in ordinary registers.
+/// Four [`Words`](crate::Words) in general-purpose registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Words([u64; 4]);
 

@@ -1,13 +1,13 @@
-//! The test field of generated packets: the generator writes it, a function may add which instance it is, the
-//! generator reads it back. This crate knows the bytes; it must never read a clock or keep state.
+//! The test field of generated packets: the generator writes it, a function may add its instance id, and the
+//! generator reads it back. This crate only encodes and decodes; it never reads a clock or keeps state.
 //!
 //! Key types: [`Stamp`] (in the payload of generated packets) and [`MacStamp`] (in the source MAC of replayed
-//! packets, whose payload must not be touched).
+//! packets, whose payload must not change).
 //!
-//! 1. The generator writes a [`Stamp`] right behind the UDP or TCP header ([`Stamp::write`]), or a [`MacStamp`] over
+//! 1. The generator writes a [`Stamp`] after the UDP or TCP header ([`Stamp::write`]), or a [`MacStamp`] over
 //!    the source MAC.
-//! 2. A function that was asked to calls [`stamp_instance`], which keeps the checksum right.
-//! 3. The generator finds it again with [`read`] or [`read_mac`].
+//! 2. A function with `--stamp` calls [`stamp_instance`], which keeps the checksum valid.
+//! 3. The generator finds it with [`read`] or [`read_mac`].
 //!
 //! # Layout of the payload stamp, 18 bytes, big-endian
 //!
@@ -19,33 +19,33 @@
 //! | 8..12 | sequence number within the flow |
 //! | 12..18 | intended send time, monotonic clock in ns, modulo 2^48 (78 hours) |
 //!
-//! A frame of "64 B" is 64 B on the wire: 60 B in memory and 4 B of frame check sequence, which no port here sees.
-//! Ethernet, IPv4 and UDP take 42 of those 60, which leaves exactly the 18 of the stamp. Other forms have a higher
-//! minimum: [`Form::minimum_wire_bytes`].
+//! A frame of "64 B" is 64 B on the wire: 60 B in memory and 4 B of frame check sequence, which no port here
+//! sees. Ethernet, IPv4 and UDP take 42 of those 60, which leaves exactly the 18 of the stamp. Other packet
+//! formats have a higher minimum: [`Form::minimum_wire_bytes`].
 //!
 //! # Layout of the MAC stamp, 6 bytes
 //!
-//! Octet 0 is `0x52` (locally administered, unicast), then 4 bits `0xc`, 16 bits instance, 20 bits packet number.
-//! The last octet that is left of the number is the lowest.
+//! Octet 0 is `0x52` (locally administered, unicast), then 4 bits `0xc`, 16 bits instance, 20 bits packet
+//! number. The last octet holds the lowest bits of the number.
 #![forbid(unsafe_code)]
 
 /// Bytes of a payload stamp.
 pub const LEN: usize = 18;
 /// Bytes of the frame check sequence, which is on the wire but not in memory.
 pub const FCS_LEN: usize = 4;
-/// Flow numbers end here: a stamp has 24 bits for them.
+/// Flow numbers are below this: a stamp has 24 bits for them.
 pub const FLOWS_LIMIT: u32 = 1 << 24;
-/// Packet numbers of MAC stamps count modulo this (20 bits): more packets than half of it must not be under way.
+/// Packet numbers of MAC stamps wrap at this (20 bits): at most half of it may be in flight.
 pub const MAC_NUMBERS: u32 = 1 << 20;
 
 const MAGIC: [u8; 2] = [0x1c, 0x0f];
 const MAC_MAGIC: u8 = 0x52;
 const MAC_MAGIC_NIBBLE: u8 = 0xc;
 const TIME_MASK: u64 = (1 << 48) - 1;
-/// IPv6 extension headers that are looked through before giving up. Hop-by-hop, routing, two destination options
-/// and a fragment header are all that a sane packet has.
+/// IPv6 extension headers followed: hop-by-hop, routing, two destination options and a fragment header are
+/// the most that a sane packet has.
 const EXTENSIONS_LIMIT: usize = 6;
-/// VLAN tags that are looked through.
+/// VLAN tags followed.
 const TAGS_LIMIT: usize = 2;
 
 /// The IP version of a generated packet.
@@ -66,7 +66,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// What a generated packet is made of.
+/// The format of a generated packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     /// IP version.
@@ -78,7 +78,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Bytes of all headers: Ethernet, tags, IP, transport. The stamp begins here.
+    /// Bytes of all headers: Ethernet, tags, IP, transport. The stamp starts here.
     pub const fn header_bytes(self) -> usize {
         let ip = match self.ip {
             Ip::V4 => 20,
@@ -91,23 +91,24 @@ impl Form {
         14 + 4 * self.tags as usize + ip + transport
     }
 
-    /// The smallest frame on the wire, with its 4 B of check sequence, that has room for the stamp: 64 for UDP over
-    /// IPv4, 76 for TCP over IPv4, 84 for UDP over IPv6, 96 for TCP over IPv6, and 4 more for each VLAN tag.
+    /// The smallest frame on the wire, including the 4 B frame check sequence, with room for the stamp: 64
+    /// for UDP over IPv4, 76 for TCP over IPv4, 84 for UDP over IPv6, 96 for TCP over IPv6, and 4 more per
+    /// VLAN tag.
     pub const fn minimum_wire_bytes(self) -> usize {
         self.header_bytes() + LEN + FCS_LEN
     }
 }
 
-/// What a generated packet says of itself.
+/// The contents of a stamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     /// The generator's number of the flow, below [`FLOWS_LIMIT`].
     pub flow: u32,
     /// The packet's number within its flow, from 0, modulo 2^32.
     pub sequence: u32,
-    /// When it should have been sent, in ns of the monotonic clock, modulo 2^48.
+    /// The due time, in ns of the monotonic clock, modulo 2^48.
     pub sent: u64,
-    /// Which instance it went through ([`instance_mark`]); 0 where none stamped it.
+    /// The instance that it passed ([`instance_mark`]); 0 if none stamped it.
     pub instance: u32,
 }
 
@@ -123,7 +124,7 @@ impl Stamp {
         ]
     }
 
-    /// The stamp at the beginning of `field`; `None` where it is too short or is not one.
+    /// The stamp at the start of `field`; `None` if too short or not a stamp.
     pub fn from_bytes(field: &[u8]) -> Option<Stamp> {
         let b: &[u8; LEN] = field.first_chunk()?;
         if b[..2] != MAGIC {
@@ -137,20 +138,20 @@ impl Stamp {
         })
     }
 
-    /// The time from the intended sending to `now`, in ns, where both are within 39 hours; `None` where the
-    /// stamp is of the future.
+    /// The time from the due time to `now`, in ns, if both are within 39 hours; `None` if the stamp is in the
+    /// future.
     pub fn age(&self, now_ns: u64) -> Option<u64> {
         let age = now_ns.wrapping_sub(self.sent) & TIME_MASK;
         (age <= TIME_MASK / 2).then_some(age)
     }
 }
 
-/// A send time as the stamp keeps it.
+/// A time truncated to the stamp's 48 bits.
 pub const fn truncated_time(ns: u64) -> u64 {
     ns & TIME_MASK
 }
 
-/// How an instance's id stands in a payload stamp: the id itself up to 2^24 - 1, then counting from 1 again. Never 0.
+/// An instance id in a payload stamp: the id up to 2^24 - 1, then wrapping to 1. Never 0.
 pub const fn instance_mark(id: u32) -> u32 {
     match id {
         0 => 0,
@@ -158,7 +159,7 @@ pub const fn instance_mark(id: u32) -> u32 {
     }
 }
 
-/// How an instance's id stands in a MAC stamp: the id itself up to 65535, then counting from 1 again. Never 0.
+/// An instance id in a MAC stamp: the id up to 65535, then wrapping to 1. Never 0.
 pub const fn instance_mac_mark(id: u32) -> u16 {
     match id {
         0 => 0,
@@ -166,12 +167,12 @@ pub const fn instance_mac_mark(id: u32) -> u16 {
     }
 }
 
-/// What a replayed packet says of itself in its source MAC.
+/// The contents of a MAC stamp.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MacStamp {
     /// The generator's number of the packet, modulo [`MAC_NUMBERS`].
     pub number: u32,
-    /// Which instance it went through ([`instance_mac_mark`]); 0 where none stamped it.
+    /// The instance that it passed ([`instance_mac_mark`]); 0 if none stamped it.
     pub instance: u16,
 }
 
@@ -190,7 +191,7 @@ impl MacStamp {
         ]
     }
 
-    /// The stamp that a MAC address is; `None` where it is not one.
+    /// Decodes a MAC address; `None` if it is not a stamp.
     pub fn from_mac(mac: &[u8]) -> Option<MacStamp> {
         let m: &[u8; 6] = mac.first_chunk()?;
         if m[0] != MAC_MAGIC || m[1] >> 4 != MAC_MAGIC_NIBBLE {
@@ -203,13 +204,13 @@ impl MacStamp {
     }
 }
 
-/// Where in a frame the transport's payload begins, and its checksum.
+/// Offsets of a frame's transport payload and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     payload: usize,
     checksum: usize,
     transport: Transport,
-    /// IPv4 lets UDP go without a checksum.
+    /// Over IPv4, UDP may omit the checksum.
     v4: bool,
 }
 
@@ -217,8 +218,8 @@ fn be16(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?))
 }
 
-/// Finds the transport payload of an Ethernet frame with up to two tags, IPv4 with options or IPv6 with extension
-/// headers, and UDP or TCP. `None` for everything else, for what is too short, and for fragments but the first.
+/// Locates the transport payload of an Ethernet frame with up to two tags, IPv4 with options or IPv6 with
+/// extension headers, and UDP or TCP. `None` for everything else, truncated frames and later fragments.
 fn locate(frame: &[u8]) -> Option<Place> {
     let mut at = 12;
     let mut kind = be16(frame, at)?;
@@ -282,20 +283,20 @@ fn locate(frame: &[u8]) -> Option<Place> {
     }
 }
 
-/// The payload stamp of a frame; `None` where it carries none.
+/// The payload stamp of a frame, if any.
 pub fn read(frame: &[u8]) -> Option<Stamp> {
     let place = locate(frame)?;
     Stamp::from_bytes(frame.get(place.payload..)?)
 }
 
-/// The MAC stamp of a frame: in the source MAC, or in the destination MAC where a function has swapped the two.
+/// The MAC stamp of a frame, if any: in the source MAC, or in the destination MAC after a swap.
 pub fn read_mac(frame: &[u8]) -> Option<MacStamp> {
     MacStamp::from_mac(frame.get(6..12)?).or_else(|| MacStamp::from_mac(&frame[..6]))
 }
 
-/// Writes an instance's id into a frame's stamp, over the id of a function before it, and corrects the UDP or TCP
-/// checksum for exactly that change (RFC 1624), so that a checksum that was wrong stays as wrong as it was. Says
-/// whether there was a stamp; a frame without one is unchanged.
+/// Writes an instance id into a frame's stamp, replacing an earlier one, and updates the UDP or TCP checksum
+/// incrementally (RFC 1624), so that a wrong checksum stays wrong. Returns whether there was a stamp; a frame
+/// without one is unchanged.
 pub fn stamp_instance(frame: &mut [u8], id: u32) -> bool {
     stamp_payload(frame, id).is_some() || stamp_mac(frame, id).is_some()
 }
@@ -315,8 +316,8 @@ fn stamp_payload(frame: &mut [u8], id: u32) -> Option<()> {
     if field[..2] != MAGIC {
         return None;
     }
-    // The stamp begins at an even distance from the transport header, so the instance is the 16-bit word at 2 and
-    // the upper half of the one at 4.
+    // The stamp starts at an even offset from the transport header, so the instance is the 16-bit word at 2
+    // and the upper half of the one at 4.
     let word = |field: &[u8; LEN], at: usize| u16::from_be_bytes([field[at], field[at + 1]]);
     let before = [word(field, 2), word(field, 4)];
     field[2..5].copy_from_slice(&instance_mark(id).to_be_bytes()[1..]);
@@ -349,7 +350,7 @@ mod tests {
     use etherparse::PacketBuilder;
     use proptest::prelude::*;
 
-    /// A frame of that form with `payload`, its checksums from etherparse.
+    /// A frame of that format with `payload`; checksums by etherparse.
     fn frame(form: Form, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let ethernet = PacketBuilder::ethernet2([1; 6], [2; 6]);
@@ -378,7 +379,7 @@ mod tests {
         out
     }
 
-    /// Whether the transport checksum of `frame` is right, by etherparse.
+    /// Whether the transport checksum of `frame` is valid, by etherparse.
     fn checksum_is_right(frame: &[u8]) -> bool {
         let packet = etherparse::SlicedPacket::from_ethernet(frame).unwrap();
         match (packet.net.unwrap(), packet.transport.unwrap()) {
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_never_zero_for_an_instance() {
+    fn an_instances_mark_is_never_zero() {
         assert_eq!(instance_mark(0), 0);
         assert_eq!(instance_mark((1 << 24) - 1), (1 << 24) - 1);
         assert_eq!(instance_mark(1 << 24), 1);
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_udp_frame_without_checksum_stays_without() {
+    fn a_udp_frame_without_checksum_keeps_none() {
         let form = Form {
             ip: Ip::V4,
             transport: Transport::Udp,
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn later_fragments_and_foreign_payloads_are_left_alone() {
+    fn later_fragments_and_foreign_payloads_are_unchanged() {
         let form = Form {
             ip: Ip::V4,
             transport: Transport::Udp,
@@ -522,7 +523,7 @@ mod tests {
         }
 
         #[test]
-        fn a_mac_stamped_frame_gets_its_instance_there(number in 0..MAC_NUMBERS, id in 1u32.., rest in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn a_mac_stamp_receives_the_instance(number in 0..MAC_NUMBERS, id in 1u32.., rest in prop::collection::vec(any::<u8>(), 0..80)) {
             let mut f = vec![2u8; 6];
             f.extend(MacStamp { number, instance: 0 }.to_mac());
             f.extend([0x88, 0x64]);
