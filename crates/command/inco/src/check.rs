@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use configuration::{
-    Capacity, Configuration, EngineDriver, Fallback, Service, show_rate, show_size, show_span,
-};
+use configuration::{Capacity, Configuration, EngineDriver, Service, show_rate, show_size, show_span};
+use model::Fallback;
 use orchestrator::load::{load, load_for_this_machine, match_text};
 use serde::Serialize;
 

@@ -182,7 +182,7 @@ mod tests {
     use libcontainer::oci_spec::runtime::Spec;
 
     use super::*;
-    use crate::Mount;
+    use model::Mount;
 
     fn image() -> Image {
         Image {

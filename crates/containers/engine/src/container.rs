@@ -1,11 +1,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
-use model::Nanos;
+use model::{Mount, Nanos, NetFunction};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, NetFunction};
+use crate::EngineError;
 
 /// The name of an image, as `inco/forward:latest`. Without a tag it means `:latest`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -163,17 +162,6 @@ impl CpuQuota {
     }
 }
 
-/// A file or directory of this machine that the container sees.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mount {
-    /// On this machine; must exist.
-    pub source: PathBuf,
-    /// In the container; absolute.
-    pub target: PathBuf,
-    /// Whether the container may only read it.
-    pub read_only: bool,
-}
-
 /// What is to run. Whatever it says, a container has no network but the interfaces it is given, a read-only root, no capabilities
 /// (with interfaces: to send and receive whole frames) and no way to get more privileges.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -246,7 +234,7 @@ impl ContainerSpec {
             });
         }
         for function in &self.functions {
-            function.check()?;
+            crate::function::check(function)?;
         }
         for mount in &self.mounts {
             for path in [&mount.source, &mount.target] {

@@ -1,71 +1,42 @@
 //! Functions of network cards that containers get: where the kernel has them, and what a container needs of them.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use model::NetFunction;
 
 use crate::EngineError;
 
 /// Where the kernel tells of devices.
 pub const SYS: &str = "/sys";
 
-/// A network interface of the machine or what one belongs to: the data port of a container.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum NetFunction {
-    /// A function at a PCI address, as `0000:03:00.2`.
-    Pci {
-        /// The address.
-        address: String,
-        /// The device file of its group, where the engine is on another machine and cannot be asked.
-        vfio: Option<PathBuf>,
-    },
-    /// A scalable function, by its number.
-    Sf(u32),
-    /// The interface of that name.
-    Interface(String),
-}
-
-impl NetFunction {
-    /// Whether it can be: nothing in it leads out of a directory. Looks at nothing outside.
-    ///
-    /// # Errors
-    /// [`EngineError::BadSpec`].
-    pub fn check(&self) -> Result<(), EngineError> {
-        let is_name = |name: &str| {
-            let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
-            !name.is_empty() && name != "." && name != ".." && name.bytes().all(allowed)
-        };
-        let is_device = |path: &Path| {
-            let climbs = path
-                .components()
-                .any(|part| part == std::path::Component::ParentDir);
-            path.starts_with("/dev/vfio") && !climbs
-        };
-        let is_right = match self {
-            NetFunction::Pci { address, vfio } => is_name(address) && vfio.as_deref().is_none_or(is_device),
-            NetFunction::Sf(_) => true,
-            NetFunction::Interface(name) => is_name(name) && name.len() <= 15,
-        };
-        if is_right {
-            return Ok(());
-        }
-        Err(EngineError::BadSpec {
-            what: "this function of a card",
-            reason: format!("{self} is none, or its device file is not below /dev/vfio"),
-        })
+/// Whether a function can be: nothing in it leads out of a directory. Looks at nothing outside.
+///
+/// # Errors
+/// [`EngineError::BadSpec`].
+pub(crate) fn check(function: &NetFunction) -> Result<(), EngineError> {
+    let is_name = |name: &str| {
+        let allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+        !name.is_empty() && name != "." && name != ".." && name.bytes().all(allowed)
+    };
+    let is_device = |path: &Path| {
+        let climbs = path
+            .components()
+            .any(|part| part == std::path::Component::ParentDir);
+        path.starts_with("/dev/vfio") && !climbs
+    };
+    let is_right = match function {
+        NetFunction::Pci { address, vfio } => is_name(address) && vfio.as_deref().is_none_or(is_device),
+        NetFunction::Sf(_) => true,
+        NetFunction::Interface(name) => is_name(name) && name.len() <= 15,
+    };
+    if is_right {
+        return Ok(());
     }
-}
-
-impl fmt::Display for NetFunction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NetFunction::Pci { address, .. } => write!(f, "the function at {address}"),
-            NetFunction::Sf(number) => write!(f, "scalable function {number}"),
-            NetFunction::Interface(name) => write!(f, "the interface {name}"),
-        }
-    }
+    Err(EngineError::BadSpec {
+        what: "this function of a card",
+        reason: format!("{function} is none, or its device file is not below /dev/vfio"),
+    })
 }
 
 /// What a container needs for its functions.

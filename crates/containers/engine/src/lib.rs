@@ -32,13 +32,13 @@ mod seccomp;
 mod wire;
 
 pub use container::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Exit, ImageRef, Label, MAX_NAME_BYTES, Mount,
-    PIDS_LIMIT, Usage,
+    Container, ContainerSpec, ContainerState, CpuQuota, Exit, ImageRef, Label, MAX_NAME_BYTES, PIDS_LIMIT,
+    Usage,
 };
 pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
 pub use error::EngineError;
 pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
-pub use function::{Given, NetFunction, SYS};
+pub use function::{Given, SYS};
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use libcontainer::network::network_device::dev_change_net_namespace;
 use libcontainer::oci_spec::runtime::LinuxNetDevice;
-use model::Nanos;
+use model::{Nanos, NetFunction};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -35,7 +35,7 @@ use crate::launcher::{Launcher, OUTPUT_BYTES};
 use crate::wire::{Notice, Order, Received};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given, Label,
-    MAX_OUTPUT_BYTES, NetFunction, Request, SYS, Ticket, Usage, bundle, cgroup,
+    MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, bundle, cgroup,
 };
 
 /// How an [`OciEngine`] works.

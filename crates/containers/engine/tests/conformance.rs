@@ -194,7 +194,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
             "{error}"
         );
         let mut bad = spec.clone();
-        bad.mounts = vec![engine::Mount {
+        bad.mounts = vec![model::Mount {
             source: "/no/such/dir".into(),
             target: "/x".into(),
             read_only: true,
@@ -505,7 +505,7 @@ fn twenty_in_a_row(subject: &mut dyn Subject) {
 /// A paused program stands still, a limited one gets its share. For engines with programs.
 fn limits_hold(subject: &mut dyn Subject, dir: PathBuf) {
     let mut spec = labelled(subject, "count", &["count", "/shared/count"]);
-    spec.mounts = vec![engine::Mount {
+    spec.mounts = vec![model::Mount {
         source: dir.clone(),
         target: "/shared".into(),
         read_only: false,

@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use engine::cgroup::Hierarchy;
 use engine::{
-    ContainerState, CpuQuota, EngineEvent, ImageRef, Label, MAX_OUTPUT_BYTES, Mount, OciConfig, OciEngine,
-    Request,
+    ContainerState, CpuQuota, EngineEvent, ImageRef, Label, MAX_OUTPUT_BYTES, OciConfig, OciEngine, Request,
 };
-use model::Nanos;
+use model::{Mount, Nanos};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{PATIENCE, Place, Told, available, launcher, oci_missing, spec};
 

@@ -2,7 +2,7 @@
 //! After construction it never allocates, never evicts a flow to make room, and never does unbounded work.
 //!
 //! Key types: [`FlowTable`], [`FlowHasher`] (the keyed hash and the owner), [`EntryIndex`] (handle of a live
-//! flow), [`TimeoutPolicy`], [`Counters`]. The table reads no clock: time is an argument. One thread owns a
+//! flow), [`Timeouts`](model::Timeouts), [`Counters`]. The table reads no clock: time is an argument. One thread owns a
 //! table; nothing in it is shared.
 //!
 //! # Life of a flow
@@ -47,4 +47,4 @@ pub use report::{
     Counters, DumpCursor, Expiry, FlowChange, FlowRow, Full, Hit, Progress, TableError, TcpState, tcp_flag,
 };
 pub use table::{EntryIndex, FlowTable, TableConfig};
-pub use timeout::{TimeoutClass, TimeoutPolicy};
+pub use timeout::TimeoutClass;

@@ -193,7 +193,7 @@ pub enum TableError {
         limit: usize,
     },
     /// A timeout beyond the range of an entry's coarse time.
-    #[error("the {} timeout of {} s is longer than {} s", class.name(), timeout.as_secs_f64(), crate::TimeoutPolicy::LIMIT.as_secs_f64())]
+    #[error("the {} timeout of {} s is longer than {} s", class.name(), timeout.as_secs_f64(), model::Timeouts::LIMIT.as_secs_f64())]
     Timeout {
         /// Its class.
         class: TimeoutClass,

@@ -1,7 +1,7 @@
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
 
-use model::{Direction, FlowKey, Nanos, ServiceId, Slot, protocol};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, protocol};
 use packet::{BURST, PacketColumns};
 use simd::Words;
 
@@ -14,7 +14,7 @@ use crate::slots::{Slots, Use};
 use crate::timeout::{TICK_SHIFT, tick};
 use crate::{
     Counters, DumpCursor, Expiry, FlowChange, FlowHasher, FlowRow, Full, Hit, Line, Progress, TableError,
-    TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    TcpState, TimeoutClass, tcp_flag,
 };
 
 /// The size of a table; determines its storage layout.
@@ -121,12 +121,12 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     pub fn new(
         mut storage: S,
         config: &TableConfig,
-        timeouts: &TimeoutPolicy,
+        timeouts: &Timeouts,
         hasher: FlowHasher,
         now: Nanos,
     ) -> Result<Self, TableError> {
         let mut regions = config.regions()?;
-        let timeouts = timeouts.ticks()?;
+        let timeouts = crate::timeout::ticks(timeouts)?;
         let needed = config.lines_needed()?;
         let lines = &mut *storage;
         if lines.len() < needed {
@@ -172,8 +172,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// # Errors
     /// The storage is unusable as a whole: no table, another layout version, a damaged header, or
     /// inconsistent sizes. It is then unchanged.
-    pub fn attach(mut storage: S, timeouts: &TimeoutPolicy, now: Nanos) -> Result<Self, TableError> {
-        let timeouts = timeouts.ticks()?;
+    pub fn attach(mut storage: S, timeouts: &Timeouts, now: Nanos) -> Result<Self, TableError> {
+        let timeouts = crate::timeout::ticks(timeouts)?;
         let found = header::read(&storage)?;
         let mut regions = found.config.regions()?;
         for (region, &high_water) in regions.iter_mut().zip(&found.high_water) {
@@ -250,8 +250,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     ///
     /// # Errors
     /// [`TableError::Timeout`]; the old timeouts stay.
-    pub fn set_timeouts(&mut self, timeouts: &TimeoutPolicy) -> Result<(), TableError> {
-        self.timeouts = timeouts.ticks()?;
+    pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), TableError> {
+        self.timeouts = crate::timeout::ticks(timeouts)?;
         Ok(())
     }
 
@@ -1063,8 +1063,7 @@ mod tests {
         };
         let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
         let hasher = FlowHasher::new([1, 2, 3, 4]);
-        let mut table =
-            FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+        let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
         let entries: Vec<EntryIndex> = (0..10_u32)
             .map(|i| {
                 let src = Ipv4Addr::from(i).into();
@@ -1097,7 +1096,7 @@ mod tests {
         });
         let first = head(0, &|_| {});
         head(7, &|head| *head = first);
-        let table = FlowTable::attach(storage, &TimeoutPolicy::default(), Nanos::ZERO).unwrap();
+        let table = FlowTable::attach(storage, &Timeouts::default(), Nanos::ZERO).unwrap();
         assert_eq!(
             (
                 table.counters().attached,
@@ -1126,8 +1125,7 @@ mod tests {
         };
         let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
         let hasher = FlowHasher::new([1, 2, 3, 4]);
-        let mut table =
-            FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+        let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
         let mut packets = PacketColumns::default();
         for flow in 0..BURST as u32 {
             let (src, dst) = (Ipv4Addr::from(flow).into(), Ipv4Addr::BROADCAST.into());

@@ -1,4 +1,4 @@
-use model::{Nanos, protocol};
+use model::{Nanos, Timeouts, protocol};
 
 use crate::TableError;
 use crate::entry::{Phase, State, protocol_of};
@@ -11,70 +11,18 @@ pub(crate) const fn tick(now: Nanos) -> u64 {
     now.0 >> TICK_SHIFT
 }
 
-/// How long a flow lives after its last packet. Each value is at most [`TimeoutPolicy::LIMIT`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimeoutPolicy {
-    /// TCP before its handshake is acknowledged.
-    pub tcp_handshake: Nanos,
-    /// TCP in use, or closed by one end.
-    pub tcp_established: Nanos,
-    /// TCP after RST or FIN from both ends: time for packets still on their way.
-    pub tcp_linger: Nanos,
-    /// UDP.
-    pub udp: Nanos,
-    /// ICMP of both families.
-    pub icmp: Nanos,
-    /// SCTP.
-    pub sctp: Nanos,
-    /// Every other protocol.
-    pub other: Nanos,
-}
-
-impl TimeoutPolicy {
-    /// The longest timeout: 18 h, just below half of the wrap-around of an entry's coarse time.
-    pub const LIMIT: Nanos = Nanos::from_secs(18 * 3600);
-
-    pub(crate) fn ticks(&self) -> Result<[u32; TimeoutClass::COUNT], TableError> {
-        let mut ticks = [0; TimeoutClass::COUNT];
-        for (&class, ticks) in TimeoutClass::ALL.iter().zip(&mut ticks) {
-            let timeout = self.of(class);
-            if timeout > TimeoutPolicy::LIMIT {
-                return Err(TableError::Timeout { class, timeout });
-            }
-            // One tick more, because the last packet's tick is rounded down: never early, at most two ticks
-            // late.
-            *ticks = timeout.0.div_ceil(1 << TICK_SHIFT) as u32 + 1;
+/// The timeout of each class in ticks.
+pub(crate) fn ticks(timeouts: &Timeouts) -> Result<[u32; TimeoutClass::COUNT], TableError> {
+    let mut ticks = [0; TimeoutClass::COUNT];
+    for (&class, ticks) in TimeoutClass::ALL.iter().zip(&mut ticks) {
+        let timeout = class.timeout(timeouts);
+        if timeout > Timeouts::LIMIT {
+            return Err(TableError::Timeout { class, timeout });
         }
-        Ok(ticks)
+        // One tick more, because the last packet's tick is rounded down: never early, at most two ticks late.
+        *ticks = timeout.0.div_ceil(1 << TICK_SHIFT) as u32 + 1;
     }
-
-    /// The timeout of a class.
-    pub const fn of(&self, class: TimeoutClass) -> Nanos {
-        match class {
-            TimeoutClass::TcpHandshake => self.tcp_handshake,
-            TimeoutClass::TcpEstablished => self.tcp_established,
-            TimeoutClass::TcpLinger => self.tcp_linger,
-            TimeoutClass::Udp => self.udp,
-            TimeoutClass::Icmp => self.icmp,
-            TimeoutClass::Sctp => self.sctp,
-            TimeoutClass::Other => self.other,
-        }
-    }
-}
-
-impl Default for TimeoutPolicy {
-    /// Handshake 10 s, established 1 h, linger 2 s, UDP 60 s, ICMP 10 s, SCTP 5 min, others 60 s.
-    fn default() -> TimeoutPolicy {
-        TimeoutPolicy {
-            tcp_handshake: Nanos::from_secs(10),
-            tcp_established: Nanos::from_secs(3600),
-            tcp_linger: Nanos::from_secs(2),
-            udp: Nanos::from_secs(60),
-            icmp: Nanos::from_secs(10),
-            sctp: Nanos::from_secs(300),
-            other: Nanos::from_secs(60),
-        }
-    }
+    Ok(ticks)
 }
 
 /// The timeout that applies to a flow; the reason for its expiry.
@@ -110,6 +58,19 @@ impl TimeoutClass {
     ];
     /// Number of classes.
     pub const COUNT: usize = 7;
+
+    /// Its timeout.
+    pub const fn timeout(self, of: &Timeouts) -> Nanos {
+        match self {
+            TimeoutClass::TcpHandshake => of.tcp_handshake,
+            TimeoutClass::TcpEstablished => of.tcp,
+            TimeoutClass::TcpLinger => of.tcp_linger,
+            TimeoutClass::Udp => of.udp,
+            TimeoutClass::Icmp => of.icmp,
+            TimeoutClass::Sctp => of.sctp,
+            TimeoutClass::Other => of.other,
+        }
+    }
 
     /// The word in tables and labels.
     pub const fn name(self) -> &'static str {
@@ -158,13 +119,13 @@ mod tests {
             (1 << TICK_SHIFT) - 1,
             1 << TICK_SHIFT,
             1_000_000_000,
-            TimeoutPolicy::LIMIT.0,
+            Timeouts::LIMIT.0,
         ] {
-            let policy = TimeoutPolicy {
+            let policy = Timeouts {
                 udp: Nanos(nanos),
-                ..TimeoutPolicy::default()
+                ..Timeouts::default()
             };
-            let ticks = policy.ticks().unwrap()[TimeoutClass::Udp.index()];
+            let ticks = ticks(&policy).unwrap()[TimeoutClass::Udp.index()];
             for seen in [0, 1, (1 << TICK_SHIFT) - 1, 12_345_678_901] {
                 let due = (tick(Nanos(seen)) + u64::from(ticks)) << TICK_SHIFT;
                 assert!(due > seen + nanos || nanos == 0 && due >= seen);
@@ -175,15 +136,15 @@ mod tests {
 
     #[test]
     fn a_timeout_beyond_the_limit_is_rejected() {
-        let policy = TimeoutPolicy {
-            sctp: Nanos(TimeoutPolicy::LIMIT.0 + 1),
-            ..TimeoutPolicy::default()
+        let policy = Timeouts {
+            sctp: Nanos(Timeouts::LIMIT.0 + 1),
+            ..Timeouts::default()
         };
         assert_eq!(
-            policy.ticks(),
+            ticks(&policy),
             Err(TableError::Timeout {
                 class: TimeoutClass::Sctp,
-                timeout: Nanos(TimeoutPolicy::LIMIT.0 + 1)
+                timeout: Nanos(Timeouts::LIMIT.0 + 1)
             })
         );
     }

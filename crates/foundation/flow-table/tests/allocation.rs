@@ -9,10 +9,8 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 
-use flow_table::{
-    Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, TimeoutPolicy, tcp_flag,
-};
-use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use flow_table::{Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, tcp_flag};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{PacketColumns, TcpFlags};
 
 thread_local! {
@@ -70,7 +68,7 @@ fn no_call_allocates_after_construction() {
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
     let hasher = FlowHasher::new([1, 2, 3, 4]);
     let before = allocations();
-    let mut table = FlowTable::new(storage, &config, &TimeoutPolicy::default(), hasher, Nanos::ZERO).unwrap();
+    let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
     assert!(allocations() > before, "the allocator is not counted");
 
     let mut burst = Burst::default();

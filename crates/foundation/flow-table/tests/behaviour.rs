@@ -6,9 +6,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
     Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, LAYOUT_VERSION, Lanes, Line,
-    LookupOutcome, Progress, TableConfig, TableError, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    LookupOutcome, Progress, TableConfig, TableError, TcpState, TimeoutClass, tcp_flag,
 };
-use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
 use proptest::prelude::*;
 
@@ -23,13 +23,13 @@ const SIZE: TableConfig = TableConfig {
     pin_times: true,
 };
 
-fn table_of(config: &TableConfig, timeouts: &TimeoutPolicy) -> Table {
+fn table_of(config: &TableConfig, timeouts: &Timeouts) -> Table {
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
     FlowTable::new(storage, config, timeouts, HASHER, START).unwrap()
 }
 
 fn table() -> Table {
-    table_of(&SIZE, &TimeoutPolicy::default())
+    table_of(&SIZE, &Timeouts::default())
 }
 
 fn key(i: u32, protocol: u8) -> FlowKey {
@@ -77,7 +77,7 @@ fn a_connection_is_tracked_from_its_first_packet_to_its_end() {
     assert_eq!(table.get(&key, START).unwrap().tcp, TcpState::Closed);
     assert_eq!(table.get(&key, START).unwrap().packets, [5, 3]);
     // It lingers with its pin, then it is gone.
-    let linger = TimeoutPolicy::default().tcp_linger;
+    let linger = Timeouts::default().tcp_linger;
     table.expire(START + linger, 100);
     assert_eq!(table.live(Slot(4)), 1);
     table.expire(START + linger + Nanos::from_millis(5), 100);
@@ -110,11 +110,11 @@ fn a_syn_after_the_end_is_a_new_flow_without_pins() {
 /// With 5 ms between calls, a flow is gone at most 10 ms after its timeout and never before it.
 #[test]
 fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
-    let timeouts = TimeoutPolicy {
+    let timeouts = Timeouts {
         udp: Nanos::from_micros(123_457),
         tcp_handshake: Nanos::from_millis(2500),
         icmp: Nanos::from_secs(200),
-        ..TimeoutPolicy::default()
+        ..Timeouts::default()
     };
     let mut table = table_of(
         &TableConfig {
@@ -131,7 +131,7 @@ fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
         now = now + Nanos(7_919);
         enter(&mut table, &key, [Slot(i as u16 % 7); 2], now);
         let class = [TimeoutClass::Udp, TimeoutClass::TcpHandshake, TimeoutClass::Icmp][i as usize % 3];
-        ends.push((key, now + timeouts.of(class)));
+        ends.push((key, now + class.timeout(&timeouts)));
     }
     ends.sort_by_key(|end| end.1);
     let mut left = ends.len();
@@ -347,7 +347,7 @@ fn pin_times_survive_attaching() {
     table.set_pin(entry, Direction::Reverse, Slot(4), at(200));
     enter(&mut table, &failed, [Slot(5); 2], at(30));
     finish(&mut table, |table| table.fail_slot(Slot(5), 100));
-    let table = FlowTable::attach(table.into_storage(), &TimeoutPolicy::default(), at(300)).unwrap();
+    let table = FlowTable::attach(table.into_storage(), &Timeouts::default(), at(300)).unwrap();
     let pinned_at = |key| table.get(key, at(900)).unwrap().pinned_at;
     assert_eq!(pinned_at(&moved), [tick(at(100)); 2]);
     assert_eq!(pinned_at(&one_way), [tick(at(10)), tick(at(200))]);
@@ -422,7 +422,7 @@ fn impossible_tables_are_rejected_with_the_reason() {
     );
     let needed = SIZE.lines_needed().unwrap();
     let storage = vec![Line::ZERO; needed - 1];
-    let error = FlowTable::new(storage, &SIZE, &TimeoutPolicy::default(), HASHER, START).unwrap_err();
+    let error = FlowTable::new(storage, &SIZE, &Timeouts::default(), HASHER, START).unwrap_err();
     assert_eq!(
         error,
         TableError::StorageTooSmall {
@@ -441,7 +441,7 @@ fn a_table_without_room_for_a_family_says_full() {
             return_counters: true,
             pin_times: true,
         },
-        &TimeoutPolicy::default(),
+        &Timeouts::default(),
     );
     let key = key(1, protocol::UDP);
     let hash = HASHER.hash(&key);
@@ -480,7 +480,7 @@ fn filled() -> Vec<Line> {
 }
 
 fn attach(storage: Vec<Line>) -> Result<Table, TableError> {
-    FlowTable::attach(storage, &TimeoutPolicy::default(), START + Nanos::from_secs(1))
+    FlowTable::attach(storage, &Timeouts::default(), START + Nanos::from_secs(1))
 }
 
 #[test]
@@ -665,7 +665,7 @@ fn every_packet_is_counted_with_more_flows_than_the_cache_holds() {
         ipv4_flows: FLOWS as usize,
         ..SIZE
     };
-    let mut table = table_of(&config, &TimeoutPolicy::default());
+    let mut table = table_of(&config, &Timeouts::default());
     let mut lanes = Lanes::default();
     for slot in 0..7 {
         lanes.set(Slot(slot), 100 + slot);

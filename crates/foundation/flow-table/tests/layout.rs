@@ -4,8 +4,8 @@
 
 use std::net::Ipv4Addr;
 
-use flow_table::{FlowHasher, FlowTable, Full, Line, TableConfig, TimeoutPolicy};
-use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Tuple};
+use flow_table::{FlowHasher, FlowTable, Full, Line, TableConfig};
+use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple};
 
 fn key(i: u32) -> FlowKey {
     FlowKey::new(&Tuple {
@@ -24,7 +24,7 @@ fn table(config: &TableConfig, key: [u64; 4]) -> FlowTable<Vec<Line>> {
     FlowTable::new(
         storage,
         config,
-        &TimeoutPolicy::default(),
+        &Timeouts::default(),
         FlowHasher::new(key),
         Nanos::ZERO,
     )

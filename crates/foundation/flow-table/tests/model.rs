@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
     Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Lanes, Line,
-    LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, TimeoutPolicy, tcp_flag,
+    LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, tcp_flag,
 };
-use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Tuple, protocol};
+use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -21,9 +21,9 @@ const SLOTS: u16 = 6;
 const SERVICES: u16 = 3;
 const HASHER: FlowHasher = FlowHasher::new([11, 22, 33, 44]);
 
-const TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
+const TIMEOUTS: Timeouts = Timeouts {
     tcp_handshake: Nanos::from_millis(300),
-    tcp_established: Nanos::from_secs(40),
+    tcp: Nanos::from_secs(40),
     tcp_linger: Nanos::from_millis(100),
     udp: Nanos::from_millis(1500),
     icmp: Nanos::from_millis(37),
@@ -32,9 +32,9 @@ const TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
 };
 
 /// Unusual timeouts: a long linger, and a handshake longer than the rest.
-const UNUSUAL_TIMEOUTS: TimeoutPolicy = TimeoutPolicy {
+const UNUSUAL_TIMEOUTS: Timeouts = Timeouts {
     tcp_handshake: Nanos::from_secs(20),
-    tcp_established: Nanos::from_millis(900),
+    tcp: Nanos::from_millis(900),
     tcp_linger: Nanos::from_secs(600),
     ..TIMEOUTS
 };
@@ -193,7 +193,7 @@ impl Flow {
 struct Harness {
     table: Option<FlowTable<Vec<Line>>>,
     config: TableConfig,
-    timeouts: TimeoutPolicy,
+    timeouts: Timeouts,
     flows: HashMap<FlowKey, Flow>,
     /// Slots being purged (false) or failed (true).
     sweeps: HashMap<u16, bool>,
@@ -229,7 +229,7 @@ impl Kernel for HitBurst<'_> {
 }
 
 impl Harness {
-    fn new(ipv4_flows: usize, ipv6_flows: usize, timeouts: TimeoutPolicy) -> Harness {
+    fn new(ipv4_flows: usize, ipv6_flows: usize, timeouts: Timeouts) -> Harness {
         let config = TableConfig {
             ipv4_flows,
             ipv6_flows,
@@ -267,7 +267,7 @@ impl Harness {
     }
 
     fn is_due(&self, key: &FlowKey, flow: &Flow) -> bool {
-        let timeout = self.timeouts.of(flow.class(key)).0.div_ceil(1 << 21) + 1;
+        let timeout = flow.class(key).timeout(&self.timeouts).0.div_ceil(1 << 21) + 1;
         (self.now.0 >> 21) - (flow.seen.0 >> 21) >= timeout
     }
 
@@ -681,7 +681,7 @@ impl Harness {
             if self.table().get(&key, now).is_none() {
                 let flow = self.flows.remove(&key).unwrap();
                 let class = flow.class(&key);
-                assert!(now - flow.seen >= self.timeouts.of(class));
+                assert!(now - flow.seen >= class.timeout(&self.timeouts));
                 self.counters.expired[class.index()] += 1;
                 gone += 1;
             }
@@ -842,7 +842,7 @@ fn long_run(
     keys: u32,
     steps: usize,
     check_every: usize,
-    timeouts: TimeoutPolicy,
+    timeouts: Timeouts,
 ) {
     let seed = std::env::var("FLOW_TABLE_SEED")
         .ok()
@@ -889,7 +889,7 @@ fn a_long_run_with_unusual_timeouts_matches_the_model() {
 
 #[test]
 fn a_long_run_in_a_larger_table_matches_the_model() {
-    let slow = TimeoutPolicy {
+    let slow = Timeouts {
         tcp_handshake: Nanos::from_secs(100),
         udp: Nanos::from_secs(100),
         ..TIMEOUTS

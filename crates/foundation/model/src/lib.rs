@@ -2,8 +2,8 @@
 //! allocates on the packet path.
 //!
 //! Key types: [`FlowKey`] (identifies a flow), [`Slot`] (names an instance in the data plane),
-//! [`InstanceState`] (an instance's life cycle), [`DropReason`] (why a packet was dropped), [`Observation`]
-//! (an autoscaler's input) and [`Event`] (an entry of the event log).
+//! [`InstanceState`] (an instance's life cycle), [`Match`] (selects a service's packets), [`DropReason`] (why a
+//! packet was dropped), [`Observation`] (an autoscaler's input) and [`Event`] (an entry of the event log).
 #![forbid(unsafe_code)]
 
 mod drop_reason;
@@ -13,6 +13,7 @@ mod histogram;
 mod ids;
 mod instance;
 mod observation;
+mod service;
 pub mod span;
 mod time;
 pub mod written;
@@ -24,4 +25,7 @@ pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, Observation};
+pub use service::{
+    Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,
+};
 pub use time::Nanos;

@@ -12,6 +12,8 @@ pub struct Nanos(pub u64);
 impl Nanos {
     /// The clock's start.
     pub const ZERO: Nanos = Nanos(0);
+    /// The longest span: no limit.
+    pub const MAX: Nanos = Nanos(u64::MAX);
 
     /// A span of `n` microseconds.
     pub const fn from_micros(n: u64) -> Nanos {

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
-use flow_table::{Ownership, TableConfig, TimeoutPolicy};
-use model::{InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use flow_table::{Ownership, TableConfig};
+use model::{InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts, UplinkId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 use serde::{Deserialize, Serialize};
 use soft_switch::{
-    AttachSpec, DpdkQueue, HeapMemory, Match, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
-    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
+    AttachSpec, DpdkQueue, HeapMemory, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
+    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
 };
 
 use super::args::SinkPort;
@@ -304,7 +304,7 @@ impl Spec {
                 return_counters: self.return_counters,
                 pin_times: true,
             },
-            timeouts: TimeoutPolicy::default(),
+            timeouts: Timeouts::default(),
             uplinks: vec![UplinkConfig {
                 name: "source".to_owned(),
                 device,

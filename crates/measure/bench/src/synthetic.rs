@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use flow_table::{Ownership, TableConfig, TimeoutPolicy};
-use model::{DropReason, Slot, UplinkId};
+use flow_table::{Ownership, TableConfig};
+use model::{DropReason, Slot, Timeouts, UplinkId};
 use soft_switch::{
     AttachSpec, Device, Frame, FrameMemory, OpenDevice, Plan, Polling, Sizes, SoftSwitch, SoftSwitchConfig,
     Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
@@ -287,7 +287,7 @@ impl Synthetic {
             workers: vec![Some(cpu)],
             polling: Polling::Busy,
             table,
-            timeouts: TimeoutPolicy::default(),
+            timeouts: Timeouts::default(),
             uplinks: uplinks.collect(),
             hash_key: orchestrator::secret()?,
             ownership: Ownership::Keyed,

@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use model::{FlowKey, Nanos, Slot, protocol};
+use model::{FlowKey, Nanos, Slot, Timeouts, protocol};
 use openflow::Field;
 use openflow_switch::{
-    FakeNic, Faults, IdleTimes, InstanceTerms, Part, ServiceRules, Settings, Setup, Side, SlotFigures,
-    Spread, SteeredNic, Steering,
+    FakeNic, Faults, InstanceTerms, Part, ServiceRules, Settings, Setup, Side, SlotFigures, Spread,
+    SteeredNic, Steering,
 };
 use packet::TcpFlags;
 use packet::build::{Frame, Network, Transport};
@@ -159,7 +159,7 @@ impl Card {
             },
             rule_limit: self.rules,
             statistics_every: Nanos::from_millis(200),
-            idle: IdleTimes::all(seconds(self.idle_s)),
+            idle: Timeouts::all(seconds(self.idle_s)),
             ..Settings::default()
         }
     }

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, VecDeque};
 use autoscaling::{Autoscaler, Fitted};
 use collector::{Collector, RawCounters, ServiceCounters, SlotCounters};
 use controller::{
-    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, StandbyMode,
-    SwitchReply, SwitchRequest,
+    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, SwitchReply,
+    SwitchRequest,
 };
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
-use model::{Event, InstanceState, Nanos, ServiceId, Slot};
+use model::{Event, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
 use scheduling::Scheduler;
 use traffic::Random;
 

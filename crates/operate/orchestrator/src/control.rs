@@ -727,8 +727,8 @@ impl ControlLoop {
             generation: Generation(0),
             services: self.services.clone(),
             slots,
-            unmatched: wiring::fallback(self.configuration.switch.unmatched),
-            other: wiring::fallback(self.configuration.switch.other),
+            unmatched: self.configuration.switch.unmatched,
+            other: self.configuration.switch.other,
         };
         let of_switch = self.switch.publish(self.plan.clone());
         self.generations.push_back((of_switch, generation));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use configuration::{Configuration, Problem, check_facts};
 use display::output::WrongUsage;
-use model::protocol;
+use model::{Match, Prefix, protocol};
 
 use crate::machine::Machine;
 
@@ -39,7 +39,7 @@ fn wrong(problems: &[Problem]) -> WrongUsage {
 }
 
 /// A match in a few words.
-pub fn match_text(matches: &configuration::Match) -> String {
+pub fn match_text(matches: &Match) -> String {
     let mut words = Vec::new();
     if let Some(number) = matches.protocol {
         words.push(match number {
@@ -51,23 +51,22 @@ pub fn match_text(matches: &configuration::Match) -> String {
             other => format!("ip-{other}"),
         });
     }
-    let mut end =
-        |word: &str, prefix: Option<configuration::Prefix>, ports: Option<&std::ops::RangeInclusive<u16>>| {
-            if prefix.is_none() && ports.is_none() {
-                return;
+    let mut end = |word: &str, prefix: Option<Prefix>, ports: Option<&std::ops::RangeInclusive<u16>>| {
+        if prefix.is_none() && ports.is_none() {
+            return;
+        }
+        let mut text = format!("{word} ");
+        if let Some(prefix) = prefix {
+            let _ = write!(text, "{}/{}", prefix.address, prefix.bits);
+        }
+        if let Some(ports) = ports {
+            let _ = write!(text, " port {}", ports.start());
+            if ports.start() != ports.end() {
+                let _ = write!(text, "-{}", ports.end());
             }
-            let mut text = format!("{word} ");
-            if let Some(prefix) = prefix {
-                let _ = write!(text, "{}/{}", prefix.address, prefix.bits);
-            }
-            if let Some(ports) = ports {
-                let _ = write!(text, " port {}", ports.start());
-                if ports.start() != ports.end() {
-                    let _ = write!(text, "-{}", ports.end());
-                }
-            }
-            words.push(text.replace("  ", " "));
-        };
+        }
+        words.push(text.replace("  ", " "));
+    };
     end("from", matches.src, matches.src_port.as_ref());
     end("to", matches.dst, matches.dst_port.as_ref());
     if let Some(vlan) = matches.vlan {

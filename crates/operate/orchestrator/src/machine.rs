@@ -6,9 +6,9 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use configuration::{CardFunction, Device, Engine, EngineDriver, Facts, InstanceDevice, Unusable, Uplink};
+use configuration::{Device, Engine, EngineDriver, Facts, InstanceDevice, Unusable, Uplink};
 use engine::image::Store;
-use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, NetFunction, functions_in_use};
+use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, functions_in_use};
 
 use api::run_dir;
 
@@ -68,12 +68,11 @@ impl Facts for Machine {
         if !engine.is_local() {
             return Ok(());
         }
-        let function = net_function(device);
         let run_dir = run_dir::run_dir();
-        let given = match Given::find(std::slice::from_ref(&function), Path::new(engine::SYS)) {
+        let given = match Given::find(std::slice::from_ref(&device.function), Path::new(engine::SYS)) {
             Ok(given) => given,
             // A container of an earlier run has it, and gives it back.
-            Err(_) if functions_in_use(&run_dir).contains(&function) => return Ok(()),
+            Err(_) if functions_in_use(&run_dir).contains(&device.function) => return Ok(()),
             Err(EngineError::NoFunction { what, write }) => return Err(Unusable::new(what, write)),
             Err(error) => return Err(Unusable::new(error.to_string(), "write another function")),
         };
@@ -286,18 +285,6 @@ fn interfaces() -> Vec<String> {
     let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
     list.lines().filter_map(name).collect()
-}
-
-/// A function of a card, as the engine knows it.
-pub fn net_function(of: &InstanceDevice) -> NetFunction {
-    match &of.function {
-        CardFunction::Pci(address) => NetFunction::Pci {
-            address: address.clone(),
-            vfio: of.vfio.clone(),
-        },
-        CardFunction::Sf(number) => NetFunction::Sf(*number),
-        CardFunction::Interface(name) => NetFunction::Interface(name.clone()),
-    }
 }
 
 /// Whether that file can be written, or made.

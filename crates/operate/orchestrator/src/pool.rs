@@ -5,12 +5,10 @@ use std::path::PathBuf;
 
 use configuration::{Configuration, InstanceDevice, PortKind, Service};
 use controller::PortPlace;
-use engine::Mount;
-use model::{ServiceId, Slot};
+use model::{Mount, ServiceId, Slot};
 use openflow_switch::{PooledPorts, PortDevice};
 
 use super::wiring::PORT_SOCKET;
-use crate::machine::net_function;
 use api::run_dir::in_run_dir;
 
 /// Where a container sees the directory with the socket of its port.
@@ -102,7 +100,7 @@ pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec
         slot,
         mounts: Vec::new(),
         env: Vec::new(),
-        functions: devices.iter().map(net_function).collect(),
+        functions: devices.iter().map(|of| of.function.clone()).collect(),
     };
     let of_service = |(service, slots): (&Service, Vec<Slot>)| match service.port {
         PortKind::Device => {

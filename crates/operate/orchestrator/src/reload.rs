@@ -5,10 +5,7 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use anyhow::Result;
 use api::types::{Outcome, Refusal};
-use autoscaling::Autoscaler;
-use configuration::{
-    Configuration, Facts, InstanceDevice, Service, SwitchDriver, Unusable, Uplink, check_facts,
-};
+use configuration::{Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
 use model::ServiceId;
 use scheduling::Scheduler;
@@ -99,63 +96,7 @@ impl Changes {
     /// # Errors
     /// The keys that cannot change while inco runs, each with its place.
     fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
-        let mut fixed: Vec<String> = Vec::new();
-        let mut must_stay = |key: &str, same: bool| {
-            if !same {
-                fixed.push(key.to_owned());
-            }
-        };
-        let (a, b) = (&old.switch, &new.switch);
-        must_stay("switch.driver", a.driver == b.driver);
-        must_stay("switch.workers", a.workers == b.workers);
-        must_stay("switch.poll", a.poll == b.poll);
-        must_stay("switch.flows", a.flows == b.flows);
-        must_stay("switch.flows_ipv6", a.flows_ipv6 == b.flows_ipv6);
-        must_stay("switch.timeouts", a.timeouts == b.timeouts);
-        must_stay("switch.hugepages", a.hugepages == b.hugepages);
-        must_stay("switch.dpdk_args", a.dpdk_args == b.dpdk_args);
-        must_stay("switch.openflow", a.openflow == b.openflow);
-        must_stay("uplink", old.uplinks == new.uplinks);
-        must_stay("engine", old.engine == new.engine);
-        must_stay("api", old.api == new.api);
-        must_stay("event_log", old.event_log == new.event_log);
-        let counts_returns = old.services.iter().any(Service::counts_flows);
-        for service in &new.services {
-            let key = |name: &str| format!("service.{}.{name}", service.name);
-            let rules_stay = b.driver == SwitchDriver::OpenFlow;
-            let Some((_, before)) = old.service(&service.name) else {
-                // The rules of new flows are laid out when the switch starts.
-                must_stay(&format!("service.{} (it is new)", service.name), !rules_stay);
-                let needs = service.counts_flows();
-                let key = key(if service.flow_counters {
-                    "flow_counters"
-                } else {
-                    "affinity"
-                });
-                must_stay(&key, counts_returns || !needs);
-                continue;
-            };
-            must_stay(&key("uplinks"), before.uplinks == service.uplinks);
-            must_stay(&key("match"), !rules_stay || before.matches == service.matches);
-            must_stay(&key("fit"), !rules_stay || before.fit == service.fit);
-            must_stay(&key("port"), before.port == service.port);
-            must_stay(&key("devices"), before.devices == service.devices);
-            must_stay(&key("symmetric"), before.symmetric == service.symmetric);
-            // Where the table counts what comes back for one service, it does for all.
-            let counted = counts_returns || before.counts_flows() == service.counts_flows();
-            let name = if before.flow_counters == service.flow_counters {
-                "affinity"
-            } else {
-                "flow_counters"
-            };
-            must_stay(&key(name), counted);
-        }
-        for service in &old.services {
-            must_stay(
-                &format!("service.{} (it is not there any more)", service.name),
-                new.service(&service.name).is_some(),
-            );
-        }
+        let fixed = old.fixed_in(&new);
         if !fixed.is_empty() {
             return Err(Refusal::new(
                 format!("this cannot change while inco runs: {}", fixed.join(", ")),
@@ -174,15 +115,14 @@ impl Changes {
                 .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
         };
         let mut changed = Vec::new();
-        for ((id, service), before) in new.services_with_ids().zip(&old.services) {
-            let scheduler = described(&before.scheduler) != described(&service.scheduler);
-            let autoscaler = parameters(&before.autoscaler) != parameters(&service.autoscaler);
-            if scheduler || autoscaler || !same_otherwise(before, service) {
+        for (id, service) in new.services_with_ids().take(old.services.len()) {
+            let differs = |key: &str| old.changes_service(&new, &service.name, key);
+            if differs("") {
                 changed.push(Changed {
                     id,
                     settings: settings(service)?,
-                    scheduler: scheduler.then(|| service.scheduler.clone()),
-                    autoscaler,
+                    scheduler: differs("scheduler").then(|| service.scheduler.clone()),
+                    autoscaler: differs("autoscaler"),
                 });
             }
         }
@@ -194,31 +134,6 @@ impl Changes {
             added,
         })
     }
-}
-
-/// A scheduler as it would be written.
-fn described(of: &Scheduler) -> (String, Option<serde_json::Value>) {
-    let parameters = of.serialize_parameters(serde_json::value::Serializer).ok();
-    (format!("{} {:?}", of.name(), of.settings()), parameters)
-}
-
-/// An autoscaler as it would be written.
-pub(super) fn parameters(of: &Autoscaler) -> (&'static str, Option<serde_json::Value>) {
-    (
-        of.name(),
-        of.serialize_parameters(serde_json::value::Serializer).ok(),
-    )
-}
-
-/// Whether two services differ in nothing but their policies.
-fn same_otherwise(a: &Service, b: &Service) -> bool {
-    let with_policies_of = |service: &Service| Service {
-        scheduler: a.scheduler.clone(),
-        autoscaler: a.autoscaler.clone(),
-        ..service.clone()
-    };
-    // Policies carry state and cannot be compared; everything else is plain values.
-    format!("{:?}", with_policies_of(a)) == format!("{:?}", with_policies_of(b))
 }
 
 impl ControlLoop {

@@ -7,17 +7,16 @@ use configuration::{
     Affinity, Capacity, Configuration, Device, EngineDriver, FlowSetup, PortKind, Service, SwitchDriver,
     Uplink,
 };
-use controller::{PortPlace, Ready, ServiceSettings, StandbyMode};
+use controller::{PortPlace, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
-use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, Mount, NoEngine, OciConfig, OciEngine};
-use flow_table::{Ownership, TableConfig, TimeoutPolicy};
+use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
+use flow_table::{Ownership, TableConfig};
 use model::{Nanos, ServiceId};
-use openflow_switch::{IdleTimes, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
+use openflow_switch::{OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
 use openvswitch::{Endpoint, Keys};
 use soft_switch::{
-    Fallback, HeapMemory, Match, Polling, Prefix, ServicePlan, SoftSwitch, SoftSwitchConfig, Switch,
-    TableFull, UplinkConfig, UplinkDevice,
+    HeapMemory, Polling, ServicePlan, SoftSwitch, SoftSwitchConfig, Switch, UplinkConfig, UplinkDevice,
 };
 
 use crate::machine::docker_config;
@@ -37,22 +36,6 @@ const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
 /// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
 const FRAME_SPARE: usize = 64;
 
-/// Which packets are the service's.
-pub(super) fn matches(of: &configuration::Match) -> Match {
-    let prefix = |p: configuration::Prefix| Prefix {
-        address: p.address,
-        bits: p.bits,
-    };
-    Match {
-        protocol: of.protocol,
-        src: of.src.map(prefix),
-        dst: of.dst.map(prefix),
-        src_port: of.src_port.clone(),
-        dst_port: of.dst_port.clone(),
-        vlan: of.vlan,
-    }
-}
-
 /// What workers know of the services, in the order in which their matches are tried.
 pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
     let in_order = configuration.match_order().into_iter();
@@ -60,27 +43,16 @@ pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
         .filter_map(|index| Some((ServiceId(index as u16), configuration.services.get(index)?)))
         .map(|(id, service)| ServicePlan {
             id,
-            matches: matches(&service.matches),
+            matches: service.matches.clone(),
             symmetric: service.symmetric,
             uplinks: service.uplinks.clone(),
             scheduler: service.scheduler.clone(),
             fit: service.fit as f32,
-            table_full: match service.table_full {
-                configuration::TableFull::Hash => TableFull::Hash,
-                configuration::TableFull::Drop => TableFull::Drop,
-            },
+            table_full: service.table_full,
             return_counters: service.flow_counters,
             relaxed: service.affinity == Affinity::Relaxed,
         })
         .collect()
-}
-
-/// The fallback as workers know it.
-pub(super) fn fallback(of: configuration::Fallback) -> Fallback {
-    match of {
-        configuration::Fallback::Drop => Fallback::Drop,
-        configuration::Fallback::Pass(uplink) => Fallback::Pass(uplink),
-    }
 }
 
 /// A switch that forwards, and, where it has made the ports for instances already, the places of each service's.
@@ -128,7 +100,6 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
     }
-    let t = &configuration.switch.timeouts;
     let keys = of.tls.as_ref().map(|directory| Keys {
         certificate: directory.join("cert.pem"),
         key: directory.join("key.pem"),
@@ -153,13 +124,7 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
                 FlowSetup::Reactive => Setup::Reactive,
             },
             rule_limit: of.rules as usize,
-            idle: IdleTimes {
-                tcp: t.tcp,
-                udp: t.udp,
-                sctp: t.sctp,
-                icmp: t.icmp,
-                other: t.other,
-            },
+            idle: configuration.switch.timeouts,
             statistics_every: RULE_STATISTICS_EVERY,
             ..openflow_switch::Settings::default()
         },
@@ -214,7 +179,6 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
             waits: true,
         });
     }
-    let t = &of.timeouts;
     let config = SoftSwitchConfig {
         polling: match of.poll {
             configuration::Poll::Adaptive => Polling::Adaptive,
@@ -226,15 +190,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
             return_counters: configuration.services.iter().any(Service::counts_flows),
             pin_times: true,
         },
-        timeouts: TimeoutPolicy {
-            tcp_handshake: t.tcp_handshake,
-            tcp_established: t.tcp,
-            tcp_linger: t.tcp_linger,
-            udp: t.udp,
-            icmp: t.icmp,
-            sctp: t.sctp,
-            other: t.other,
-        },
+        timeouts: of.timeouts,
         uplinks,
         hash_key: secret,
         ownership: Ownership::Keyed,
@@ -289,19 +245,12 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         min: service.instances.min,
         max: service.instances.max,
         standby: service.instances.standby,
-        standby_mode: match service.instances.standby_mode {
-            configuration::StandbyMode::Warm => StandbyMode::Warm,
-            configuration::StandbyMode::Paused => StandbyMode::Paused,
-        },
+        standby_mode: service.instances.standby_mode,
         capacity_pps: match service.capacity {
             Capacity::Pps(pps) => Some(pps),
             Capacity::Learn => None,
         },
-        ready: match &service.ready {
-            configuration::Ready::Connected => Ready::Connected,
-            configuration::Ready::Consumes => Ready::Consumes,
-            configuration::Ready::Exec(command) => Ready::Exec(command.clone()),
-        },
+        ready: service.ready.clone(),
         ready_deadline: service.ready_deadline,
         drain_deadline: service.drain_deadline,
         relaxed: service.affinity == Affinity::Relaxed,
@@ -348,15 +297,7 @@ fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
         spec.env.push(("INCO_PAGE".to_owned(), page));
     }
     spec.env.extend(service.env.iter().cloned());
-    spec.mounts = service
-        .mounts
-        .iter()
-        .map(|m| Mount {
-            source: m.source.clone(),
-            target: m.target.clone(),
-            read_only: m.read_only,
-        })
-        .collect();
+    spec.mounts = service.mounts.clone();
     spec.cpu = service.cpus.map(CpuQuota::of_cpus);
     spec.memory_bytes = Some(service.memory_bytes);
     spec.pids_limit = service.processes;

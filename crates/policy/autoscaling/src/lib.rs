@@ -46,6 +46,7 @@ pub use fixed::Fixed;
 pub use hpa::Hpa;
 pub use kpa::Kpa;
 pub use ladder::Ladder;
+pub use model::Parameter;
 pub use predictive::{Fit, Fitted, Predictive};
 pub use reason::{FIGURE_LIMIT, Figure, Reason};
 pub use smartinco::SmartInco;
@@ -92,36 +93,6 @@ impl Decision {
     /// Whether it asks for a change.
     pub fn changes(&self, observation: &Observation) -> bool {
         self.desired != observation.wanted || !self.quotas.is_empty()
-    }
-}
-
-/// A policy's parameter, for the configuration reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    /// The key.
-    pub name: &'static str,
-    /// The accepted values, with their unit.
-    pub kind: &'static str,
-    /// The default.
-    pub default: &'static str,
-    /// Its effect.
-    pub meaning: &'static str,
-}
-
-impl Parameter {
-    /// A parameter.
-    pub const fn new(
-        name: &'static str,
-        kind: &'static str,
-        default: &'static str,
-        meaning: &'static str,
-    ) -> Parameter {
-        Parameter {
-            name,
-            kind,
-            default,
-            meaning,
-        }
     }
 }
 
@@ -290,6 +261,12 @@ policies! {
     Threshold,
     Predictive,
     Ladder,
+}
+
+impl Default for Autoscaler {
+    fn default() -> Self {
+        Autoscaler::Ladder(Ladder::default())
+    }
 }
 
 impl fmt::Display for Autoscaler {

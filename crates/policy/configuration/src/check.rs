@@ -2,14 +2,14 @@
 
 use std::ops::RangeInclusive;
 
-use model::{Slot, UplinkId};
+use model::{Match, NetFunction, Prefix, Slot, UplinkId};
 
 use crate::problem::Places;
 use crate::read::Reader;
 use crate::types::*;
 use crate::units::Wrong;
 
-pub(crate) fn check(reader: &mut Reader<'_>, configuration: &Configuration) {
+pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_uplinks(reader, configuration);
     check_engine(reader, configuration);
     check_limits(reader, configuration);
@@ -22,11 +22,11 @@ fn line_of(places: &Places, key: &str) -> usize {
     places.of(key).line
 }
 
-fn check_uplinks(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
     let uplinks = &configuration.uplinks;
     for (index, uplink) in uplinks.iter().enumerate() {
         for (earlier, other) in uplinks.iter().enumerate().take(index) {
-            if other.name == uplink.name {
+            if other.name == uplink.name && !other.name.is_empty() {
                 let line = line_of(&reader.places, &format!("uplink[{earlier}].name"));
                 let what = format!("line {line} has an uplink {:?} already", uplink.name);
                 reader.wrong(
@@ -76,7 +76,7 @@ fn check_uplinks(reader: &mut Reader<'_>, configuration: &Configuration) {
     }
 }
 
-fn check_engine(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_engine(reader: &mut Reader, configuration: &Configuration) {
     let engine = &configuration.engine;
     if engine.is_local() {
         return;
@@ -103,7 +103,7 @@ fn check_engine(reader: &mut Reader<'_>, configuration: &Configuration) {
             reader.wrong(&key("port"), Wrong::new(what, write));
         }
         for (index, device) in service.devices.iter().enumerate() {
-            if device.vfio.is_none() && matches!(device.function, CardFunction::Pci(_)) {
+            if matches!(device.function, NetFunction::Pci { vfio: None, .. }) {
                 let what = "this machine cannot tell the group of a function of the engine's machine";
                 let write = "write vfio = \"/dev/vfio/N\", where `readlink /sys/bus/pci/devices/ADDRESS/iommu_group` ends in N there";
                 reader.wrong(&format!("{}[{index}]", key("devices")), Wrong::new(what, write));
@@ -113,7 +113,7 @@ fn check_engine(reader: &mut Reader<'_>, configuration: &Configuration) {
 }
 
 /// The functions of cards that instances get.
-fn check_devices(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_devices(reader: &mut Reader, configuration: &Configuration) {
     let mut known: Vec<(&InstanceDevice, String)> = Vec::new();
     for service in &configuration.services {
         let key = |name: &str| format!("service.{}.{name}", service.name);
@@ -155,7 +155,7 @@ fn check_devices(reader: &mut Reader<'_>, configuration: &Configuration) {
                 reader.wrong(&place, Wrong::new(what, "write another representor and function"));
             }
             known.push((device, place.clone()));
-            let is_moved = !matches!(device.function, CardFunction::Pci(_));
+            let is_moved = !matches!(device.function, NetFunction::Pci { .. });
             if configuration.engine.driver == EngineDriver::Docker && is_moved {
                 let wrong = Wrong::new(
                     "Docker moves no network interface of a machine into a container",
@@ -167,7 +167,7 @@ fn check_devices(reader: &mut Reader<'_>, configuration: &Configuration) {
     }
 }
 
-fn check_limits(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_limits(reader: &mut Reader, configuration: &Configuration) {
     let total: u64 = configuration
         .services
         .iter()
@@ -226,7 +226,7 @@ const OVS_PORT_LIMIT: u64 = 32;
 const OVS_MAX_FRAME: u16 = 1522;
 
 /// What a bridge of Open vSwitch cannot do.
-fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_openflow(reader: &mut Reader, configuration: &Configuration) {
     let switch = &configuration.switch;
     if switch.driver != SwitchDriver::OpenFlow {
         return;
@@ -305,7 +305,7 @@ fn check_openflow(reader: &mut Reader<'_>, configuration: &Configuration) {
     }
 }
 
-fn check_overlaps(reader: &mut Reader<'_>, configuration: &Configuration) {
+fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
     let services = &configuration.services;
     for (index, service) in services.iter().enumerate() {
         for other in services.iter().take(index) {
@@ -375,8 +375,8 @@ fn narrower_or_same(a: &Service, b: &Service) -> bool {
     let inside = |a: &Match, b: &Match| {
         within(a.protocol, b.protocol, |a, b| a == b)
             && within(a.vlan, b.vlan, |a, b| a == b)
-            && within(a.src, b.src, prefix_within)
-            && within(a.dst, b.dst, prefix_within)
+            && within(a.src, b.src, |a, b| a.is_within(&b))
+            && within(a.dst, b.dst, |a, b| a.is_within(&b))
             && within(a.src_port.as_ref(), b.src_port.as_ref(), range_within)
             && within(a.dst_port.as_ref(), b.dst_port.as_ref(), range_within)
     };
@@ -407,14 +407,8 @@ fn families_meet(a: &Match, b: &Match) -> bool {
     meet(family(a), family(b), |a, b| a == b)
 }
 
-fn prefix_within(a: Prefix, b: Prefix) -> bool {
-    a.address.is_ipv4() == b.address.is_ipv4()
-        && a.bits >= b.bits
-        && crate::parse::first_address(a.address, b.bits) == b.address
-}
-
 fn prefixes_meet(a: Prefix, b: Prefix) -> bool {
-    prefix_within(a, b) || prefix_within(b, a)
+    a.is_within(&b) || b.is_within(&a)
 }
 
 fn range_within(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {

@@ -121,7 +121,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
             let cpus = service
                 .cpuset
                 .as_deref()
-                .and_then(|set| crate::parse::cpus_of(set).ok())
+                .and_then(|set| crate::values::cpus_of(set).ok())
                 .unwrap_or_default();
             if let Some(answer) = cpus.into_iter().map(|cpu| facts.cpu(cpu)).find(Result::is_err) {
                 ask(key("cpuset"), answer);
@@ -142,14 +142,6 @@ impl Configuration {
     }
 
     fn problem(&self, key: &str, wrong: Wrong) -> Problem {
-        let place = self.places.of(key);
-        Problem {
-            file: self.file.clone(),
-            line: place.line,
-            column: place.column,
-            key: key.to_owned(),
-            what: wrong.what,
-            write: wrong.write,
-        }
+        Problem::new(&self.file, self.places.of(key), key, wrong)
     }
 }

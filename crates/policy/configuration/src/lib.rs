@@ -6,28 +6,30 @@
 //!
 //! 1. [`parse`] reads the text and checks what can be checked without a machine.
 //! 2. [`check_facts`] compares it with a machine.
-//! 3. [`reference`] is the documentation of every key, from the table that also refuses unknown ones.
+//! 3. [`Configuration::fixed_in`] says what a reload may not change.
+//! 4. [`reference`] is the documentation of every key, from the table that also refuses unknown ones.
 #![forbid(unsafe_code)]
 
 mod check;
-mod defaults;
 mod facts;
 mod keys;
+mod limits;
 mod nearest;
 mod parse;
+mod policies;
 mod problem;
 mod read;
 mod reference;
+mod reload;
 mod types;
 mod units;
+mod values;
 
-pub use defaults::{
-    CPU_LIMIT, NAME_LIMIT, SERVICE_LIMIT, SERVICE_UPLINK_LIMIT, SOCKET_PATH_LIMIT, UPLINK_LIMIT, WORKER_LIMIT,
-};
 pub use facts::{Facts, Unusable, check_facts};
-pub use keys::{KEYS, Key, KeyDefault, TABLES};
+pub use keys::{KEYS, Key, KeyDefault, Reload, TABLES};
 pub use nearest::{nearest, scheduler_name};
-pub use parse::{parse, parse_scheduler};
+pub use parse::parse;
+pub use policies::parse_scheduler;
 pub use problem::{Place, Problem};
 pub use reference::reference;
 pub use types::*;

@@ -3,7 +3,7 @@
 /// The known word that was probably meant: at most a third of its letters, and at least two, may differ.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = |candidate: &'a str| {
-        let distance = strsim::damerau_levenshtein(&word.to_lowercase(), candidate);
+        let distance = distance(word, candidate);
         (distance <= (candidate.len() / 3).max(2) && distance < candidate.len())
             .then_some((distance, candidate))
     };
@@ -12,6 +12,11 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .filter_map(near)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
+}
+
+/// Letters of the word that differ from the known one.
+pub(crate) fn distance(word: &str, known: &str) -> usize {
+    strsim::damerau_levenshtein(&word.to_lowercase(), known)
 }
 
 /// "write X", where one was probably meant, else every known word.

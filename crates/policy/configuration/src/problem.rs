@@ -5,6 +5,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::units::Wrong;
+
 /// One thing that is wrong: where, what, and what to write instead. Shown as
 /// `inco.toml:12: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -21,6 +23,19 @@ pub struct Problem {
     pub what: String,
     /// What to write, or what to do.
     pub write: String,
+}
+
+impl Problem {
+    pub(crate) fn new(file: &str, place: Place, key: &str, wrong: Wrong) -> Problem {
+        Problem {
+            file: file.to_owned(),
+            line: place.line,
+            column: place.column,
+            key: key.to_owned(),
+            what: wrong.what,
+            write: wrong.write,
+        }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -67,17 +82,20 @@ impl Places {
 }
 
 /// Finds lines and columns of byte offsets.
-pub(crate) struct Lines<'a> {
-    text: &'a str,
+pub(crate) struct Lines {
+    text: String,
     starts: Vec<usize>,
 }
 
-impl<'a> Lines<'a> {
-    pub(crate) fn new(text: &'a str) -> Lines<'a> {
+impl Lines {
+    pub(crate) fn new(text: &str) -> Lines {
         let starts = std::iter::once(0)
             .chain(text.match_indices('\n').map(|(at, _)| at + 1))
             .collect();
-        Lines { text, starts }
+        Lines {
+            text: text.to_owned(),
+            starts,
+        }
     }
 
     pub(crate) fn place(&self, offset: usize) -> Place {

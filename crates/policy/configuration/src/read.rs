@@ -1,32 +1,32 @@
 //! Reads values of a TOML table and notes what is wrong with them, so that one reading tells everything.
 
-use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::path::PathBuf;
 
-use crate::keys;
-use crate::nearest::{list, nearest};
+use model::Nanos;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::keys::{self, KEYS, Reload};
+use crate::limits::QUEUES_MAX;
+use crate::nearest::{distance, list, nearest, write_one_of};
 use crate::problem::{Lines, Places, Problem};
-use crate::units::Wrong;
+use crate::units::{self, Wrong};
 
 /// A table of the file, with the path of its keys.
-#[derive(Clone)]
 pub(crate) struct Section<'a> {
     /// As written: `service.firewall.match`. Empty at the top.
     pub(crate) path: String,
-    pub(crate) table: &'a DeTable<'a>,
+    /// Which table of [`keys::TABLES`] it is.
+    kind: &'static str,
+    /// `None` where the file does not have it.
+    pub(crate) table: Option<&'a DeTable<'a>>,
     /// Keys that were refused.
-    pub(crate) unknown: Vec<&'a str>,
+    unknown: Vec<String>,
 }
 
 impl<'a> Section<'a> {
-    pub(crate) fn new(path: String, table: &'a DeTable<'a>) -> Section<'a> {
-        Section {
-            path,
-            table,
-            unknown: Vec::new(),
-        }
-    }
-
     /// The path of one of its keys.
     pub(crate) fn key(&self, name: &str) -> String {
         if self.path.is_empty() {
@@ -37,52 +37,47 @@ impl<'a> Section<'a> {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&'a Spanned<DeValue<'a>>> {
-        self.table.get(name)
+        self.table?.get(name)
     }
 }
 
-/// Collects problems while values are read.
-pub(crate) struct Reader<'a> {
-    file: &'a str,
-    lines: Lines<'a>,
+/// Collects problems, places and values while a file is read.
+pub(crate) struct Reader {
+    file: String,
+    lines: Lines,
     pub(crate) places: Places,
     pub(crate) problems: Vec<Problem>,
+    /// The value of each key, and what a reload does with it.
+    pub(crate) values: BTreeMap<String, (Reload, String)>,
+    /// The names that uplinks are given, so that what refers to one can be checked although the uplink itself is wrong.
+    pub(crate) uplinks: Vec<String>,
+    /// Workers of the switch.
+    pub(crate) workers: usize,
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) fn new(file: &'a str, text: &'a str) -> Reader<'a> {
+impl Reader {
+    pub(crate) fn new(file: &str, text: &str) -> Reader {
         Reader {
-            file,
+            file: file.to_owned(),
             lines: Lines::new(text),
             places: Places::default(),
             problems: Vec::new(),
+            values: BTreeMap::new(),
+            uplinks: Vec::new(),
+            workers: 1,
         }
     }
 
     /// Notes a problem with a key, at the key's place or that of the table around it.
     pub(crate) fn wrong(&mut self, key: &str, wrong: Wrong) {
         let place = self.places.of(key);
-        self.problems.push(Problem {
-            file: self.file.to_owned(),
-            line: place.line,
-            column: place.column,
-            key: key.to_owned(),
-            what: wrong.what,
-            write: wrong.write,
-        });
+        self.problems.push(Problem::new(&self.file, place, key, wrong));
     }
 
     /// Notes a problem at a byte of the file.
     pub(crate) fn wrong_at(&mut self, offset: usize, wrong: Wrong) {
         let place = self.lines.place(offset);
-        self.problems.push(Problem {
-            file: self.file.to_owned(),
-            line: place.line,
-            column: place.column,
-            key: String::new(),
-            what: wrong.what,
-            write: wrong.write,
-        });
+        self.problems.push(Problem::new(&self.file, place, "", wrong));
     }
 
     pub(crate) fn note(&mut self, path: &str, offset: usize) {
@@ -90,98 +85,195 @@ impl<'a> Reader<'a> {
         self.places.note(path, place);
     }
 
-    /// A table whose keys are those of `kind` in [`keys::KEYS`]; others are refused.
-    pub(crate) fn section(&mut self, path: String, kind: &str, table: &'a DeTable<'a>) -> Section<'a> {
-        let known: Vec<&str> = keys::of_table(kind).map(|key| key.name).collect();
-        self.section_with(path, &known, table)
-    }
-
-    /// A table whose keys are `known`; others are refused.
-    pub(crate) fn section_with(
+    /// A table whose keys are those of `kind` in [`KEYS`] and `own`; others are refused.
+    pub(crate) fn section<'a>(
         &mut self,
         path: String,
-        known: &[&str],
-        table: &'a DeTable<'a>,
+        kind: &'static str,
+        own: &[&str],
+        table: Option<&'a DeTable<'a>>,
     ) -> Section<'a> {
-        let mut section = Section::new(path, table);
-        self.note_keys(&section);
-        for key in table.keys() {
+        let mut section = Section {
+            path,
+            kind,
+            table,
+            unknown: Vec::new(),
+        };
+        let known = keys::of_table(kind).map(|key| key.name);
+        let known: Vec<&str> = known.chain(own.iter().copied()).collect();
+        for key in table.into_iter().flat_map(DeTable::keys) {
             let name = key.get_ref().as_ref();
+            self.note(&section.key(name), key.span().start);
             if !known.contains(&name) {
-                section.unknown.push(name);
-                let write = match nearest(name, known.iter().copied()) {
-                    Some(near) => format!("write {near:?}"),
-                    None => format!("remove it, or write one of {}", list(known.iter().copied())),
-                };
-                self.wrong(&section.key(name), Wrong::new("there is no such key", write));
+                section.unknown.push(name.to_owned());
+                self.wrong(&section.key(name), unknown_key(name, &known));
             }
         }
         section
     }
 
-    /// Notes where the keys of a table stand.
-    pub(crate) fn note_keys(&mut self, section: &Section<'a>) {
-        for key in section.table.keys() {
-            self.note(&section.key(key.get_ref()), key.span().start);
-        }
-    }
-
     /// The value of a key, where it is written and right.
     pub(crate) fn read<T>(
         &mut self,
-        section: &Section<'a>,
+        section: &Section<'_>,
         name: &str,
-        read: impl FnOnce(&'a DeValue<'a>) -> Result<T, Wrong>,
+        read: impl FnOnce(At<'_>) -> Result<T, Wrong>,
     ) -> Option<T> {
-        match read(section.get(name)?.get_ref()) {
-            Ok(value) => Some(value),
-            Err(wrong) => {
-                self.wrong(&section.key(name), wrong);
-                None
-            }
+        self.value(&section.key(name), section.get(name)?.get_ref(), read)
+    }
+
+    /// A value, where it is right.
+    pub(crate) fn value<T>(
+        &mut self,
+        path: &str,
+        value: &DeValue<'_>,
+        read: impl FnOnce(At<'_>) -> Result<T, Wrong>,
+    ) -> Option<T> {
+        let at = At {
+            reader: self,
+            path,
+            value,
+        };
+        read(at).map_err(|wrong| self.wrong(path, wrong)).ok()
+    }
+
+    /// The value that a row of [`KEYS`] gives as default.
+    pub(crate) fn default<T>(&mut self, toml: &str, read: impl FnOnce(At<'_>) -> Result<T, Wrong>) -> T {
+        let value = DeValue::parse(toml).ok();
+        let value = value.and_then(|value| self.value("", value.get_ref(), read));
+        #[expect(
+            clippy::expect_used,
+            reason = "a row of the table; a test writes every default"
+        )]
+        value.expect("a default in the table of keys is a value of its key")
+    }
+
+    /// Tells that a key is not written.
+    pub(crate) fn missing(&mut self, section: &Section<'_>, name: &str, wrong: impl FnOnce() -> Wrong) {
+        // Where it is written with a slip, that is the problem, and was told.
+        let is_slip = |unknown: &String| nearest(unknown, [name]).is_some();
+        if section.get(name).is_none() && !section.unknown.iter().any(is_slip) {
+            self.wrong(&section.key(name), wrong());
         }
     }
 
-    /// The value of a key that must be written.
-    pub(crate) fn require<T>(
-        &mut self,
-        section: &Section<'a>,
-        name: &str,
-        example: &str,
-        read: impl FnOnce(&'a DeValue<'a>) -> Result<T, Wrong>,
-    ) -> Option<T> {
-        if section.get(name).is_none() {
-            // Where it is written with a slip, that is the problem, and was told.
-            if section
-                .unknown
-                .iter()
-                .any(|unknown| nearest(unknown, [name]).is_some())
-            {
-                return None;
-            }
-            let wrong = Wrong::new("this key is missing", format!("write {name} = {example}"));
-            self.wrong(&section.key(name), wrong);
-            return None;
+    /// Tells that a key is not written that must be.
+    pub(crate) fn required(&mut self, section: &Section<'_>, name: &str) {
+        let example = keys::of_table(section.kind).find(|key| key.name == name);
+        let example = example.map_or("", |key| key.example);
+        self.missing(section, name, || {
+            Wrong::new("this key is missing", format!("write {name} = {example}"))
+        });
+    }
+
+    /// Keeps a value of a key, to compare it after a reload.
+    pub(crate) fn keep(&mut self, section: &Section<'_>, name: &str, reload: Reload, value: &impl Debug) {
+        // A list is kept as a whole, and so is a key that may be written in several ways.
+        if reload != Reload::Keys && !section.path.contains('[') {
+            let path = section.key(name);
+            let inside = format!("{path}.");
+            self.values.retain(|other, _| !other.starts_with(&inside));
+            self.values.insert(path, (reload, format!("{value:?}")));
         }
-        self.read(section, name, read)
     }
 
-    /// The table at a key, as a section of the keys of `kind`.
-    pub(crate) fn subsection(
-        &mut self,
-        section: &Section<'a>,
-        name: &str,
-        kind: &str,
-    ) -> Option<Section<'a>> {
-        let table = self.read(section, name, table)?;
-        Some(self.section(section.key(name), kind, table))
+    /// Queue pairs that a port may have: more than there are workers are of no use.
+    pub(crate) fn queues_max(&self) -> u64 {
+        QUEUES_MAX.min(self.workers as u64)
     }
 
-    /// What was read, or every problem in the order of the file.
-    pub(crate) fn finish(mut self) -> (Places, Vec<Problem>) {
+    /// Every problem, in the order of the file.
+    pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.problems
             .sort_by(|a, b| (a.line, a.column, &a.key).cmp(&(b.line, b.column, &b.key)));
-        (self.places, self.problems)
+        self.problems
+    }
+}
+
+/// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to, or
+/// those that there are.
+fn unknown_key(name: &str, known: &[&str]) -> Wrong {
+    let near = nearest(name, known.iter().copied());
+    let mut homes: Vec<String> = KEYS
+        .iter()
+        .filter(|key| key.name == name && !key.table.is_empty())
+        .map(|key| keys::heading(key.table))
+        .collect();
+    homes.dedup();
+    match near {
+        Some(near) if homes.is_empty() || distance(name, near) <= 1 => {
+            Wrong::new("there is no such key", format!("write {near:?}"))
+        }
+        _ if !homes.is_empty() => {
+            let what = format!("this key belongs to {}", homes.join(" or "));
+            Wrong::new(what, "move it there, or remove it")
+        }
+        _ => {
+            let known = list(known.iter().copied());
+            Wrong::new(
+                "there is no such key",
+                format!("remove it, or write one of {known}"),
+            )
+        }
+    }
+}
+
+/// A value, and where it stands.
+pub(crate) struct At<'a> {
+    pub(crate) reader: &'a mut Reader,
+    /// The path of its key: `service.a.mounts[0]`.
+    pub(crate) path: &'a str,
+    pub(crate) value: &'a DeValue<'a>,
+}
+
+impl<'a> At<'a> {
+    /// What is said of a value that is not of that kind.
+    pub(crate) fn not(&self, kind: &str, write: &str) -> Wrong {
+        not(self.value, kind, write)
+    }
+
+    pub(crate) fn text(&self) -> Result<&'a str, Wrong> {
+        let text = self.value.as_str();
+        let text = text.ok_or_else(|| self.not("text", "text in quotes"))?;
+        if text.contains('\0') {
+            return Err(Wrong::new("it contains a NUL", "write text without it"));
+        }
+        Ok(text)
+    }
+
+    /// A table, read by its function in [`keys`].
+    pub(crate) fn table<T>(
+        self,
+        read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
+    ) -> Result<T, Wrong> {
+        self.table_with(read, &[])
+    }
+
+    /// Likewise, with keys besides.
+    pub(crate) fn table_with<T>(
+        self,
+        read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
+        own: &[&str],
+    ) -> Result<T, Wrong> {
+        let table = self.value.as_table();
+        let table = table.ok_or_else(|| self.not("a table", "a table, for example { key = value }"))?;
+        Ok(read(self.reader, self.path.to_owned(), Some(table), own))
+    }
+
+    /// The values of a list that are right, with their number.
+    pub(crate) fn items<T>(
+        self,
+        mut read: impl FnMut(At<'_>) -> Result<T, Wrong>,
+    ) -> Result<(Vec<T>, usize), Wrong> {
+        let items = self.value.as_array();
+        let items = items.ok_or_else(|| self.not("a list", "a list in brackets"))?;
+        let mut values = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let path = format!("{}[{index}]", self.path);
+            self.reader.note(&path, item.span().start);
+            values.extend(self.reader.value(&path, item.get_ref(), &mut read));
+        }
+        Ok((values, items.len()))
     }
 }
 
@@ -198,39 +290,29 @@ fn shown(value: &DeValue<'_>) -> String {
     }
 }
 
-pub(crate) fn not(value: &DeValue<'_>, kind: &str, write: &str) -> Wrong {
+fn not(value: &DeValue<'_>, kind: &str, write: &str) -> Wrong {
     Wrong::new(
         format!("{} is not {kind}", shown(value)),
         format!("write {write}"),
     )
 }
 
-pub(crate) fn table<'a>(value: &'a DeValue<'a>) -> Result<&'a DeTable<'a>, Wrong> {
-    value
-        .as_table()
-        .ok_or_else(|| not(value, "a table", "a table, for example { key = value }"))
+/// Text that `parse` takes.
+pub(crate) fn text<T>(parse: impl Fn(&str) -> Result<T, Wrong>) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    move |at| parse(at.text()?)
 }
 
-pub(crate) fn array<'a>(value: &'a DeValue<'a>) -> Result<&'a DeArray<'a>, Wrong> {
-    value
-        .as_array()
-        .ok_or_else(|| not(value, "a list", "a list in brackets"))
-}
-
-pub(crate) fn text<'a>(value: &'a DeValue<'a>) -> Result<&'a str, Wrong> {
-    let text = value
-        .as_str()
-        .ok_or_else(|| not(value, "text", "text in quotes"))?;
-    if text.contains('\0') {
-        return Err(Wrong::new("it contains a NUL", "write text without it"));
+/// A file or directory, for whoever opens it to judge.
+pub(crate) fn path(at: At<'_>) -> Result<PathBuf, Wrong> {
+    match at.text()? {
+        "" => Err(Wrong::new("it is empty", "write a path")),
+        text => Ok(PathBuf::from(text)),
     }
-    Ok(text)
 }
 
-pub(crate) fn boolean(value: &DeValue<'_>) -> Result<bool, Wrong> {
-    value
-        .as_bool()
-        .ok_or_else(|| not(value, "true or false", "true or false, without quotes"))
+pub(crate) fn boolean(at: At<'_>) -> Result<bool, Wrong> {
+    let value = at.value.as_bool();
+    value.ok_or_else(|| at.not("true or false", "true or false, without quotes"))
 }
 
 /// An integer as written, if it is one.
@@ -240,41 +322,84 @@ pub(crate) fn integer(value: &DeValue<'_>) -> Option<i128> {
 }
 
 /// Any number, if it is one.
-pub(crate) fn number(value: &DeValue<'_>) -> Option<f64> {
+pub(crate) fn float(value: &DeValue<'_>) -> Option<f64> {
     match value {
         DeValue::Float(float) => float.as_str().parse().ok(),
         _ => integer(value).map(|integer| integer as f64),
     }
 }
 
-/// A whole number within bounds; text may carry a unit of `count`.
-pub(crate) fn whole(
+/// A whole number within bounds; text may carry a unit of counts.
+pub(crate) fn number<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    whole(low, high, units::count)
+}
+
+/// Bytes within bounds; text may carry a unit of sizes.
+pub(crate) fn bytes<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    whole(low, high, units::size)
+}
+
+fn whole<T: TryFrom<u64>>(
     low: u64,
     high: u64,
     of_text: fn(&str) -> Result<u64, Wrong>,
-) -> impl Fn(&DeValue<'_>) -> Result<u64, Wrong> {
-    move |value| {
-        let bounds = || format!("write a whole number from {low} to {high}");
-        let number = match value {
+) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    move |at| {
+        let wrong = |what: String| Wrong::new(what, format!("write a whole number from {low} to {high}"));
+        let number = match at.value {
             DeValue::String(text) => i128::from(of_text(text)?),
-            _ => integer(value)
-                .ok_or_else(|| not(value, "a whole number", &format!("one from {low} to {high}")))?,
+            value => integer(value)
+                .ok_or_else(|| at.not("a whole number", &format!("one from {low} to {high}")))?,
         };
-        match u64::try_from(number) {
-            Ok(number) if number < low => Err(Wrong::new(format!("{number} is less than {low}"), bounds())),
-            Ok(number) if number > high => Err(Wrong::new(format!("{number} is more than {high}"), bounds())),
-            Ok(number) => Ok(number),
-            Err(_) => Err(Wrong::new(format!("{number} is out of range"), bounds())),
+        let out_of_range = || wrong(format!("{number} is out of range"));
+        match u64::try_from(number).map_err(|_| out_of_range())? {
+            number if number < low => Err(wrong(format!("{number} is less than {low}"))),
+            number if number > high => Err(wrong(format!("{number} is more than {high}"))),
+            number => T::try_from(number).map_err(|_| out_of_range()),
         }
     }
 }
 
+/// Of whole numbers, a power of two. The bounds are powers of two themselves.
+pub(crate) fn power_of_two<T: TryFrom<u64>>(
+    number: impl Fn(At<'_>) -> Result<u64, Wrong>,
+) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    move |at| {
+        let number = number(at)?;
+        let above = number.next_power_of_two();
+        let wrong = || {
+            let what = format!("{number} is not a power of two");
+            Wrong::new(what, format!("write {} or {above}", above / 2))
+        };
+        let is_one = number.is_power_of_two().then_some(number);
+        is_one
+            .and_then(|number| T::try_from(number).ok())
+            .ok_or_else(wrong)
+    }
+}
+
+/// A span of time within bounds.
+pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, Wrong> {
+    move |at| {
+        let units = "text with a unit of ns, us, ms, s, m, h, d, for example \"50ms\"";
+        let text = at.value.as_str();
+        let span = units::span(text.ok_or_else(|| at.not("a span of time", units))?)?;
+        if span < low {
+            return Err(Wrong::new("it is zero", "write a longer span"));
+        }
+        if span > high {
+            let what = format!("it is more than {}", units::show_span(high));
+            return Err(Wrong::new(what, "write a shorter span"));
+        }
+        Ok(span)
+    }
+}
+
 /// Texts in a list.
-pub(crate) fn texts(value: &DeValue<'_>) -> Result<Vec<String>, Wrong> {
+pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, Wrong> {
     let example = "a list of text, for example [\"one\", \"two\"]";
-    let items = value
-        .as_array()
-        .ok_or_else(|| not(value, "a list of text", example))?;
+    let items = at.value.as_array();
+    let items = items.ok_or_else(|| at.not("a list of text", example))?;
     let one = |item: &Spanned<DeValue<'_>>| match item.get_ref().as_str() {
         Some(text) if !text.contains('\0') => Ok(text.to_owned()),
         Some(_) => Err(Wrong::new("it contains a NUL", "write text without it")),
@@ -287,19 +412,17 @@ pub(crate) fn texts(value: &DeValue<'_>) -> Result<Vec<String>, Wrong> {
 }
 
 /// One of a few words.
-pub(crate) fn word<T: Copy>(
-    words: &'static [(&'static str, T)],
-) -> impl Fn(&DeValue<'_>) -> Result<T, Wrong> {
-    move |value| {
+pub(crate) fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(At<'_>) -> Result<T, Wrong> {
+    move |at| {
         let known = || words.iter().map(|(word, _)| *word);
         let one_of = || format!("one of {}", list(known()));
-        let text = value.as_str().ok_or_else(|| not(value, "text", &one_of()))?;
+        let text = at.value.as_str().ok_or_else(|| at.not("text", &one_of()))?;
         match words.iter().find(|(word, _)| *word == text) {
             Some((_, value)) => Ok(*value),
-            None => Err(Wrong::new(
-                format!("there is no {text:?} here"),
-                crate::nearest::write_one_of(text, known().collect::<Vec<_>>()),
-            )),
+            None => {
+                let write = write_one_of(text, known().collect::<Vec<_>>());
+                Err(Wrong::new(format!("there is no {text:?} here"), write))
+            }
         }
     }
 }

@@ -17,11 +17,8 @@ pub fn reference() -> String {
          packet rates `kpps`, `Mpps`, `Gpps`; spans of time `ns`, `us`, `ms`, `s`, `m`, `h`, `d` (always needed); sizes \
          `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`; numbers `k` (1,000), `M`, `G`; shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
     );
-    for (table, meaning) in TABLES {
-        let heading = match *table {
-            "uplink[]" => "[[uplink]]".to_owned(),
-            other => format!("[{other}]"),
-        };
+    for (table, meaning) in TABLES.iter().filter(|(table, _)| !table.is_empty()) {
+        let heading = keys::heading(table);
         let _ = write!(text, "\n## `{heading}`\n\n{meaning}\n\n");
         text.push_str("| key | what may be written | default | meaning |\n| --- | --- | --- | --- |\n");
         for key in keys::of_table(table) {

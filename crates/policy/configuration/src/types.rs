@@ -1,14 +1,17 @@
 //! A configuration that was checked: what the rest of inco is given.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
-use model::{Nanos, ServiceId, UplinkId};
+use model::{
+    Fallback, Match, Mount, Nanos, NetFunction, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
+};
 use scheduling::Scheduler;
 
+use crate::keys::Reload;
 use crate::problem::Places;
 
 /// The whole configuration, checked. Services and uplinks are in the order of the file, so that
@@ -31,6 +34,8 @@ pub struct Configuration {
     pub event_log: EventLog,
     /// Where each key stands in the file.
     pub(crate) places: Places,
+    /// The value of each key, written or not, and what a reload does with it.
+    pub(crate) values: BTreeMap<String, (Reload, String)>,
 }
 
 /// What forwards packets.
@@ -71,25 +76,73 @@ impl Switch {
     }
 }
 
-/// Which switch forwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SwitchDriver {
-    /// Ours.
-    Soft,
-    /// A bridge of Open vSwitch.
-    OpenFlow,
-}
+model::words! {
+    /// Which switch forwards.
+    pub enum SwitchDriver {
+        /// Ours.
+        Soft = "soft",
+        /// A bridge of Open vSwitch.
+        OpenFlow = "openflow",
+    }
 
-impl SwitchDriver {
-    /// The words for it.
-    pub const NAMES: &'static [&'static str] = &["soft", "openflow"];
+    /// Where a bridge's packets are forwarded.
+    pub enum Datapath {
+        /// In Open vSwitch itself.
+        Netdev = "netdev",
+        /// In the kernel, and in a card to which the kernel hands its work.
+        System = "system",
+    }
 
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SwitchDriver::Soft => "soft",
-            SwitchDriver::OpenFlow => "openflow",
-        }
+    /// How new flows are set up in a switch of rules.
+    pub enum FlowSetup {
+        /// Rules for buckets of header bits are there before any packet.
+        Proactive = "proactive",
+        /// The first packets of a flow come to inco.
+        Reactive = "reactive",
+    }
+
+    /// What a worker does when no packet comes.
+    pub enum Poll {
+        /// It sleeps, longer and longer, up to a bound.
+        Adaptive = "adaptive",
+        /// It goes on asking: lowest latency, one whole CPU each.
+        Busy = "busy",
+    }
+
+    /// Where memory comes from.
+    pub enum Hugepages {
+        /// From hugepages where enough are free, else from plain pages.
+        Auto = "auto",
+        /// From hugepages, or inco does not start.
+        On = "on",
+        /// From plain pages.
+        Off = "off",
+    }
+
+    /// How an instance is attached to the switch.
+    pub enum PortKind {
+        /// Rings of shared memory, and a socket to agree on them.
+        Memif = "memif",
+        /// A function of a card, or another network interface, whose other end the switch has.
+        Device = "device",
+        /// A sink without a container, for benches.
+        Null = "null",
+    }
+
+    /// Whether a pinned flow may be moved while its instance is well.
+    pub enum Affinity {
+        /// Never.
+        Strict = "strict",
+        /// When its instance is drained or purged, in order: the function keeps no state per flow, or shares it.
+        Relaxed = "relaxed",
+    }
+
+    /// Which engine runs containers.
+    pub enum EngineDriver {
+        /// Embedded: containers without a daemon.
+        Oci = "oci",
+        /// Docker's or Podman's API.
+        Docker = "docker",
     }
 }
 
@@ -128,63 +181,6 @@ impl OpenFlow {
     }
 }
 
-/// Where a bridge's packets are forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Datapath {
-    /// In Open vSwitch itself.
-    Netdev,
-    /// In the kernel, and in a card to which the kernel hands its work.
-    System,
-}
-
-impl Datapath {
-    /// The word for it, here and in Open vSwitch.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Datapath::Netdev => "netdev",
-            Datapath::System => "system",
-        }
-    }
-}
-
-/// How new flows are set up in a switch of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlowSetup {
-    /// Rules for buckets of header bits are there before any packet.
-    Proactive,
-    /// The first packets of a flow come to inco.
-    Reactive,
-}
-
-/// What a worker does when no packet comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Poll {
-    /// It sleeps, longer and longer, up to a bound.
-    Adaptive,
-    /// It goes on asking: lowest latency, one whole CPU each.
-    Busy,
-}
-
-/// Where memory comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hugepages {
-    /// From hugepages where enough are free, else from plain pages.
-    Auto,
-    /// From hugepages, or inco does not start.
-    On,
-    /// From plain pages.
-    Off,
-}
-
-/// What happens to packets that are no flow of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fallback {
-    /// They are dropped and counted.
-    Drop,
-    /// They leave by that uplink, unchanged.
-    Pass(UplinkId),
-}
-
 /// A port towards the network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Uplink {
@@ -221,6 +217,13 @@ pub struct Capture {
     pub tx: Option<PathBuf>,
     /// Whether it begins again at its end, for ever.
     pub repeats: bool,
+}
+
+/// None: for an uplink whose device could not be read.
+impl Default for Device {
+    fn default() -> Self {
+        Device::Dpdk(String::new())
+    }
 }
 
 impl Device {
@@ -368,55 +371,21 @@ impl Service {
     }
 }
 
-/// How an instance is attached to the switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortKind {
-    /// Rings of shared memory, and a socket to agree on them.
-    Memif,
-    /// A function of a card, or another network interface, whose other end the switch has.
-    Device,
-    /// A sink without a container, for benches.
-    Null,
-}
-
 /// A function of a card for a data port of an instance, and what stands for it in the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceDevice {
     /// The switch's end: a network interface, or a device of DPDK, as `0000:03:00.0,representor=vf0`.
     pub representor: String,
     /// The instance's end.
-    pub function: CardFunction,
+    pub function: NetFunction,
     /// The address that it should have.
     pub mac: Option<MacAddress>,
-    /// The device file of its group, for a program that drives it by itself. Where the engine is on this machine, the machine tells.
-    pub vfio: Option<PathBuf>,
 }
 
 impl InstanceDevice {
     /// Whether the switch's end is one of DPDK's devices, and no interface.
     pub fn is_of_dpdk(&self) -> bool {
         self.representor.contains([':', ','])
-    }
-}
-
-/// A function of a card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CardFunction {
-    /// A virtual function, by its PCI address.
-    Pci(String),
-    /// A scalable function, by its number.
-    Sf(u32),
-    /// Whatever has this network interface.
-    Interface(String),
-}
-
-impl fmt::Display for CardFunction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CardFunction::Pci(address) => write!(f, "the function at {address}"),
-            CardFunction::Sf(number) => write!(f, "scalable function {number}"),
-            CardFunction::Interface(name) => write!(f, "the interface {name}"),
-        }
     }
 }
 
@@ -429,28 +398,6 @@ impl fmt::Display for MacAddress {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
     }
-}
-
-/// A directory or file of this machine in a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    /// On this machine; absolute.
-    pub source: PathBuf,
-    /// In the container; absolute.
-    pub target: PathBuf,
-    /// Whether the container may only read it.
-    pub read_only: bool,
-}
-
-/// When an instance counts as ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ready {
-    /// Its data ports are up.
-    Connected,
-    /// It took a probe packet out of its ring.
-    Consumes,
-    /// This command, run in the container, exits with 0.
-    Exec(Vec<String>),
 }
 
 /// How many instances there are.
@@ -466,15 +413,6 @@ pub struct Instances {
     pub standby_mode: StandbyMode,
 }
 
-/// How a standby instance waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StandbyMode {
-    /// Running: activating it costs microseconds.
-    Warm,
-    /// Frozen: it uses no CPU; activating it costs a resume.
-    Paused,
-}
-
 /// What one instance can process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Capacity {
@@ -482,43 +420,6 @@ pub enum Capacity {
     Pps(f64),
     /// Measured while it works.
     Learn,
-}
-
-/// Whether a pinned flow may be moved while its instance is well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Affinity {
-    /// Never.
-    Strict,
-    /// When its instance is drained or purged, in order: the function keeps no state per flow, or shares it.
-    Relaxed,
-}
-
-/// What happens to a new flow that finds the flow table full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TableFull {
-    /// Its packets are sent by hash, without a pin.
-    Hash,
-    /// Its packets are dropped and counted.
-    Drop,
-}
-
-/// When a flow ends without saying so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
-    /// A TCP flow in use.
-    pub tcp: Nanos,
-    /// A TCP flow whose handshake is not complete.
-    pub tcp_handshake: Nanos,
-    /// How long a flow that ended by FIN or RST keeps its pin for late packets.
-    pub tcp_linger: Nanos,
-    /// UDP.
-    pub udp: Nanos,
-    /// SCTP.
-    pub sctp: Nanos,
-    /// ICMP queries.
-    pub icmp: Nanos,
-    /// Every other protocol.
-    pub other: Nanos,
 }
 
 /// The rings of a data port.
@@ -558,27 +459,8 @@ impl Engine {
     }
 }
 
-/// Which engine runs containers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineDriver {
-    /// Embedded: containers without a daemon.
-    Oci,
-    /// Docker's or Podman's API.
-    Docker,
-}
-
-impl EngineDriver {
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            EngineDriver::Oci => "oci",
-            EngineDriver::Docker => "docker",
-        }
-    }
-}
-
 /// How inco is asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Api {
     /// The unix socket; `None` for `api.sock` in inco's run directory.
     pub socket: Option<PathBuf>,
@@ -608,42 +490,6 @@ pub struct EventLog {
     pub file_bytes: u64,
     /// Files that are kept, the one that is written included.
     pub files: u32,
-}
-
-impl Default for EventLog {
-    fn default() -> Self {
-        EventLog {
-            directory: None,
-            file_bytes: crate::defaults::EVENT_FILE_BYTES,
-            files: crate::defaults::EVENT_FILES,
-        }
-    }
-}
-
-/// Which packets are a service's. An empty match is all IP packets of its uplinks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Match {
-    /// IP protocol number.
-    pub protocol: Option<u8>,
-    /// Source addresses.
-    pub src: Option<Prefix>,
-    /// Destination addresses.
-    pub dst: Option<Prefix>,
-    /// Source ports.
-    pub src_port: Option<RangeInclusive<u16>>,
-    /// Destination ports.
-    pub dst_port: Option<RangeInclusive<u16>>,
-    /// Outermost VLAN id; 0 for packets without a tag.
-    pub vlan: Option<u16>,
-}
-
-/// Addresses that share their first bits; the others of `address` are 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefix {
-    /// The first address.
-    pub address: IpAddr,
-    /// How many leading bits count.
-    pub bits: u8,
 }
 
 impl Configuration {

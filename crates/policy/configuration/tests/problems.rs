@@ -3,10 +3,10 @@
 #![allow(clippy::panic, reason = "a test fails by it")]
 
 use configuration::{
-    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, Fallback, PortKind, Problem, Ready,
-    StandbyMode, Unusable, check_facts, parse,
+    Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, Unusable, check_facts,
+    parse,
 };
-use model::{Nanos, UplinkId};
+use model::{Fallback, Nanos, NetFunction, Ready, StandbyMode, UplinkId};
 use scheduling::{Metric, Settings};
 
 /// The example of the design, with a policy that exists.
@@ -258,6 +258,36 @@ fn a_problem_names_file_line_key_and_what_to_write() {
         wrong(&text),
         ["inco.toml:15: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3"]
     );
+}
+
+#[test]
+fn a_key_of_another_table_is_told_where_it_belongs() {
+    for (text, said) in [
+        (
+            format!("other = 'drop'\n{SHORT}"),
+            "inco.toml:1: other: this key belongs to [switch] or [switch.timeouts]; move it there",
+        ),
+        (
+            format!("unmatched = 'drop'\n{SHORT}"),
+            "inco.toml:1: unmatched: this key belongs to [switch]; move it there",
+        ),
+        (
+            service_with("max_frame = 1522"),
+            "inco.toml:6: service.a.max_frame: this key belongs to [[uplink]]; move it there",
+        ),
+        // One letter off is a slip.
+        (
+            service_with("service = 3"),
+            "service.a.service: there is no such key; remove it, or write",
+        ),
+        (
+            service_with("rings = {}"),
+            "service.a.rings: there is no such key; write \"ring\"",
+        ),
+    ] {
+        let problems = wrong(&text).join("\n");
+        assert!(problems.contains(said), "{said}\n{problems}");
+    }
 }
 
 #[test]
@@ -981,7 +1011,11 @@ fn a_bridge_of_open_vswitch_is_read() {
     .openflow;
     assert_eq!(of.tls.unwrap().to_str(), Some("/etc/ovs"));
     for (switch, service, said) in [
-        ("openflow = { buckets = 48 }\n", "", "48 is no power of two"),
+        (
+            "openflow = { buckets = 48 }\n",
+            "",
+            "48 is not a power of two; write 32 or 64",
+        ),
         (
             "openflow = { bridge = \"a bridge\" }\n",
             "",
@@ -1036,7 +1070,7 @@ fn a_bridge_of_open_vswitch_is_read() {
 
 #[test]
 fn functions_of_a_card_are_read_and_must_be_enough() {
-    use configuration::{CardFunction, MacAddress};
+    use configuration::MacAddress;
     let text = |service: &str, more: &str| {
         format!(
             "[switch]\ndriver = \"openflow\"\n{more}{SHORT}symmetric = false\nport = \"device\"\n{service}\n"
@@ -1049,13 +1083,14 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
     let [vf, sf] = service.devices.as_slice() else {
         panic!("{:?}", service.devices);
     };
-    assert_eq!(vf.function, CardFunction::Pci("0000:03:00.2".into()));
+    let pci = NetFunction::Pci {
+        address: "0000:03:00.2".into(),
+        vfio: None,
+    };
+    assert_eq!(vf.function, pci);
     assert_eq!(vf.mac, Some(MacAddress([2, 0, 0, 0, 0, 0x1a])));
     assert_eq!(vf.mac.unwrap().to_string(), "02:00:00:00:00:1a");
-    assert_eq!(
-        (sf.function.clone(), sf.is_of_dpdk()),
-        (CardFunction::Sf(1), true)
-    );
+    assert_eq!((sf.function.clone(), sf.is_of_dpdk()), (NetFunction::Sf(1), true));
     assert!(!vf.is_of_dpdk());
 
     let one = |entry: &str| format!("instances = 1\ndevices = [{entry}]");

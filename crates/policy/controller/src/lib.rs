@@ -42,7 +42,7 @@ pub use message::{
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
     ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,
-    LABEL_INSTANCE, LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, PortPlace, Ready,
-    SAME_EVENT_AGAIN, STALL_AFTER, ServiceSettings, Settings, StandbyMode, YOUNG,
+    LABEL_INSTANCE, LABEL_RUN_DIR, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, PortPlace, SAME_EVENT_AGAIN,
+    STALL_AFTER, ServiceSettings, Settings, YOUNG,
 };
 pub use shell::{EngineCalls, Shell};

@@ -1,28 +1,8 @@
 use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
-use engine::{ContainerSpec, Label, Mount, NetFunction};
-use model::{InstanceId, Nanos, Slot};
-
-/// When an instance counts as ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ready {
-    /// Its data ports are up.
-    Connected,
-    /// It took a probe packet out of its ring.
-    Consumes,
-    /// This command, run in the container, exits with 0.
-    Exec(Vec<String>),
-}
-
-/// How standby instances wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StandbyMode {
-    /// Running: activating one costs microseconds.
-    Warm,
-    /// Frozen: it uses no CPU, and activating one costs a resume.
-    Paused,
-}
+use engine::{ContainerSpec, Label};
+use model::{InstanceId, Mount, Nanos, NetFunction, Ready, Slot, StandbyMode};
 
 /// A place for an instance whose port the switch has made beforehand, and what a container gets that takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

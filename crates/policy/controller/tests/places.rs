@@ -9,8 +9,8 @@ use controller::{
     Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, Outputs, PortPlace, ServiceSettings,
     Settings,
 };
-use engine::{Container, ContainerSpec, ContainerState, Mount, Request};
-use model::{EventKind, Nanos, Slot};
+use engine::{Container, ContainerSpec, ContainerState, Request};
+use model::{EventKind, Mount, Nanos, Slot};
 
 /// A service of that many instances with the places 4 and 5.
 fn controller(instances: u32) -> Controller {

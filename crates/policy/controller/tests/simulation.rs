@@ -12,12 +12,12 @@ use autoscaling::Autoscaler;
 use collector::{Collector, RawCounters};
 use controller::{
     Command, CommandId, Controller, Inputs, InstanceRow, Outputs, Ready, ServiceSettings, Settings,
-    StandbyMode, SwitchReply, SwitchRequest,
+    SwitchReply, SwitchRequest,
 };
 use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
-use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
+use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
 
 const WORKERS: usize = 2;
 const RING: u64 = 64;

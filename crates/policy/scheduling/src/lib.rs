@@ -48,6 +48,7 @@ pub use candidates::{Candidate, Candidates, PRIORITIES, RAMP_STEPS, Renewed, Ter
 pub use jbsq::Jbsq;
 pub use least_connections::LeastConnections;
 pub use maglev::Maglev;
+pub use model::Parameter;
 pub use power_of_two::PowerOfTwo;
 pub use round_robin::RoundRobin;
 pub use rss::{ENTRIES as RSS_ENTRIES, Rss, rss_hash};
@@ -166,19 +167,6 @@ impl Pick {
             Pick::None => None,
         }
     }
-}
-
-/// A policy's parameter, for documentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    /// Its name.
-    pub name: &'static str,
-    /// The accepted values, in words.
-    pub kind: &'static str,
-    /// The default, as TOML.
-    pub default: &'static str,
-    /// Its effect.
-    pub meaning: &'static str,
 }
 
 /// A policy's memory of earlier decisions, beside its candidates. Needed to reproduce a decision elsewhere.

@@ -42,4 +42,4 @@ pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, 
 pub use fake::{Delivered, FakeNic, Faults, SteeredNic};
 pub use flows::{FlowId, FlowRow, RuleState};
 pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
-pub use steering::{Fallback, Figures, IdleTimes, InstanceTerms, Settings, Setup, SlotFigures, Steering};
+pub use steering::{Fallback, Figures, InstanceTerms, Settings, Setup, SlotFigures, Steering};

@@ -8,7 +8,7 @@ mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use model::{FlowKey, Nanos, ServiceId, Slot, Tuple, protocol};
+use model::{FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple};
 use openflow::{
     Action, ErrorMessage, FlowFilter, FlowRemoved, FlowRemovedReason, FlowStats, Message, MultipartReply,
     MultipartRequest, PacketIn, PacketOut, WHOLE_PACKET,
@@ -65,50 +65,7 @@ pub struct Settings {
     /// How often a marker is sent while something is to be proven.
     pub marker_every: Nanos,
     /// A flow without a packet for so long has ended, by its protocol. Each is more than the switch's counters lag.
-    pub idle: IdleTimes,
-}
-
-/// How long a flow may be without a packet, by its protocol: FIN and RST pass in the switch and are not seen here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdleTimes {
-    /// TCP.
-    pub tcp: Nanos,
-    /// UDP.
-    pub udp: Nanos,
-    /// SCTP.
-    pub sctp: Nanos,
-    /// ICMP and ICMPv6.
-    pub icmp: Nanos,
-    /// Every other protocol.
-    pub other: Nanos,
-}
-
-impl IdleTimes {
-    /// The same for all.
-    pub const fn all(idle: Nanos) -> IdleTimes {
-        IdleTimes {
-            tcp: idle,
-            udp: idle,
-            sctp: idle,
-            icmp: idle,
-            other: idle,
-        }
-    }
-
-    fn longest(&self) -> Nanos {
-        let others = [self.udp, self.sctp, self.icmp, self.other];
-        others.into_iter().fold(self.tcp, Nanos::max)
-    }
-
-    const fn of(&self, ip_proto: u8) -> Nanos {
-        match ip_proto {
-            protocol::TCP => self.tcp,
-            protocol::UDP => self.udp,
-            protocol::SCTP => self.sctp,
-            protocol::ICMP | protocol::ICMPV6 => self.icmp,
-            _ => self.other,
-        }
-    }
+    pub idle: Timeouts,
 }
 
 impl Default for Settings {
@@ -124,7 +81,7 @@ impl Default for Settings {
             statistics_every: Nanos::from_millis(500),
             rebalance_every: Nanos::from_millis(10),
             marker_every: Nanos::from_micros(500),
-            idle: IdleTimes::all(Nanos::from_secs(60)),
+            idle: Timeouts::all(Nanos::from_secs(60)),
         }
     }
 }
@@ -928,7 +885,7 @@ impl Steering {
     fn enter(&mut self, id: FlowId, place: (usize, usize), slot: Slot, now: Nanos) {
         if self.flows.len() >= self.settings.flow_limit {
             self.figures.flow_limit += 1;
-            let until = Nanos(now.0 + self.settings.idle.of(protocol_of(&id)).0);
+            let until = Nanos(now.0 + self.settings.idle.of_protocol(protocol_of(&id)).0);
             if let Some(bucket) = self.bucket_mut(place) {
                 bucket.unknown_until = until;
             }
@@ -1190,7 +1147,7 @@ impl Steering {
         let looked: Vec<(FlowId, bool)> = (self.flows.range((from, std::ops::Bound::Unbounded)))
             .take(TICK_FLOWS)
             .map(|(id, flow)| {
-                let idle = self.settings.idle.of(protocol_of(id));
+                let idle = self.settings.idle.of_protocol(protocol_of(id));
                 (*id, now.0.saturating_sub(flow.seen.0) > idle.0)
             })
             .collect();

@@ -9,11 +9,11 @@ mod tracked;
 
 use std::collections::VecDeque;
 
-use model::{Nanos, ServiceId, Slot, protocol};
+use model::{Nanos, ServiceId, Slot, Timeouts, protocol};
 use openflow::Field;
 use openflow_switch::{
-    FakeNic, Fallback, Family, Faults, IdleTimes, InstanceTerms, Part, RuleState, ServiceRules, Settings,
-    Setup, Side, Spread, SteeredNic, Steering,
+    FakeNic, Fallback, Family, Faults, InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side,
+    Spread, SteeredNic, Steering,
 };
 use openvswitch::{DatapathFlow, Offload, datapath_flows};
 use proptest::prelude::*;
@@ -204,7 +204,7 @@ fn quick(setup: Setup) -> Settings {
         setup,
         statistics_every: Nanos::from_millis(100),
         rebalance_every: Nanos::from_millis(1),
-        idle: IdleTimes::all(Nanos::from_secs(5)),
+        idle: Timeouts::all(Nanos::from_secs(5)),
         ..Settings::default()
     }
 }
@@ -496,7 +496,7 @@ fn long_flows(world: &mut World, flows: std::ops::Range<u32>, rounds: u32, step:
 fn a_full_table_leaves_flows_on_their_buckets_and_the_heaviest_get_rules() {
     let settings = Settings {
         rule_limit: 100,
-        idle: IdleTimes::all(Nanos::from_millis(300)),
+        idle: Timeouts::all(Nanos::from_millis(300)),
         ..quick(Setup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, false, 3);
@@ -556,7 +556,7 @@ fn ten_times_more_flows_than_rules_send_nothing_astray() {
 #[test]
 fn draining_ends_with_the_last_flow() {
     let settings = Settings {
-        idle: IdleTimes::all(Nanos::from_millis(200)),
+        idle: Timeouts::all(Nanos::from_millis(200)),
         ..quick(Setup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, true, 4);
@@ -730,7 +730,7 @@ fn rules_that_were_refused_are_written_again() {
 #[test]
 fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
     let settings = Settings {
-        idle: IdleTimes::all(Nanos::from_millis(300)),
+        idle: Timeouts::all(Nanos::from_millis(300)),
         ..quick(Setup::Proactive)
     };
     let mut world = World::new(lagging(2_000, 100, 30), settings.clone(), true, 12);
@@ -905,7 +905,7 @@ fn installed(world: &World) -> usize {
 #[test]
 fn rules_that_wait_together_are_written_together() {
     let settings = Settings {
-        idle: IdleTimes::all(Nanos::from_millis(400)),
+        idle: Timeouts::all(Nanos::from_millis(400)),
         ..quick(Setup::Proactive)
     };
     let mut world = one_by_one(lagging(1_000, 100, 30), settings);

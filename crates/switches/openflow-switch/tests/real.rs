@@ -16,12 +16,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use model::{Nanos, ServiceId, Slot, protocol};
+use model::{Nanos, ServiceId, Slot, Timeouts, protocol};
 use openflow::{
     Action, ConnectionTracking, Event, Field, FieldKind, FlowMod, Instruction, Limits, Match, Message,
 };
 use openflow_switch::{
-    IdleTimes, InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side, Spread, Steering,
+    InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side, Spread, Steering,
 };
 use openvswitch::{BridgeSpec, Endpoint, Ovsdb, PortSpec, Reconnecting, Turned};
 use scheduling::Scheduler;
@@ -251,7 +251,7 @@ impl World {
         let settings = Settings {
             setup,
             statistics_every: Nanos::from_millis(50),
-            idle: IdleTimes::all(Nanos::from_secs(10)),
+            idle: Timeouts::all(Nanos::from_secs(10)),
             ..Settings::default()
         };
         let scheduler = Scheduler::from_name("round-robin").unwrap();

@@ -49,7 +49,7 @@ pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
-pub use plan::{Fallback, LoadBoard, Match, Plan, Prefix, ServicePlan, SlotPlan, TableFull};
+pub use plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
 pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
 pub use record::{PickRecord, RecordedFlow};
 pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};

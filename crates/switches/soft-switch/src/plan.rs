@@ -5,107 +5,15 @@
 //! beside the plan in a [`LoadBoard`] of plain atomics: a plan a millisecond would be a thousand allocations a second
 //! for figures that need no consistency among themselves.
 
-use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Tuple, UplinkId, WorkerId};
+use model::{
+    Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Tuple,
+    UplinkId, WorkerId,
+};
 use scheduling::Scheduler;
 
 use crate::counters::SERVICE_LIMIT;
-
-/// What happens to packets that are no flow of a service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fallback {
-    /// They are dropped and counted.
-    #[default]
-    Drop,
-    /// They leave by that uplink, unchanged.
-    Pass(UplinkId),
-}
-
-/// What happens to a new flow that finds the flow table full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TableFull {
-    /// Its packets are sent by hash, without a pin: an instance added or removed may move it.
-    #[default]
-    Hash,
-    /// Its packets are dropped.
-    Drop,
-}
-
-/// Addresses that share their first bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefix {
-    /// Any address of it.
-    pub address: IpAddr,
-    /// How many leading bits count.
-    pub bits: u8,
-}
-
-impl Prefix {
-    /// Whether the address is in it. Addresses of the other family never are.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                let shift = 32u32.saturating_sub(u32::from(self.bits));
-                (u64::from(u32::from(a)) >> shift) == (u64::from(u32::from(b)) >> shift)
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                let shift = 128u32.saturating_sub(u32::from(self.bits));
-                u128::from(a).checked_shr(shift) == u128::from(b).checked_shr(shift)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Which packets are a service's. An empty match is all IP packets.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Match {
-    /// IP protocol number.
-    pub protocol: Option<u8>,
-    /// Source addresses.
-    pub src: Option<Prefix>,
-    /// Destination addresses.
-    pub dst: Option<Prefix>,
-    /// Source ports.
-    pub src_port: Option<RangeInclusive<u16>>,
-    /// Destination ports.
-    pub dst_port: Option<RangeInclusive<u16>>,
-    /// Outermost VLAN id.
-    pub vlan: Option<u16>,
-}
-
-impl Match {
-    /// Whether all IP packets are meant.
-    fn is_any(&self) -> bool {
-        let Match {
-            protocol,
-            src,
-            dst,
-            src_port,
-            dst_port,
-            vlan,
-        } = self;
-        protocol.is_none()
-            && vlan.is_none()
-            && src.is_none()
-            && dst.is_none()
-            && src_port.is_none()
-            && dst_port.is_none()
-    }
-
-    /// Whether a packet with these addresses is meant.
-    pub fn matches(&self, tuple: &Tuple) -> bool {
-        self.protocol.is_none_or(|p| p == tuple.protocol)
-            && self.vlan.is_none_or(|v| v == tuple.vlan)
-            && self.src.is_none_or(|p| p.contains(tuple.src))
-            && self.dst.is_none_or(|p| p.contains(tuple.dst))
-            && self.src_port.as_ref().is_none_or(|r| r.contains(&tuple.src_port))
-            && self.dst_port.as_ref().is_none_or(|r| r.contains(&tuple.dst_port))
-    }
-}
 
 /// What a worker knows of a service.
 #[derive(Clone, Debug)]
@@ -280,6 +188,8 @@ impl LoadBoard {
 
 #[cfg(test)]
 mod tests {
+    use model::Prefix;
+
     use super::*;
 
     fn tuple(src: &str, dst: &str, dst_port: u16) -> Tuple {
@@ -290,27 +200,6 @@ mod tests {
             dst_port,
             protocol: 6,
             vlan: 0,
-        }
-    }
-
-    #[test]
-    fn prefixes_of_every_length_hold_their_own_address() {
-        for bits in 0..=32 {
-            let p = Prefix {
-                address: "10.128.3.4".parse().unwrap(),
-                bits,
-            };
-            assert!(p.contains("10.128.3.4".parse().unwrap()));
-            assert_eq!(p.contains("138.0.0.0".parse().unwrap()), bits == 0);
-            assert!(!p.contains("::1".parse().unwrap()));
-        }
-        for bits in 0..=128 {
-            let p = Prefix {
-                address: "2001:db8::1".parse().unwrap(),
-                bits,
-            };
-            assert!(p.contains("2001:db8::1".parse().unwrap()));
-            assert_eq!(p.contains("a001:db8::1".parse().unwrap()), bits == 0);
         }
     }
 

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowRow, FlowTable, Ownership, TableConfig, TimeoutPolicy};
-use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use flow_table::{FlowHasher, FlowRow, FlowTable, Ownership, TableConfig};
+use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
@@ -65,7 +65,7 @@ pub struct SoftSwitchConfig {
     /// The flow table of each worker.
     pub table: TableConfig,
     /// When flows end without saying so.
-    pub timeouts: TimeoutPolicy,
+    pub timeouts: Timeouts,
     /// Uplinks, in the order of their ids.
     pub uplinks: Vec<UplinkConfig>,
     /// Secret of the flow hash: the same for all workers, another for each run.

@@ -11,7 +11,8 @@ use std::vec::Drain;
 use arc_swap::{ArcSwap, Cache};
 use flow_table::{Burst, EntryIndex, FlowHasher, FlowRow, FlowTable, Lanes, LookupOutcome, Progress};
 use model::{
-    Direction, DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId,
+    Direction, DropReason, Fallback, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, TableFull,
+    UplinkId, WorkerId,
 };
 use packet::{FragmentTracker, HeaderBurst, Lengths, Offer, PacketInfo, Parsed, TcpFlags};
 use rtrb::{Consumer, Producer};
@@ -26,7 +27,7 @@ use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::{Command, Destination, HandOff, WorkerEvent};
 use crate::moves::{Held, Moves};
-use crate::plan::{Fallback, LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
+use crate::plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
 use crate::port::{Port, Received};
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;

@@ -10,10 +10,11 @@
 #[path = "switch/bed.rs"]
 mod bed;
 
+use model::Match;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, PATIENCE, echo, service, udp_flows};
-use soft_switch::{Match, Switch as _};
+use soft_switch::Switch as _;
 
 fn is_worker(task: &std::path::Path) -> bool {
     std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("inco-worker"))

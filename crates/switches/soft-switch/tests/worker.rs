@@ -6,15 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
-use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use flow_table::{FlowHasher, FlowTable, TableConfig};
+use model::{
+    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts,
+    UplinkId, WorkerId,
+};
 use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
     Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan, SlotPlan, TableFull, TableMemory,
-    WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    InstancePorts, LoadBoard, Plan, Polling, Port, ServicePlan, SlotPlan, TableMemory, WakeSet, Waker,
+    Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 
 const HASH_KEY: [u64; 4] = [1, 2, 3, 4];
@@ -97,9 +100,9 @@ fn alone_with(
     };
     let lines = table.lines_needed().unwrap();
     let hasher = FlowHasher::new(HASH_KEY);
-    let timeouts = TimeoutPolicy {
+    let timeouts = Timeouts {
         udp: Nanos::from_millis(50),
-        ..TimeoutPolicy::default()
+        ..Timeouts::default()
     };
     let storage = TableMemory::new(lines).unwrap();
     let table = FlowTable::new(storage, &table, &timeouts, hasher, Nanos::ZERO).unwrap();

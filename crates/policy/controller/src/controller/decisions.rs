@@ -2,9 +2,9 @@
 
 use autoscaling::Decision;
 use collector::Collector;
-use engine::{CpuQuota, Mount, Request};
+use engine::{CpuQuota, Request};
 use model::{
-    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Nanos, ServiceId, Slot,
+    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Mount, Nanos, ServiceId, Slot,
 };
 
 use super::{Controller, scaler_name};

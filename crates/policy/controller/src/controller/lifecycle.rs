@@ -2,12 +2,12 @@
 
 use collector::Collector;
 use engine::{Request, Ticket};
-use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, ServiceId};
+use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, Ready, ServiceId, StandbyMode};
 
 use super::{Controller, Target};
 use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
 use crate::message::{InstanceRow, SwitchRequest};
-use crate::settings::{CHECK_LIMIT, Ready, StandbyMode, YOUNG};
+use crate::settings::{CHECK_LIMIT, YOUNG};
 
 impl Controller {
     /// Whether an instance takes flows or stands by, and nothing is to be done about it: what most do, seen at one look.
@@ -64,7 +64,7 @@ impl Controller {
             return;
         };
         let (ports, deadline) = (service.settings.ports, service.settings.ready_deadline);
-        let ready = service.settings.ready.kind();
+        let ready = ReadyKind::of(&service.settings.ready);
         let instance = &mut self.instances[index];
         if now.since(instance.started) >= deadline {
             let seconds = deadline.as_secs_f64();
@@ -511,9 +511,9 @@ enum ReadyKind {
     Exec,
 }
 
-impl Ready {
-    fn kind(&self) -> ReadyKind {
-        match self {
+impl ReadyKind {
+    fn of(ready: &Ready) -> ReadyKind {
+        match ready {
             Ready::Connected => ReadyKind::Connected,
             Ready::Consumes => ReadyKind::Consumes,
             Ready::Exec(_) => ReadyKind::Exec,

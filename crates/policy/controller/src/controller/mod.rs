@@ -13,14 +13,14 @@ use collector::Collector;
 use engine::{CpuQuota, Request, Ticket};
 use model::{
     Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, ServiceId,
-    Slot,
+    Slot, StandbyMode,
 };
 
 use crate::backoff::BackOff;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
-use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings, StandbyMode};
+use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
 
 /// One service as the controller runs it.
 #[derive(Debug)]

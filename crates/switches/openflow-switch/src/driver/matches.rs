@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use model::{UplinkId, protocol};
+use model::{Match, Prefix, UplinkId, protocol};
 use openflow::{Field, FieldKind};
-use soft_switch::{Match, Prefix, ServicePlan};
+use soft_switch::ServicePlan;
 
 use crate::rules::{Part, ServiceRules, Side, Spread, ports_of};
 

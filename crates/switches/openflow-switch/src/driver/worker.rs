@@ -436,9 +436,9 @@ impl Worker {
         if (self.plan.unmatched, self.plan.other) != (plan.unmatched, plan.other)
             || self.plan.generation.0 == 0
         {
-            let port_of = |of: soft_switch::Fallback| match of {
-                soft_switch::Fallback::Drop => None,
-                soft_switch::Fallback::Pass(uplink) => Some(FIRST_UPLINK + u32::from(uplink.0)),
+            let port_of = |of: model::Fallback| match of {
+                model::Fallback::Drop => None,
+                model::Fallback::Pass(uplink) => Some(FIRST_UPLINK + u32::from(uplink.0)),
             };
             let mut fallbacks = Vec::new();
             for uplink in 0..self.uplinks.len() as u32 {

@@ -83,7 +83,7 @@ impl Steering {
             let Some(index) = self.services.iter().position(|of| of.rules.id == service) else {
                 continue;
             };
-            let unknown_until = now + self.settings.idle.longest();
+            let unknown_until = now + self.settings.idle.longest_in_use();
             let Some(of) = self.bucket_mut((index, bucket)) else {
                 continue;
             };

@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable, TableConfig, TimeoutPolicy};
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use flow_table::{FlowHasher, FlowTable, TableConfig};
+use model::{
+    Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts, UplinkId,
+    WorkerId,
+};
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Match, Plan, Polling, Port, ServicePlan,
-    SlotPlan, TableFull, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Plan, Polling, Port, ServicePlan, SlotPlan,
+    TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 
 #[allow(dead_code, reason = "not everybody has functions")]
@@ -85,7 +88,7 @@ pub(crate) fn counting<M: FrameMemory>(
     };
     let hasher = FlowHasher::new([1, 2, 3, 4]);
     let storage = TableMemory::new(config.lines_needed().unwrap()).unwrap();
-    let timeouts = TimeoutPolicy::default();
+    let timeouts = Timeouts::default();
     let table = FlowTable::new(storage, &config, &timeouts, hasher, Nanos::ZERO).unwrap();
     let (commands, worker_commands) = RingBuffer::new(64);
     let (worker_events, events) = RingBuffer::new(4096);

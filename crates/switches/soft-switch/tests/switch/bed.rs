@@ -10,13 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use flow_table::{FlowRow, Ownership, TableConfig, TimeoutPolicy};
-use model::{DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use flow_table::{FlowRow, Ownership, TableConfig};
+use model::{
+    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts,
+    UplinkId,
+};
 use packet::build::Frame;
 use scheduling::Scheduler;
 use soft_switch::{
-    AttachSpec, FlowFilter, HeapMemory, Match, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
-    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, TableFull, UplinkConfig, UplinkDevice,
+    AttachSpec, FlowFilter, HeapMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch, SoftSwitchConfig,
+    Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
 };
 
 /// Frames of a bed.
@@ -225,7 +228,7 @@ impl Bed {
                 return_counters: true,
                 pin_times: true,
             },
-            timeouts: TimeoutPolicy::default(),
+            timeouts: Timeouts::default(),
             uplinks: (0..uplinks)
                 .map(|u| UplinkConfig {
                     name: format!("uplink-{u}"),

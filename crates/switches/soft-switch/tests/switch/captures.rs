@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use model::{FlowKey, UplinkId};
+use model::{Fallback, FlowKey, Match, UplinkId};
 use packet::capture::CaptureReader;
-use soft_switch::{Fallback, Match};
 
 use crate::bed::{Bed, echo, service, stamp, unstamped};
 

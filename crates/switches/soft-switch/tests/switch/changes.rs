@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use model::{DropReason, InstanceState, Slot};
-use soft_switch::{Match, Switch, SwitchEvent};
+use model::{DropReason, InstanceState, Match, Slot};
+use soft_switch::{Switch, SwitchEvent};
 
 use crate::bed::{Bed, Function, PATIENCE, echo, service, stamp, udp_flows};
 use crate::load::{Load, Shape};

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use model::{DropReason, Slot};
+use model::{DropReason, Match, Slot};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use soft_switch::{FlowFilter, Match, Switch, SwitchEvent};
+use soft_switch::{FlowFilter, Switch, SwitchEvent};
 
 use crate::bed::{Bed, Function, PATIENCE, echo, service, stamp, udp_flows, udp_packet, unstamped};
 use crate::load::{Load, Shape};
@@ -340,7 +340,7 @@ fn an_uplink_peer_that_breaks_the_protocol_is_cut_off() {
 #[test]
 fn random_bytes_are_all_accounted_for() {
     let mut bed = Bed::new(2, 1, vec![service(0, &[0], Match::default())]);
-    bed.plan.other = soft_switch::Fallback::Pass(model::UplinkId(0));
+    bed.plan.other = model::Fallback::Pass(model::UplinkId(0));
     bed.add(0, 0, 1, echo);
     bed.add(1, 0, 1, echo);
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use model::DropReason;
+use model::{DropReason, Match};
 use packet::build::{Frame, fragment};
-use soft_switch::Match;
 
 use crate::bed::{Bed, echo, ends, service, stamp, udp_packet, unstamped};
 

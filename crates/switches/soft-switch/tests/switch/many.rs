@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use model::{InstanceState, Nanos, ServiceId, Slot};
-use soft_switch::{AttachSpec, Match, Switch, SwitchEvent};
+use model::{InstanceState, Match, Nanos, ServiceId, Slot};
+use soft_switch::{AttachSpec, Switch, SwitchEvent};
 
 use crate::bed::{Bed, Function, echo, service, stamp, udp_flows, unstamped};
 

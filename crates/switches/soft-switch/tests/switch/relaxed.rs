@@ -1,7 +1,7 @@
 //! Flows that move between instances that are well, under load.
 
-use model::{InstanceState, Slot};
-use soft_switch::{Match, Switch};
+use model::{InstanceState, Match, Slot};
+use soft_switch::Switch;
 
 use crate::bed::{Bed, echo, service};
 use crate::load::{Load, Shape};

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use model::{DropReason, InstanceState, UplinkId};
+use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
-use soft_switch::{Fallback, Match, Prefix, Switch};
+use soft_switch::Switch;
 
 use crate::bed::{Bed, cross, echo, service, stamp, udp_flows, udp_packet, unstamped};
 

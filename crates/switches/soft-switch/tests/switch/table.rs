@@ -3,10 +3,9 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use flow_table::TimeoutPolicy;
-use model::{DropReason, FlowKey, Nanos, ServiceId, Slot};
+use model::{DropReason, FlowKey, Match, Nanos, ServiceId, Slot, TableFull, Timeouts};
 use scheduling::Scheduler;
-use soft_switch::{FlowFilter, Match, Switch, TableFull};
+use soft_switch::{FlowFilter, Switch};
 
 use crate::bed::{Bed, echo, service, stamp, udp_flows, udp_packet, unstamped};
 use crate::load::{Load, Shape};
@@ -118,9 +117,9 @@ fn a_flow_without_a_pin_stays_on_one_instance_while_the_instances_stay() {
 fn expired_flows_leave_the_count_at_once_also_on_an_idle_worker() {
     let timeout = Nanos::from_millis(400);
     let mut bed = Bed::with(1, 1, vec![service(0, &[0], Match::default())], |config| {
-        config.timeouts = TimeoutPolicy {
+        config.timeouts = Timeouts {
             udp: timeout,
-            ..TimeoutPolicy::default()
+            ..Timeouts::default()
         };
     });
     bed.add(0, 0, 1, echo);

@@ -1,7 +1,8 @@
 //! Several workers: who owns a flow, what crosses between them, and in which order.
 
 use flow_table::{FlowHasher, Ownership};
-use soft_switch::{Match, ServicePlan, SwitchEvent};
+use model::Match;
+use soft_switch::{ServicePlan, SwitchEvent};
 
 use crate::bed::{Bed, PATIENCE, cross, echo, ends, service, udp_packet};
 use crate::load::{Load, Shape};

@@ -1,0 +1,346 @@
+//! What a service is made of, in the same words from the configuration down to the worker.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Nanos, Tuple, UplinkId, protocol};
+
+/// Declares an enum whose values each have a word in the configuration and in messages.
+#[macro_export]
+macro_rules! words {
+    ($(
+        $(#[$outer:meta])*
+        pub enum $name:ident { $($(#[$inner:meta])* $value:ident = $word:literal,)* }
+    )*) => {$(
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$inner])* $value,)* }
+
+        impl $name {
+            /// Every value with the word for it.
+            pub const WORDS: &'static [(&'static str, $name)] = &[$(($word, $name::$value),)*];
+
+            /// The word for it.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$value => $word,)* }
+            }
+        }
+    )*};
+}
+
+words! {
+    /// What happens to a new flow that finds the flow table full.
+    #[derive(Default)]
+    pub enum TableFull {
+        /// Its packets are sent by hash, without a pin: an instance added or removed may move it.
+        #[default]
+        Hash = "hash",
+        /// Its packets are dropped and counted.
+        Drop = "drop",
+    }
+
+    /// How a standby instance waits.
+    pub enum StandbyMode {
+        /// Running: activating it costs microseconds.
+        Warm = "warm",
+        /// Frozen: it uses no CPU; activating it costs a resume.
+        Paused = "paused",
+    }
+}
+
+/// What happens to packets that are no flow of a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// They are dropped and counted.
+    #[default]
+    Drop,
+    /// They leave by that uplink, unchanged.
+    Pass(UplinkId),
+}
+
+/// When an instance counts as ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Its data ports are up.
+    Connected,
+    /// It took a probe packet out of its ring.
+    Consumes,
+    /// This command, run in the container, exits with 0.
+    Exec(Vec<String>),
+}
+
+/// A file or directory of this machine that a container sees.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// On this machine; absolute, must exist.
+    pub source: PathBuf,
+    /// In the container; absolute.
+    pub target: PathBuf,
+    /// Whether the container may only read it.
+    pub read_only: bool,
+}
+
+/// A network interface of the machine or what one belongs to: the data port of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NetFunction {
+    /// A function at a PCI address, as `0000:03:00.2`.
+    Pci {
+        /// The address.
+        address: String,
+        /// The device file of its group, where the engine is on another machine and cannot be asked.
+        vfio: Option<PathBuf>,
+    },
+    /// A scalable function, by its number.
+    Sf(u32),
+    /// The interface of that name.
+    Interface(String),
+}
+
+impl fmt::Display for NetFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NetFunction::Pci { address, .. } => write!(f, "the function at {address}"),
+            NetFunction::Sf(number) => write!(f, "scalable function {number}"),
+            NetFunction::Interface(name) => write!(f, "the interface {name}"),
+        }
+    }
+}
+
+/// How long a flow lives after its last packet. Each at most [`Timeouts::LIMIT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// A TCP flow that was opened and not yet acknowledged.
+    pub tcp_handshake: Nanos,
+    /// A TCP flow in use, or closed by one side.
+    pub tcp: Nanos,
+    /// A TCP flow that was reset, or closed by both sides: time for what is still on its way.
+    pub tcp_linger: Nanos,
+    /// UDP.
+    pub udp: Nanos,
+    /// SCTP.
+    pub sctp: Nanos,
+    /// ICMP of both families.
+    pub icmp: Nanos,
+    /// Every other protocol.
+    pub other: Nanos,
+}
+
+impl Timeouts {
+    /// The longest timeout: 18 h, just below half of the span after which the coarse time in a flow table's entry repeats.
+    pub const LIMIT: Nanos = Nanos::from_secs(18 * 3600);
+
+    /// The same for all.
+    pub const fn all(timeout: Nanos) -> Timeouts {
+        Timeouts {
+            tcp_handshake: timeout,
+            tcp: timeout,
+            tcp_linger: timeout,
+            udp: timeout,
+            sctp: timeout,
+            icmp: timeout,
+            other: timeout,
+        }
+    }
+
+    /// The longest of flows in use.
+    pub fn longest_in_use(&self) -> Nanos {
+        let others = [self.udp, self.sctp, self.icmp, self.other];
+        others.into_iter().fold(self.tcp, Nanos::max)
+    }
+
+    /// That of a flow in use of an IP protocol.
+    pub const fn of_protocol(&self, ip_proto: u8) -> Nanos {
+        match ip_proto {
+            protocol::TCP => self.tcp,
+            protocol::UDP => self.udp,
+            protocol::SCTP => self.sctp,
+            protocol::ICMP | protocol::ICMPV6 => self.icmp,
+            _ => self.other,
+        }
+    }
+}
+
+impl Default for Timeouts {
+    /// Those of the configuration.
+    fn default() -> Timeouts {
+        Timeouts {
+            tcp_handshake: Nanos::from_secs(10),
+            tcp: Nanos::from_secs(900),
+            tcp_linger: Nanos::from_secs(2),
+            udp: Nanos::from_secs(120),
+            sctp: Nanos::from_secs(900),
+            icmp: Nanos::from_secs(60),
+            other: Nanos::from_secs(120),
+        }
+    }
+}
+
+/// A parameter of a policy, for the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// The key.
+    pub name: &'static str,
+    /// What may be written, with its unit.
+    pub kind: &'static str,
+    /// What holds where it is not written, as TOML or in words.
+    pub default: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+}
+
+impl Parameter {
+    /// A parameter.
+    pub const fn new(
+        name: &'static str,
+        kind: &'static str,
+        default: &'static str,
+        meaning: &'static str,
+    ) -> Parameter {
+        Parameter {
+            name,
+            kind,
+            default,
+            meaning,
+        }
+    }
+}
+
+/// Addresses that share their first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Any address of it.
+    pub address: IpAddr,
+    /// How many leading bits count.
+    pub bits: u8,
+}
+
+impl Prefix {
+    /// Its first address: all bits after the first `bits` are 0.
+    pub fn first(&self) -> IpAddr {
+        let bits = u32::from(self.bits);
+        match self.address {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32u32.saturating_sub(bits)).unwrap_or(0);
+                IpAddr::V4((u32::from(v4) & mask).into())
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128u32.saturating_sub(bits)).unwrap_or(0);
+                IpAddr::V6((u128::from(v6) & mask).into())
+            }
+        }
+    }
+
+    /// Whether the address is in it. Addresses of the other family never are.
+    #[inline]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let shift = 32u32.saturating_sub(u32::from(self.bits));
+                (u64::from(u32::from(a)) >> shift) == (u64::from(u32::from(b)) >> shift)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let shift = 128u32.saturating_sub(u32::from(self.bits));
+                u128::from(a).checked_shr(shift) == u128::from(b).checked_shr(shift)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether every address of it is in `other`.
+    pub fn is_within(&self, other: &Prefix) -> bool {
+        self.bits >= other.bits && other.contains(self.address)
+    }
+}
+
+/// Which packets are a service's. An empty match is all IP packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// IP protocol number.
+    pub protocol: Option<u8>,
+    /// Source addresses.
+    pub src: Option<Prefix>,
+    /// Destination addresses.
+    pub dst: Option<Prefix>,
+    /// Source ports.
+    pub src_port: Option<RangeInclusive<u16>>,
+    /// Destination ports.
+    pub dst_port: Option<RangeInclusive<u16>>,
+    /// Outermost VLAN id; 0 for packets without a tag.
+    pub vlan: Option<u16>,
+}
+
+impl Match {
+    /// Whether all IP packets are meant.
+    #[inline]
+    pub fn is_any(&self) -> bool {
+        let Match {
+            protocol,
+            src,
+            dst,
+            src_port,
+            dst_port,
+            vlan,
+        } = self;
+        protocol.is_none()
+            && vlan.is_none()
+            && src.is_none()
+            && dst.is_none()
+            && src_port.is_none()
+            && dst_port.is_none()
+    }
+
+    /// Whether a packet with these addresses is meant.
+    #[inline]
+    pub fn matches(&self, tuple: &Tuple) -> bool {
+        self.protocol.is_none_or(|p| p == tuple.protocol)
+            && self.vlan.is_none_or(|v| v == tuple.vlan)
+            && self.src.is_none_or(|p| p.contains(tuple.src))
+            && self.dst.is_none_or(|p| p.contains(tuple.dst))
+            && self.src_port.as_ref().is_none_or(|r| r.contains(&tuple.src_port))
+            && self.dst_port.as_ref().is_none_or(|r| r.contains(&tuple.dst_port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_of_every_length_hold_their_own_address() {
+        for bits in 0..=32 {
+            let p = Prefix {
+                address: "10.128.3.4".parse().unwrap(),
+                bits,
+            };
+            assert!(p.contains("10.128.3.4".parse().unwrap()));
+            assert_eq!(p.contains("138.0.0.0".parse().unwrap()), bits == 0);
+            assert!(!p.contains("::1".parse().unwrap()));
+        }
+        for bits in 0..=128 {
+            let p = Prefix {
+                address: "2001:db8::1".parse().unwrap(),
+                bits,
+            };
+            assert!(p.contains("2001:db8::1".parse().unwrap()));
+            assert_eq!(p.contains("a001:db8::1".parse().unwrap()), bits == 0);
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_within_itself_and_shorter_ones() {
+        let prefix = |text: &str, bits| Prefix {
+            address: text.parse().unwrap(),
+            bits,
+        };
+        let (net, part) = (prefix("10.0.0.0", 8), prefix("10.128.0.0", 16));
+        assert!(part.is_within(&net) && net.is_within(&net) && !net.is_within(&part));
+        assert!(!prefix("11.0.0.0", 16).is_within(&net));
+        assert!(!prefix("::", 0).is_within(&prefix("0.0.0.0", 0)));
+        assert_eq!(prefix("10.128.3.4", 9).first(), prefix("10.128.0.0", 9).address);
+        assert_eq!(prefix("2001:db8::1", 0).first(), prefix("::", 0).address);
+    }
+}

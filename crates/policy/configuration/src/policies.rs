@@ -1,0 +1,189 @@
+//! Schedulers and autoscalers: a name, or a table with the parameters of that policy.
+
+use autoscaling::Autoscaler;
+use model::Parameter;
+use scheduling::{Metric, Scheduler};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use crate::keys;
+use crate::nearest::write_one_of;
+use crate::problem::Problem;
+use crate::read::{At, Reader, Section, number, text};
+use crate::units::{self, Wrong};
+use crate::values::share;
+
+pub(crate) const METRICS: &[(&str, Metric)] = &{
+    let [packets, bytes, flows, busy] = Metric::ALL;
+    [
+        (packets.name(), packets),
+        (bytes.name(), bytes),
+        (flows.name(), flows),
+        (busy.name(), busy),
+    ]
+};
+
+fn named(kind: &str, names: &[&'static str], name: &str) -> Result<&'static str, Wrong> {
+    let known = names.iter().find(|known| **known == name);
+    known.copied().ok_or_else(|| {
+        let write = write_one_of(name, names.iter().copied());
+        Wrong::new(format!("there is no {kind} {name:?}"), write)
+    })
+}
+
+/// The name of a scheduler.
+pub(crate) fn known_scheduler(name: &str) -> Result<&'static str, Wrong> {
+    named("scheduler", Scheduler::NAMES, name)
+}
+
+/// The name of an autoscaler.
+pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, Wrong> {
+    named("autoscaler", Autoscaler::NAMES, name)
+}
+
+/// A scheduler, and what one instance takes in its metric where that is not packets.
+pub(crate) fn scheduler(at: At<'_>) -> Result<(Scheduler, Option<f64>), Wrong> {
+    let default = Scheduler::default();
+    match policy(at, default.name(), known_scheduler, Scheduler::parameters_of)? {
+        Policy::Name(name) => Ok((Scheduler::from_name(name).unwrap_or_default(), None)),
+        Policy::Table(at, own) => at.table_with(keys::scheduler_table, &own),
+        Policy::Unknown => Ok((default, None)),
+    }
+}
+
+/// An autoscaler.
+pub(crate) fn autoscaler(at: At<'_>) -> Result<Autoscaler, Wrong> {
+    let default = Autoscaler::default();
+    match policy(at, default.name(), known_autoscaler, Autoscaler::parameters_of)? {
+        Policy::Name(name) => Ok(Autoscaler::from_name(name).unwrap_or_default()),
+        Policy::Table(at, own) => at.table_with(keys::autoscaler_table, &own),
+        Policy::Unknown => Ok(default),
+    }
+}
+
+/// How a policy is written.
+enum Policy<'a> {
+    Name(&'static str),
+    /// A table, and the keys that its policy has of its own.
+    Table(At<'a>, Vec<&'static str>),
+    /// A table that names none, which is told. Which parameters there are depends on the policy, so nothing more can be
+    /// said.
+    Unknown,
+}
+
+fn policy<'a>(
+    at: At<'a>,
+    default: &'static str,
+    named: fn(&str) -> Result<&'static str, Wrong>,
+    parameters_of: fn(&str) -> Option<&'static [Parameter]>,
+) -> Result<Policy<'a>, Wrong> {
+    let Some(table) = at.value.as_table() else {
+        return named(at.text()?).map(Policy::Name);
+    };
+    let name = match table.get_key_value("policy") {
+        None => Some(default),
+        Some((key, value)) => {
+            let path = format!("{}.policy", at.path);
+            at.reader.note(&path, key.span().start);
+            at.reader.value(&path, value.get_ref(), text(named))
+        }
+    };
+    Ok(match name {
+        Some(name) => {
+            let own = parameters_of(name).unwrap_or_default();
+            Policy::Table(at, own.iter().map(|parameter| parameter.name).collect())
+        }
+        None => Policy::Unknown,
+    })
+}
+
+/// What one instance takes, in a unit that fits the metric.
+pub(crate) fn limit_in(metric: Metric) -> impl Fn(At<'_>) -> Result<f64, Wrong> {
+    move |at| match metric {
+        Metric::Packets => Err(Wrong::new(
+            "the limit in packets is the service's `capacity`",
+            "remove it, or write another metric",
+        )),
+        Metric::Bytes => {
+            let rate = units::bit_rate(at.text()?)?;
+            let write = "write a bit rate, for example \"10Gbps\"";
+            let is_within = rate > 0.0 && rate <= 1e12;
+            let wrong = || Wrong::new(format!("{rate} is out of range"), write);
+            is_within.then_some(rate).ok_or_else(wrong)
+        }
+        Metric::Flows => number::<u32>(1, u64::from(u32::MAX))(at).map(f64::from),
+        Metric::Busy => share(at),
+    }
+}
+
+/// A policy with the parameters that a table gives it; `None` where they do not go together, which is told.
+pub(crate) fn with_parameters<'a, T>(
+    reader: &mut Reader,
+    section: &Section<'a>,
+    policy: &str,
+    parameters: Option<&[Parameter]>,
+    make: impl Fn(ValueDeserializer<'a>) -> Result<T, toml::de::Error>,
+) -> Option<T> {
+    let see = || format!("see the parameters of {policy} in the reference");
+    let is_own = |name: &str| parameters.is_some_and(|own| own.iter().any(|own| own.name == name));
+    // Each parameter alone first, so that every wrong one is told with its own key.
+    let mut written = DeTable::new();
+    for (key, value) in section.table.into_iter().flatten() {
+        if !is_own(key.get_ref()) {
+            continue;
+        }
+        let one: DeTable<'_> = std::iter::once((key.clone(), value.clone())).collect();
+        match make(deserializer(one)) {
+            Ok(_) => {
+                written.insert(key.clone(), value.clone());
+            }
+            Err(error) => {
+                let message = error.message();
+                let wrong = match message.split_once(", expected ") {
+                    Some((what, expected)) => Wrong::new(what, format!("write {expected}")),
+                    None => Wrong::new(message, see()),
+                };
+                reader.wrong(&section.key(key.get_ref()), wrong);
+            }
+        }
+    }
+    let made = make(deserializer(written));
+    made.map_err(|error| reader.wrong(&section.path, Wrong::new(error.message(), see())))
+        .ok()
+}
+
+fn deserializer(table: DeTable<'_>) -> ValueDeserializer<'_> {
+    ValueDeserializer::from(Spanned::new(0..0, DeValue::Table(table)))
+}
+
+/// Reads a scheduler as the configuration's key `scheduler` has it: a name, or an inline table. Gives it in its first
+/// state, and what one instance takes in its metric where that is not packets.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Problem>> {
+    let trimmed = text.trim();
+    let is_toml = trimmed.starts_with(['{', '"', '\'']);
+    let value = if is_toml {
+        trimmed.to_owned()
+    } else {
+        format!("{trimmed:?}")
+    };
+    let document = format!("scheduler = {value}");
+    let mut reader = Reader::new("scheduler", &document);
+    let (table, errors) = DeTable::parse_recoverable(&document);
+    if !errors.is_empty() || table.get_ref().len() != 1 {
+        let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";
+        reader.wrong(
+            "scheduler",
+            Wrong::new(format!("{trimmed:?} is no scheduler"), write),
+        );
+        return Err(reader.into_problems());
+    }
+    let value = table.get_ref().get("scheduler").map(Spanned::get_ref);
+    let read = value.and_then(|value| reader.value("scheduler", value, scheduler));
+    match read {
+        Some(read) if reader.problems.is_empty() => Ok(read),
+        _ => Err(reader.into_problems()),
+    }
+}

@@ -1,0 +1,760 @@
+//! Values of keys: what is read from one, and what is said of one that is wrong.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use model::{Fallback, Match, Mount, Prefix, Ready, StandbyMode, UplinkId, protocol};
+use toml::de::DeValue;
+
+use crate::keys;
+use crate::limits::*;
+use crate::nearest::{list, write_one_of};
+use crate::read::{At, Reader, Section, float, integer, number, texts, word};
+use crate::types::*;
+use crate::units::{self, Wrong};
+
+/// A name that becomes part of container, cgroup and file names.
+pub(crate) fn name(text: &str) -> Result<String, Wrong> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if text.is_empty() || text.len() > NAME_LIMIT || text.starts_with('-') || !text.chars().all(allowed) {
+        let write = format!(
+            "write 1 to {} of a-z, 0-9 and -, not beginning with -",
+            NAME_LIMIT
+        );
+        return Err(Wrong::new(format!("{text:?} is not a name"), write));
+    }
+    Ok(text.to_owned())
+}
+
+fn uplink_of(names: &[String], text: &str) -> Result<UplinkId, Wrong> {
+    let index = names.iter().position(|name| name == text && !name.is_empty());
+    index
+        .and_then(|index| u8::try_from(index).ok())
+        .map(UplinkId)
+        .ok_or_else(|| {
+            let known: Vec<&str> = names
+                .iter()
+                .map(String::as_str)
+                .filter(|name| !name.is_empty())
+                .collect();
+            let write = if known.is_empty() {
+                "write an [[uplink]] of that name".to_owned()
+            } else {
+                write_one_of(text, known)
+            };
+            Wrong::new(format!("there is no uplink {text:?}"), write)
+        })
+}
+
+/// The uplinks of the file.
+pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, Wrong> {
+    let example = "[[uplink]], name = \"wan\", device = \"memif:wan.sock\"";
+    let Some(items) = at.value.as_array() else {
+        return Err(at.not("a list of uplinks", example));
+    };
+    if items.is_empty() {
+        return Err(Wrong::new("there is no uplink", format!("write {example}")));
+    }
+    if items.len() > UPLINK_LIMIT {
+        let what = format!("there are {} uplinks, more than {UPLINK_LIMIT}", items.len());
+        at.reader.wrong(at.path, Wrong::new(what, "remove some"));
+    }
+    let uplink = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::uplink),
+        _ => Err(at.not("an uplink", example)),
+    };
+    Ok(at.items(uplink)?.0)
+}
+
+/// The services of the file.
+pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
+    let example = "[service.NAME] above a service's keys";
+    let Some(table) = at.value.as_table() else {
+        return Err(at.not("a table of services", example));
+    };
+    if table.is_empty() {
+        return Err(Wrong::new(
+            "there is no service",
+            "write [service.NAME] with an image",
+        ));
+    }
+    if table.len() > SERVICE_LIMIT {
+        let what = format!("there are {} services, more than {SERVICE_LIMIT}", table.len());
+        at.reader.wrong(at.path, Wrong::new(what, "remove some"));
+    }
+    // In the order of the file: the parser sorts keys.
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    let mut services = Vec::new();
+    for (key, value) in entries {
+        let path = format!("{}.{}", at.path, key.get_ref());
+        at.reader.note(&path, key.span().start);
+        if let Err(wrong) = name(key.get_ref()) {
+            at.reader.wrong(&path, wrong);
+        }
+        let service = |at: At<'_>| match at.value {
+            DeValue::Table(_) => at.table(keys::service),
+            _ => Err(at.not("a service", example)),
+        };
+        services.extend(at.reader.value(&path, value.get_ref(), service));
+    }
+    Ok(services)
+}
+
+/// The CPUs of workers, each once.
+pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
+    let mut known = Vec::new();
+    let cpu = |at: At<'_>| {
+        let cpu = number(0, u64::from(CPU_LIMIT) - 1)(at)?;
+        if known.contains(&cpu) {
+            let what = format!("CPU {cpu} is there twice");
+            return Err(Wrong::new(what, "write one worker for each CPU"));
+        }
+        known.push(cpu);
+        Ok(cpu)
+    };
+    let (cpus, count) = at.items(cpu)?;
+    if count > WORKER_LIMIT {
+        let what = format!("there are {count} workers, more than {WORKER_LIMIT}");
+        return Err(Wrong::new(what, "remove some"));
+    }
+    Ok(cpus)
+}
+
+/// `"drop"`, or an uplink's name.
+pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, Wrong> {
+    match at.text()? {
+        "drop" => Ok(Fallback::Drop),
+        name => uplink_of(&at.reader.uplinks, name)
+            .map(Fallback::Pass)
+            .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"drop\"", wrong.write))),
+    }
+}
+
+/// A device of an uplink.
+pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
+    const FORMS: &str = "write a PCI address (\"0000:03:00.0\"), a DPDK device (\"net_...\"), \"memif:SOCKET\", \
+                         \"veth:INTERFACE\" or \"pcap:FILE\"";
+    let wrong = || Wrong::new(format!("{text:?} is not a device"), FORMS);
+    let (prefix, rest) = text.split_once(':').unwrap_or((text, ""));
+    let filled = |what: &str| {
+        if rest.is_empty() {
+            Err(Wrong::new(format!("{text:?} names no {what}"), FORMS))
+        } else {
+            Ok(rest)
+        }
+    };
+    match prefix {
+        "memif" => socket_path(filled("socket")?).map(Device::Memif),
+        "veth" => {
+            let interface = filled("interface")?;
+            // The kernel's limit on interface names, without the final NUL.
+            if interface.len() > 15 || interface.contains(['/', ' ', ',', '=']) {
+                let what = format!("{interface:?} cannot be a network interface");
+                return Err(Wrong::new(what, "write the name that `ip link` shows"));
+            }
+            Ok(Device::Veth(interface.to_owned()))
+        }
+        "pcap" => capture(filled("file")?).map(Device::Pcap),
+        "pci" | "vdev" | "auxiliary" if !rest.is_empty() => Ok(Device::Dpdk(text.to_owned())),
+        _ if is_pci_address(text) => Ok(Device::Dpdk(text.to_owned())),
+        _ if text.starts_with("net_") && text.len() > "net_".len() => Ok(Device::Dpdk(text.to_owned())),
+        _ if text.contains(':') => {
+            let near = crate::nearest::nearest(prefix, ["memif", "veth", "pcap"]);
+            Err(near.map_or_else(wrong, |near| {
+                Wrong::new(wrong().what, format!("write \"{near}:{rest}\""))
+            }))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// `FILE`, and after commas `loop` and `tx=FILE`. DPDK reads the names, so that none can have a comma.
+fn capture(text: &str) -> Result<Capture, Wrong> {
+    const FORMS: &str =
+        "write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"; a file's name has no comma";
+    let mut parts = text.split(',');
+    let file = parts.next().unwrap_or_default();
+    if file.is_empty() {
+        return Err(Wrong::new(format!("\"pcap:{text}\" names no file"), FORMS));
+    }
+    let mut capture = Capture {
+        file: PathBuf::from(file),
+        tx: None,
+        repeats: false,
+    };
+    for part in parts {
+        match part.split_once('=') {
+            None if part == "loop" && !capture.repeats => capture.repeats = true,
+            Some(("tx", file)) if !file.is_empty() && capture.tx.is_none() => {
+                capture.tx = Some(PathBuf::from(file));
+            }
+            _ => return Err(Wrong::new(format!("{part:?} is no part of a capture"), FORMS)),
+        }
+    }
+    Ok(capture)
+}
+
+/// `0000:03:00.0` or `03:00.0`, with DPDK's device arguments after a comma.
+fn is_pci_address(text: &str) -> bool {
+    let address = text.split(',').next().unwrap_or_default();
+    let hex = |part: &str, digits: RangeInclusive<usize>| {
+        digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let Some((place, function)) = address.rsplit_once('.') else {
+        return false;
+    };
+    let parts: Vec<&str> = place.split(':').collect();
+    let function_is = matches!(function.as_bytes(), [b'0'..=b'7']);
+    function_is
+        && match parts.as_slice() {
+            [bus, device] => hex(bus, 2..=2) && hex(device, 2..=2),
+            [domain, bus, device] => hex(domain, 4..=8) && hex(bus, 2..=2) && hex(device, 2..=2),
+            _ => false,
+        }
+}
+
+/// A path that a unix socket can have.
+pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
+    if text.is_empty() || text.ends_with('/') {
+        return Err(Wrong::new(
+            format!("{text:?} is not a file"),
+            "write the socket's path",
+        ));
+    }
+    if text.len() > SOCKET_PATH_LIMIT {
+        let what = format!(
+            "the path has {} bytes; a unix socket's has at most {}",
+            text.len(),
+            SOCKET_PATH_LIMIT
+        );
+        return Err(Wrong::new(what, "write a shorter one"));
+    }
+    Ok(PathBuf::from(text))
+}
+
+/// A bridge's name: its own interface has it, and names of its ports begin with it.
+pub(crate) fn bridge(text: &str) -> Result<String, Wrong> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if text.is_empty() || text.len() > 15 || !text.chars().all(allowed) {
+        return Err(Wrong::new(
+            format!("{text:?} is no name for a bridge"),
+            "write at most 15 letters, digits, - and _",
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// Where somebody listens, as Open vSwitch writes it.
+pub(crate) fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
+    let is_one = match text.split_once(':') {
+        Some(("unix", path)) => path.starts_with('/'),
+        Some(("tcp" | "ssl", host)) => host
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)),
+        _ => false,
+    };
+    if is_one {
+        Ok(text.to_owned())
+    } else {
+        Err(Wrong::new(
+            format!("{text:?} is no place where Open vSwitch listens"),
+            "write unix:/path/to/socket, tcp:HOST:PORT or ssl:HOST:PORT",
+        ))
+    }
+}
+
+/// Likewise, for a bridge that is made to listen there.
+pub(crate) fn ovs_control(text: &str) -> Result<String, Wrong> {
+    let control = ovs_endpoint(text)?;
+    match control.strip_prefix("tcp:").or(control.strip_prefix("ssl:")) {
+        Some(address) if address.parse::<SocketAddr>().is_err() => Err(Wrong::new(
+            "the bridge listens at an address and not at a name",
+            "write the address, as in tcp:192.0.2.1:6653",
+        )),
+        _ => Ok(control),
+    }
+}
+
+/// Where an engine answers.
+pub(crate) fn host(text: &str) -> Result<String, Wrong> {
+    let wrong = |what: String| Err(Wrong::new(what, "write \"unix:///path\" or \"tcp://host:port\""));
+    match text.split_once("://") {
+        Some(("unix", path)) if path.starts_with('/') => socket_path(path).map(|_| text.to_owned()),
+        Some(("tcp", authority)) => {
+            let port = authority
+                .trim_end_matches('/')
+                .rsplit_once(':')
+                .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
+            match port {
+                Some(1..) => Ok(text.to_owned()),
+                _ => wrong(format!("{text:?} has no host and port")),
+            }
+        }
+        _ => wrong(format!("{text:?} is not an engine's address")),
+    }
+}
+
+/// Where the API listens over the network.
+pub(crate) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
+    let write = "write an address of this machine and a port: \"0.0.0.0:8443\", \"[::1]:8443\"";
+    let address = text.parse();
+    address.map_err(|_| Wrong::new(format!("{text:?} is no address with a port"), write))
+}
+
+/// An image's name.
+pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
+    let example = "the name of an image, for example \"inco/forward\"";
+    let text = at.value.as_str();
+    let text = text.ok_or_else(|| at.not("an image", example))?;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
+    // Docker's limit on a reference.
+    if text.is_empty()
+        || text.len() > 255
+        || text.starts_with(['-', '/', ':', '.'])
+        || !text.chars().all(allowed)
+    {
+        return Err(Wrong::new(
+            format!("{text:?} is not an image"),
+            format!("write {example}"),
+        ));
+    }
+    Ok(text.to_owned())
+}
+
+/// An environment: a table, or a list of `NAME=value`.
+pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
+    const EXAMPLE: &str = "write { NAME = \"value\" } or [\"NAME=value\"]";
+    let mut env = BTreeMap::new();
+    match at.value {
+        DeValue::Table(table) => {
+            for (name, value) in table {
+                let text = match value.get_ref() {
+                    DeValue::String(text) => text.to_string(),
+                    DeValue::Integer(number) => number.to_string(),
+                    DeValue::Float(number) => number.to_string(),
+                    DeValue::Boolean(value) => value.to_string(),
+                    _ => return Err(Wrong::new(format!("{} is not text", name.get_ref()), EXAMPLE)),
+                };
+                env.insert(name.get_ref().to_string(), text);
+            }
+        }
+        DeValue::Array(_) => {
+            for item in texts(at)? {
+                let Some((name, text)) = item.split_once('=') else {
+                    return Err(Wrong::new(format!("{item:?} has no ="), EXAMPLE));
+                };
+                env.insert(name.to_owned(), text.to_owned());
+            }
+        }
+        _ => {
+            let write = "{ NAME = \"value\" } or [\"NAME=value\"]";
+            return Err(at.not("an environment", write));
+        }
+    }
+    for (name, text) in &env {
+        if name.is_empty() || name.contains(['=', '\0']) || text.contains('\0') {
+            return Err(Wrong::new(
+                format!("{name:?} cannot be in an environment"),
+                EXAMPLE,
+            ));
+        }
+    }
+    Ok(env.into_iter().collect())
+}
+
+/// A path from the root that does not climb.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, Wrong> {
+    let path = Path::new(text);
+    let climbs = path
+        .components()
+        .any(|part| part == std::path::Component::ParentDir);
+    if !path.is_absolute() || climbs || text.contains('\0') {
+        let what = format!("{text:?} is not an absolute path without \"..\"");
+        return Err(Wrong::new(what, "write one that begins with /"));
+    }
+    Ok(path.to_owned())
+}
+
+/// The functions of a card that instances get.
+pub(crate) fn devices(at: At<'_>) -> Result<Vec<InstanceDevice>, Wrong> {
+    let device = |at: At<'_>| match at.value {
+        DeValue::Table(_) => at.table(keys::device_table),
+        _ => Err(at.not("a device", "{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }")),
+    };
+    Ok(at.items(device)?.0.into_iter().flatten().collect())
+}
+
+/// The switch's end of a device: an interface, or a device of DPDK.
+pub(crate) fn representor(text: &str) -> Result<String, Wrong> {
+    if text.contains([':', ',']) && !text.contains(char::is_whitespace) {
+        return Ok(text.to_owned());
+    }
+    interface(text)
+}
+
+/// A name as the kernel takes it.
+pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
+    let allowed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':');
+    if (1..=15).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(allowed) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new(
+        format!("{text:?} is no name of a network interface"),
+        "write one of `ip link`, at most 15 bytes",
+    ))
+}
+
+/// `0000:03:00.2`.
+pub(crate) fn pci(text: &str) -> Result<String, Wrong> {
+    let is_hex =
+        |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    match parts.as_slice() {
+        [domain, bus, device, function]
+            if is_hex(domain, 4)
+                && is_hex(bus, 2)
+                && is_hex(device, 2)
+                && is_hex(function, 1)
+                && text.rfind(':') < text.find('.') =>
+        {
+            Ok(text.to_ascii_lowercase())
+        }
+        _ => Err(Wrong::new(
+            format!("{text:?} is no PCI address"),
+            "write it in full, as `lspci -D` shows it: \"0000:03:00.2\"",
+        )),
+    }
+}
+
+/// `02:00:00:00:00:11`.
+pub(crate) fn mac(text: &str) -> Result<MacAddress, Wrong> {
+    let bytes: Vec<Option<u8>> = text
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).ok().filter(|_| byte.len() == 2))
+        .collect();
+    let bytes = bytes.into_iter().collect::<Option<Vec<u8>>>();
+    match bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok()) {
+        Some(bytes) if bytes[0] & 1 == 0 => Ok(MacAddress(bytes)),
+        _ => Err(Wrong::new(
+            format!("{text:?} is no Ethernet address of one device"),
+            "write six bytes, as \"02:00:00:00:00:11\"",
+        )),
+    }
+}
+
+/// What a container sees of this machine: tables, or text as in compose.
+pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, Wrong> {
+    let mount = |at: At<'_>| match at.value {
+        DeValue::String(text) => mount(text),
+        DeValue::Table(_) => at.table(keys::mount_table),
+        _ => Err(at.not("a mount", "\"/source:/target:ro\"")),
+    };
+    Ok(at.items(mount)?.0)
+}
+
+/// `/source:/target[:ro|rw]`, as in compose.
+fn mount(text: &str) -> Result<Mount, Wrong> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (source, target, read_only) = match parts.as_slice() {
+        [source, target] => (source, target, false),
+        [source, target, "ro"] => (source, target, true),
+        [source, target, "rw"] => (source, target, false),
+        _ => {
+            return Err(Wrong::new(
+                format!("{text:?} is not a mount"),
+                "write \"/source:/target:ro\"",
+            ));
+        }
+    };
+    Ok(Mount {
+        source: absolute(source)?,
+        target: absolute(target)?,
+        read_only,
+    })
+}
+
+/// The CPUs of a set written as `0-3,7`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, Wrong> {
+    let wrong = || {
+        Wrong::new(
+            format!("{text:?} is not a set of CPUs"),
+            "write numbers and ranges, as \"0-3,7\"",
+        )
+    };
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<u16>().ok().filter(|cpu| *cpu < CPU_LIMIT);
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
+            _ => return Err(wrong()),
+        }
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Ok(cpus)
+}
+
+/// A set of CPUs, as it is written.
+pub(crate) fn cpuset(text: &str) -> Result<String, Wrong> {
+    cpus_of(text).map(|_| text.to_owned())
+}
+
+/// When an instance is ready: a word, or a table with a command.
+pub(crate) fn ready(at: At<'_>) -> Result<Ready, Wrong> {
+    if at.value.is_table() {
+        return at.table(keys::ready_table);
+    }
+    let is_consumes = word(&[("connected", false), ("consumes", true)])(at)?;
+    Ok(if is_consumes {
+        Ready::Consumes
+    } else {
+        Ready::Connected
+    })
+}
+
+/// A program with its arguments.
+pub(crate) fn program(at: At<'_>) -> Result<Vec<String>, Wrong> {
+    let command = texts(at)?;
+    if command.first().is_none_or(String::is_empty) {
+        return Err(Wrong::new("it names no program", "write [\"/bin/check\"]"));
+    }
+    Ok(command)
+}
+
+/// How many instances: a table, or a number for that many, always.
+pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
+    if at.value.is_table() {
+        return at.table(keys::instances_table);
+    }
+    let count = number(1, INSTANCE_LIMIT)(at)?;
+    Ok(Instances {
+        min: count,
+        max: count,
+        standby: 0,
+        standby_mode: StandbyMode::Warm,
+    })
+}
+
+/// CPUs of a container.
+pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
+    let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5");
+    let cpus = float(at.value);
+    let cpus = cpus.ok_or_else(|| Wrong::new(at.not("a number of CPUs", "").what, &*write))?;
+    if !(CPUS_MIN..=f64::from(CPU_LIMIT)).contains(&cpus) {
+        return Err(Wrong::new(format!("{cpus} is out of range"), write));
+    }
+    Ok(cpus)
+}
+
+/// A share, above 0 and at most 1.
+pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
+    let share = match at.value {
+        DeValue::String(text) => units::share(text)?,
+        value => float(value).ok_or_else(|| at.not("a share", "a number above 0 and at most 1"))?,
+    };
+    if share > 0.0 && share <= 1.0 {
+        Ok(share)
+    } else {
+        Err(Wrong::new(
+            format!("{share} is out of range"),
+            "write a number above 0 and at most 1",
+        ))
+    }
+}
+
+/// What one instance can process.
+pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
+    let pps = match at.value {
+        DeValue::String(text) if text == "learn" => return Ok(Capacity::Learn),
+        DeValue::String(text) => units::rate(text)
+            .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"learn\"", wrong.write)))?,
+        value => float(value).ok_or_else(|| at.not("a packet rate", "\"10Mpps\", or \"learn\""))?,
+    };
+    // The load of an instance is kept as f32: beyond 1 Tpps the figure is a slip of the unit.
+    if pps > 0.0 && pps <= 1e12 {
+        Ok(Capacity::Pps(pps))
+    } else {
+        Err(Wrong::new(
+            format!("{pps} packets per second cannot be"),
+            "write more than 0, for example \"10Mpps\"",
+        ))
+    }
+}
+
+/// The uplinks of a service: one or two, each once.
+pub(crate) fn uplinks(at: At<'_>) -> Result<Vec<UplinkId>, Wrong> {
+    let (mut known, path) = (Vec::new(), at.path);
+    if let Some(count) = at.value.as_array().map(|items| items.len())
+        && !(1..=SERVICE_UPLINK_LIMIT).contains(&count)
+    {
+        let what = format!("there are {count} uplinks in the list");
+        let write = "write one (packets leave where they came in) or two (in by one, out by the other)";
+        at.reader.wrong(path, Wrong::new(what, write));
+    }
+    let uplink = |at: At<'_>| {
+        let uplink = uplink_of(&at.reader.uplinks, at.text()?)?;
+        if known.contains(&uplink) {
+            let write = "write it once, or another one";
+            return Err(Wrong::new("this uplink is there twice", write));
+        }
+        known.push(uplink);
+        Ok(uplink)
+    };
+    let (uplinks, _) = at.items(uplink)?;
+    Ok(if uplinks.is_empty() {
+        vec![UplinkId(0)]
+    } else {
+        uplinks
+    })
+}
+
+/// What must hold between the keys of a match.
+pub(crate) fn check_match(reader: &mut Reader, section: &Section<'_>, matches: &Match) {
+    if let (Some(src), Some(dst)) = (matches.src, matches.dst)
+        && src.address.is_ipv4() != dst.address.is_ipv4()
+    {
+        let what = "src and dst are of different IP versions: no packet has both";
+        reader.wrong(
+            &section.key("dst"),
+            Wrong::new(what, "write both as IPv4 or both as IPv6"),
+        );
+    }
+    let version = matches.src.or(matches.dst).map(|prefix| prefix.address.is_ipv4());
+    match (matches.protocol, version) {
+        (Some(protocol::ICMP), Some(false)) => {
+            reader.wrong(
+                &section.key("proto"),
+                Wrong::new("icmp is IPv4's", "write \"icmpv6\""),
+            );
+        }
+        (Some(protocol::ICMPV6), Some(true)) => {
+            reader.wrong(
+                &section.key("proto"),
+                Wrong::new("icmpv6 is IPv6's", "write \"icmp\""),
+            );
+        }
+        _ => {}
+    }
+    for (key, ports) in [("src_port", &matches.src_port), ("dst_port", &matches.dst_port)] {
+        if ports.is_none() {
+            continue;
+        }
+        let wrong = match matches.protocol {
+            Some(protocol::TCP | protocol::UDP | protocol::SCTP) => continue,
+            // Where proto itself is wrong, that is the problem.
+            None if section.get("proto").is_some() => continue,
+            None => Wrong::new(
+                "which protocol's ports is not said",
+                "write proto = \"tcp\", \"udp\" or \"sctp\"",
+            ),
+            Some(_) => Wrong::new(
+                "this protocol has no ports",
+                "remove it, or write proto = \"tcp\", \"udp\" or \"sctp\"",
+            ),
+        };
+        reader.wrong(&section.key(key), wrong);
+    }
+}
+
+const PROTOCOLS: &[(&str, u8)] = &[
+    ("tcp", protocol::TCP),
+    ("udp", protocol::UDP),
+    ("sctp", protocol::SCTP),
+    ("icmp", protocol::ICMP),
+    ("icmpv6", protocol::ICMPV6),
+];
+
+/// An IP protocol: its name, or its number.
+pub(crate) fn protocol_number(at: At<'_>) -> Result<u8, Wrong> {
+    if integer(at.value).is_some() {
+        return number(0, 255)(at);
+    }
+    let names = list(PROTOCOLS.iter().map(|(name, _)| *name));
+    let text = at.value.as_str();
+    let text = text.ok_or_else(|| at.not("a protocol", &format!("one of {names}, or a number")))?;
+    PROTOCOLS
+        .iter()
+        .find(|(name, _)| *name == text)
+        .map(|(_, number)| *number)
+        .ok_or_else(|| {
+            let known: Vec<&str> = PROTOCOLS.iter().map(|(name, _)| *name).collect();
+            Wrong::new(
+                format!("there is no protocol {text:?} here"),
+                format!("{}, or a number", write_one_of(text, known)),
+            )
+        })
+}
+
+/// An address, or a prefix.
+pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
+    let wrong = || {
+        Wrong::new(
+            format!("{text:?} is not an address or prefix"),
+            "write one, for example \"10.128.0.0/16\" or \"2001:db8::/32\"",
+        )
+    };
+    let (address, bits) = text
+        .split_once('/')
+        .map_or((text, None), |(address, bits)| (address, Some(bits)));
+    let address: IpAddr = address.parse().map_err(|_| wrong())?;
+    let width = if address.is_ipv4() { 32 } else { 128 };
+    let bits = match bits {
+        None => width,
+        // Only digits: "+8" would be taken by the parser of integers.
+        Some(bits) if !bits.is_empty() && bits.bytes().all(|byte| byte.is_ascii_digit()) => bits
+            .parse::<u8>()
+            .ok()
+            .filter(|bits| *bits <= width)
+            .ok_or_else(|| {
+                Wrong::new(
+                    format!("/{bits} is longer than the address"),
+                    format!("write at most /{width}"),
+                )
+            })?,
+        Some(_) => return Err(wrong()),
+    };
+    let prefix = Prefix { address, bits };
+    let first = prefix.first();
+    if first != address {
+        let what = format!("{text:?} has bits beyond its length");
+        return Err(Wrong::new(
+            what,
+            format!("write \"{first}/{bits}\", or \"{address}\" for the one address"),
+        ));
+    }
+    Ok(prefix)
+}
+
+/// A port, or a range of ports.
+pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, Wrong> {
+    const WRITE: &str = "write a port or a range, for example 443 or \"80-443\"";
+    if integer(at.value).is_some() {
+        let port = number(0, 65_535)(at)?;
+        return Ok(port..=port);
+    }
+    let text = at.value.as_str();
+    let text = text.ok_or_else(|| Wrong::new(at.not("a range of ports", "").what, WRITE))?;
+    let number = |text: &str| {
+        let text = text.trim();
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| text.parse::<u16>().ok())
+            .flatten()
+    };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (number(first), number(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        (Some(first), Some(last)) => Err(Wrong::new(
+            format!("the range {text:?} is empty"),
+            format!("write \"{last}-{first}\""),
+        )),
+        _ => Err(Wrong::new(format!("{text:?} is not a range of ports"), WRITE)),
+    }
+}
