@@ -3,12 +3,13 @@
 // UNSAFETY: rings are laid out in the client's own memory.
 #![expect(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -60,7 +61,7 @@ impl Default for RingConfig {
 /// What a client asks for.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
-    /// Where the server listens.
+    /// Where the server listens: the socket itself, since a symbolic link is refused.
     pub socket: PathBuf,
     /// Which of its interfaces.
     pub interface_id: u32,
@@ -96,7 +97,8 @@ impl Client {
     /// Connects to a server and makes the rings, within `deadline`.
     ///
     /// # Errors
-    /// [`Error::NotListening`] at once when nobody listens; [`Error::Timeout`], [`Error::Closed`] or
+    /// [`Error::NotListening`] at once when nobody listens; [`Error::NotASocket`] when anything else lies there, a
+    /// symbolic link included; [`Error::Timeout`], [`Error::Closed`] or
     /// [`Error::Disconnected`] (with the server's reason: wrong secret, unknown interface) during the handshake.
     pub fn connect(config: &ClientConfig, deadline: Duration) -> Result<Link, Error> {
         validate(config)?;
@@ -216,9 +218,35 @@ fn handshake(config: &ClientConfig, deadline: Instant) -> Result<Link, Error> {
     })
 }
 
+/// Opens the control socket: the very inode at the path, never what a symbolic link there names. Whoever listens may own
+/// the directory and choose what lies in it, and nothing there can make this wait. The path may have any length.
 fn open(config: &ClientConfig, deadline: Instant) -> Result<Socket, Error> {
-    let address = SocketAddrUnix::new(&config.socket)
-        .map_err(|_| Error::Configuration("the socket's path is longer than 107 bytes"))?;
+    let not_listening = |errno: Errno| Error::NotListening {
+        path: config.socket.clone(),
+        source: errno.into(),
+    };
+    let place = rustix::fs::open(
+        &config.socket,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|errno| match errno {
+        Errno::NOENT => not_listening(errno),
+        errno => Error::system("cannot open the memif socket", errno),
+    })?;
+    let mode = rustix::fs::fstat(&place)
+        .map_err(|errno| Error::system("cannot examine the memif socket", errno))?
+        .st_mode;
+    let found = FileType::from_raw_mode(mode);
+    if found != FileType::Socket {
+        return Err(Error::NotASocket {
+            path: config.socket.clone(),
+            found: kind(found),
+        });
+    }
+    // Through the descriptor: the path may name something else by now.
+    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", place.as_raw_fd()))
+        .map_err(|errno| Error::system("cannot name the memif socket", errno))?;
     let fd = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -237,14 +265,22 @@ fn open(config: &ClientConfig, deadline: Instant) -> Result<Socket, Error> {
                     expected: "place in the server's queue",
                 });
             }
-            Err(errno @ (Errno::NOENT | Errno::CONNREFUSED)) => {
-                return Err(Error::NotListening {
-                    path: config.socket.clone(),
-                    source: errno.into(),
-                });
-            }
+            Err(errno @ Errno::CONNREFUSED) => return Err(not_listening(errno)),
+            // The socket was looked at, so what is missing is the way to its descriptor.
+            Err(Errno::NOENT) => return Err(Error::Configuration("/proc must be mounted")),
             Err(errno) => return Err(Error::system("cannot connect to the memif socket", errno)),
         }
+    }
+}
+
+/// What lies where a socket should, in words.
+fn kind(of: FileType) -> &'static str {
+    match of {
+        FileType::Symlink => "a symbolic link",
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a FIFO",
+        FileType::RegularFile => "a regular file",
+        _ => "a device",
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{Error, ProtocolError};
 
 /// Regions that a client may add. DPDK's, without zero-copy, has one; VPP's two or three.
 const MAX_REGIONS: u16 = 16;
-/// Handshakes that may be under way at once; more clients wait in the socket's queue.
+/// Handshakes that may be under way at once. The next client takes the place of the one that has been silent the longest.
 const MAX_HANDSHAKES: usize = 32;
 /// Connections that may wait in the socket's queue.
 const BACKLOG: i32 = 64;
@@ -72,7 +72,8 @@ impl ServerConfig {
 
 /// The server role: a listening socket, for any number of interfaces.
 ///
-/// Handshakes of several clients go on side by side, so that one that stalls does not hold up the others.
+/// Handshakes of several clients go on side by side, so that those that stall do not hold up the others, however many they
+/// are.
 #[derive(Debug)]
 pub struct Listener {
     config: ServerConfig,
@@ -93,6 +94,8 @@ pub struct Listener {
 struct Handshake {
     socket: Arc<Socket>,
     deadline: Instant,
+    /// When its client said something last, or came.
+    heard: Instant,
     client: Option<(u32, String)>,
     regions: Vec<(OwnedFd, u64)>,
     to_server: Vec<Announced>,
@@ -234,20 +237,9 @@ impl Listener {
         &self.path
     }
 
-    /// Takes the clients that wait, as many as there is room for.
+    /// Takes the clients that wait, a limited number at a time, so that those that speak have their turn in a flood.
     fn welcome(&mut self) -> Result<(), Error> {
-        loop {
-            let free = self.handshakes.iter().position(Option::is_none).or_else(|| {
-                (self.handshakes.len() < MAX_HANDSHAKES).then(|| {
-                    self.handshakes.push(None);
-                    self.handshakes.len() - 1
-                })
-            });
-            let Some(place) = free else {
-                // Room comes when a handshake ends, at the latest after its deadline.
-                self.watch_listener(false)?;
-                return Ok(());
-            };
+        for _ in 0..MAX_HANDSHAKES {
             let fd =
                 match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                     Ok(fd) => fd,
@@ -256,6 +248,7 @@ impl Listener {
                     Err(errno) => return Err(Error::system("cannot accept a memif client", errno)),
                 };
             let socket = Arc::new(Socket::new(fd));
+            let place = self.place();
             let hello = Message::Hello {
                 name: self.config.name.clone(),
                 min_version: VERSION,
@@ -276,15 +269,38 @@ impl Listener {
                 self.refuse(error);
                 continue;
             }
+            let now = Instant::now();
             self.handshakes[place] = Some(Handshake {
                 socket,
-                deadline: Instant::now() + self.config.handshake_timeout,
+                deadline: now + self.config.handshake_timeout,
+                heard: now,
                 client: None,
                 regions: Vec::new(),
                 to_server: Vec::new(),
                 to_client: Vec::new(),
             });
         }
+        Ok(())
+    }
+
+    /// A free place for a handshake. With none free, the client that has said nothing for the longest time loses its own.
+    fn place(&mut self) -> usize {
+        if let Some(free) = self.handshakes.iter().position(Option::is_none) {
+            return free;
+        }
+        if self.handshakes.len() < MAX_HANDSHAKES {
+            self.handshakes.push(None);
+            return self.handshakes.len() - 1;
+        }
+        let heard = |place: &usize| self.handshakes[*place].as_ref().map(|of| of.heard);
+        let silent = (0..MAX_HANDSHAKES).min_by_key(heard).unwrap_or_default();
+        if let Some(handshake) = self.handshakes[silent].take() {
+            handshake
+                .socket
+                .say_goodbye("handshake timed out: other clients wait");
+            self.refuse(Error::Timeout { expected: "CONNECT" });
+        }
+        silent
     }
 
     /// Takes the messages of one handshake; gives the link when it is complete.
@@ -296,11 +312,13 @@ impl Listener {
                     self.handshakes[place] = Some(handshake);
                     return None;
                 }
-                Ok(Step::Next) => self.handshakes[place] = Some(handshake),
+                Ok(Step::Next) => {
+                    handshake.heard = Instant::now();
+                    self.handshakes[place] = Some(handshake);
+                }
                 Ok(Step::Complete(link)) => {
                     // The control socket belongs to the link from here on.
                     let _ = epoll::delete(&self.epoll, &*handshake.socket);
-                    let _ = self.watch_listener(true);
                     self.links.retain(|(_, socket)| socket.strong_count() > 0);
                     self.links
                         .push((link.interface_id, Arc::downgrade(&link.control.socket)));
@@ -314,7 +332,6 @@ impl Listener {
                         error => handshake.socket.say_goodbye(&error.to_string()),
                     }
                     self.refuse(error);
-                    let _ = self.watch_listener(true);
                     return None;
                 }
             }
@@ -516,7 +533,6 @@ impl Listener {
             if let Some(handshake) = self.handshakes[place].take_if(|handshake| handshake.deadline <= now) {
                 handshake.socket.say_goodbye("handshake timed out");
                 self.refuse(Error::Timeout { expected: "CONNECT" });
-                let _ = self.watch_listener(true);
             }
         }
     }
@@ -527,21 +543,6 @@ impl Listener {
             .flatten()
             .map(|handshake| handshake.deadline)
             .min()
-    }
-
-    fn watch_listener(&self, on: bool) -> Result<(), Error> {
-        let flags = if on {
-            epoll::EventFlags::IN
-        } else {
-            epoll::EventFlags::empty()
-        };
-        epoll::modify(
-            &self.epoll,
-            &self.socket,
-            epoll::EventData::new_u64(LISTENER),
-            flags,
-        )
-        .map_err(|errno| Error::system("cannot watch the memif socket", errno))
     }
 
     fn refuse(&mut self, error: Error) {

@@ -245,6 +245,34 @@ fn messages_out_of_place_are_refused() {
     honest_client_is_served(&mut place);
 }
 
+/// More than may be in a handshake at once, and none of them is ever heard again: the next client takes the place of one.
+#[test]
+fn many_stalled_clients_hold_up_nobody() {
+    const STALLED: usize = 90;
+    let hour = Duration::from_secs(3600);
+    let mut place = place(|config| config.handshake_timeout = hour);
+    let stalled: Vec<RawSocket> = (0..STALLED)
+        .map(|_| {
+            let client = RawSocket::connect(&place.path);
+            // It waits for the first message, and never answers.
+            assert!(place.listener.accept(Duration::ZERO).unwrap().is_none());
+            client
+        })
+        .collect();
+    let path = place.path.clone();
+    let real = thread::spawn(move || raw::connect(&path, 3));
+    let link = place.listener.accept(Duration::from_secs(20)).unwrap();
+    assert_eq!(link.expect("the real client waits").interface_id, 3);
+    real.join().unwrap();
+    // Those that came first have lost their places, and were told why.
+    let places = 32;
+    let lost = STALLED + 1 - places;
+    assert_eq!(place.listener.refused(), lost as u64);
+    assert_eq!(raw::kind(&stalled[lost - 1].receive().0), raw::HELLO);
+    let told = raw::reason(&stalled[lost - 1].receive().0);
+    assert_eq!(told, "handshake timed out: other clients wait");
+}
+
 #[test]
 fn a_stalled_client_holds_up_nobody_and_is_put_out() {
     let mut place = place(|config| config.handshake_timeout = Duration::from_millis(100));

@@ -72,6 +72,90 @@ fn a_server_that_leaves_at_any_step_gives_an_error_at_once() {
     }
 }
 
+/// A container owns the directory of its socket: whatever it puts there, the client reaches no other server, and never waits.
+#[test]
+fn only_the_socket_itself_is_connected_to() {
+    let elsewhere = place();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("port.sock");
+    let refused = || Client::connect(&ClientConfig::new(&path, 0), Duration::ZERO).expect_err("connected");
+
+    std::os::unix::fs::symlink(&elsewhere.path, &path).unwrap();
+    let error = refused();
+    assert!(
+        matches!(
+            error,
+            Error::NotASocket {
+                found: "a symbolic link",
+                ..
+            }
+        ) && !error.is_worth_retrying(),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("port.sock is a symbolic link, not a socket"),
+        "{error}"
+    );
+    std::fs::remove_file(&path).unwrap();
+    // A link to nowhere is no server that will come, either.
+    std::os::unix::fs::symlink(directory.path().join("none"), &path).unwrap();
+    assert!(matches!(refused(), Error::NotASocket { .. }));
+    std::fs::remove_file(&path).unwrap();
+
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    assert!(matches!(refused(), Error::NotASocket { found: "a FIFO", .. }));
+    std::fs::remove_file(&path).unwrap();
+
+    std::fs::create_dir(&path).unwrap();
+    assert!(matches!(
+        refused(),
+        Error::NotASocket {
+            found: "a directory",
+            ..
+        }
+    ));
+    std::fs::remove_dir(&path).unwrap();
+
+    std::fs::write(&path, b"x").unwrap();
+    assert!(matches!(
+        refused(),
+        Error::NotASocket {
+            found: "a regular file",
+            ..
+        }
+    ));
+    std::fs::remove_file(&path).unwrap();
+
+    assert_eq!(elsewhere.listener.waiting(), 0, "somebody came to another server");
+    // The socket itself is fine, by another name of it as well.
+    std::fs::hard_link(&elsewhere.path, &path).unwrap();
+    assert!(matches!(refused(), Error::Timeout { expected: "HELLO" }));
+    assert_eq!(elsewhere.listener.waiting(), 1);
+}
+
+/// The server binds in its own mount namespace, where the path is short; ours may be longer than an address of a socket.
+#[test]
+fn the_path_to_a_socket_may_be_long() {
+    let place = place();
+    let long = place.path.parent().unwrap().join("d".repeat(120));
+    std::fs::create_dir(&long).unwrap();
+    let path = long.join("port.sock");
+    std::fs::rename(&place.path, &path).unwrap();
+    let config = ClientConfig::new(&path, 3);
+    let client = thread::spawn(move || Client::connect(&config, Duration::from_secs(5)));
+    let _server = raw::serve(&place.listener);
+    client.join().unwrap().unwrap();
+}
+
 /// Whether an error is the expected one.
 type Expected = fn(&Error) -> bool;
 

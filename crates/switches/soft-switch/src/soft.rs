@@ -46,6 +46,8 @@ const HAND_OFF_SLOTS: usize = 4096;
 const SOCKET_PERIOD: Nanos = Nanos::from_millis(5);
 /// How often devices are looked at: reading a card's counters can take as long as 0.1 ms.
 const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
+/// Access rights of an uplink's socket, whatever the umask: whoever connects is the network.
+const UPLINK_SOCKET_MODE: u32 = 0o660;
 /// How long an uplink's listener waits at a time, so that it notices the end.
 const LISTEN_STEP: Duration = Duration::from_millis(100);
 /// How often a switch that stops looks whether its workers have.
@@ -326,6 +328,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 let server = memif::ServerConfig {
                     // A worker serves one queue of an uplink.
                     max_queues: (*queues).clamp(1, count as u16),
+                    mode: Some(UPLINK_SOCKET_MODE),
                     ..memif::ServerConfig::new("inco")
                 };
                 let listener =

@@ -21,6 +21,7 @@ mod engine_away;
 mod examples;
 mod failures;
 mod gaps;
+mod hostile_container;
 mod monitoring;
 mod openflow;
 mod openflow_host;

@@ -1,38 +1,11 @@
 //! A command in the container says when an instance is ready.
 
-use std::path::Path;
-use std::process::Command;
-
 use model::{InstanceState, InstanceStep};
 
-use crate::support::{Engine, Inco, PATIENCE, Place, assert_clean, changes, eventually, text};
+use crate::support::{Engine, Inco, PATIENCE, Place, assert_clean, changes, eventually};
 
 /// The image: the function, and a program of this machine with its libraries.
 const IMAGE: &str = "inco-test/ready";
-
-fn import_image(place: &Place) {
-    let root = place.path("rootfs");
-    let copy = |from: &Path, to: &str| {
-        let to = root.join(to.trim_start_matches('/'));
-        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
-        std::fs::copy(from, to).unwrap();
-    };
-    copy(Path::new(&std::env::var_os("INCO_NF").unwrap()), "/inco-nf");
-    let grep = ["/usr/bin/grep", "/bin/grep"].map(Path::new);
-    let grep = grep.into_iter().find(|path| path.exists()).unwrap();
-    copy(grep, "/bin/grep");
-    let needed = Command::new("ldd").arg(grep).output().unwrap();
-    for word in text(&needed.stdout)
-        .split_whitespace()
-        .filter(|word| word.starts_with('/'))
-    {
-        copy(Path::new(word), word);
-    }
-    let root = root.display().to_string();
-    place.must(&[
-        "image", "import", IMAGE, &root, "--", "/inco-nf", "forward", "--stamp",
-    ]);
-}
 
 fn service(name: &str, port: u16, instances: u32, command: &str, more: &str) -> String {
     format!(
@@ -74,7 +47,7 @@ fn a_command_says_when_an_instance_is_ready(engine: Engine) {
         return;
     }
     let place = Place::new();
-    import_image(&place);
+    place.import_image(IMAGE, &["grep"]);
     let flag = place.path("flag");
     std::fs::create_dir(&flag).unwrap();
     // Whoever runs it has no rights that the container does not have.

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -136,6 +137,20 @@ impl RawSocket {
         )
         .unwrap();
         RawSocket(fd)
+    }
+
+    /// Takes the clients that wait by now, and counts them.
+    pub(crate) fn waiting(&self) -> usize {
+        let is_there = || {
+            let mut socket = [PollFd::new(&self.0, PollFlags::IN)];
+            rustix::event::poll(&mut socket, Some(&Timespec::default())).unwrap() > 0
+        };
+        let mut count = 0;
+        while is_there() {
+            drop(self.accept());
+            count += 1;
+        }
+        count
     }
 
     /// Sends bytes with descriptors; false when the other end is gone.

@@ -294,6 +294,31 @@ impl Place {
         text(&output.stdout)
     }
 
+    /// Imports an image of the function and of programs of this machine, in `/bin`, with their libraries.
+    pub(crate) fn import_image(&self, image: &str, programs: &[&str]) {
+        let root = self.path("rootfs");
+        let copy = |from: &Path, to: &str| {
+            let to = root.join(to.trim_start_matches('/'));
+            std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+            std::fs::copy(from, to).unwrap();
+        };
+        copy(Path::new(&std::env::var_os("INCO_NF").unwrap()), "/inco-nf");
+        for program in programs {
+            let places = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(program));
+            let from = places.iter().find(|path| path.exists()).unwrap();
+            copy(from, &format!("/bin/{program}"));
+            let needed = Command::new("ldd").arg(from).output().unwrap();
+            let words = text(&needed.stdout);
+            for word in words.split_whitespace().filter(|word| word.starts_with('/')) {
+                copy(Path::new(word), word);
+            }
+        }
+        let root = root.display().to_string();
+        self.must(&[
+            "image", "import", image, &root, "--", "/inco-nf", "forward", "--stamp",
+        ]);
+    }
+
     /// `inco run` with that configuration, once its API answers.
     pub(crate) fn run(&self, configuration: &str) -> Inco {
         let file = self.file("inco.toml", configuration);
