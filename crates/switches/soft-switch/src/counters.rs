@@ -5,7 +5,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use model::{DropReason, Slot};
+use model::{DropReason, ServiceId};
+
+use crate::id_map::{ServiceMap, SlotMap, UplinkMap};
 
 /// Services that a switch has at most: one counter block and one scheduler per worker each.
 pub const SERVICE_LIMIT: usize = 64;
@@ -227,11 +229,11 @@ pub struct WorkerTotals {
 #[derive(Debug)]
 pub struct WorkerCounters {
     /// Per slot.
-    pub slots: Box<[SlotCounters]>,
+    pub slots: SlotMap<SlotCounters>,
     /// Per service.
-    pub services: Box<[ServiceCounters]>,
+    pub services: ServiceMap<ServiceCounters>,
     /// Per uplink.
-    pub uplinks: Box<[UplinkCounters]>,
+    pub uplinks: UplinkMap<UplinkCounters>,
     /// Per reason.
     pub drops: [Counter; DropReason::COUNT],
     /// The worker itself.
@@ -241,9 +243,9 @@ pub struct WorkerCounters {
 impl Default for WorkerCounters {
     fn default() -> Self {
         WorkerCounters {
-            slots: (0..Slot::LIMIT).map(|_| SlotCounters::default()).collect(),
-            services: (0..SERVICE_LIMIT).map(|_| ServiceCounters::default()).collect(),
-            uplinks: (0..UPLINK_LIMIT).map(|_| UplinkCounters::default()).collect(),
+            slots: SlotMap::default(),
+            services: ServiceMap::default(),
+            uplinks: UplinkMap::default(),
             drops: std::array::from_fn(|_| Counter::default()),
             figures: WorkerFigures::default(),
         }
@@ -257,5 +259,14 @@ impl WorkerCounters {
         if let Some(counter) = self.drops.get(reason.index()) {
             counter.add(n);
         }
+    }
+
+    /// Counts packets, so many bytes in all, as offered to a service: once each, when they leave the worker for an instance's
+    /// ring or are dropped.
+    #[inline]
+    pub(crate) fn offer(&self, service: ServiceId, packets: u64, bytes: u64) {
+        let counters = &self.services[service];
+        counters.offered_packets.add(packets);
+        counters.offered_bytes.add(bytes);
     }
 }

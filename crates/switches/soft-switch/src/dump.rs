@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use flow_table::{DumpCursor, FlowRow};
 use model::{FlowKey, ServiceId, Slot};
 
-use crate::elephants::{ELEPHANT_LIMIT, HeavyFlow};
+use crate::worker::{ELEPHANT_LIMIT, HeavyFlow};
 
 /// Entries of its table that a worker looks at per step, once a millisecond: about 20 µs, and four million a second.
 pub(crate) const DUMP_ENTRIES_PER_STEP: usize = 4096;

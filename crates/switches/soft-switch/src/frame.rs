@@ -25,12 +25,12 @@ pub trait Frame: Send + 'static {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// In how many pieces it lies: [`Frame::bytes`] are those of the first one.
-    fn pieces(&self) -> u16 {
+    /// In how many segments it lies: [`Frame::bytes`] are those of the first one.
+    fn segments(&self) -> u16 {
         1
     }
-    /// Makes it one piece where there is room for all of it.
-    fn join(&mut self) {}
+    /// Makes it one segment where there is room for all of it.
+    fn linearize(&mut self) {}
 }
 
 /// Where a worker's frames come from and go back to. Neither call allocates, locks or waits.
@@ -63,7 +63,7 @@ pub trait FrameMemory: Send + 'static {
 
 /// A port whose frames are already in the worker's memory.
 pub trait Device<F>: Send + 'static {
-    /// Appends at most `limit` received frames, of any length and in any number of pieces.
+    /// Appends at most `limit` received frames, of any length and in any number of segments.
     fn receive(&mut self, into: &mut Vec<F>, limit: usize);
     /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer than
     /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send. Where all of them are
@@ -71,7 +71,7 @@ pub trait Device<F>: Send + 'static {
     fn send(&mut self, frames: &mut Vec<F>, longest: usize, known: Option<Sizes>) -> Unsendable;
 }
 
-/// Between which lengths some frames are, each of them one piece.
+/// Between which lengths some frames are, each of them one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Bytes of the shortest one, or less.

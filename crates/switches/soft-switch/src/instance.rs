@@ -1,6 +1,6 @@
-//! The data ports of one instance, on the worker that is at home to it.
+//! The data ports of one instance, on its home worker.
 
-use model::{InstanceId, UplinkId};
+use model::{InstanceId, ServiceId, UplinkId};
 
 use crate::counters::SlotCounters;
 use crate::frame::{Frame, FrameMemory, Sizes};
@@ -44,9 +44,9 @@ pub(crate) struct ReturnWay {
     pub(crate) counted: bool,
 }
 
-/// Turns that found nothing before a port is looked at less often.
+/// Turns that found nothing before a port is polled less often.
 const QUIET_TURNS: u32 = 64;
-/// How often a quiet port is looked at: every this many turns.
+/// How often a quiet port is polled: every this many turns.
 const QUIET_STRIDE: u32 = 8;
 
 /// The data ports of one instance and what is known of them between two turns. What a flush needs comes first: with many
@@ -57,6 +57,8 @@ pub struct InstancePorts<M: FrameMemory> {
     /// dies.
     pub outstanding: u64,
     quiet: u32,
+    /// Of which service it is, once a plan has told.
+    pub(crate) service: ServiceId,
     /// The ports, in the order of the service's uplinks.
     pub(crate) ports: [Option<Port<M>>; PORT_LIMIT],
     /// How full the ports' rings were at their last flush.
@@ -94,6 +96,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             outstanding: 0,
             rooms: std::array::from_fn(|_| Vec::with_capacity(OUTBOX_FRAMES)),
             id: None,
+            service: ServiceId(u16::MAX),
             ways: [None; PORT_LIMIT],
             is_broken: false,
             reported_broken: false,
@@ -114,7 +117,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.ports.get(usize::from(port)).is_some_and(Option::is_some)
     }
 
-    /// Whether this turn should look for returned packets: always while there are some, else now and then.
+    /// Whether this turn should poll for returned packets: always while there are some, else now and then.
     pub fn is_due(&mut self) -> bool {
         if self.quiet < QUIET_TURNS {
             return true;
@@ -127,8 +130,8 @@ impl<M: FrameMemory> InstancePorts<M> {
         false
     }
 
-    /// Notes how many packets a look found.
-    pub fn looked(&mut self, packets: usize) {
+    /// Notes how many packets a poll found.
+    pub fn polled(&mut self, packets: usize) {
         self.quiet = if packets > 0 {
             0
         } else {
@@ -139,6 +142,7 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Notes what a plan says of the instance.
     pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
         self.id = Some(slot_plan.instance);
+        self.service = slot_plan.service;
         if let Some(service) = plan.service(slot_plan.service) {
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {

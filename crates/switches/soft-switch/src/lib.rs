@@ -19,14 +19,13 @@
 
 mod counters;
 mod dump;
-mod elephants;
 mod frame;
+mod id_map;
 mod idle;
 mod instance;
 #[cfg(feature = "dpdk")]
 mod mbufs;
 mod message;
-mod moves;
 mod plan;
 mod port;
 mod record;
@@ -40,10 +39,10 @@ pub use counters::{
     WorkerFigures, WorkerTotals,
 };
 pub use dump::{FlowDump, FlowFilter, HeavyDump};
-pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
 pub use frame::{
     Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
 };
+pub use id_map::{Id, IdMap, ServiceMap, SlotMap, UplinkMap};
 pub use idle::{Alarm, Idle, Polling, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
@@ -55,4 +54,4 @@ pub use record::{PickRecord, RecordedFlow};
 pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 pub use table_memory::TableMemory;
-pub use worker::{BURST_FRAMES, Worker, WorkerParts};
+pub use worker::{BURST_FRAMES, ELEPHANT_LIMIT, HeavyFlow, Peers, Sleep, Worker, WorkerParts};

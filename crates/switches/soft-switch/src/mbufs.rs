@@ -36,12 +36,12 @@ impl Frame for Mbuf {
         Mbuf::len(self)
     }
     #[inline(always)]
-    fn pieces(&self) -> u16 {
+    fn segments(&self) -> u16 {
         self.segment_count()
     }
-    fn join(&mut self) {
+    fn linearize(&mut self) {
         // One that does not fit stays as it is: the pool has room for the longest that any uplink carries.
-        let _in_pieces = self.linearize();
+        let _in_segments = Mbuf::linearize(self);
     }
 }
 

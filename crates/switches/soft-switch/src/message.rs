@@ -151,12 +151,14 @@ pub struct HandOff<F> {
 pub enum Destination {
     /// Received on that uplink: the worker owns its flow.
     Steering(UplinkId),
-    /// To an instance that the worker is at home to.
+    /// To an instance whose home worker it is.
     Instance {
         /// The instance's place.
         slot: Slot,
         /// Which instance had it then: the slot may have another one when the frame arrives.
         instance: InstanceId,
+        /// Of which service.
+        service: ServiceId,
         /// Which of its data ports.
         port: u8,
     },

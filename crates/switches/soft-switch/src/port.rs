@@ -138,7 +138,7 @@ impl<M: FrameMemory> Port<M> {
     }
 
     /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then
-    /// stay in the ring. Of a device's frames it is still to be seen whether they are [right](Port::is_right).
+    /// stay in the ring. Of a device's frames it is still to be seen whether they are [valid](Port::are_valid).
     pub fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received {
         match self {
             Port::Memif(port) => port.receive(memory, into, limit),
@@ -180,24 +180,25 @@ impl<M: FrameMemory> Port<M> {
         }
     }
 
-    /// Whether frames that it gave, the longest of so many bytes and in so many pieces, are all such as it carries, and whole.
+    /// Whether frames that it gave, the longest of so many bytes and in so many segments, are all such as it carries, and of one
+    /// segment.
     #[inline]
-    pub fn is_right(&self, longest: usize, pieces: u16) -> bool {
+    pub fn are_valid(&self, longest: usize, segments: u16) -> bool {
         match self {
-            Port::Device(port) => pieces <= 1 && longest <= port.frame_limit,
+            Port::Device(port) => segments <= 1 && longest <= port.frame_limit,
             Port::Memif(_) | Port::Null(_) => true,
         }
     }
 
-    /// Makes frames that it gave whole, and gives those back that cannot be, or are longer than it carries; gives how many.
+    /// Makes frames that it gave one segment each, and drops those that cannot be, or are longer than it carries; gives how many.
     #[cold]
-    pub fn mend(&self, frames: &mut Vec<M::Frame>, memory: &mut M) -> u64 {
+    pub fn linearize_or_drop(&self, frames: &mut Vec<M::Frame>, memory: &mut M) -> u64 {
         let mut too_large = 0;
-        let is_wrong = |frame: &mut M::Frame| {
-            frame.join();
-            !self.is_right(frame.len(), frame.pieces())
+        let is_invalid = |frame: &mut M::Frame| {
+            frame.linearize();
+            !self.are_valid(frame.len(), frame.segments())
         };
-        for frame in frames.extract_if(.., is_wrong) {
+        for frame in frames.extract_if(.., is_invalid) {
             too_large += 1;
             memory.give(frame);
         }

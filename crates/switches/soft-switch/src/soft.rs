@@ -18,7 +18,6 @@ use scheduling::Scheduler;
 
 use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
 use crate::dump::{FlowDump, FlowFilter, HeavyDump};
-use crate::elephants::HeavyFlow;
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::{Alarm, Idle, Polling, Usual, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
@@ -28,7 +27,7 @@ use crate::port::Port;
 use crate::record::PickRecord;
 use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 use crate::table_memory::TableMemory;
-use crate::worker::{Worker, WorkerParts};
+use crate::worker::{HeavyFlow, Peers, Sleep, Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
 pub const WORKER_LIMIT: usize = 32;
@@ -362,10 +361,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 .map_err(SwitchError::Table)?;
             parts.push(WorkerParts {
                 id: WorkerId(index as u8),
-                workers: count,
                 memory,
                 table,
-                hasher,
                 fragment_key: [
                     config.hash_key[0] ^ config.hash_key[2],
                     config.hash_key[1] ^ config.hash_key[3],
@@ -375,17 +372,22 @@ impl<M: FrameMemory> SoftSwitch<M> {
                 counters: Arc::clone(&counters),
                 commands: worker_commands,
                 events: worker_events,
-                to_peers: std::mem::take(&mut to_peers[index]),
-                from_peers: std::mem::take(&mut from_peers[index]),
-                peer_wakers: (0..count)
-                    .map(|peer| (peer != index).then(|| Arc::clone(&wakers[peer])))
-                    .collect(),
-                wake_set: WakeSet::new(&waker)
-                    .map_err(|e| system("making an epoll set for a worker", e.into()))?,
-                waker: Arc::clone(&waker),
-                idle: Idle::new(config.polling),
-                alarm: Arc::clone(&alarm),
-                leaving: Arc::clone(&leaving),
+                peers: Peers {
+                    to: std::mem::take(&mut to_peers[index]),
+                    from: std::mem::take(&mut from_peers[index]),
+                    wakers: (0..count)
+                        .map(|peer| (peer != index).then(|| Arc::clone(&wakers[peer])))
+                        .collect(),
+                    leaving: Arc::clone(&leaving),
+                },
+                sleep: Sleep {
+                    wake_set: WakeSet::new(&waker)
+                        .map_err(|e| system("making an epoll set for a worker", e.into()))?,
+                    waker: Arc::clone(&waker),
+                    idle: Idle::new(config.polling),
+                    alarm: Arc::clone(&alarm),
+                    is_unwatched: false,
+                },
             });
             handles.push(WorkerHandle {
                 commands,

@@ -21,9 +21,9 @@ use crate::idle::Alarm;
 use flow_table::FlowRow;
 
 use crate::dump::FlowFilter;
-use crate::elephants::HeavyFlow;
 use crate::plan::Plan;
 use crate::record::PickRecord;
+use crate::worker::HeavyFlow;
 
 /// Where an instance's data ports are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use model::{DropReason, Nanos};
+use model::{DropReason, Nanos, UplinkId};
 use packet::TcpFlags;
 use proptest::prelude::*;
 use soft_switch::{Device, Frame, FrameMemory, Port, Sizes, Unsendable};
@@ -46,10 +46,10 @@ impl Frame for Pieces {
     fn len(&self) -> usize {
         self.bytes.len()
     }
-    fn pieces(&self) -> u16 {
+    fn segments(&self) -> u16 {
         self.pieces
     }
-    fn join(&mut self) {
+    fn linearize(&mut self) {
         if self.bytes.len() <= ROOM {
             (self.first, self.pieces) = (self.bytes.len(), 1);
         }
@@ -93,7 +93,7 @@ impl Device<Pieces> for End {
             assert!(frame.len() <= longest);
             if let Some(Sizes { shortest, longest }) = known {
                 assert!((shortest as usize..=longest as usize).contains(&frame.len()));
-                assert_eq!(frame.pieces(), 1);
+                assert_eq!(frame.segments(), 1);
                 *self.told.lock().unwrap() += 1;
             }
         }
@@ -159,8 +159,11 @@ fn reach_instances(bursts: Vec<Vec<Pieces>>) {
     }
     let counters = &bare.counters;
     let bytes: usize = expected.iter().map(Vec::len).sum();
-    assert_eq!(counters.uplinks[0].received_packets.get(), all.len() as u64);
-    assert_eq!(counters.uplinks[0].received_bytes.get(), bytes as u64);
+    assert_eq!(
+        counters.uplinks[UplinkId(0)].received_packets.get(),
+        all.len() as u64
+    );
+    assert_eq!(counters.uplinks[UplinkId(0)].received_bytes.get(), bytes as u64);
     let too_large = counters.drops[DropReason::TooLarge.index()].get();
     assert_eq!(too_large, (all.len() - expected.len()) as u64);
     arrived.sort();

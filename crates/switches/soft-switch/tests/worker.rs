@@ -16,8 +16,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
     Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Plan, Polling, Port, ServicePlan, SlotPlan, TableMemory, WakeSet, Waker,
-    Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan, Sleep, SlotPlan, TableFull,
+    TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 
 const HASH_KEY: [u64; 4] = [1, 2, 3, 4];
@@ -123,24 +123,27 @@ fn alone_with(
     }
     let worker = Worker::new(WorkerParts {
         id: WorkerId(0),
-        workers,
         memory: memories.pop().unwrap(),
         table,
-        hasher,
         fragment_key: [1, 2],
         plan: Arc::clone(&plan),
         loads: Arc::clone(&loads),
         counters: Arc::clone(&counters),
         commands: worker_commands,
         events: worker_events,
-        to_peers,
-        from_peers,
-        wake_set: WakeSet::new(&waker).unwrap(),
-        waker,
-        peer_wakers,
-        idle: Idle::new(Polling::Busy),
-        alarm: Arc::new(Alarm::of(std::thread::current())),
-        leaving: Arc::new(AtomicUsize::new(0)),
+        peers: Peers {
+            to: to_peers,
+            from: from_peers,
+            wakers: peer_wakers,
+            leaving: Arc::new(AtomicUsize::new(0)),
+        },
+        sleep: Sleep {
+            wake_set: WakeSet::new(&waker).unwrap(),
+            waker,
+            idle: Idle::new(Polling::Busy),
+            alarm: Arc::new(Alarm::of(std::thread::current())),
+            is_unwatched: false,
+        },
     });
     let control = link.control;
     for pair in link.queues {
@@ -298,13 +301,14 @@ fn a_frame_that_was_on_its_way_to_an_instance_that_is_gone_does_not_reach_its_su
         let to = Destination::Instance {
             slot: Slot(0),
             instance: InstanceId(instance),
+            service: ServiceId(0),
             port: 0,
         };
         assert!(alone.to_it.push(HandOff { frame, to }).is_ok());
     }
     alone.turn();
     assert_eq!(
-        alone.counters.slots[0].to_packets.get(),
+        alone.counters.slots[Slot(0)].to_packets.get(),
         1,
         "only the one for the instance that has the slot now"
     );
@@ -403,7 +407,7 @@ fn new_flows_do_not_wander_while_a_slot_is_purged() {
             assert_eq!(on, [7], "the packets of a new flow went to several instances");
         }
     }
-    let refused: u64 = alone.counters.services[0].unpinned.get();
+    let refused: u64 = alone.counters.services[ServiceId(0)].unpinned.get();
     assert_eq!(refused, 0, "there was another instance to pin to");
 }
 
@@ -415,7 +419,7 @@ fn what_a_peer_sent_before_it_went_is_taken_before_its_queue_is_given_back() {
     let uplink = UplinkId(0);
     assert!(alone.commands.push(Command::DetachUplink { uplink }).is_ok());
     alone.turn();
-    assert_eq!(alone.counters.uplinks[0].received_packets.get(), 300);
+    assert_eq!(alone.counters.uplinks[UplinkId(0)].received_packets.get(), 300);
     assert_eq!(alone.to_instances(), 300);
 }
 
@@ -542,7 +546,7 @@ fn what_an_instance_gave_back_before_it_failed_goes_out_and_nothing_later() {
     assert_eq!(numbers(&mut moving.alone.network), [3]);
     moving.asks(Command::RemoveInstance { slot, failed: true });
     assert!(numbers(&mut moving.alone.network).is_empty());
-    let counters = &moving.alone.counters.slots[first];
+    let counters = &moving.alone.counters.slots[Slot(first as u16)];
     assert_eq!((counters.back_packets.get(), counters.lost.get()), (1, 2));
 }
 
@@ -609,7 +613,12 @@ fn a_flow_that_waits_in_vain_goes_on_after_a_millisecond() {
     assert_eq!(moving.moved(), (1, 1));
     // What comes late is of no flow of that instance any more.
     moving.gives_back(old, 0..3);
-    assert_eq!(moving.alone.counters.slots[old].return_unmatched.get(), 3);
+    assert_eq!(
+        moving.alone.counters.slots[Slot(old as u16)]
+            .return_unmatched
+            .get(),
+        3
+    );
     assert_eq!(numbers(&mut moving.alone.network), [0, 1, 2]);
 }
 

@@ -12,8 +12,9 @@ use model::{
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Plan, Polling, Port, ServicePlan, SlotPlan,
-    TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port,
+    ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters,
+    WorkerEvent, WorkerParts,
 };
 
 #[allow(dead_code, reason = "not everybody has functions")]
@@ -96,24 +97,27 @@ pub(crate) fn counting<M: FrameMemory>(
     let counters = Arc::new(WorkerCounters::default());
     let worker = Worker::new(WorkerParts {
         id: WorkerId(0),
-        workers: 1,
         memory,
         table,
-        hasher,
         fragment_key: [1, 2],
         plan: Arc::new(ArcSwap::from_pointee(plan)),
         loads: Arc::new(LoadBoard::default()),
         counters: Arc::clone(&counters),
         commands: worker_commands,
         events: worker_events,
-        to_peers: vec![None],
-        from_peers: vec![None],
-        wake_set: WakeSet::new(&waker).unwrap(),
-        waker,
-        peer_wakers: vec![None],
-        idle: Idle::new(Polling::Busy),
-        alarm: Arc::new(Alarm::of(std::thread::current())),
-        leaving: Arc::new(AtomicUsize::new(0)),
+        peers: Peers {
+            to: vec![None],
+            from: vec![None],
+            wakers: vec![None],
+            leaving: Arc::new(AtomicUsize::new(0)),
+        },
+        sleep: Sleep {
+            wake_set: WakeSet::new(&waker).unwrap(),
+            waker,
+            idle: Idle::new(Polling::Busy),
+            alarm: Arc::new(Alarm::of(std::thread::current())),
+            is_unwatched: false,
+        },
     });
     let mut bare = Bare {
         worker,

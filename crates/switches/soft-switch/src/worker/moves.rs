@@ -6,8 +6,13 @@
 
 use std::collections::VecDeque;
 
+use flow_table::FlowRow;
 use model::{FlowKey, Nanos, UplinkId};
 use packet::PacketInfo;
+
+use crate::frame::FrameMemory;
+use crate::worker::context::Context;
+use crate::worker::lookup::{Lookup, Missed};
 
 /// How long a flow's packets are held at most.
 pub(crate) const HOLD_LIMIT: Nanos = Nanos::from_millis(1);
@@ -70,7 +75,7 @@ impl<F> Moves<F> {
     }
 
     /// Whether packets of the flow wait.
-    pub(crate) fn holds(&self, key: &FlowKey, hash: u64) -> bool {
+    fn holds(&self, key: &FlowKey, hash: u64) -> bool {
         self.place(key, hash).is_some()
     }
 
@@ -107,18 +112,53 @@ impl<F> Moves<F> {
         Ok(())
     }
 
-    /// Marks the flows that go on: those of which nothing is out any more, and those whose time is over. `packets_out`
-    /// tells how many packets of a flow, those held here among them, are not back. Returns how many flows that were marked,
-    /// now or by a limit, have packets out.
-    pub(crate) fn settle(&mut self, now: Nanos, mut packets_out: impl FnMut(&FlowKey) -> u64) -> u64 {
+    /// Whether a packet, counted already, of a flow without an instance has to wait for those before it.
+    pub(crate) fn must_wait<M: FrameMemory>(
+        &self,
+        missed: &Missed,
+        info: &PacketInfo,
+        hash: u64,
+        lookup: &Lookup,
+        cx: &Context<M>,
+    ) -> bool {
+        let Some(entry) = missed.entry else { return false };
+        if missed.lost.is_some() || info.is_icmp_error {
+            return false;
+        }
+        let table = &lookup.table;
+        let Some(service) = cx.view.plan.service(table.service(entry)) else {
+            return false;
+        };
+        if !service.relaxed || table.has_lost_instance(entry, info.direction) {
+            // What was out with an instance that failed does not come back.
+            return false;
+        }
+        if self.holds(&info.key, hash) {
+            return true;
+        }
+        // The first packet of a direction that goes by itself has none before it.
+        let is_first = |row: &FlowRow| !service.symmetric && row.packets[info.direction.index()] <= 1;
+        table
+            .get(&info.key, cx.now)
+            .is_some_and(|row| !is_first(&row) && packets_out(&row) > 1)
+    }
+
+    /// Marks the flows that go on: those of which nothing is out any more, and those whose time is over. Counts those that
+    /// were marked, now or by a limit, and have packets out.
+    pub(crate) fn settle<M: FrameMemory>(&mut self, lookup: &Lookup, cx: &Context<M>) {
         let mut early = 0;
         for flow in &mut self.flows {
-            let is_out = packets_out(&flow.key) > u64::from(flow.held);
-            flow.goes_on |= !is_out || now.since(flow.since) >= HOLD_LIMIT;
+            // Packets of the flow, those held here among them, that are not back.
+            let out = lookup
+                .table
+                .get(&flow.key, cx.now)
+                .map_or(0, |row| packets_out(&row));
+            let is_out = out > u64::from(flow.held);
+            flow.goes_on |= !is_out || cx.now.since(flow.since) >= HOLD_LIMIT;
             early += u64::from(flow.goes_on && is_out);
         }
         self.unseen = self.frames.len();
-        early
+        cx.counters.figures.early_moves.add(early);
     }
 
     /// The next packet that goes on; `None` when all that were marked have gone, and their flows are forgotten.
@@ -148,4 +188,15 @@ impl<F> Moves<F> {
     pub(crate) fn drain(&mut self) -> Option<F> {
         self.frames.pop_front().map(|held| held.frame)
     }
+}
+
+/// Packets of a flow that were counted and are neither back nor dropped.
+fn packets_out(row: &FlowRow) -> u64 {
+    /// The table counts packets modulo this.
+    const MODULUS: u64 = 1 << 40;
+    let sent = row.packets[0].wrapping_add(row.packets[1]);
+    let back = row.returned.unwrap_or(sent);
+    let out = sent.wrapping_sub(back).wrapping_sub(row.dropped.unwrap_or(0)) % MODULUS;
+    // Where more came back than was sent, the function makes packets of its own.
+    if out < MODULUS / 2 { out } else { 0 }
 }

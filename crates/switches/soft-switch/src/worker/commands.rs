@@ -1,0 +1,226 @@
+//! What the control plane asks of a worker, carried out between two turns' packets.
+
+use model::{DropReason, Slot, UplinkId};
+
+use crate::counters::UPLINK_LIMIT;
+use crate::dump::HeavyDump;
+use crate::frame::FrameMemory;
+use crate::instance::InstancePorts;
+use crate::message::{Command, WorkerEvent};
+use crate::port::Port;
+use crate::worker::housekeeping::{Removal, Sweep};
+use crate::worker::{DRAIN_BURSTS, Worker};
+
+/// Commands taken per turn: an upper bound on what a turn may spend on the control plane.
+const COMMANDS_PER_TURN: usize = 8;
+
+impl<M: FrameMemory> Worker<M> {
+    pub(super) fn take_commands(&mut self) {
+        for _ in 0..COMMANDS_PER_TURN {
+            // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service; each port
+            // may break. Wait with commands until there is room for all that.
+            let records = self.set_up.services();
+            let ports = self.cx.ports.attached.len() + UPLINK_LIMIT;
+            let needed = 3 + self.housekeeping.sweeps() + ports + records;
+            if self.cx.events.slots() < needed {
+                return;
+            }
+            let Ok(command) = self.commands.pop() else {
+                return;
+            };
+            self.carry_out(command);
+        }
+    }
+
+    fn carry_out(&mut self, command: Command<M>) {
+        match command {
+            Command::AttachInstance { slot, ports } => self.attach_instance(slot, ports),
+            Command::RemoveInstance { slot, failed } => self.remove_instance(slot, failed),
+            Command::FailInstance { slot } => {
+                self.take_back(slot);
+                self.returns.set_pollable(slot, false);
+                // Out of this worker, before anyone moves one of its flows.
+                self.egress.flush(&mut self.cx);
+                self.cx.tell(WorkerEvent::InstanceFailed { slot });
+            }
+            Command::Probe { slot } => {
+                self.egress.outboxes.flush_instance(slot, &mut self.cx);
+                if let Some(instance) = &mut self.cx.ports.instances[slot] {
+                    instance.probe(&mut self.cx.memory);
+                }
+            }
+            Command::PurgeSlot { slot, failed } => self.sweep(Sweep {
+                slot,
+                failed,
+                then: None,
+            }),
+            Command::PurgeFlow { key } => {
+                let hash = self.cx.hasher.hash(&key);
+                if !self.unpin_relaxed(&key, hash) {
+                    self.lookup.table.purge(&key, hash);
+                }
+            }
+            Command::MoveFlow { key, to } => {
+                let hash = self.cx.hasher.hash(&key);
+                // Its next packet waits for those before it, as one that was purged.
+                if self.unpin_relaxed(&key, hash) {
+                    self.set_up.send_to(key, to);
+                }
+            }
+            Command::SetScheduler { service, scheduler } => {
+                // The plan that made the service may be newer than the last turn.
+                self.load_plan();
+                self.set_up.set_scheduler(service, scheduler);
+            }
+            Command::AttachUplink { uplink, port } => self.attach_uplink(uplink, port),
+            Command::DetachUplink { uplink } => self.detach_uplink(uplink),
+            Command::Dump(dump) => {
+                if let Some(unfinished) = self.housekeeping.dump.replace(dump) {
+                    self.cx.tell(WorkerEvent::Dumped(unfinished));
+                }
+            }
+            Command::DumpHeavy(mut dump) => {
+                let HeavyDump { filter, rows, .. } = &mut *dump;
+                let (lookup, now) = (&mut self.lookup, self.cx.now);
+                lookup
+                    .elephants
+                    .list(&lookup.table, now, |row| filter.matches(row), rows);
+                self.cx.tell(WorkerEvent::DumpedHeavy(dump));
+            }
+            Command::Record(record) => {
+                self.load_plan();
+                if let Some(record) = self.set_up.record(record) {
+                    self.cx.tell(WorkerEvent::Recorded(record));
+                }
+            }
+            Command::Stop => self.is_stopping = true,
+        }
+    }
+
+    fn attach_instance(&mut self, slot: Slot, mut ports: Box<InstancePorts<M>>) {
+        for port in ports.ports() {
+            self.sleep.watch(port);
+        }
+        let plan = self.cx.view.published();
+        if let Some(slot_plan) = plan.slot(slot) {
+            ports.note(slot_plan, plan);
+        }
+        for (port, room) in ports.rooms.iter_mut().enumerate() {
+            *self.egress.outboxes.room(slot, port) = std::mem::take(room);
+        }
+        self.egress.lanes_are_stale = true;
+        let is_pollable = ports.ports().any(|port| port.gives());
+        self.returns.set_pollable(slot, is_pollable);
+        if self.cx.ports.instances[slot].replace(ports).is_none() {
+            self.cx.ports.attached.push(slot);
+        }
+        self.cx.tell(WorkerEvent::InstanceAttached { slot });
+    }
+
+    fn remove_instance(&mut self, slot: Slot, failed: bool) {
+        if failed {
+            // What it gave back since it failed stays out.
+            self.egress.outboxes.flush_instance(slot, &mut self.cx);
+        } else {
+            self.take_back(slot);
+        }
+        let mut outstanding = 0;
+        if let Some(mut ports) = self.cx.ports.instances[slot].take() {
+            let counters = &self.cx.counters.slots[slot];
+            self.cx.ports.attached.retain(|s| *s != slot);
+            self.returns.set_pollable(slot, false);
+            self.egress.lanes_are_stale = true;
+            for (port, room) in ports.rooms.iter_mut().enumerate() {
+                *room = std::mem::take(self.egress.outboxes.room(slot, port));
+            }
+            outstanding = std::mem::take(&mut ports.outstanding);
+            let (counter, reason) = if failed {
+                (&counters.lost, DropReason::InstanceLost)
+            } else {
+                (&counters.kept, DropReason::Function)
+            };
+            counter.add(outstanding);
+            self.cx.counters.drop_packets(reason, outstanding);
+            // The gauges of the rings are the port's. The next one may have another home worker.
+            counters.ring_used.set(0);
+            counters.ring_slots.set(0);
+            counters.back_used.set(0);
+            counters.consumed.set(0);
+            for port in ports.ports() {
+                self.sleep.forget(port);
+            }
+            self.cx.tell(WorkerEvent::PortsReturned { ports });
+        }
+        // A failed instance's pins went with the failure; others have some left only after a deadline.
+        self.sweep(Sweep {
+            slot,
+            failed,
+            then: Some(Removal { outstanding }),
+        });
+    }
+
+    /// Takes the pin of a flow away that may be moved, without ending it: its packets are counted on, so that it is known when all
+    /// are back. Whether there is such a flow.
+    fn unpin_relaxed(&mut self, key: &model::FlowKey, hash: u64) -> bool {
+        let entry = self.lookup.table.lookup(key, hash);
+        let Some(entry) = entry.filter(|entry| self.lookup.is_relaxed(*entry, &self.cx)) else {
+            return false;
+        };
+        self.lookup.table.set_pins(entry, [Slot::NONE; 2], self.cx.now);
+        true
+    }
+
+    fn attach_uplink(&mut self, uplink: UplinkId, mut port: Box<Port<M>>) {
+        self.sleep.watch(&mut port);
+        self.cx.ports.uplinks[uplink] = Some(port);
+        self.housekeeping.forget_broken(uplink);
+        self.cx.tell(WorkerEvent::UplinkAttached { uplink });
+    }
+
+    /// Gives an uplink's port back, after what its peer had sent before it went: it was offered, so it is steered.
+    fn detach_uplink(&mut self, uplink: UplinkId) {
+        // Steering needs the plan that is in force for the commands before this one.
+        self.load_plan();
+        for _ in 0..DRAIN_BURSTS {
+            if self.poll_uplink(uplink) == 0 {
+                break;
+            }
+        }
+        self.egress.flush(&mut self.cx);
+        let mut port = self.cx.ports.uplinks[uplink].take();
+        if let Some(port) = &mut port {
+            self.sleep.forget(port);
+        }
+        self.cx.tell(WorkerEvent::UplinkDetached { uplink, port });
+    }
+
+    /// Begins to take the pins to a slot away. They do not count and lead nowhere from now on; what remains is to write
+    /// that into the entries.
+    fn sweep(&mut self, sweep: Sweep) {
+        let slot = sweep.slot;
+        self.cx.counters.slots[slot].live_flows.set(0);
+        self.egress.lanes_are_stale = true;
+        // New flows go to others until no entry names it: a pin to it would not be taken.
+        self.set_up.leave_out(slot);
+        let done = self.housekeeping.begin_sweep(sweep, &mut self.lookup.table);
+        self.end_sweep(done);
+    }
+
+    /// Goes on with a sweep, if there is one.
+    pub(super) fn continue_sweep(&mut self) {
+        let done = self.housekeeping.continue_sweep(&mut self.lookup.table);
+        self.end_sweep(done);
+    }
+
+    fn end_sweep(&mut self, done: Option<Sweep>) {
+        let Some(Sweep { slot, then, .. }) = done else {
+            return;
+        };
+        // It may be a candidate again.
+        self.set_up.relist();
+        self.egress.lanes_are_stale = true;
+        if let Some(Removal { outstanding }) = then {
+            self.cx.tell(WorkerEvent::InstanceRemoved { slot, outstanding });
+        }
+    }
+}

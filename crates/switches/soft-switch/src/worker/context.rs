@@ -1,0 +1,182 @@
+//! What all stages of a worker use: its ports, its memory, its counters, and the plan of this turn.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Cache};
+use flow_table::FlowHasher;
+use model::{DropReason, FlowKey, Generation, InstanceId, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use rtrb::Producer;
+use simd::Level;
+
+use crate::counters::WorkerCounters;
+use crate::frame::FrameMemory;
+use crate::id_map::{SlotMap, UplinkMap};
+use crate::instance::InstancePorts;
+use crate::message::WorkerEvent;
+use crate::plan::Plan;
+use crate::port::Port;
+
+/// What all stages of a worker use.
+pub(crate) struct Context<M: FrameMemory> {
+    /// Which worker.
+    pub(crate) id: WorkerId,
+    /// How many there are.
+    pub(crate) workers: usize,
+    /// When this turn began.
+    pub(crate) now: Nanos,
+    pub(crate) hasher: FlowHasher,
+    /// Which instructions the steps of a burst may use.
+    pub(crate) level: Level,
+    pub(crate) memory: M,
+    pub(crate) counters: Arc<WorkerCounters>,
+    pub(crate) ports: Ports<M>,
+    pub(crate) view: View,
+    /// What the control plane is told.
+    pub(crate) events: Producer<WorkerEvent<M>>,
+}
+
+impl<M: FrameMemory> Context<M> {
+    /// Drops a packet that was not offered to a service.
+    #[cold]
+    pub(crate) fn discard(&mut self, frame: M::Frame, reason: DropReason) {
+        self.counters.drop_packets(reason, 1);
+        self.memory.give(frame);
+    }
+
+    /// Gives an event to the control plane. Commands are taken only where there is room for their events.
+    pub(crate) fn tell(&mut self, event: WorkerEvent<M>) {
+        if self.events.push(event).is_err() {
+            self.counters.figures.events_lost.add(1);
+        }
+    }
+
+    /// The worker that owns flows between the addresses of this one, where that is another.
+    #[inline]
+    pub(crate) fn other_owner(&self, key: &FlowKey) -> Option<usize> {
+        if self.workers == 1 {
+            return None;
+        }
+        let owner = self.hasher.owner(key, self.workers);
+        (owner != self.id.index()).then_some(owner)
+    }
+}
+
+/// The ports of a worker: its queues of uplinks, and the instances whose home worker it is.
+pub(crate) struct Ports<M: FrameMemory> {
+    pub(crate) uplinks: UplinkMap<Option<Box<Port<M>>>>,
+    pub(crate) instances: SlotMap<Option<Box<InstancePorts<M>>>>,
+    /// Slots with instances here, in the order of their attachment.
+    pub(crate) attached: Vec<Slot>,
+}
+
+impl<M: FrameMemory> Ports<M> {
+    pub(crate) fn new() -> Ports<M> {
+        Ports {
+            uplinks: UplinkMap::from_fn(|| None),
+            instances: SlotMap::from_fn(|| None),
+            attached: Vec::with_capacity(Slot::LIMIT),
+        }
+    }
+
+    /// Calls `visit` with each port.
+    pub(crate) fn for_each(&mut self, mut visit: impl FnMut(&mut Port<M>)) {
+        for port in self.uplinks.iter_mut().flatten() {
+            visit(port);
+        }
+        for slot in &self.attached {
+            if let Some(instance) = &mut self.instances[*slot] {
+                instance.ports().for_each(&mut visit);
+            }
+        }
+    }
+}
+
+/// The published plan as a worker uses it: one for a whole turn.
+pub(crate) struct View {
+    published: Cache<Arc<ArcSwap<Plan>>, Arc<Plan>>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) generation: Generation,
+    /// What the plan says of each slot, as packets need it.
+    pub(crate) routes: SlotMap<Route>,
+}
+
+impl View {
+    pub(crate) fn new(plan: &Arc<ArcSwap<Plan>>) -> View {
+        let mut published = Cache::new(Arc::clone(plan));
+        View {
+            plan: Arc::clone(published.load()),
+            published,
+            generation: Generation(u64::MAX),
+            routes: SlotMap::default(),
+        }
+    }
+
+    /// The newest plan, which may be newer than this turn's.
+    pub(crate) fn published(&mut self) -> &Plan {
+        self.published.load()
+    }
+
+    /// Whether a newer plan than this turn's is there.
+    pub(crate) fn is_outdated(&mut self) -> bool {
+        self.published.load().generation != self.generation
+    }
+
+    /// Takes the newest plan over. The control plane keeps the old one until this one is acknowledged: nothing is freed here.
+    pub(crate) fn update(&mut self, id: WorkerId, workers: usize) {
+        let plan = Arc::clone(self.published.load());
+        for (slot, route) in (0..).map(Slot).zip(self.routes.iter_mut()) {
+            *route = Route::new(&plan, slot, id, workers).unwrap_or_default();
+        }
+        self.generation = plan.generation;
+        self.plan = plan;
+    }
+}
+
+/// What a plan says of a slot, as packets need it.
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    /// Which instance has the slot.
+    pub(crate) instance: InstanceId,
+    /// Of which service.
+    pub(crate) service: ServiceId,
+    /// Uplinks of the service, one per data port; the second is the first where there is one.
+    uplinks: [UplinkId; 2],
+    /// Its home worker, as this one reaches it.
+    pub(crate) home: WorkerId,
+    /// Whether packets of flows that it has go to it.
+    pub(crate) serves: bool,
+}
+
+impl Default for Route {
+    fn default() -> Route {
+        Route {
+            instance: InstanceId(u32::MAX),
+            service: ServiceId(u16::MAX),
+            uplinks: [UplinkId(0); 2],
+            home: WorkerId(0),
+            serves: false,
+        }
+    }
+}
+
+impl Route {
+    fn new(plan: &Plan, slot: Slot, id: WorkerId, workers: usize) -> Option<Route> {
+        let slot_plan = plan.slot(slot)?;
+        let service = plan.service(slot_plan.service)?;
+        let first = service.uplinks.first().copied().unwrap_or_default();
+        Some(Route {
+            instance: slot_plan.instance,
+            service: slot_plan.service,
+            uplinks: [first, service.uplinks.get(1).copied().unwrap_or(first)],
+            home: plan.home(slot, id, workers),
+            serves: slot_plan.state.serves(),
+        })
+    }
+
+    /// The data port for a packet that came in on that uplink. One of the flow that came in elsewhere still reaches its
+    /// instance, on the first port.
+    #[inline(always)]
+    pub(crate) fn port_of(&self, uplink: UplinkId) -> u8 {
+        u8::from(uplink != self.uplinks[0] && uplink == self.uplinks[1])
+    }
+}

@@ -1,0 +1,367 @@
+//! Egress: packets leave for an instance, an uplink or another worker. Nothing that enters this stage goes back to an earlier one.
+
+use std::sync::Arc;
+
+use flow_table::Lanes;
+use model::{DropReason, InstanceId, ServiceId, Slot, UplinkId};
+use rtrb::Producer;
+
+use crate::BURST_FRAMES;
+use crate::counters::UPLINK_LIMIT;
+use crate::frame::{Frame as _, FrameMemory};
+use crate::id_map::UplinkMap;
+use crate::idle::Waker;
+use crate::message::{Destination, HandOff};
+use crate::plan::Fallback;
+use crate::worker::context::Context;
+use crate::worker::outbox::{Outboxes, lane_of};
+
+/// Where a packet goes, once its flow has been looked up and, where it is new, set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// To that instance, of that service.
+    Instance { slot: Slot, service: ServiceId },
+    /// It was offered to that service, which cannot take it.
+    Refused { service: ServiceId, reason: DropReason },
+    /// It is no service's.
+    Fallback(Fallback),
+}
+
+/// An instance, as a frame on its way to it names it.
+#[derive(Clone, Copy)]
+pub(crate) struct Addressee {
+    pub(crate) slot: Slot,
+    /// Which instance had the slot when the frame was steered.
+    pub(crate) instance: InstanceId,
+    pub(crate) service: ServiceId,
+    /// Which of its data ports.
+    pub(crate) port: u8,
+}
+
+/// The last stage of a packet.
+pub(crate) struct Egress<M: FrameMemory> {
+    pub(crate) outboxes: Outboxes<M::Frame>,
+    /// By uplink: the outbox of each slot to which packets of established flows go without another check.
+    pub(crate) lanes: UplinkMap<Lanes>,
+    /// Whether what the lanes follow from has changed.
+    pub(crate) lanes_are_stale: bool,
+    uplinks_touched: [bool; UPLINK_LIMIT],
+    to_peers: HandOffs<M::Frame>,
+}
+
+impl<M: FrameMemory> Egress<M> {
+    pub(crate) fn new(to_peers: HandOffs<M::Frame>) -> Egress<M> {
+        Egress {
+            outboxes: Outboxes::new(),
+            lanes: UplinkMap::default(),
+            lanes_are_stale: true,
+            uplinks_touched: [false; UPLINK_LIMIT],
+            to_peers,
+        }
+    }
+
+    /// Writes down to which slots packets of established flows go on the fast path: instances that serve and whose home worker
+    /// this is.
+    #[cold]
+    pub(crate) fn draw_lanes(&mut self, cx: &Context<M>, is_usable: impl Fn(Slot) -> bool) {
+        self.lanes_are_stale = false;
+        for (uplink, lanes) in (0..).map(UplinkId).zip(self.lanes.iter_mut()) {
+            lanes.clear();
+            for &slot in &cx.ports.attached {
+                let (route, Some(instance)) = (&cx.view.routes[slot], &cx.ports.instances[slot]) else {
+                    continue;
+                };
+                let port = route.port_of(uplink);
+                let is_direct = route.serves
+                    && route.home == cx.id
+                    && instance.id == Some(route.instance)
+                    && instance.has(port)
+                    && is_usable(slot);
+                if is_direct {
+                    lanes.set(slot, lane_of(slot, port));
+                }
+            }
+        }
+    }
+
+    /// Sends a packet that came in on that uplink where it was decided.
+    #[inline(always)]
+    pub(crate) fn send(
+        &mut self,
+        frame: M::Frame,
+        decision: Decision,
+        uplink: UplinkId,
+        cx: &mut Context<M>,
+    ) {
+        match decision {
+            Decision::Instance { slot, service } => self.to_instance(frame, slot, service, uplink, cx),
+            Decision::Refused { service, reason } => refuse(frame, service, reason, cx),
+            Decision::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched, cx),
+        }
+    }
+
+    #[inline(always)]
+    fn to_instance(
+        &mut self,
+        frame: M::Frame,
+        slot: Slot,
+        service: ServiceId,
+        uplink: UplinkId,
+        cx: &mut Context<M>,
+    ) {
+        match self.lanes[uplink].of(slot) {
+            Some(lane) if !self.lanes_are_stale => self.outboxes.put(lane, frame, cx),
+            _ => self.to_routed_instance(frame, slot, service, uplink, cx),
+        }
+    }
+
+    fn to_routed_instance(
+        &mut self,
+        frame: M::Frame,
+        slot: Slot,
+        service: ServiceId,
+        uplink: UplinkId,
+        cx: &mut Context<M>,
+    ) {
+        let route = cx.view.routes[slot];
+        if !route.serves {
+            return refuse(frame, service, DropReason::NoInstance, cx);
+        }
+        let to = Addressee {
+            slot,
+            instance: route.instance,
+            service,
+            port: route.port_of(uplink),
+        };
+        if route.home == cx.id {
+            self.to_own_instance(frame, to, cx);
+        } else {
+            let Addressee {
+                slot, instance, port, ..
+            } = to;
+            let to = Destination::Instance {
+                slot,
+                instance,
+                service,
+                port,
+            };
+            self.hand_off(route.home.index(), frame, to, cx);
+        }
+    }
+
+    /// Sends a frame to an instance whose home worker this is.
+    #[inline]
+    pub(crate) fn to_own_instance(&mut self, frame: M::Frame, to: Addressee, cx: &mut Context<M>) {
+        let Some(instance) = &mut cx.ports.instances[to.slot] else {
+            // Its ports are gone, the pins to it will follow.
+            return refuse(frame, to.service, DropReason::InstanceLost, cx);
+        };
+        if instance.id != Some(to.instance) {
+            // Whoever sent it may know a newer plan than this turn's. Or the frame was on its way while the slot got
+            // another instance.
+            let plan = cx.view.published();
+            match plan.slot(to.slot) {
+                Some(slot_plan) if slot_plan.instance == to.instance && instance.id.is_none() => {
+                    instance.note(slot_plan, plan);
+                    self.lanes_are_stale = true;
+                }
+                _ => return refuse(frame, to.service, DropReason::InstanceLost, cx),
+            }
+        }
+        if !instance.has(to.port) {
+            return refuse(frame, to.service, DropReason::NoInstance, cx);
+        }
+        self.outboxes.put(lane_of(to.slot, to.port), frame, cx);
+    }
+
+    /// Does with a packet of no service what the plan says.
+    pub(crate) fn fall_back(
+        &mut self,
+        frame: M::Frame,
+        fallback: Fallback,
+        reason: DropReason,
+        cx: &mut Context<M>,
+    ) {
+        match fallback {
+            Fallback::Drop => cx.discard(frame, reason),
+            Fallback::Pass(uplink) => {
+                cx.counters.figures.passed.add(1);
+                self.to_uplink(frame, uplink, cx);
+            }
+        }
+    }
+
+    /// Notes that an uplink was given packets.
+    pub(crate) fn touch(&mut self, uplink: UplinkId) {
+        self.uplinks_touched[uplink.index() % UPLINK_LIMIT] = true;
+    }
+
+    /// Sends frames out of an uplink, and leaves the list empty.
+    pub(crate) fn all_to_uplink(
+        &mut self,
+        frames: &mut Vec<M::Frame>,
+        uplink: UplinkId,
+        cx: &mut Context<M>,
+    ) {
+        if let Some(port) = &mut cx.ports.uplinks[uplink] {
+            port.put_all(frames, &mut cx.memory);
+            return self.touch(uplink);
+        }
+        for frame in frames.drain(..) {
+            self.to_uplink(frame, uplink, cx);
+        }
+    }
+
+    /// Sends a frame out of an uplink, by the worker that has a queue of it.
+    #[inline]
+    pub(crate) fn to_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
+        // An uplink with fewer queues than there are workers has a home worker.
+        let home = uplink.index() % cx.workers;
+        if home == cx.id.index() || cx.ports.uplinks[uplink].is_some() {
+            self.to_own_uplink(frame, uplink, cx);
+        } else {
+            self.hand_off(home, frame, Destination::Uplink(uplink), cx);
+        }
+    }
+
+    /// Sends a frame out of an uplink here, where this worker has a queue of it.
+    pub(crate) fn to_own_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
+        match &mut cx.ports.uplinks[uplink] {
+            Some(port) => {
+                port.send(frame, &mut cx.memory);
+                self.touch(uplink);
+            }
+            None => {
+                cx.counters.uplinks[uplink].dropped.add(1);
+                cx.discard(frame, DropReason::UplinkDown);
+            }
+        }
+    }
+
+    /// Hands a frame to another worker.
+    #[inline]
+    pub(crate) fn hand_off(&mut self, worker: usize, frame: M::Frame, to: Destination, cx: &mut Context<M>) {
+        self.to_peers.put(worker, HandOff { frame, to }, cx);
+    }
+
+    /// Makes everything that was sent visible.
+    pub(crate) fn flush(&mut self, cx: &mut Context<M>) {
+        if self.outboxes.waiting() > 0 {
+            self.outboxes.flush(cx);
+        }
+        for (uplink, touched) in (0..).map(UplinkId).zip(&mut self.uplinks_touched) {
+            if !std::mem::take(touched) {
+                continue;
+            }
+            let Some(port) = &mut cx.ports.uplinks[uplink] else {
+                continue;
+            };
+            let sent = port.flush(&mut cx.memory);
+            let counters = &cx.counters.uplinks[uplink];
+            counters.sent_packets.add(sent.packets);
+            counters.sent_bytes.add(sent.bytes);
+            counters.dropped.add(sent.full + sent.too_large);
+            cx.counters.drop_packets(DropReason::UplinkRingFull, sent.full);
+            cx.counters.drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+        self.to_peers.flush(cx);
+    }
+}
+
+/// Drops a packet that was offered to a service.
+#[cold]
+pub(crate) fn refuse<M: FrameMemory>(
+    frame: M::Frame,
+    service: ServiceId,
+    reason: DropReason,
+    cx: &mut Context<M>,
+) {
+    cx.counters.offer(service, 1, frame.len() as u64);
+    cx.discard(frame, reason);
+}
+
+/// Frames on their way to other workers.
+pub(crate) struct HandOffs<F> {
+    /// By worker, until a burst of them is there or the turn ends.
+    leaving: Vec<Vec<HandOff<F>>>,
+    /// By worker; `None` at its own place.
+    rings: Vec<Option<Producer<HandOff<F>>>>,
+    wakers: Vec<Option<Arc<Waker>>>,
+    /// Workers that were handed frames in this turn, a bit each.
+    handed_to: u64,
+}
+
+impl<F: crate::frame::Frame> HandOffs<F> {
+    pub(crate) fn new(
+        rings: Vec<Option<Producer<HandOff<F>>>>,
+        wakers: Vec<Option<Arc<Waker>>>,
+    ) -> HandOffs<F> {
+        HandOffs {
+            leaving: rings.iter().map(|_| Vec::with_capacity(BURST_FRAMES)).collect(),
+            rings,
+            wakers,
+            handed_to: 0,
+        }
+    }
+
+    #[inline]
+    fn put<M: FrameMemory<Frame = F>>(&mut self, worker: usize, handed: HandOff<F>, cx: &mut Context<M>) {
+        let Some(leaving) = self.leaving.get_mut(worker) else {
+            return drop_handed(handed, DropReason::HandOffFull, cx);
+        };
+        leaving.push(handed);
+        if leaving.len() == BURST_FRAMES {
+            self.hand_over(worker, cx);
+        }
+    }
+
+    /// Gives another worker what waits for it, as much as its ring has room for.
+    fn hand_over<M: FrameMemory<Frame = F>>(&mut self, worker: usize, cx: &mut Context<M>) {
+        let Some(leaving) = self.leaving.get_mut(worker) else {
+            return;
+        };
+        let mut all = leaving.drain(..);
+        let mut handed = 0;
+        if let Some(Some(ring)) = self.rings.get_mut(worker)
+            && let Ok(room) = ring.write_chunk_uninit(all.len().min(ring.slots()))
+        {
+            handed = room.fill_from_iter(&mut all);
+        }
+        cx.counters.figures.handed_off.add(handed as u64);
+        for left in all {
+            drop_handed(left, DropReason::HandOffFull, cx);
+        }
+        if handed > 0 {
+            self.handed_to |= 1 << worker.min(63);
+        }
+    }
+
+    fn flush<M: FrameMemory<Frame = F>>(&mut self, cx: &mut Context<M>) {
+        for worker in 0..self.leaving.len() {
+            self.hand_over(worker, cx);
+        }
+        let mut handed_to = std::mem::take(&mut self.handed_to);
+        while handed_to != 0 {
+            let worker = handed_to.trailing_zeros() as usize;
+            handed_to &= handed_to - 1;
+            if let Some(Some(waker)) = self.wakers.get(worker) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// Drops a frame on its way between two workers. One that was steered already was offered to its service.
+#[cold]
+pub(crate) fn drop_handed<M: FrameMemory>(
+    handed: HandOff<M::Frame>,
+    reason: DropReason,
+    cx: &mut Context<M>,
+) {
+    match handed.to {
+        Destination::Instance { service, .. } => refuse(handed.frame, service, reason, cx),
+        Destination::Steering(_) | Destination::Uplink(_) | Destination::Return { .. } => {
+            cx.discard(handed.frame, reason);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Housekeeping: what goes on beside packets, a part per turn. Flows expire, pins are swept away, dumps are filled, gauges are
+//! set and broken ports reported.
+
+use flow_table::{FlowTable, Progress};
+use model::{DropReason, Nanos, Slot, UplinkId};
+
+use crate::counters::UPLINK_LIMIT;
+use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump};
+use crate::frame::FrameMemory;
+use crate::message::WorkerEvent;
+use crate::table_memory::TableMemory;
+use crate::worker::context::Context;
+use crate::worker::ingress::Ingress;
+use crate::worker::lookup::Lookup;
+use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN};
+
+/// Entries of its table that a worker looks at per turn while pins are taken away: about 10 µs.
+const SWEEP_ENTRIES_PER_TURN: usize = 2048;
+/// Expired flows removed per turn: as many as a turn's bursts can set up, so that this keeps up with any rate of it.
+const EXPIRIES_PER_TURN: usize = BURSTS_PER_TURN * BURST_FRAMES;
+/// How often gauges of rings are refreshed and dumps go on when nothing else touches them.
+const PERIOD: Nanos = Nanos::from_millis(1);
+
+/// A slot whose pins are being taken away.
+pub(crate) struct Sweep {
+    pub(crate) slot: Slot,
+    pub(crate) failed: bool,
+    /// What to tell when it is done.
+    pub(crate) then: Option<Removal>,
+}
+
+/// A removal whose answer waits for the end of its sweep.
+pub(crate) struct Removal {
+    /// Packets that the instance held here.
+    pub(crate) outstanding: u64,
+}
+
+/// What a worker does beside moving packets.
+pub(crate) struct Housekeeping {
+    due: Nanos,
+    /// Uplinks whose broken port has been reported, a bit each.
+    broken_uplinks: u32,
+    /// Slots whose pins are being taken away, a part per turn.
+    sweeps: Vec<Sweep>,
+    pub(crate) dump: Option<Box<FlowDump>>,
+    /// Whether flows have expired that are still in the table.
+    expiry_is_behind: bool,
+}
+
+impl Housekeeping {
+    pub(crate) fn new() -> Housekeeping {
+        Housekeeping {
+            due: Nanos::ZERO,
+            broken_uplinks: 0,
+            sweeps: Vec::with_capacity(Slot::LIMIT),
+            dump: None,
+            expiry_is_behind: false,
+        }
+    }
+
+    /// Whether work goes on a part per turn, and is not left lying for a sleep.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.expiry_is_behind || !self.sweeps.is_empty()
+    }
+
+    /// Slots whose pins are being taken away: each may be answered.
+    pub(crate) fn sweeps(&self) -> usize {
+        self.sweeps.len()
+    }
+
+    /// Removes flows whose time is over, and fragments that waited too long.
+    pub(crate) fn expire<M: FrameMemory>(
+        &mut self,
+        lookup: &mut Lookup,
+        ingress: &mut Ingress<M>,
+        cx: &mut Context<M>,
+    ) {
+        self.expiry_is_behind = lookup.table.expire(cx.now, EXPIRIES_PER_TURN).behind;
+        while let Some((frame, _)) = ingress.fragments.expire(cx.now) {
+            cx.discard(frame, DropReason::FragmentTimeout);
+        }
+    }
+
+    /// Begins to take the pins to a slot away, or does more of it. Gives the sweep, where that was all. The caller sees to it that
+    /// no new flow goes there meanwhile: a pin to it would not be taken.
+    pub(crate) fn begin_sweep(&mut self, sweep: Sweep, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
+        let slot = sweep.slot;
+        let place = match self.sweeps.iter_mut().position(|s| s.slot == slot) {
+            Some(place) => {
+                let same = &mut self.sweeps[place];
+                same.failed |= sweep.failed;
+                same.then = sweep.then.or(same.then.take());
+                place
+            }
+            None => {
+                self.sweeps.push(sweep);
+                self.sweeps.len() - 1
+            }
+        };
+        self.advance(place, 0, table)
+    }
+
+    /// Goes on with the oldest sweep. Gives it, where it is done.
+    pub(crate) fn continue_sweep(&mut self, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
+        self.advance(0, SWEEP_ENTRIES_PER_TURN, table)
+    }
+
+    fn advance(&mut self, place: usize, budget: usize, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
+        let sweep = self.sweeps.get(place)?;
+        let progress = if sweep.failed {
+            table.fail_slot(sweep.slot, budget)
+        } else {
+            table.purge_slot(sweep.slot, budget)
+        };
+        (progress == Progress::Done).then(|| self.sweeps.swap_remove(place))
+    }
+
+    /// Whether gauges are to be set at that time.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        now >= self.due
+    }
+
+    /// Sets the gauges, reports broken ports, and fills the next rows of a dump. `held` are packets between stages.
+    pub(crate) fn refresh<M: FrameMemory>(
+        &mut self,
+        held: usize,
+        ingress: &Ingress<M>,
+        lookup: &Lookup,
+        cx: &mut Context<M>,
+    ) {
+        self.due = cx.now + PERIOD;
+        for place in 0..cx.ports.attached.len() {
+            let slot = cx.ports.attached[place];
+            let Some(instance) = &mut cx.ports.instances[slot] else {
+                continue;
+            };
+            instance.gauge(&cx.counters.slots[slot]);
+            if instance.is_newly_broken() {
+                cx.tell(WorkerEvent::PortBroken { slot });
+            }
+        }
+        for uplink in (0..UPLINK_LIMIT as u8).map(UplinkId) {
+            let is_broken = cx.ports.uplinks[uplink]
+                .as_ref()
+                .is_some_and(|port| port.is_broken());
+            if is_broken && self.broken_uplinks & 1 << uplink.0 == 0 {
+                self.broken_uplinks |= 1 << uplink.0;
+                cx.tell(WorkerEvent::UplinkBroken { uplink });
+            }
+        }
+        for (slot, slot_plan) in (0..).map(Slot).zip(&cx.view.plan.slots) {
+            if slot_plan.is_some() {
+                let live = lookup.table.live(slot);
+                cx.counters.slots[slot].live_flows.set(live.into());
+            }
+        }
+        let figures = &cx.counters.figures;
+        let fragments = ingress.fragments.occupied();
+        figures.live_flows.set(lookup.table.flows() as u64);
+        figures.fragments_waiting.set(fragments as u64);
+        figures.held.set((ingress.in_rings() + fragments + held) as u64);
+        self.continue_dump(lookup, cx);
+    }
+
+    /// A port that was attached is not known to be broken.
+    pub(crate) fn forget_broken(&mut self, uplink: UplinkId) {
+        self.broken_uplinks &= !(1_u32.unbounded_shl(uplink.0.into()));
+    }
+
+    fn continue_dump<M: FrameMemory>(&mut self, lookup: &Lookup, cx: &mut Context<M>) {
+        let Some(mut dump) = self.dump.take() else { return };
+        let mut is_cut = false;
+        let FlowDump {
+            filter,
+            rows,
+            limit,
+            cursor,
+            ..
+        } = &mut *dump;
+        let next = lookup.table.dump(*cursor, DUMP_ENTRIES_PER_STEP, cx.now, |row| {
+            if filter.matches(&row) {
+                if rows.len() < *limit {
+                    rows.push(row);
+                } else {
+                    is_cut = true;
+                }
+            }
+        });
+        dump.complete = next.is_none() && !is_cut;
+        dump.cursor = next.unwrap_or_default();
+        if next.is_none() || is_cut {
+            cx.tell(WorkerEvent::Dumped(dump));
+        } else {
+            self.dump = Some(dump);
+        }
+    }
+}

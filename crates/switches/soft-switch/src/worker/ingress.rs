@@ -1,0 +1,138 @@
+//! Ingress: bursts of frames come from uplinks and from other workers, and what is no packet of a flow is told apart.
+
+use model::{DropReason, UplinkId};
+use packet::{FragmentTracker, Parsed};
+use rtrb::Consumer;
+
+use crate::BURST_FRAMES;
+use crate::frame::{Frame as _, FrameMemory};
+use crate::message::HandOff;
+use crate::worker::context::Context;
+use crate::worker::lookup::Lookup;
+use crate::worker::parse::Parser;
+
+/// A packet of a burst that is not fast-path eligible.
+pub(crate) struct Exception {
+    /// Its place in the burst.
+    pub(crate) place: usize,
+    pub(crate) parsed: Parsed,
+    /// Its flow's hash, where it is [`Parsed::Flow`].
+    pub(crate) hash: u64,
+}
+
+/// Where packets come in.
+pub(crate) struct Ingress<M: FrameMemory> {
+    /// Received frames of the current burst.
+    pub(crate) frames: Vec<M::Frame>,
+    /// Those of them that are not fast-path eligible, in their order.
+    pub(crate) exceptions: Vec<Exception>,
+    /// Fragments that wait for their first one, with the uplinks where they came in.
+    pub(crate) fragments: FragmentTracker<(M::Frame, UplinkId)>,
+    /// Rings from the other workers, by worker; `None` at its own place.
+    from_peers: Vec<Option<Consumer<HandOff<M::Frame>>>>,
+    /// Frames from another worker.
+    arrived: Vec<HandOff<M::Frame>>,
+}
+
+impl<M: FrameMemory> Ingress<M> {
+    pub(crate) fn new(
+        fragment_key: [u64; 2],
+        from_peers: Vec<Option<Consumer<HandOff<M::Frame>>>>,
+    ) -> Ingress<M> {
+        Ingress {
+            frames: Vec::with_capacity(BURST_FRAMES),
+            exceptions: Vec::with_capacity(BURST_FRAMES),
+            fragments: FragmentTracker::new(fragment_key),
+            from_peers,
+            arrived: Vec::with_capacity(BURST_FRAMES),
+        }
+    }
+
+    /// Receives a burst from an uplink, and parses it. Gives how many packets it has.
+    #[inline(always)]
+    pub(crate) fn receive(
+        &mut self,
+        uplink: UplinkId,
+        parser: &mut Parser,
+        lookup: &mut Lookup,
+        cx: &mut Context<M>,
+    ) -> usize {
+        let Some(port) = &mut cx.ports.uplinks[uplink] else {
+            return 0;
+        };
+        let mut received = port.receive(&mut cx.memory, &mut self.frames, BURST_FRAMES);
+        if received.packets == 0 && received.bad + received.too_large == 0 {
+            return 0;
+        }
+        let (mut lengths, segments) = parser.parse(&self.frames, cx, &mut lookup.table);
+        if let Some(port) = &mut cx.ports.uplinks[uplink]
+            && !port.are_valid(lengths.longest as usize, segments)
+        {
+            received.too_large += port.linearize_or_drop(&mut self.frames, &mut cx.memory);
+            (lengths, _) = parser.parse(&self.frames, cx, &mut lookup.table);
+        }
+        let packets = self.frames.len();
+        let bad = received.bad + received.too_large;
+        let counters = &cx.counters.uplinks[uplink];
+        counters.received_packets.add(packets as u64 + bad);
+        counters.received_bytes.add(lengths.bytes);
+        cx.counters.figures.received.add(packets as u64 + bad);
+        cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
+        cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
+        packets
+    }
+
+    /// Parses the frames of the burst that are not fast-path eligible, and prefetches what the table has of their flows.
+    #[cold]
+    pub(crate) fn parse_exceptions(
+        &mut self,
+        frames: &[M::Frame],
+        parser: &Parser,
+        lookup: &Lookup,
+        cx: &Context<M>,
+    ) {
+        for (place, frame) in frames.iter().enumerate() {
+            if parser.headers.packets.is_fast.get(place) != Some(&0) {
+                continue;
+            }
+            let parsed = packet::parse(frame.bytes());
+            let mut hash = 0;
+            if let Parsed::Flow(info) = &parsed {
+                hash = cx.hasher.hash(&info.key);
+                lookup.table.prefetch(&info.key, hash);
+            }
+            self.exceptions.push(Exception { place, parsed, hash });
+        }
+        for Exception { parsed, hash, .. } in &self.exceptions {
+            if let Parsed::Flow(info) = parsed {
+                lookup.table.prefetch_candidate(&info.key, *hash);
+            }
+        }
+    }
+
+    /// How many workers may hand frames over, this one among them.
+    pub(crate) fn peers(&self) -> usize {
+        self.from_peers.len()
+    }
+
+    /// Takes a burst of frames from another worker. The list is to be [given back](Ingress::put_back).
+    pub(crate) fn take_handed_over(&mut self, peer: usize) -> Vec<HandOff<M::Frame>> {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        if let Some(Some(ring)) = self.from_peers.get_mut(peer)
+            && let Ok(chunk) = ring.read_chunk(ring.slots().min(BURST_FRAMES))
+        {
+            arrived.extend(chunk);
+        }
+        arrived
+    }
+
+    /// Takes the empty list back, so that its room is used again.
+    pub(crate) fn put_back(&mut self, arrived: Vec<HandOff<M::Frame>>) {
+        self.arrived = arrived;
+    }
+
+    /// Frames on their way from other workers.
+    pub(crate) fn in_rings(&self) -> usize {
+        self.from_peers.iter().flatten().map(Consumer::slots).sum()
+    }
+}

@@ -1,0 +1,117 @@
+//! Lookup: which instance a packet's flow is pinned to. This stage owns the flow table.
+
+use flow_table::{EntryIndex, FlowTable};
+use model::{ServiceId, Slot};
+use packet::{PacketInfo, Parsed};
+
+use crate::frame::{Frame as _, FrameMemory};
+use crate::table_memory::TableMemory;
+use crate::worker::context::Context;
+use crate::worker::elephants::Elephants;
+
+/// What is known of a packet's flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is pinned to that instance, which serves.
+    Hit { slot: Slot, service: ServiceId },
+    /// It has no instance in this direction.
+    Miss(Missed),
+}
+
+/// A flow, or the direction of a flow, without an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Missed {
+    /// Its entry, where it is in the table: not pinned in this direction yet; or its instance is gone; or this is a new
+    /// connection on the addresses of one that has ended, which may be given to another instance.
+    pub(crate) entry: Option<EntryIndex>,
+    /// The pin that it still has, to an instance that serves no more.
+    pub(crate) lost: Slot,
+}
+
+impl Missed {
+    /// A flow that is not in the table.
+    pub(crate) const NEW: Missed = Missed {
+        entry: None,
+        lost: Slot::NONE,
+    };
+}
+
+/// The flows of a worker.
+pub(crate) struct Lookup {
+    pub(crate) table: FlowTable<TableMemory>,
+    /// Which of them bring the most packets.
+    pub(crate) elephants: Box<Elephants>,
+}
+
+impl Lookup {
+    pub(crate) fn new(table: FlowTable<TableMemory>) -> Lookup {
+        Lookup {
+            elephants: Box::new(Elephants::new(table.hasher().key()[0])),
+            table,
+        }
+    }
+
+    /// Notes a burst for the flows that bring the most packets. Another worker's flow is counted there.
+    #[inline]
+    pub(crate) fn sample<M: FrameMemory>(&mut self, frames: &[M::Frame], cx: &Context<M>) {
+        self.elephants.note(frames.len(), cx.now, |drawn| {
+            let Parsed::Flow(info) = packet::parse(frames.get(drawn)?.bytes()) else {
+                return None;
+            };
+            let is_own = cx.other_owner(&info.key).is_none();
+            is_own.then(|| (info.key, cx.hasher.hash(&info.key)))
+        });
+    }
+
+    /// Looks a packet's flow up, and counts the packet.
+    pub(crate) fn find<M: FrameMemory>(&mut self, info: &PacketInfo, hash: u64, cx: &Context<M>) -> Outcome {
+        let Some(entry) = self.table.lookup(&info.key, hash) else {
+            return Outcome::Miss(Missed::NEW);
+        };
+        if !info.is_icmp_error {
+            let (direction, bytes) = (info.direction, u64::from(info.frame_len));
+            self.table
+                .hit(entry, direction, 1, bytes, cx.now, info.tcp_flags.0);
+        }
+        // An error goes where its flow goes and is counted with the service, but it does not keep the flow alive.
+        self.outcome(info, entry, cx)
+    }
+
+    /// Looks the flow of a packet up that was counted when it came.
+    pub(crate) fn find_again<M: FrameMemory>(
+        &mut self,
+        info: &PacketInfo,
+        hash: u64,
+        cx: &Context<M>,
+    ) -> Outcome {
+        match self.table.lookup(&info.key, hash) {
+            Some(entry) => self.outcome(info, entry, cx),
+            None => Outcome::Miss(Missed::NEW),
+        }
+    }
+
+    #[inline]
+    fn outcome<M: FrameMemory>(&self, info: &PacketInfo, entry: EntryIndex, cx: &Context<M>) -> Outcome {
+        let pin = self.table.pin(entry, info.direction);
+        let route = &cx.view.routes[pin];
+        if route.serves {
+            Outcome::Hit {
+                slot: pin,
+                service: route.service,
+            }
+        } else {
+            Outcome::Miss(Missed {
+                entry: Some(entry),
+                lost: pin,
+            })
+        }
+    }
+
+    /// Whether flows of the entry's service may be moved while their instance is well.
+    pub(crate) fn is_relaxed<M: FrameMemory>(&self, entry: EntryIndex, cx: &Context<M>) -> bool {
+        cx.view
+            .plan
+            .service(self.table.service(entry))
+            .is_some_and(|service| service.relaxed)
+    }
+}

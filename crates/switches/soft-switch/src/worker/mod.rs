@@ -1,0 +1,342 @@
+//! A worker: one thread that owns its flows, its ports and its counters.
+//!
+//! [`Worker::turn`] is the whole step and a function of its inputs and `now`; [`Worker::run`] around it reads the
+//! clock and sleeps. In the steady state a turn does not allocate, lock, log, make a system call or wait.
+//!
+//! Each stage is a type that owns its state. A packet goes through them in this order, and never back:
+//! 1. [`ingress`]: a burst comes from an uplink or from another worker; its headers are read ([`parse`]).
+//! 2. [`lookup`]: the flow table says which instance each packet's flow is pinned to.
+//! 3. [`moves`]: packets of a flow that moves in order are held, and go on later.
+//! 4. [`set_up`]: a flow without an instance is given to one, and pinned.
+//! 5. [`egress`]: the packet leaves for an instance ([`outbox`]), an uplink or another worker.
+//!
+//! [`returns`] joins them at egress with what instances give back. [`housekeeping`] goes on beside them.
+
+mod commands;
+mod context;
+mod egress;
+mod elephants;
+mod housekeeping;
+mod ingress;
+mod lookup;
+mod moves;
+mod outbox;
+mod parse;
+mod returns;
+mod set_up;
+mod sleep;
+mod steering;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use flow_table::FlowTable;
+use model::{DropReason, Nanos, Slot, WorkerId};
+use rtrb::{Consumer, Producer};
+use simd::Level;
+
+use crate::counters::WorkerCounters;
+use crate::frame::FrameMemory;
+use crate::idle::{Idle, Rest, Waker};
+use crate::message::{Command, HandOff, WorkerEvent};
+use crate::plan::{LoadBoard, Plan};
+use crate::table_memory::TableMemory;
+use context::{Context, Ports, View};
+use egress::{Egress, HandOffs, drop_handed};
+use housekeeping::Housekeeping;
+use ingress::Ingress;
+use lookup::Lookup;
+use moves::Moves;
+use parse::Parser;
+use returns::{Onward, Returns};
+use set_up::SetUp;
+
+pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
+pub(crate) use outbox::OUTBOX_FRAMES;
+pub use sleep::Sleep;
+
+/// Frames that one poll of a port takes: DPDK's customary burst, twice, which halves the cost per burst.
+pub const BURST_FRAMES: usize = packet::BURST;
+/// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
+const BURSTS_PER_TURN: usize = 4;
+/// Of an uplink whose burst brought more new flows than this no other one is taken in the same turn: a new flow costs as much
+/// as many packets of known ones, and a flood of them on one uplink is not to slow the others down.
+const NEW_FLOWS_PER_TURN: u64 = BURST_FRAMES as u64 / 2;
+/// How long a worker that shuts down waits for the others to do so: what they still send to it is then counted.
+const LEAVING_STEPS: u32 = 20_000;
+/// The time between two checks of whether they have.
+const LEAVING_STEP: Duration = Duration::from_micros(50);
+/// Bursts that are taken at most from a peer that has gone: as many as the largest ring holds.
+const DRAIN_BURSTS: usize = (1 << memif::MAX_LOG2_SLOTS) / BURST_FRAMES;
+
+/// What a worker is made of. Everything is allocated here.
+pub struct WorkerParts<M: FrameMemory> {
+    /// Which worker.
+    pub id: WorkerId,
+    /// Its frames.
+    pub memory: M,
+    /// Its flow table. All workers have the same hasher.
+    pub table: FlowTable<TableMemory>,
+    /// Secret of the fragment tracker's own hash.
+    pub fragment_key: [u64; 2],
+    /// The published plan.
+    pub plan: Arc<ArcSwap<Plan>>,
+    /// The published loads.
+    pub loads: Arc<LoadBoard>,
+    /// Its counters.
+    pub counters: Arc<WorkerCounters>,
+    /// What the control plane asks.
+    pub commands: Consumer<Command<M>>,
+    /// What the control plane is told.
+    pub events: Producer<WorkerEvent<M>>,
+    /// All workers.
+    pub peers: Peers<M::Frame>,
+    /// What it sleeps by.
+    pub sleep: Sleep,
+}
+
+/// What joins a worker with the others. Each list has a place for each worker, and nothing at its own.
+pub struct Peers<F> {
+    /// Rings towards the others.
+    pub to: Vec<Option<Producer<HandOff<F>>>>,
+    /// Rings from the others.
+    pub from: Vec<Option<Consumer<HandOff<F>>>>,
+    /// Wakes the others.
+    pub wakers: Vec<Option<Arc<Waker>>>,
+    /// Workers that send nothing to others any more: all of them share it.
+    pub leaving: Arc<AtomicUsize>,
+}
+
+/// One flow-pinning worker.
+pub struct Worker<M: FrameMemory> {
+    cx: Context<M>,
+    parser: Parser,
+    ingress: Ingress<M>,
+    lookup: Lookup,
+    moves: Box<Moves<M::Frame>>,
+    set_up: SetUp,
+    egress: Egress<M>,
+    returns: Returns<M>,
+    housekeeping: Housekeeping,
+    commands: Consumer<Command<M>>,
+    sleep: Sleep,
+    leaving: Arc<AtomicUsize>,
+    is_stopping: bool,
+}
+
+impl<M: FrameMemory> Worker<M> {
+    /// A worker made of these parts. It has no ports yet; they come as commands.
+    pub fn new(parts: WorkerParts<M>) -> Worker<M> {
+        let config = parts.table.config();
+        let flow_limit = config.ipv4_flows + config.ipv6_flows;
+        parts.counters.figures.flow_limit.set(flow_limit as u64);
+        let peers = parts.peers;
+        Worker {
+            cx: Context {
+                id: parts.id,
+                workers: peers.to.len(),
+                now: Nanos::ZERO,
+                hasher: *parts.table.hasher(),
+                level: Level::detect(),
+                memory: parts.memory,
+                counters: parts.counters,
+                ports: Ports::new(),
+                view: View::new(&parts.plan),
+                events: parts.events,
+            },
+            parser: Parser::new(),
+            ingress: Ingress::new(parts.fragment_key, peers.from),
+            lookup: Lookup::new(parts.table),
+            moves: Box::new(Moves::new()),
+            set_up: SetUp::new(parts.loads),
+            egress: Egress::new(HandOffs::new(peers.to, peers.wakers)),
+            returns: Returns::new(),
+            housekeeping: Housekeeping::new(),
+            commands: parts.commands,
+            sleep: parts.sleep,
+            leaving: peers.leaving,
+            is_stopping: false,
+        }
+    }
+
+    /// One step: commands, plan, every port once, housekeeping. Returns how many packets were moved.
+    pub fn turn(&mut self, now: Nanos) -> usize {
+        self.cx.now = now;
+        // Commands come before the plan: what is published before a command is sent is then in force when the
+        // command is carried out, and no flow is pinned by an older plan after it.
+        self.take_commands();
+        self.load_plan();
+        let mut moved = self.poll_uplinks();
+        moved += self.poll_peers();
+        moved += self.poll_instances();
+        if !self.moves.is_empty() {
+            self.release_moves();
+        }
+        self.housekeeping
+            .expire(&mut self.lookup, &mut self.ingress, &mut self.cx);
+        self.continue_sweep();
+        self.egress.flush(&mut self.cx);
+        self.end_turn(moved);
+        moved
+    }
+
+    /// Turns until it is told to stop. `clock` gives monotonic time.
+    pub fn run(mut self, clock: impl Fn() -> Nanos) {
+        let _registration = M::register_thread();
+        let mut started = clock();
+        while !self.is_stopping {
+            let moved = self.turn(started);
+            let ended = clock();
+            let span = ended.since(started).0;
+            let figures = &self.cx.counters.figures;
+            figures.longest_gap_ns.raise(span);
+            figures.awake_ns.add(span);
+            if moved > 0 {
+                figures.busy_ns.add(span);
+                self.sleep.ring(self.cx.id, started, figures.received.get());
+            }
+            let rest = match self.sleep.rest(moved, ended) {
+                // Work that goes on a part per turn is not left lying for a sleep.
+                _ if self.housekeeping.is_behind() || !self.moves.is_empty() => Rest::None,
+                Rest::Wait if self.housekeeping.dump.is_some() => Rest::Pause,
+                rest => rest,
+            };
+            started = match rest {
+                Rest::None => ended,
+                Rest::Pause => {
+                    Idle::pause();
+                    clock()
+                }
+                Rest::Wait => {
+                    self.wait();
+                    clock()
+                }
+            };
+        }
+        self.shut_down();
+    }
+
+    fn wait(&mut self) {
+        let Context { ports, view, .. } = &mut self.cx;
+        let (commands, ingress) = (&self.commands, &self.ingress);
+        let keeps = self.lookup.table.flows() > 0 || ingress.fragments.next_deadline().is_some();
+        self.sleep.wait(ports, keeps, || {
+            view.is_outdated() || !commands.is_empty() || ingress.in_rings() > 0
+        });
+    }
+
+    /// Takes over a new plan or new loads.
+    fn load_plan(&mut self) {
+        let is_new = self.cx.view.is_outdated();
+        if !is_new && !self.set_up.is_outdated() {
+            return;
+        }
+        let cx = &mut self.cx;
+        if is_new {
+            cx.view.update(cx.id, cx.workers);
+            self.set_up.follow(&cx.view.plan);
+            for &slot in &cx.ports.attached {
+                // Where it left the plan, what it still gives back goes where it went before.
+                if let (Some(instance), Some(slot_plan)) =
+                    (&mut cx.ports.instances[slot], cx.view.plan.slot(slot))
+                {
+                    instance.note(slot_plan, &cx.view.plan);
+                }
+            }
+            self.egress.lanes_are_stale = true;
+        }
+        self.set_up
+            .list_candidates(&cx.view.plan, &self.lookup.table, cx.now);
+    }
+
+    /// Sends on what instances gave back.
+    fn poll_instances(&mut self) -> usize {
+        self.returns.poll(&mut Onward {
+            parser: &mut self.parser,
+            lookup: &mut self.lookup,
+            egress: &mut self.egress,
+            cx: &mut self.cx,
+        })
+    }
+
+    /// Sends on what an instance that is about to go has given back.
+    fn take_back(&mut self, slot: Slot) {
+        let mut onward = Onward {
+            parser: &mut self.parser,
+            lookup: &mut self.lookup,
+            egress: &mut self.egress,
+            cx: &mut self.cx,
+        };
+        self.returns.take_back(slot, &mut onward);
+    }
+
+    /// Sets the gauges, now and then, and acknowledges a new plan.
+    fn end_turn(&mut self, moved: usize) {
+        let cx = &mut self.cx;
+        // Some commands load the plan, too.
+        let is_new_plan = cx.view.generation.0 != cx.counters.figures.generation.get();
+        if self.housekeeping.is_due(cx.now) || is_new_plan {
+            let held = self.moves.len() + self.egress.outboxes.waiting();
+            self.housekeeping.refresh(held, &self.ingress, &self.lookup, cx);
+        }
+        let figures = &cx.counters.figures;
+        figures.turns.add(1);
+        if moved > 0 {
+            figures.busy_turns.add(1);
+        }
+        // Only now: every packet that an older plan steered has left, and the gauges show the flows that it pinned.
+        // Whoever reads this generation before the gauges reads gauges at least as new.
+        if is_new_plan {
+            fence(Ordering::Release);
+            figures.generation.set(cx.view.generation.0);
+        }
+    }
+
+    /// Shuts down: what is still here, or comes from another worker that has not shut down yet, is counted as dropped.
+    /// Ports and memory are freed with the worker.
+    fn shut_down(mut self) {
+        while let Some((frame, _)) = self.ingress.fragments.drain() {
+            self.cx.discard(frame, DropReason::Shutdown);
+        }
+        while let Some(frame) = self.moves.drain() {
+            self.cx.discard(frame, DropReason::Shutdown);
+        }
+        self.egress.flush(&mut self.cx);
+        for &slot in &self.cx.ports.attached {
+            if let Some(instance) = &mut self.cx.ports.instances[slot] {
+                let outstanding = std::mem::take(&mut instance.outstanding);
+                self.cx.counters.slots[slot].kept.add(outstanding);
+                self.cx.counters.drop_packets(DropReason::Shutdown, outstanding);
+            }
+        }
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+        for _ in 0..LEAVING_STEPS {
+            // Checked before the rings: what was sent by workers that have left is in them by then.
+            let all_left = self.leaving.load(Ordering::Acquire) >= self.cx.workers;
+            self.discard_handed_over();
+            if all_left {
+                break;
+            }
+            std::thread::sleep(LEAVING_STEP);
+        }
+        self.cx.counters.figures.held.set(0);
+    }
+
+    fn discard_handed_over(&mut self) {
+        for peer in 0..self.ingress.peers() {
+            loop {
+                let mut arrived = self.ingress.take_handed_over(peer);
+                let is_empty = arrived.is_empty();
+                for handed in arrived.drain(..) {
+                    drop_handed(handed, DropReason::Shutdown, &mut self.cx);
+                }
+                self.ingress.put_back(arrived);
+                if is_empty {
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Frames on their way to the instances whose home worker this is, until the next flush. Each data port of an instance has an
+//! outbox; its number is the lane of packets that go there.
+
+use std::vec::Drain;
+
+use flow_table::{Burst, FlowTable, Lanes};
+use model::{DropReason, Nanos, ServiceId, Slot};
+use simd::{Kernel, Words};
+
+use crate::BURST_FRAMES;
+use crate::counters::WorkerCounters;
+use crate::frame::{Frame, FrameMemory, Sizes};
+use crate::instance::PORT_LIMIT;
+use crate::table_memory::TableMemory;
+use crate::worker::BURSTS_PER_TURN;
+use crate::worker::context::Context;
+
+/// Frames that may wait for instances before all are sent: those of a turn. More are under way than a core's first cache holds, but
+/// each instance that has some costs as much as many of them, and of 64 instances each has twice as many as with half of it.
+pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
+/// Instances for which frames may wait when a burst comes, else all are sent: where nearly each frame is another instance's,
+/// waiting saves nothing.
+const LANES_AT_ONCE: usize = BURST_FRAMES;
+/// Outboxes of all instances.
+const OUTBOXES: usize = Slot::LIMIT * PORT_LIMIT;
+
+/// The outbox of a data port.
+#[inline(always)]
+pub(crate) fn lane_of(slot: Slot, port: u8) -> u16 {
+    (usize::from(port) % PORT_LIMIT * Slot::LIMIT + slot.index() % Slot::LIMIT) as u16
+}
+
+/// The instance and the data port of an outbox.
+#[inline(always)]
+fn port_of(lane: u16) -> (Slot, usize) {
+    let lane = usize::from(lane) % OUTBOXES;
+    (Slot((lane % Slot::LIMIT) as u16), lane / Slot::LIMIT)
+}
+
+/// Frames for one data port of an instance. With many instances each is far from the processor: it is one cache line.
+#[repr(align(64))]
+struct Outbox<F> {
+    frames: Vec<F>,
+    bytes: u64,
+}
+
+impl<F> Outbox<F> {
+    const EMPTY: Outbox<F> = Outbox {
+        frames: Vec::new(),
+        bytes: 0,
+    };
+
+    /// Puts a frame into it. Whether that is its first one.
+    #[inline(always)]
+    fn put(&mut self, frame: F, bytes: u64) -> bool {
+        self.bytes += bytes;
+        if self.frames.len() < self.frames.capacity() {
+            self.frames.push(frame);
+        } else {
+            self.put_beyond(frame);
+        }
+        self.frames.len() == 1
+    }
+
+    /// Apart, so that a loop over frames has no other call in it: an instance brings room for all that may wait.
+    #[cold]
+    #[inline(never)]
+    fn put_beyond(&mut self, frame: F) {
+        self.frames.push(frame);
+    }
+}
+
+/// The outboxes with frames, in the order of their first one.
+struct Touched {
+    lanes: [u16; OUTBOX_FRAMES],
+    /// Not more than there are frames in outboxes.
+    count: usize,
+}
+
+impl Default for Touched {
+    fn default() -> Touched {
+        Touched {
+            lanes: [0; OUTBOX_FRAMES],
+            count: 0,
+        }
+    }
+}
+
+impl Touched {
+    #[inline(always)]
+    fn push(&mut self, lane: u16) {
+        debug_assert!(self.count < OUTBOX_FRAMES, "more frames wait than may");
+        self.lanes[self.count % OUTBOX_FRAMES] = lane;
+        self.count += 1;
+    }
+
+    fn lanes(&self) -> &[u16] {
+        self.lanes.get(..self.count).unwrap_or(&self.lanes)
+    }
+
+    /// Retains the lanes of which `is_kept` is true.
+    fn retain(&mut self, mut is_kept: impl FnMut(u16) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.lanes().len() {
+            let lane = self.lanes[at];
+            if is_kept(lane) {
+                self.lanes[kept] = lane;
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+}
+
+/// All outboxes of a worker.
+pub(crate) struct Outboxes<F> {
+    boxes: Box<[Outbox<F>; OUTBOXES]>,
+    touched: Box<Touched>,
+    /// Frames in all of them.
+    waiting: usize,
+    /// Between which lengths these are.
+    sizes: Sizes,
+    /// Between which lengths those of the current burst are.
+    burst_sizes: Sizes,
+}
+
+/// Puts a frame of so many bytes into an outbox: the one way into it.
+#[inline(always)]
+fn put<F>(boxes: &mut [Outbox<F>; OUTBOXES], touched: &mut Touched, lane: u16, frame: F, bytes: u64) {
+    let outbox = &mut boxes[usize::from(lane) % OUTBOXES];
+    if outbox.put(frame, bytes) {
+        touched.push(lane);
+    }
+}
+
+impl<F: Frame> Outboxes<F> {
+    pub(crate) fn new() -> Outboxes<F> {
+        Outboxes {
+            boxes: Box::new([const { Outbox::EMPTY }; OUTBOXES]),
+            touched: Box::default(),
+            waiting: 0,
+            sizes: Sizes::NONE,
+            burst_sizes: Sizes::NONE,
+        }
+    }
+
+    /// Frames in all of them.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// The rooms for frames of a data port: an instance brings them, and takes them with it.
+    pub(crate) fn room(&mut self, slot: Slot, port: usize) -> &mut Vec<F> {
+        &mut self.boxes[usize::from(lane_of(slot, port as u8))].frames
+    }
+
+    /// Begins a burst of so many frames between these lengths. Makes room for all of them.
+    #[inline(always)]
+    pub(crate) fn begin_burst<M: FrameMemory<Frame = F>>(
+        &mut self,
+        frames: usize,
+        sizes: Sizes,
+        cx: &mut Context<M>,
+    ) {
+        self.burst_sizes = sizes;
+        if self.waiting + frames > OUTBOX_FRAMES || self.touched.count > LANES_AT_ONCE {
+            self.flush(cx);
+        }
+        self.sizes = self.sizes.and(sizes);
+    }
+
+    /// Counts the packets of established flows from place `from` of a burst on, up to the first that needs more, and puts their
+    /// frames, the next ones of `frames`, into the outboxes of their lanes. Gives the place of that first one, and the other frames.
+    #[inline(always)]
+    pub(crate) fn put_hits<'a, 'f, M: FrameMemory<Frame = F>>(
+        &'a mut self,
+        hits: Hits<'a>,
+        bytes: &'a [u32; BURST_FRAMES],
+        frames: Drain<'f, F>,
+        cx: &Context<M>,
+    ) -> (usize, Drain<'f, F>) {
+        let from = hits.from;
+        let (until, frames) = cx.level.run(PutHits {
+            hits,
+            frames,
+            bytes,
+            boxes: &mut self.boxes,
+            touched: &mut self.touched,
+        });
+        self.waiting += until - from;
+        (until, frames)
+    }
+
+    /// Puts one frame into the outbox of a lane.
+    #[inline(always)]
+    pub(crate) fn put<M: FrameMemory<Frame = F>>(&mut self, lane: u16, frame: F, cx: &mut Context<M>) {
+        let bytes = frame.len();
+        self.sizes.note(bytes);
+        put(&mut self.boxes, &mut self.touched, lane, frame, bytes as u64);
+        self.waiting += 1;
+        if self.waiting >= OUTBOX_FRAMES {
+            self.flush(cx);
+        }
+    }
+
+    /// Gives the instances what waits for them.
+    pub(crate) fn flush<M: FrameMemory<Frame = F>>(&mut self, cx: &mut Context<M>) {
+        let mut flush = Flush::new(&mut self.boxes, self.sizes, cx);
+        for &lane in self.touched.lanes() {
+            flush.empty(lane);
+        }
+        flush.offered.count(&flush.cx.counters);
+        self.touched.count = 0;
+        self.waiting = 0;
+        // Of the current burst some may still follow.
+        self.sizes = self.burst_sizes;
+    }
+
+    /// Gives one instance what waits for it.
+    pub(crate) fn flush_instance<M: FrameMemory<Frame = F>>(&mut self, slot: Slot, cx: &mut Context<M>) {
+        let mut flush = Flush::new(&mut self.boxes, self.sizes, cx);
+        let mut sent = 0;
+        self.touched.retain(|lane| {
+            let is_its = port_of(lane).0 == slot;
+            if is_its {
+                sent += flush.empty(lane);
+            }
+            !is_its
+        });
+        flush.offered.count(&flush.cx.counters);
+        self.waiting -= sent;
+    }
+}
+
+/// Packets of a burst, from a place on, that may be hits.
+pub(crate) struct Hits<'a> {
+    pub(crate) table: &'a mut FlowTable<TableMemory>,
+    pub(crate) burst: &'a Burst,
+    pub(crate) from: usize,
+    pub(crate) now: Nanos,
+    /// The outbox of each slot that has one.
+    pub(crate) lanes: &'a Lanes,
+}
+
+struct PutHits<'a, 'f, F> {
+    hits: Hits<'a>,
+    /// Frames that are left, the next one first. By value, so that a loop over them has its place in a register.
+    frames: Drain<'f, F>,
+    bytes: &'a [u32; BURST_FRAMES],
+    boxes: &'a mut [Outbox<F>; OUTBOXES],
+    touched: &'a mut Touched,
+}
+
+impl<'f, F> Kernel for PutHits<'_, 'f, F> {
+    type Output = (usize, Drain<'f, F>);
+
+    #[inline(always)]
+    fn run<W: Words>(self) -> Self::Output {
+        // Two loops with few things to keep at hand each are cheaper than one with many.
+        let mut lanes = [0; BURST_FRAMES];
+        let Hits {
+            table,
+            burst,
+            from,
+            now,
+            lanes: of_slots,
+        } = self.hits;
+        let until = table.hit_burst::<W>(burst, from, now, of_slots, &mut lanes);
+        let mut frames = self.frames;
+        let bytes = self.bytes.get(from..).unwrap_or_default();
+        for (&lane, &bytes) in lanes.get(from..until).unwrap_or_default().iter().zip(bytes) {
+            let Some(frame) = frames.next() else { break };
+            put(self.boxes, self.touched, lane, frame, bytes.into());
+        }
+        (until, frames)
+    }
+}
+
+/// Packets that are still to be counted as offered to a service.
+struct Offered {
+    service: ServiceId,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Offered {
+    #[inline]
+    fn count(&mut self, counters: &WorkerCounters) {
+        counters.offer(
+            self.service,
+            std::mem::take(&mut self.packets),
+            std::mem::take(&mut self.bytes),
+        );
+    }
+}
+
+/// Outboxes being emptied.
+struct Flush<'a, M: FrameMemory> {
+    boxes: &'a mut [Outbox<M::Frame>; OUTBOXES],
+    sizes: Sizes,
+    cx: &'a mut Context<M>,
+    offered: Offered,
+}
+
+impl<'a, M: FrameMemory> Flush<'a, M> {
+    #[inline(always)]
+    fn new(
+        boxes: &'a mut [Outbox<M::Frame>; OUTBOXES],
+        sizes: Sizes,
+        cx: &'a mut Context<M>,
+    ) -> Flush<'a, M> {
+        let offered = Offered {
+            service: ServiceId(u16::MAX),
+            packets: 0,
+            bytes: 0,
+        };
+        Flush {
+            boxes,
+            sizes,
+            cx,
+            offered,
+        }
+    }
+
+    /// Sends what waits in an outbox, and notes it as offered. Gives how many frames that were.
+    #[inline(always)]
+    fn empty(&mut self, lane: u16) -> usize {
+        let (slot, port) = port_of(lane);
+        let cx = &mut *self.cx;
+        let Some(instance) = &mut cx.ports.instances[slot] else {
+            return 0;
+        };
+        let outbox = &mut self.boxes[usize::from(lane) % OUTBOXES];
+        let packets = outbox.frames.len();
+        let bytes = std::mem::take(&mut outbox.bytes);
+        if self.offered.service != instance.service {
+            self.offered.count(&cx.counters);
+            self.offered.service = instance.service;
+        }
+        self.offered.packets += packets as u64;
+        self.offered.bytes += bytes;
+        let sent = instance.send_all(
+            port,
+            &mut outbox.frames,
+            (bytes, self.sizes),
+            &mut cx.memory,
+            &cx.counters.slots[slot],
+        );
+        if sent.full + sent.too_large > 0 {
+            cx.counters.drop_packets(DropReason::InstanceRingFull, sent.full);
+            cx.counters.drop_packets(DropReason::TooLarge, sent.too_large);
+        }
+        packets
+    }
+}

@@ -1,0 +1,158 @@
+//! The first steps of a burst: its headers are read, and what the flow table has of their flows is prefetched.
+
+use flow_table::{Burst, FlowHasher, FlowTable};
+use model::WorkerId;
+use packet::{Lengths, HeaderBurst};
+use simd::{Kernel, Words};
+
+use crate::BURST_FRAMES;
+use crate::frame::{Frame, FrameMemory, Sizes};
+use crate::table_memory::TableMemory;
+use crate::worker::context::Context;
+
+/// Reads the headers of a burst.
+pub(crate) struct Parser {
+    /// The headers of the burst's frames, in the same places.
+    pub(crate) headers: Box<HeaderBurst>,
+    /// What the table needs of them, likewise.
+    pub(crate) burst: Box<Burst>,
+    /// The workers that own their flows, likewise, where there is more than one.
+    owners: [u8; BURST_FRAMES],
+    /// Between which lengths they are.
+    pub(crate) sizes: Sizes,
+}
+
+impl Parser {
+    pub(crate) fn new() -> Parser {
+        Parser {
+            headers: Box::default(),
+            burst: Box::default(),
+            owners: [0; BURST_FRAMES],
+            sizes: Sizes::NONE,
+        }
+    }
+
+    /// Reads the headers of these frames, and prefetches what the table has of their flows. Gives how long they are, and in
+    /// how many segments one of them is, or more.
+    #[inline]
+    pub(crate) fn parse<M: FrameMemory>(
+        &mut self,
+        frames: &[M::Frame],
+        cx: &Context<M>,
+        table: &mut FlowTable<TableMemory>,
+    ) -> (Lengths, u16) {
+        let (lengths, segments) = cx.level.run(Parse {
+            frames,
+            headers: &mut self.headers,
+            burst: &mut self.burst,
+            table,
+            owners: (cx.workers > 1).then_some(Owners {
+                hasher: &cx.hasher,
+                workers: cx.workers,
+                this: cx.id,
+                found: &mut self.owners,
+            }),
+        });
+        self.sizes = Sizes {
+            shortest: lengths.shortest,
+            longest: lengths.longest,
+        };
+        (lengths, segments)
+    }
+
+    /// The same for frames whose flows are all this worker's, or of no matter where they are not.
+    pub(crate) fn parse_own<M: FrameMemory>(
+        &mut self,
+        frames: &[M::Frame],
+        cx: &Context<M>,
+        table: &mut FlowTable<TableMemory>,
+    ) {
+        cx.level.run(Parse {
+            frames,
+            headers: &mut self.headers,
+            burst: &mut self.burst,
+            table,
+            owners: None,
+        });
+    }
+
+    /// The worker that owns the flow of a fast-path packet, where that is another one.
+    #[inline(always)]
+    pub(crate) fn other_owner(&self, place: usize) -> Option<usize> {
+        let is_other =
+            self.burst.is_marked_exception(place) && self.headers.packets.is_fast[place % BURST_FRAMES] != 0;
+        is_other.then(|| self.owners[place % BURST_FRAMES].into())
+    }
+}
+
+struct Parse<'a, F> {
+    frames: &'a [F],
+    headers: &'a mut HeaderBurst,
+    burst: &'a mut Burst,
+    table: &'a mut FlowTable<TableMemory>,
+    /// Where some of them may be another worker's.
+    owners: Option<Owners<'a>>,
+}
+
+/// Tells of a burst's fast-path packets which worker owns their flows.
+struct Owners<'a> {
+    hasher: &'a FlowHasher,
+    workers: usize,
+    this: WorkerId,
+    /// What was found, by place.
+    found: &'a mut [u8; BURST_FRAMES],
+}
+
+impl Owners<'_> {
+    /// Takes those that are another's off the fast path: this worker has nothing of their flows.
+    #[inline(always)]
+    fn tell(self, burst: &mut Burst) {
+        for (place, found) in self.found.iter_mut().enumerate().take(burst.len()) {
+            let owner = burst.owner(place, self.hasher, self.workers);
+            *found = owner as u8;
+            if owner != self.this.index() {
+                burst.mark_exception(place);
+            }
+        }
+    }
+}
+
+impl<F: Frame> Kernel for Parse<'_, F> {
+    /// How long they are; all their numbers of segments, bit by bit or.
+    type Output = (Lengths, u16);
+
+    #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
+    fn run<W: Words>(self) -> (Lengths, u16) {
+        let mut segments = 0;
+        let (groups, rest) = self.frames.as_chunks::<{ HeaderBurst::GROUP }>();
+        let mut group = [HeaderBurst::EMPTY; HeaderBurst::GROUP];
+        for at in 0..groups.len() {
+            let first = at * HeaderBurst::GROUP;
+            for i in 0..HeaderBurst::GROUP {
+                segments |= groups[at][i].segments();
+                group[i] = self.headers.put(first + i, groups[at][i].bytes());
+            }
+            self.headers.load::<W>(first, &group);
+        }
+        if !rest.is_empty() {
+            let first = groups.len() * HeaderBurst::GROUP;
+            for i in 0..rest.len() {
+                segments |= rest[i].segments();
+                group[i] = self.headers.put(first + i, rest[i].bytes());
+            }
+            self.headers.load::<W>(first, &group);
+        }
+        self.headers.validate(self.frames.len());
+        self.burst.fill::<W>(&self.headers.packets);
+        if let Some(owners) = self.owners {
+            owners.tell(self.burst);
+        }
+        self.table.prefetch_buckets(self.burst, &self.headers.packets);
+        self.table.resolve_candidates(self.burst);
+        (self.headers.packets.lengths(), segments)
+    }
+}

@@ -1,0 +1,206 @@
+//! Returns: what instances give back leaves by the uplink of the data port on which it came, whatever it is.
+
+use flow_table::EntryIndex;
+use model::{DropReason, Slot, UplinkId};
+use packet::Parsed;
+
+use crate::BURST_FRAMES;
+use crate::frame::{Frame as _, FrameMemory};
+use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
+use crate::message::Destination;
+use crate::port::Received;
+use crate::worker::DRAIN_BURSTS;
+use crate::worker::context::Context;
+use crate::worker::egress::Egress;
+use crate::worker::lookup::Lookup;
+use crate::worker::parse::Parser;
+
+/// Where packets come back.
+pub(crate) struct Returns<M: FrameMemory> {
+    /// Slots with ports that may give packets, in the order of their attachment.
+    pollable: Vec<Slot>,
+    /// Received frames of the current burst.
+    frames: Vec<M::Frame>,
+}
+
+/// The stages after this one, and what a burst is parsed with.
+pub(crate) struct Onward<'a, M: FrameMemory> {
+    pub(crate) parser: &'a mut Parser,
+    pub(crate) lookup: &'a mut Lookup,
+    pub(crate) egress: &'a mut Egress<M>,
+    pub(crate) cx: &'a mut Context<M>,
+}
+
+impl<M: FrameMemory> Returns<M> {
+    pub(crate) fn new() -> Returns<M> {
+        Returns {
+            pollable: Vec::with_capacity(Slot::LIMIT),
+            frames: Vec::with_capacity(BURST_FRAMES),
+        }
+    }
+
+    /// Polls the ports of an instance from now on, or no more.
+    pub(crate) fn set_pollable(&mut self, slot: Slot, is_pollable: bool) {
+        self.pollable.retain(|s| *s != slot);
+        if is_pollable {
+            self.pollable.push(slot);
+        }
+    }
+
+    /// Sends on what the instances gave back: of each one that is due at most a burst from each port.
+    pub(crate) fn poll(&mut self, to: &mut Onward<'_, M>) -> usize {
+        let mut moved = 0;
+        for place in 0..self.pollable.len() {
+            let slot = self.pollable[place];
+            let instance = &mut to.cx.ports.instances[slot];
+            if !instance.as_mut().is_some_and(|instance| instance.is_due()) {
+                continue;
+            }
+            let packets = self.poll_instance(slot, to);
+            if let Some(instance) = &mut to.cx.ports.instances[slot] {
+                instance.polled(packets);
+            }
+            moved += packets;
+        }
+        moved
+    }
+
+    fn poll_instance(&mut self, slot: Slot, to: &mut Onward<'_, M>) -> usize {
+        (0..PORT_LIMIT).map(|port| self.poll_port(slot, port, to)).sum()
+    }
+
+    /// Sends on what an instance that is about to go has given back: it is not lost.
+    pub(crate) fn take_back(&mut self, slot: Slot, to: &mut Onward<'_, M>) {
+        if to.cx.ports.instances[slot].is_none() {
+            return;
+        }
+        to.egress.outboxes.flush_instance(slot, to.cx);
+        for _ in 0..DRAIN_BURSTS {
+            if self.poll_instance(slot, to) == 0 {
+                break;
+            }
+        }
+    }
+
+    fn poll_port(&mut self, slot: Slot, port: usize, to: &mut Onward<'_, M>) -> usize {
+        let cx = &mut *to.cx;
+        let Some(instance) = &mut cx.ports.instances[slot] else {
+            return 0;
+        };
+        let Some(Some(ring)) = instance.ports.get_mut(port) else {
+            return 0;
+        };
+        let way = instance.ways.get(port).copied().flatten();
+        let mut received = Received::default();
+        // What nobody has to look at goes from ring to ring.
+        if let Some(ReturnWay {
+            uplink,
+            counted: false,
+        }) = way
+            && !instance.is_probed
+            && let Some(out) = &mut cx.ports.uplinks[uplink]
+        {
+            received = ring.pass_on(out, BURST_FRAMES);
+            if received.packets > 0 {
+                to.egress.touch(uplink);
+            }
+        }
+        let passed = (received.packets as u64, received.bytes);
+        let taken = passed.0 + received.bad + received.too_large;
+        let left = BURST_FRAMES.saturating_sub(taken as usize);
+        received += ring.receive(&mut cx.memory, &mut self.frames, left);
+        let are_valid = self
+            .frames
+            .iter()
+            .all(|frame| ring.are_valid(frame.len(), frame.segments()));
+        if !are_valid {
+            received.too_large += ring.linearize_or_drop(&mut self.frames, &mut cx.memory);
+        }
+        let bad = received.bad + received.too_large;
+        if received.packets == 0 && bad == 0 {
+            return 0;
+        }
+        if instance.is_probed {
+            for frame in self.frames.extract_if(.., |frame| is_probe(frame.bytes())) {
+                cx.memory.give(frame);
+            }
+        }
+        let packets = passed.0 + self.frames.len() as u64;
+        let bytes = passed.1 + self.frames.iter().map(|f| f.len() as u64).sum::<u64>();
+        instance.returned(packets + bad, bytes, &cx.counters.slots[slot]);
+        cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
+        cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
+        instance.is_broken |= received.bad > 0;
+        match way {
+            Some(ReturnWay { uplink, counted }) if !counted || cx.workers == 1 => {
+                if counted {
+                    self.count_all(slot, to);
+                }
+                to.egress.all_to_uplink(&mut self.frames, uplink, to.cx);
+            }
+            Some(ReturnWay { uplink, .. }) => {
+                for frame in self.frames.drain(..) {
+                    send_counted(frame, slot, uplink, to);
+                }
+            }
+            None => {
+                for frame in self.frames.drain(..) {
+                    to.cx.discard(frame, DropReason::NoInstance);
+                }
+            }
+        }
+        received.packets
+    }
+
+    /// Counts the packets of the burst with their flows, all of them this worker's.
+    fn count_all(&mut self, slot: Slot, to: &mut Onward<'_, M>) {
+        to.parser.parse_own(&self.frames, to.cx, &mut to.lookup.table);
+        let mut others = to.lookup.table.count_returned_burst(&to.parser.burst, slot);
+        while others != 0 {
+            if let Some(frame) = self.frames.get(others.trailing_zeros() as usize) {
+                count(frame, slot, to.lookup, to.cx);
+            }
+            others &= others - 1;
+        }
+    }
+}
+
+/// Counts a returned packet with its flow, on the worker that owns it, and sends it out.
+fn send_counted<M: FrameMemory>(frame: M::Frame, slot: Slot, uplink: UplinkId, to: &mut Onward<'_, M>) {
+    if let Parsed::Flow(info) | Parsed::Fragment(packet::Fragment { info, .. }) = packet::parse(frame.bytes())
+        && let Some(owner) = to.cx.other_owner(&info.key)
+    {
+        let destination = Destination::Return { slot, uplink };
+        return to.egress.hand_off(owner, frame, destination, to.cx);
+    }
+    count(&frame, slot, to.lookup, to.cx);
+    to.egress.to_uplink(frame, uplink, to.cx);
+}
+
+/// Counts a returned packet with its flow, which is this worker's.
+pub(crate) fn count<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) {
+    if !is_counted(frame, slot, lookup, cx) {
+        cx.counters.slots[slot].return_unmatched.add(1);
+    }
+}
+
+fn is_counted<M: FrameMemory>(frame: &M::Frame, slot: Slot, lookup: &mut Lookup, cx: &Context<M>) -> bool {
+    let Parsed::Flow(info) = packet::parse(frame.bytes()) else {
+        return false;
+    };
+    if info.is_icmp_error {
+        return false;
+    }
+    let hash = cx.hasher.hash(&info.key);
+    let entry = lookup.table.lookup(&info.key, hash);
+    let is_its = |entry: &EntryIndex| {
+        let pins = lookup.table.pins(*entry);
+        // One that is to move has no pin, and waits for what it is owed.
+        pins.contains(&slot) || pins.contains(&Slot::NONE) && lookup.is_relaxed(*entry, cx)
+    };
+    let Some(entry) = entry.filter(is_its) else {
+        return false;
+    };
+    lookup.table.count_returned(entry, 1);
+    true
+}

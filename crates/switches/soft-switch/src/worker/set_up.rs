@@ -1,0 +1,414 @@
+//! Set-up: a new flow, or one that lost its instance, is classified, given to an instance by its service's scheduler, and pinned.
+
+use std::sync::Arc;
+
+use flow_table::{FlowTable, Full};
+use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, UplinkId};
+use packet::PacketInfo;
+use rtrb::Producer;
+use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
+
+use crate::counters::{SERVICE_LIMIT, WorkerCounters};
+use crate::frame::FrameMemory;
+use crate::id_map::SlotMap;
+use crate::message::WorkerEvent;
+use crate::plan::{LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
+use crate::record::PickRecord;
+use crate::table_memory::TableMemory;
+use crate::worker::context::Context;
+use crate::worker::egress::Decision;
+use crate::worker::lookup::{Lookup, Missed};
+
+/// Flows that were told where to go and have sent no packet since, at most: of more, one goes where the scheduler says.
+const DESTINATIONS: usize = 64;
+
+/// A service on this worker: its scheduler and the instances that take new flows.
+struct ServiceState {
+    id: ServiceId,
+    scheduler: Scheduler,
+    candidates: Candidates,
+    /// What a new flow is expected to bring.
+    expected: f32,
+    /// Requested: the next decision, written down.
+    record: Option<Box<PickRecord>>,
+}
+
+/// The packet that opens a flow.
+pub(crate) struct Opening<'a> {
+    pub(crate) key: &'a FlowKey,
+    pub(crate) direction: Direction,
+    pub(crate) hash: u64,
+    pub(crate) dscp: u8,
+    /// Where it came in.
+    pub(crate) uplink: UplinkId,
+    /// Whether it is an ICMP error that quotes the flow.
+    pub(crate) is_icmp_error: bool,
+}
+
+/// Where a flow goes, once an instance was picked.
+pub(crate) struct Place {
+    /// The slot in both directions of a symmetric service, else in the packet's.
+    pub(crate) pins: [Slot; 2],
+    pub(crate) slot: Slot,
+    pub(crate) service: ServiceId,
+    pub(crate) is_symmetric: bool,
+}
+
+/// Gives new flows to instances.
+pub(crate) struct SetUp {
+    services: Vec<ServiceState>,
+    loads: Arc<LoadBoard>,
+    /// When loads were last taken over; `u64::MAX` where the candidates are to be listed anew.
+    load_epoch: u64,
+    /// What flows pinned since then are expected to bring, by slot, in the service's metric.
+    pinned: SlotMap<f32>,
+    /// Where flows that lost their pin are to go instead of where the scheduler would send them.
+    destinations: Vec<(FlowKey, Slot)>,
+    /// Packets, until now, for whose flow an instance was picked.
+    pub(crate) count: u64,
+}
+
+impl SetUp {
+    pub(crate) fn new(loads: Arc<LoadBoard>) -> SetUp {
+        SetUp {
+            services: Vec::with_capacity(SERVICE_LIMIT),
+            loads,
+            load_epoch: u64::MAX,
+            pinned: SlotMap::default(),
+            destinations: Vec::with_capacity(DESTINATIONS),
+            count: 0,
+        }
+    }
+
+    // ---- what schedulers see ----------------------------------------------------------------------------------
+
+    /// How many services there are.
+    pub(crate) fn services(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Whether loads were published since they were taken over.
+    #[inline]
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.loads.epoch() != self.load_epoch
+    }
+
+    /// Has the candidates listed anew at the next turn.
+    pub(crate) fn relist(&mut self) {
+        self.load_epoch = u64::MAX;
+    }
+
+    /// No new flow goes to that slot until the candidates are listed anew.
+    pub(crate) fn leave_out(&mut self, slot: Slot) {
+        for service in &mut self.services {
+            service.candidates.remove(slot);
+        }
+    }
+
+    /// Takes over the services of a plan.
+    pub(crate) fn follow(&mut self, plan: &Plan) {
+        self.services
+            .retain(|s| plan.services.iter().any(|p| p.id == s.id));
+        for service in &plan.services {
+            if !self.services.iter().any(|s| s.id == service.id) {
+                // The only allocation of a plan, once per new service.
+                self.services.push(ServiceState {
+                    id: service.id,
+                    scheduler: service.scheduler.clone(),
+                    candidates: Candidates::new(),
+                    expected: 0.0,
+                    record: None,
+                });
+            }
+        }
+        // In the order of the plan: a service has the same place in both.
+        self.services
+            .sort_unstable_by_key(|s| plan.services.iter().position(|p| p.id == s.id));
+    }
+
+    /// Lists the instances that take new flows, with their newest loads.
+    pub(crate) fn list_candidates(&mut self, plan: &Plan, table: &FlowTable<TableMemory>, now: Nanos) {
+        let epoch = self.loads.epoch();
+        if epoch != self.load_epoch {
+            // After a sweep the epoch is as it was, and so are the estimates.
+            if self.load_epoch != u64::MAX {
+                self.pinned.iter_mut().for_each(|pinned| *pinned = 0.0);
+            }
+            self.load_epoch = epoch;
+        }
+        for state in &mut self.services {
+            state.candidates.begin(Terms {
+                at: now,
+                fit: plan.service(state.id).map_or(1.0, |service| service.fit),
+                slow_start: state.scheduler.settings().slow_start,
+            });
+            state.expected = self.loads.expected(state.id);
+        }
+        for (slot, slot_plan) in (0..).map(Slot).zip(plan.slots.iter().take(Slot::LIMIT)) {
+            let Some(slot_plan) = slot_plan else { continue };
+            if !slot_plan.state.takes_new_flows() || !table.is_slot_usable(slot) {
+                continue;
+            }
+            if let Some(state) = self.services.iter_mut().find(|s| s.id == slot_plan.service) {
+                state.candidates.push(Candidate {
+                    slot,
+                    capacity: slot_plan.capacity,
+                    load: self.loads.load(slot) + self.pinned[slot],
+                    weight: slot_plan.weight,
+                    live_flows: table.live(slot),
+                    active_for: now.since(slot_plan.active_since),
+                    queues: [0.0; PRIORITIES],
+                });
+            }
+        }
+    }
+
+    /// Replaces the scheduler of a service. The candidates are listed anew, on its terms.
+    pub(crate) fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) {
+        if let Some(state) = self.services.iter_mut().find(|s| s.id == service) {
+            state.scheduler = scheduler;
+        }
+        self.relist();
+    }
+
+    /// Has the next decision of a service written down. Gives back the request that this one replaces, or this one where there
+    /// is no such service.
+    pub(crate) fn record(&mut self, record: Box<PickRecord>) -> Option<Box<PickRecord>> {
+        match self.services.iter_mut().find(|s| s.id == record.service) {
+            Some(state) => state.record.replace(record),
+            None => Some(record),
+        }
+    }
+
+    /// Sends a flow to that slot when it is set up again.
+    pub(crate) fn send_to(&mut self, key: FlowKey, slot: Slot) {
+        if self.destinations.len() == DESTINATIONS {
+            self.destinations.swap_remove(0);
+        }
+        self.destinations.push((key, slot));
+    }
+
+    // ---- new flows --------------------------------------------------------------------------------------------
+
+    /// Gives the flow of a packet that is in no burst to an instance; or its direction, which has no instance.
+    #[cold]
+    pub(crate) fn place<M: FrameMemory>(
+        &mut self,
+        info: &PacketInfo,
+        hash: u64,
+        missed: Missed,
+        uplink: UplinkId,
+        lookup: &mut Lookup,
+        cx: &mut Context<M>,
+    ) -> Decision {
+        let opening = Opening {
+            key: &info.key,
+            direction: info.direction,
+            hash,
+            dscp: info.dscp,
+            uplink,
+            is_icmp_error: info.is_icmp_error,
+        };
+        // A flow that lost its instance is no unknown: what it brings is known where it is much.
+        let rate = missed.entry.and_then(|_| lookup.elephants.rate(&info.key, hash));
+        let (now, table) = (cx.now, &mut lookup.table);
+        self.open(&opening, rate.map(|(pps, _)| pps), cx, |to| {
+            let moved = match missed.entry {
+                // This packet was counted as a hit already.
+                Some(entry) if to.is_symmetric => table.set_pins(entry, to.pins, now),
+                Some(entry) => table.set_pin(entry, info.direction, to.slot, now),
+                None => {
+                    let entry = table.insert(&info.key, hash, info.direction, to.pins, to.service, now)?;
+                    let bytes = u64::from(info.frame_len);
+                    table.hit(entry, info.direction, 1, bytes, now, info.tcp_flags.0);
+                    false
+                }
+            };
+            // A pin that the table had not lost yet moved, too.
+            Ok(moved | missed.lost.is_some())
+        })
+    }
+
+    /// The one way in which a flow is given to an instance. `enter` enters its pins into the flow table, and says whether it
+    /// moved there from an instance that is gone. `rate` is what it is known to bring, in packets per second.
+    #[inline(always)]
+    pub(crate) fn open<M: FrameMemory>(
+        &mut self,
+        opening: &Opening<'_>,
+        rate: Option<f32>,
+        cx: &mut Context<M>,
+        enter: impl FnOnce(Place) -> Result<bool, Full>,
+    ) -> Decision {
+        self.count += 1;
+        let plan = &*cx.view.plan;
+        let &Opening {
+            key, direction, hash, ..
+        } = opening;
+        let of = plan.classify(|| key.tuple(direction), opening.uplink);
+        let Some((service, state)) = of.and_then(|of| plan.services.get(of).zip(self.services.get_mut(of)))
+        else {
+            return Decision::Fallback(plan.unmatched);
+        };
+        let (service_id, counters) = (service.id, &cx.counters);
+        if state.candidates.is_empty()
+            && let Some(slot) = being_purged(plan, service_id, hash)
+        {
+            // All that there are lose their pins just now. They go on taking packets, without a pin until that is done.
+            counters.services[service_id].unpinned.add(1);
+            return Decision::Instance {
+                slot,
+                service: service_id,
+            };
+        }
+        if opening.is_icmp_error {
+            // An error about a flow that is not pinned opens none: it goes by hash.
+            return by_hash(&state.candidates, service_id, hash);
+        }
+        let expected = match rate {
+            Some(pps) if state.scheduler.settings().metric == Metric::Packets => pps.max(state.expected),
+            _ => state.expected,
+        };
+        let flow = NewFlow {
+            key,
+            direction,
+            hash,
+            expected,
+            dscp: opening.dscp,
+        };
+        let destination = if self.destinations.is_empty() {
+            None
+        } else {
+            take_destination(&mut self.destinations, key, &state.candidates)
+        };
+        let pick = if state.record.is_none() {
+            state.scheduler.pick(&flow, &state.candidates)
+        } else {
+            recorded_pick(state, &flow, &mut cx.events, counters)
+        };
+        let picked = || Some((pick.index()?, state.candidates.get(pick.index()?)?.slot));
+        let Some((index, slot)) = destination.or_else(picked) else {
+            counters.services[service_id].unserved.add(1);
+            return Decision::Refused {
+                service: service_id,
+                reason: DropReason::NoInstance,
+            };
+        };
+        // In registers: an array of which one half is written would be waited for.
+        let pins = match direction {
+            _ if service.symmetric => [slot; 2],
+            Direction::Forward => [slot, Slot::NONE],
+            Direction::Reverse => [Slot::NONE, slot],
+        };
+        let entered = enter(Place {
+            pins,
+            slot,
+            service: service_id,
+            is_symmetric: service.symmetric,
+        });
+        let Ok(moved) = entered else {
+            return without_entry(service, &state.candidates, hash, counters);
+        };
+        state.candidates.pin(index, &flow);
+        self.pinned[slot] += flow.expected;
+        counters.slots[slot].new_flows.add(1);
+        if moved {
+            counters.slots[slot].expected_moves.add(1);
+        }
+        if let Pick::Overcommitted(_) = pick {
+            counters.services[service_id].overcommitted.add(1);
+        }
+        Decision::Instance {
+            slot,
+            service: service_id,
+        }
+    }
+}
+
+/// Picks, writes the decision down, and tells the control plane.
+#[cold]
+fn recorded_pick<M: FrameMemory>(
+    state: &mut ServiceState,
+    flow: &NewFlow<'_>,
+    events: &mut Producer<WorkerEvent<M>>,
+    counters: &WorkerCounters,
+) -> Pick {
+    let mut record = state.record.take();
+    if let Some(record) = &mut record {
+        record.before(&mut state.scheduler, &state.candidates);
+    }
+    let pick = state.scheduler.pick(flow, &state.candidates);
+    if let Some(mut record) = record {
+        record.after(flow, pick);
+        if events.push(WorkerEvent::Recorded(record)).is_err() {
+            counters.figures.events_lost.add(1);
+        }
+    }
+    pick
+}
+
+/// Where the flow was told to go, if that is a candidate: its place among them, and its slot.
+#[cold]
+fn take_destination(
+    destinations: &mut Vec<(FlowKey, Slot)>,
+    key: &FlowKey,
+    candidates: &Candidates,
+) -> Option<(usize, Slot)> {
+    let place = destinations.iter().position(|(of, _)| of == key)?;
+    let (_, to) = destinations.swap_remove(place);
+    let index = (0..candidates.len()).find(|i| candidates.get(*i).is_some_and(|c| c.slot == to))?;
+    Some((index, to))
+}
+
+/// An instance of the service that takes new flows, by the flow's hash, where the pins of all of them are being purged.
+#[cold]
+fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
+    let takes = |p: &Option<SlotPlan>| {
+        p.as_ref()
+            .is_some_and(|p| p.service == service && p.state.takes_new_flows())
+    };
+    let count = plan.slots.iter().filter(|p| takes(p)).count();
+    let wanted = ((u128::from(hash) * count as u128) >> 64) as usize;
+    let (index, _) = plan
+        .slots
+        .iter()
+        .enumerate()
+        .filter(|(_, p)| takes(p))
+        .nth(wanted)?;
+    Some(Slot(index as u16))
+}
+
+/// Where a packet goes for whose flow the table has no room.
+#[cold]
+fn without_entry(
+    service: &ServicePlan,
+    candidates: &Candidates,
+    hash: u64,
+    counters: &WorkerCounters,
+) -> Decision {
+    counters.figures.table_full.add(1);
+    match service.table_full {
+        TableFull::Drop => Decision::Refused {
+            service: service.id,
+            reason: DropReason::TableFull,
+        },
+        TableFull::Hash => {
+            counters.services[service.id].unpinned.add(1);
+            by_hash(candidates, service.id, hash)
+        }
+    }
+}
+
+/// An instance by the flow's hash alone: without a pin.
+fn by_hash(candidates: &Candidates, service: ServiceId, hash: u64) -> Decision {
+    let place = ((u128::from(hash) * candidates.len() as u128) >> 64) as usize;
+    match candidates.get(place) {
+        Some(candidate) => Decision::Instance {
+            slot: candidate.slot,
+            service,
+        },
+        None => Decision::Refused {
+            service,
+            reason: DropReason::NoInstance,
+        },
+    }
+}

@@ -1,0 +1,315 @@
+//! The way of a burst through the stages: ingress, lookup, set-up, egress. Packets go forward only, in their order.
+
+use flow_table::LookupOutcome;
+use model::{DropReason, FlowKey, UplinkId};
+use packet::{Offer, PacketInfo, Parsed};
+
+use crate::frame::{Frame as _, FrameMemory};
+use crate::message::{Destination, HandOff};
+use crate::worker::egress::{Addressee, Decision};
+use crate::worker::ingress::Exception;
+use crate::worker::lookup::{Missed, Outcome};
+use crate::worker::moves::Held;
+use crate::worker::outbox::Hits;
+use crate::worker::set_up::Opening;
+use crate::worker::{BURST_FRAMES, BURSTS_PER_TURN, NEW_FLOWS_PER_TURN, Worker, returns};
+
+impl<M: FrameMemory> Worker<M> {
+    /// Takes bursts from all uplinks.
+    pub(super) fn poll_uplinks(&mut self) -> usize {
+        let mut moved = 0;
+        for uplink in (0..crate::UPLINK_LIMIT as u8).map(UplinkId) {
+            for _ in 0..BURSTS_PER_TURN {
+                let set_ups = self.set_up.count;
+                let packets = self.poll_uplink(uplink);
+                moved += packets;
+                if packets < BURST_FRAMES || self.set_up.count - set_ups > NEW_FLOWS_PER_TURN {
+                    break;
+                }
+            }
+        }
+        moved
+    }
+
+    pub(super) fn poll_uplink(&mut self, uplink: UplinkId) -> usize {
+        let packets = self
+            .ingress
+            .receive(uplink, &mut self.parser, &mut self.lookup, &mut self.cx);
+        if packets > 0 {
+            self.steer(uplink);
+        }
+        packets
+    }
+
+    /// Takes what other workers hand over: as much as each may have handed over in a turn of its own.
+    pub(super) fn poll_peers(&mut self) -> usize {
+        let mut moved = 0;
+        for peer in 0..self.ingress.peers() {
+            for _ in 0..BURSTS_PER_TURN {
+                let packets = self.poll_peer(peer);
+                moved += packets;
+                if packets < BURST_FRAMES {
+                    break;
+                }
+            }
+        }
+        moved
+    }
+
+    fn poll_peer(&mut self, peer: usize) -> usize {
+        let mut arrived = self.ingress.take_handed_over(peer);
+        let taken = arrived.len();
+        // Frames to steer are gathered into one burst per uplink; whatever ends the burst goes after it.
+        let mut burst = None;
+        for HandOff { frame, to } in arrived.drain(..) {
+            if let Some(uplink) = burst
+                && to != Destination::Steering(uplink)
+            {
+                self.steer_gathered(uplink);
+                burst = None;
+            }
+            match to {
+                Destination::Steering(uplink) => {
+                    self.ingress.frames.push(frame);
+                    burst = Some(uplink);
+                }
+                Destination::Instance {
+                    slot,
+                    instance,
+                    service,
+                    port,
+                } => {
+                    let to = Addressee {
+                        slot,
+                        instance,
+                        service,
+                        port,
+                    };
+                    self.egress.to_own_instance(frame, to, &mut self.cx);
+                }
+                Destination::Uplink(uplink) => self.egress.to_own_uplink(frame, uplink, &mut self.cx),
+                Destination::Return { slot, uplink } => {
+                    returns::count(&frame, slot, &mut self.lookup, &self.cx);
+                    self.egress.to_uplink(frame, uplink, &mut self.cx);
+                }
+            }
+        }
+        self.ingress.put_back(arrived);
+        if let Some(uplink) = burst {
+            self.steer_gathered(uplink);
+        }
+        self.cx.counters.figures.taken_over.add(taken as u64);
+        taken
+    }
+
+    fn steer_gathered(&mut self, uplink: UplinkId) {
+        self.parser
+            .parse(&self.ingress.frames, &self.cx, &mut self.lookup.table);
+        self.steer(uplink);
+    }
+
+    /// Steers the burst that came in on that uplink and has been parsed. Packets of established flows take the fast path, a step
+    /// at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
+    fn steer(&mut self, uplink: UplinkId) {
+        if self.egress.lanes_are_stale {
+            let table = &self.lookup.table;
+            self.egress
+                .draw_lanes(&self.cx, |slot| table.is_slot_usable(slot));
+        }
+        // The lists are taken out and put back, so that their room is used again.
+        let mut frames = std::mem::take(&mut self.ingress.frames);
+        let count = frames.len();
+        self.egress
+            .outboxes
+            .begin_burst(count, self.parser.sizes, &mut self.cx);
+        if !self.parser.headers.packets.all_fast() {
+            self.ingress
+                .parse_exceptions(&frames, &self.parser, &self.lookup, &self.cx);
+        }
+        self.lookup.sample(&frames, &self.cx);
+        let mut exceptions = std::mem::take(&mut self.ingress.exceptions);
+        let mut others = exceptions.drain(..).peekable();
+        let mut rest = frames.drain(..);
+        let mut place = 0;
+        while place < count {
+            if self.parser.burst.has_candidate(place) {
+                let hits = Hits {
+                    table: &mut self.lookup.table,
+                    burst: &self.parser.burst,
+                    from: place,
+                    now: self.cx.now,
+                    lanes: &self.egress.lanes[uplink],
+                };
+                let bytes = &self.parser.headers.packets.bytes;
+                (place, rest) = self.egress.outboxes.put_hits(hits, bytes, rest, &self.cx);
+                if place == count {
+                    break;
+                }
+            }
+            if self.cx.workers > 1
+                && let Some(owner) = self.parser.other_owner(place)
+            {
+                let Some(frame) = rest.next() else { break };
+                let to = Destination::Steering(uplink);
+                self.egress.hand_off(owner, frame, to, &mut self.cx);
+                place += 1;
+                continue;
+            }
+            let outcome = self.lookup.table.lookup_in_burst(&mut self.parser.burst, place);
+            if outcome == LookupOutcome::Hit {
+                continue;
+            }
+            let Some(frame) = rest.next() else { break };
+            match outcome {
+                LookupOutcome::Miss if self.parser.burst.is_opening(place) => {
+                    let decision = self.open(place, uplink);
+                    self.egress.send(frame, decision, uplink, &mut self.cx);
+                }
+                _ => match others.next_if(|exception| exception.place == place) {
+                    Some(exception) => self.steer_exception(frame, exception, uplink),
+                    None => {
+                        let info = self.parser.headers.info(place, frame.bytes());
+                        self.steer_packet(frame, &info, self.parser.burst.hash(place), uplink);
+                    }
+                },
+            }
+            place += 1;
+        }
+        drop(rest);
+        drop(others);
+        self.ingress.frames = frames;
+        self.ingress.exceptions = exceptions;
+    }
+
+    /// Opens the flow of a packet of the current burst, which the table does not have.
+    #[inline(always)]
+    fn open(&mut self, place: usize, uplink: UplinkId) -> Decision {
+        let (burst, packets) = (&*self.parser.burst, &self.parser.headers.packets);
+        let opening = Opening {
+            key: &FlowKey::V4(packets.key(place)),
+            direction: packets.direction(place),
+            hash: burst.hash(place),
+            dscp: self.parser.headers.dscp(place),
+            uplink,
+            is_icmp_error: false,
+        };
+        let (now, table) = (self.cx.now, &mut self.lookup.table);
+        self.set_up.open(&opening, None, &mut self.cx, |to| {
+            table.open(burst, place, to.pins, to.service, now)?;
+            Ok(false)
+        })
+    }
+
+    /// Steers a packet that is not fast-path eligible, whatever it is.
+    fn steer_exception(&mut self, frame: M::Frame, exception: Exception, uplink: UplinkId) {
+        match exception.parsed {
+            Parsed::Flow(info) => match self.cx.other_owner(&info.key) {
+                Some(owner) => {
+                    let to = Destination::Steering(uplink);
+                    self.egress.hand_off(owner, frame, to, &mut self.cx);
+                }
+                None => self.steer_packet(frame, &info, exception.hash, uplink),
+            },
+            Parsed::Fragment(fragment) => {
+                if let Some(owner) = self.cx.other_owner(&fragment.info.key) {
+                    let to = Destination::Steering(uplink);
+                    return self.egress.hand_off(owner, frame, to, &mut self.cx);
+                }
+                let offer = self
+                    .ingress
+                    .fragments
+                    .offer(&fragment, (frame, uplink), self.cx.now);
+                match offer {
+                    Offer::Resolved { frame, info } => {
+                        // The ports are known only now.
+                        let mut next = Some((frame, info));
+                        while let Some(((frame, uplink), info)) = next {
+                            let hash = self.cx.hasher.hash(&info.key);
+                            self.steer_packet(frame, &info, hash, uplink);
+                            next = self.ingress.fragments.release();
+                        }
+                    }
+                    Offer::Waiting => {}
+                    Offer::Refused {
+                        frame: (frame, _),
+                        reason,
+                    } => self.cx.discard(frame, reason),
+                }
+            }
+            Parsed::Other { .. } => {
+                let fallback = self.cx.view.plan.other;
+                self.egress
+                    .fall_back(frame, fallback, DropReason::Other, &mut self.cx);
+            }
+            Parsed::Invalid(reason) => self.cx.discard(frame, reason),
+        }
+    }
+
+    /// Steers one packet of a flow of this worker's: lookup, and set-up where it misses.
+    fn steer_packet(&mut self, frame: M::Frame, info: &PacketInfo, hash: u64, uplink: UplinkId) {
+        let decision = match self.lookup.find(info, hash, &self.cx) {
+            Outcome::Hit { slot, service } => Decision::Instance { slot, service },
+            Outcome::Miss(missed) => {
+                if self.moves.must_wait(&missed, info, hash, &self.lookup, &self.cx) {
+                    let held = Held {
+                        frame,
+                        info: *info,
+                        hash,
+                        uplink,
+                    };
+                    return self.hold(held);
+                }
+                self.set_up_packet(info, hash, missed, uplink)
+            }
+        };
+        self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+
+    fn set_up_packet(&mut self, info: &PacketInfo, hash: u64, missed: Missed, uplink: UplinkId) -> Decision {
+        self.set_up
+            .place(info, hash, missed, uplink, &mut self.lookup, &mut self.cx)
+    }
+
+    #[cold]
+    fn hold(&mut self, held: Held<M::Frame>) {
+        if let Err(held) = self.moves.hold(held, self.cx.now) {
+            self.release_moves();
+            self.send_held(held);
+        }
+    }
+
+    /// Lets the packets of moving flows go on that have waited long enough.
+    #[cold]
+    pub(super) fn release_moves(&mut self) {
+        self.moves.settle(&self.lookup, &self.cx);
+        let before = self.moves.len();
+        while let Some(held) = self.moves.next() {
+            self.send_held(held);
+        }
+        if self.moves.len() < before {
+            // The outboxes have room again for the rest of the burst that this may be part of.
+            self.egress.outboxes.flush(&mut self.cx);
+        }
+    }
+
+    /// Sends a packet that was held, and counted when it came, to the instance of its flow: the first one sets it up.
+    fn send_held(&mut self, held: Held<M::Frame>) {
+        let Held {
+            frame,
+            info,
+            hash,
+            uplink,
+        } = held;
+        let decision = match self.lookup.find_again(&info, hash, &self.cx) {
+            Outcome::Hit { slot, service } => Decision::Instance { slot, service },
+            Outcome::Miss(missed) => {
+                let decision = self.set_up_packet(&info, hash, missed, uplink);
+                if missed.entry.is_some() && matches!(decision, Decision::Instance { .. }) {
+                    self.cx.counters.figures.held_moves.add(1);
+                }
+                decision
+            }
+        };
+        self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+}
