@@ -1,4 +1,4 @@
-//! The short way of known IPv4 flows through the table: a burst of packets, side by side, step by step.
+//! The fast path of established flows through the table: a burst of packets, side by side, step by step.
 #![allow(
     clippy::manual_memcpy,
     clippy::needless_range_loop,
@@ -6,13 +6,15 @@
 )]
 
 use model::{Direction, Slot, protocol};
-use packet::{BURST, PacketColumns};
+use packet::{BURST, FastPacketV6, PacketColumns, TcpFlags};
 use simd::Words;
 use zerocopy::transmute_mut;
 
-use crate::FlowHasher;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, protocol_of};
+use crate::{FlowHasher, Line};
 
+/// Marks a candidate as an entry of an IPv6 flow. Entry numbers have 24 bits.
+pub(crate) const V6: u32 = 1 << 31;
 /// A packet that needs more than the short way: set in the upper byte of its ports word, where no entry has it.
 const EXCEPTION: u64 = 1 << 63;
 /// Beside that: odd only because it opens a TCP connection.
@@ -45,19 +47,23 @@ pub struct Burst {
     pub(crate) missed: u64,
     /// Packets that were made odd, a bit each.
     pub(crate) marked_exceptions: u64,
+    /// Of IPv6 packets the other words of the addresses.
+    pub(crate) rest: [[u64; 4]; BURST],
+    /// Fast-path eligible IPv6 packets, a bit each.
+    pub(crate) v6: u64,
     /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
     columns: [[u32; BURST]; 3],
 }
 
-/// LookupOutcome packet of a burst it is that had no short way.
+/// What a packet of a burst needs that the fast path did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupOutcome {
-    /// A known flow's, which was found only now: the short way may be tried again.
+    /// Its flow is in the table, which was found only now: the fast path may be tried again.
     Hit,
-    /// A flow's that is not in the table.
+    /// Its flow is not in the table.
     Miss,
-    /// One that needs the long way: it is odd (and does not open a flow), its flow is not steady or without a lane, or a
-    /// counter carries.
+    /// The slow path: it is an exception (and does not open a flow), its flow is not established or without a lane, or a counter
+    /// carries.
     Exception,
 }
 
@@ -72,6 +78,8 @@ impl Default for Burst {
             marks: [0; BURST],
             missed: 0,
             marked_exceptions: 0,
+            rest: [[0; 4]; BURST],
+            v6: 0,
             columns: [[0; BURST]; 3],
         }
     }
@@ -93,6 +101,7 @@ impl Burst {
     pub fn fill<W: Words>(&mut self, packets: &PacketColumns) {
         self.len = packets.len.min(BURST);
         self.marked_exceptions = 0;
+        self.v6 = 0;
         // Whole groups: the loops then need no remainder.
         let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let [states, forward, reverse] = &mut self.columns;
@@ -142,6 +151,41 @@ impl Burst {
         }
     }
 
+    /// Gives an IPv6 packet of so many bytes the fast path, in a place that [`Burst::fill`] left without.
+    #[inline(always)]
+    pub fn put_v6(&mut self, at: usize, packet: &FastPacketV6, bytes: u32) {
+        let at = at % BURST;
+        let [a0, a1, b0, b1] = packet.addresses;
+        let mut ports = u64::from(packet.ports) | u64::from(packet.protocol) << 48 | ESTABLISHED;
+        let flags = packet.tcp_flags.0 & TcpFlags::SYN_FIN_RST;
+        // Counters of an entry have not the room for a longer one.
+        let is_long = bytes >> 16 != 0;
+        if is_long || flags != 0 {
+            ports |= EXCEPTION;
+            if flags == TcpFlags::SYN && !is_long {
+                ports |= OPENING;
+            }
+        }
+        let add = u64::from(1 | bytes << half::PACKETS_BITS);
+        let reverse = 0_u64.wrapping_sub(packet.is_reverse.into());
+        self.packets[at] = [ports, add & !reverse, add & reverse, a0];
+        self.rest[at] = [a1, b0, b1, 0];
+        self.directions[at] = reverse as u32;
+        self.v6 |= 1 << at;
+    }
+
+    /// Whether it is an IPv6 packet that [has the fast path](Burst::put_v6).
+    #[inline(always)]
+    pub fn is_v6(&self, at: usize) -> bool {
+        self.v6 >> (at % BURST) & 1 != 0
+    }
+
+    /// IPv6 packets that have the fast path, a bit each.
+    #[inline]
+    pub fn v6(&self) -> u64 {
+        self.v6
+    }
+
     /// The hash of a packet's flow, once [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) was asked about it; 0 where there is none.
     #[inline]
     pub fn hash(&self, at: usize) -> u64 {
@@ -151,7 +195,11 @@ impl Burst {
     /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that is not plain.
     #[inline]
     pub fn owner(&self, at: usize, hasher: &FlowHasher, workers: usize) -> usize {
-        hasher.owner_of_words(self.key(at), workers)
+        if self.is_v6(at) {
+            hasher.owner(&self.key_v6(at).key(), workers)
+        } else {
+            hasher.owner_of_words(self.key(at), workers)
+        }
     }
 
     /// Makes a packet odd after all.
@@ -218,6 +266,25 @@ impl Burst {
         (entry[0] ^ ports) & PORTS_MASK == 0 && entry[3] == addresses
     }
 
+    /// Whether an IPv6 entry is that of the packet's flow.
+    #[inline(always)]
+    pub(crate) fn is_of_v6(&self, at: usize, entry: &Line) -> bool {
+        let [a1, b0, b1, _] = *entry.half(1);
+        let [rest_a1, rest_b0, rest_b1, _] = self.rest[at % BURST];
+        self.is_of(at, entry.half(0)) && [a1, b0, b1] == [rest_a1, rest_b0, rest_b1]
+    }
+
+    /// The key of an IPv6 packet.
+    #[inline(always)]
+    pub(crate) fn key_v6(&self, at: usize) -> KeyWords<4> {
+        let [ports, _, _, a0] = self.packets[at % BURST];
+        let [a1, b0, b1, _] = self.rest[at % BURST];
+        KeyWords {
+            ports: ports & PORTS_MASK,
+            addresses: [a0, a1, b0, b1],
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn key(&self, at: usize) -> KeyWords<1> {
         let [ports, _, _, addresses] = self.packets[at];
@@ -253,6 +320,13 @@ pub(crate) fn counted<W: Words>(entry: &[u64; 4], packet: &[u64; 4]) -> Option<W
     // Of a sum the carries, of the others the differences.
     let wrong = sum.xor(packet).xor(entry.and(counters)).and(alike);
     if wrong.are_zero() { Some(sum) } else { None }
+}
+
+/// Whether the other words of an IPv6 entry are those of the packet.
+#[inline(always)]
+pub(crate) fn has_rest<W: Words>(entry: &[u64; 4], rest: &[u64; 4]) -> bool {
+    let addresses = W::load(&[u64::MAX, u64::MAX, u64::MAX, 0]);
+    W::load(entry).xor(W::load(rest)).and(addresses).are_zero()
 }
 
 /// The same entry, last seen then.

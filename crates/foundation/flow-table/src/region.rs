@@ -173,6 +173,19 @@ impl Region {
         <[[u64; 4]]>::mut_from_bytes(lines.as_mut_bytes()).ok()
     }
 
+    /// Index and IPv6 entries, a line each, as slices of their own.
+    #[inline(always)]
+    pub(crate) fn split_v6<'a>(&self, lines: &'a [Line]) -> (&'a [Line], &'a [Line]) {
+        let (index, flows) = (self.index_at..self.flows_at, self.flows_at..self.links_at);
+        (&lines[index], &lines[flows])
+    }
+
+    /// All entries of IPv6 flows, a line each.
+    #[inline(always)]
+    pub(crate) fn entries_v6<'a>(&self, lines: &'a mut [Line]) -> &'a mut [Line] {
+        &mut lines[self.flows_at..self.links_at]
+    }
+
     #[inline(always)]
     pub(crate) fn prefetch_flow(&self, lines: &[Line], entry: u32) {
         simd::prefetch_at(lines, self.flow_line(entry));
@@ -420,11 +433,11 @@ impl Region {
         )
     }
 
-    /// The first candidate IPv4 entry in a flow's first bucket, prefetched; `u32::MAX` if there is none.
-    /// Takes the slices of [`split`](Region::split) and the bucket number. Prefetches the second bucket if
-    /// the flow may lie there or would be inserted there.
+    /// The first candidate entry in a flow's first bucket, prefetched; `u32::MAX` if there is none.
+    /// Takes the slices of [`split`](Region::split) or [`split_v6`](Region::split_v6) and the bucket number.
+    /// Prefetches the second bucket if the flow may lie there or would be inserted there.
     #[inline(always)]
-    pub(crate) fn prefetch_candidate_v4(index: &[Line], flows: &[[u64; 4]], bucket: usize, hash: u64) -> u32 {
+    pub(crate) fn prefetch_candidate_in<E>(index: &[Line], flows: &[E], bucket: usize, hash: u64) -> u32 {
         let Some(line) = index.get(bucket) else {
             return u32::MAX;
         };
@@ -487,6 +500,12 @@ impl Region {
     #[inline]
     pub(crate) fn find_v4(&self, lines: &[Line], key: KeyWords<1>, hash: u64) -> Option<u32> {
         self.find_by(lines, hash, |entry| self.words_v4(lines, entry) == key)
+    }
+
+    /// The same in a region of IPv6 flows.
+    #[inline]
+    pub(crate) fn find_v6(&self, lines: &[Line], key: KeyWords<4>, hash: u64) -> Option<u32> {
+        self.find_by(lines, hash, |entry| self.words_v6(lines, entry) == key)
     }
 
     /// Inserts an entry into the index: first bucket, else second, else in place of a flow of the first

@@ -337,6 +337,23 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             burst.hashes[at] = hash;
             burst.candidates[at] = Region::prefetch_bucket_in(index, hash);
         }
+        if burst.v6 != 0 {
+            self.prefetch_buckets_v6(burst);
+        }
+    }
+
+    /// Hashes the IPv6 packets of a burst, and prefetches their buckets.
+    #[inline(never)]
+    fn prefetch_buckets_v6(&self, burst: &mut Burst) {
+        let (index, _) = self.regions[1].split_v6(&self.storage);
+        let mut left = burst.v6 & !burst.marked_exceptions;
+        while left != 0 {
+            let at = left.trailing_zeros() as usize % BURST;
+            left &= left - 1;
+            let hash = self.hasher.hash_words(burst.key_v6(at));
+            burst.hashes[at] = hash;
+            burst.candidates[at] = Region::prefetch_bucket_in(index, hash);
+        }
     }
 
     /// Prefetches the candidate entries of packets that missed the flow cache, and stores them in it.
@@ -349,11 +366,28 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             let at = missed.trailing_zeros() as usize % BURST;
             missed &= missed - 1;
             let bucket = burst.candidates[at] as usize;
-            let entry = Region::prefetch_candidate_v4(index, flows, bucket, burst.hashes[at]);
+            let entry = Region::prefetch_candidate_in(index, flows, bucket, burst.hashes[at]);
             burst.candidates[at] = entry;
             if notes && entry != u32::MAX {
                 self.flow_cache.note(burst.marks[at], entry);
             }
+        }
+        if burst.v6 != 0 {
+            self.resolve_candidates_v6(burst);
+        }
+    }
+
+    /// The same for IPv6 packets.
+    #[inline(never)]
+    fn resolve_candidates_v6(&self, burst: &mut Burst) {
+        let (index, flows) = self.regions[1].split_v6(&self.storage);
+        let mut left = burst.v6 & !burst.marked_exceptions;
+        while left != 0 {
+            let at = left.trailing_zeros() as usize % BURST;
+            left &= left - 1;
+            let bucket = burst.candidates[at] as usize;
+            let entry = Region::prefetch_candidate_in(index, flows, bucket, burst.hashes[at]);
+            burst.candidates[at] = entry | burst::V6;
         }
     }
 
@@ -367,6 +401,33 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         reason = "zipped iterators over columns prevent vectorization"
     )]
     pub fn hit_burst<W: Words>(
+        &mut self,
+        burst: &Burst,
+        from: usize,
+        now: Nanos,
+        lanes: &Lanes,
+        found: &mut [u16; BURST],
+    ) -> usize {
+        let mut at = self.hit_burst_v4::<W>(burst, from, now, lanes, found);
+        // Packets of the two families may take turns.
+        while burst.v6 != 0 && at < burst.len {
+            let from = at;
+            at = self.hit_burst_v6::<W>(burst, at, now, lanes, found);
+            at = self.hit_burst_v4::<W>(burst, at, now, lanes, found);
+            if at == from {
+                break;
+            }
+        }
+        self.counters.hits += at.saturating_sub(from) as u64;
+        at
+    }
+
+    #[inline(always)]
+    #[allow(
+        clippy::needless_range_loop,
+        reason = "iterators over columns side by side keep a loop from becoming vector instructions"
+    )]
+    fn hit_burst_v4<W: Words>(
         &mut self,
         burst: &Burst,
         from: usize,
@@ -399,35 +460,56 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             found[at] = lane;
             at += 1;
         }
-        self.counters.hits += at.saturating_sub(from) as u64;
         at
     }
 
-    /// Counts a packet that is in no burst, as [`hit`](FlowTable::hit) does, and returns its pin's lane.
-    /// Returns `None` and changes nothing if the flow is unknown or its pin has no lane.
-    #[inline]
-    #[expect(clippy::too_many_arguments, reason = "those of `lookup` and `hit`")]
-    pub fn hit_lane(
+    /// The same for IPv6 packets: those of IPv4 have no candidate here.
+    #[inline(always)]
+    fn hit_burst_v6<W: Words>(
         &mut self,
-        key: &FlowKey,
-        hash: u64,
-        direction: Direction,
-        bytes: u64,
+        burst: &Burst,
+        from: usize,
         now: Nanos,
-        tcp_flags: u8,
         lanes: &Lanes,
-    ) -> Option<u16> {
-        let entry = self.find(family_of(key), key, hash)?;
-        let lane = lanes.of(self.pin(entry, direction))?;
-        self.counters.hits += 1;
-        self.hit(entry, direction, 1, bytes, now, tcp_flags);
-        Some(lane)
+        found: &mut [u16; BURST],
+    ) -> usize {
+        let tick = tick(now);
+        let lanes = &*lanes.0;
+        let flows = self.regions[1].entries_v6(&mut self.storage);
+        let n = burst.len.min(BURST);
+        let (candidates, packets) = (&burst.candidates[..n], &burst.packets[..n]);
+        let (directions, rest) = (&burst.directions[..n], &burst.rest[..n]);
+        let mut at = from;
+        while at < n && burst.is_v6(at) {
+            let Some(line) = flows.get_mut((candidates[at] ^ burst::V6) as usize) else {
+                break;
+            };
+            if !burst::has_rest::<W>(line.half(1), &rest[at]) {
+                break;
+            }
+            let entry = line.half_mut(0);
+            let Some(counted) = burst::counted::<W>(entry, &packets[at]) else {
+                break;
+            };
+            let d = directions[at] as usize & 1;
+            let lane = lanes[(entry[1 + d] >> half::PIN_SHIFT & half::PIN_MASK) as usize];
+            if lane == Lanes::NONE {
+                break;
+            }
+            burst::seen(counted, tick).store(entry);
+            found[at] = lane;
+            at += 1;
+        }
+        at
     }
 
     /// Classifies the packet at which [`hit_burst`](FlowTable::hit_burst) stopped.
     #[inline]
     pub fn lookup_in_burst(&mut self, burst: &mut Burst, at: usize) -> LookupOutcome {
         if burst.missed >> (at % BURST) & 1 == 0 {
+            if burst.is_v6(at) {
+                return self.lookup_in_burst_v6(burst, at);
+            }
             // The flow cache had a candidate for it, so it has no hash yet.
             burst.hashes[at] = self.hasher.hash_words(burst.key(at));
         }
@@ -449,6 +531,21 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 LookupOutcome::Hit
             }
             Some(_) => LookupOutcome::Exception,
+        }
+    }
+
+    /// The same for an IPv6 packet. A flow that is not in the table takes the slow path, which counts that it was missed.
+    fn lookup_in_burst_v6(&self, burst: &mut Burst, at: usize) -> LookupOutcome {
+        if burst.is_exception(at) {
+            return LookupOutcome::Exception;
+        }
+        let found = self.regions[1].find_v6(&self.storage, burst.key_v6(at), burst.hashes[at]);
+        match found.map(|entry| entry | burst::V6) {
+            Some(entry) if entry != burst.candidates[at] => {
+                burst.candidates[at] = entry;
+                LookupOutcome::Hit
+            }
+            _ => LookupOutcome::Exception,
         }
     }
 
@@ -801,7 +898,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             its |= u64::from(is_its) << at;
         }
         let all = 1_u64.checked_shl(n as u32).unwrap_or(0).wrapping_sub(1);
-        let others = all & !its;
+        let mut others = all & !its;
         while its != 0 {
             let candidate = burst.candidates[its.trailing_zeros() as usize % BURST];
             if let Some([returned, ..]) = region.returns_mut(&mut self.storage, candidate) {
@@ -809,7 +906,40 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             }
             its &= its - 1;
         }
+        if burst.v6 != 0 && counts {
+            others &= !self.count_returned_burst_v6(burst, slot);
+        }
         others
+    }
+
+    /// Counts the IPv6 packets of such a burst. Gives the places of those that were counted.
+    #[inline(never)]
+    fn count_returned_burst_v6(&mut self, burst: &Burst, slot: Slot) -> u64 {
+        let region = &self.regions[1];
+        let (_, flows) = region.split_v6(&self.storage);
+        let mut its = 0_u64;
+        let mut left = burst.v6;
+        while left != 0 {
+            let at = left.trailing_zeros() as usize % BURST;
+            left &= left - 1;
+            let candidate = burst.candidates[at] ^ burst::V6;
+            region.prefetch_returns(&self.storage, candidate);
+            let is_its = burst.has_candidate(at)
+                && flows.get(candidate as usize).is_some_and(|line| {
+                    let head = line.half(0);
+                    burst.is_of_v6(at, line) && (raw_pin(head[1]) == slot || raw_pin(head[2]) == slot)
+                });
+            its |= u64::from(is_its) << at;
+        }
+        let mut left = its;
+        while left != 0 {
+            let candidate = burst.candidates[left.trailing_zeros() as usize % BURST] ^ burst::V6;
+            left &= left - 1;
+            if let Some([returned, ..]) = region.returns_mut(&mut self.storage, candidate) {
+                *returned = returned.wrapping_add(1);
+            }
+        }
+        its
     }
 
     /// Counts packets of the flow dropped on the way to or from its instance, if the table has return

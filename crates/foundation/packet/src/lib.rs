@@ -33,7 +33,9 @@ pub use fragments::{
     WAITING_LIMIT_PER_DATAGRAM, WAITING_TIME,
 };
 pub use headers::{MAX_EXTENSION_HEADERS, MAX_VLAN_TAGS, ethertype};
-pub use parse::{FastPacket, Fragment, PacketInfo, Parsed, TcpFlags, parse, parse_fast};
+pub use parse::{
+    FastPacket, FastPacketV6, Fragment, PacketInfo, Parsed, TcpFlags, parse, parse_fast, parse_fast_v6,
+};
 
 /// What is wrong with a capture file or with a frame to be built. A bad received frame is not an error but a
 /// [`model::DropReason`].

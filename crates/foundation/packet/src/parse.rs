@@ -280,45 +280,106 @@ fn fast_info_v4(frame: &[u8]) -> Option<PacketInfo> {
     })
 }
 
-/// Fast-path parser for valid UDP or TCP over IPv6 without tags or extension headers.
-#[inline]
-fn fast_info_v6(frame: &[u8]) -> Option<PacketInfo> {
+/// What steering needs of a fast-path eligible IPv6 packet: see [`parse_fast_v6`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastPacketV6 {
+    /// [`FlowKeyV6::a`] and [`FlowKeyV6::b`], eight bytes in a word, the first one in its lowest bits.
+    pub addresses: [u64; 4],
+    /// [`FlowKeyV6::a_port`] in the lower half, [`FlowKeyV6::b_port`] in the upper one.
+    pub ports: u32,
+    /// UDP or TCP.
+    pub protocol: u8,
+    /// Whether the packet travels [`Direction::Reverse`].
+    pub is_reverse: bool,
+    /// Flags of a TCP packet, else none.
+    pub tcp_flags: TcpFlags,
+}
+
+impl FastPacketV6 {
+    /// The flow.
+    pub fn key(&self) -> FlowKeyV6 {
+        let [a0, a1, b0, b1] = self.addresses.map(u128::from);
+        FlowKeyV6 {
+            a: (a0 | a1 << 64).to_le_bytes(),
+            b: (b0 | b1 << 64).to_le_bytes(),
+            a_port: self.ports as u16,
+            b_port: (self.ports >> 16) as u16,
+            vlan: 0,
+            protocol: self.protocol,
+            zero: 0,
+        }
+    }
+}
+
+/// Fast-path parser for valid UDP or TCP over IPv6 without tags or extension headers. [`None`] sends the frame to the
+/// slow path, [`parse`], which says the same of frames that this one takes.
+#[inline(always)]
+pub fn parse_fast_v6(frame: &[u8]) -> Option<FastPacketV6> {
     const TRANSPORT: usize = ETHERNET_LEN + IPV6_LEN;
-    let (h, rest) = frame.split_first_chunk::<TRANSPORT>()?;
-    let u16_at = |at: usize| u16::from_be_bytes([h[at], h[at + 1]]);
-    if u16_at(12) != ethertype::IPV6 || h[14] >> 4 != 6 {
+    /// Data offset and flags of a TCP header.
+    const TCP_OFFSET: usize = TRANSPORT + 12;
+    /// EtherType and version.
+    const SHAPE: u32 = 0x0060_dd86;
+    const SHAPE_MASK: u32 = 0x00f0_ffff;
+    let h = frame.first_chunk::<{ TRANSPORT + UDP_LEN }>()?;
+    let u16_at = |at: usize| u32::from(u16::from_be_bytes([h[at], h[at + 1]]));
+    let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+    let payload_len = u16_at(18);
+    if u32_at(12) & SHAPE_MASK != SHAPE || TRANSPORT + payload_len as usize > frame.len() {
         return None;
     }
-    let payload_len = u16_at(18);
-    let payload = rest.get(..usize::from(payload_len))?;
-    let transport = match h[20] {
-        protocol::UDP => {
-            let header = payload.first_chunk::<UDP_LEN>()?;
-            let len = usize::from(u16::from_be_bytes([header[4], header[5]]));
-            if len < UDP_LEN || len > payload.len() {
-                return None;
-            }
-            Transport::of_ports(ports(header))
-        }
-        protocol::TCP => tcp(payload)?,
-        _ => return None,
+    let protocol = h[20];
+    let (transport_len, shortest, tcp_flags) = if protocol == protocol::UDP {
+        (u16_at(TRANSPORT + 4), UDP_LEN, 0)
+    } else if protocol == protocol::TCP {
+        let &[offset, flags] = frame.get(TCP_OFFSET..)?.first_chunk()?;
+        (u32::from(offset >> 4) * 4, TCP_LEN, flags)
+    } else {
+        return None;
     };
-    let addresses = Addresses {
-        src: *h[22..].first_chunk()?,
-        dst: *h[38..].first_chunk()?,
+    if transport_len < shortest as u32 || transport_len > payload_len {
+        return None;
+    }
+    let (src, dst) = ([u64_at(22), u64_at(30)], [u64_at(38), u64_at(46)]);
+    // As numbers, so that the lower end comes first; of `ports` the source's are in the upper half.
+    let ports = u32_at(TRANSPORT).swap_bytes();
+    let (src_number, dst_number) = (src.map(u64::swap_bytes), dst.map(u64::swap_bytes));
+    let is_reverse = (src_number, ports >> 16) > (dst_number, ports & 0xffff);
+    let (addresses, ports) = if is_reverse {
+        ([dst[0], dst[1], src[0], src[1]], ports)
+    } else {
+        ([src[0], src[1], dst[0], dst[1]], ports.rotate_left(16))
     };
-    let (key, direction) = <[u8; 16]>::key(addresses, transport.ports, h[20], 0);
+    Some(FastPacketV6 {
+        addresses,
+        ports,
+        protocol,
+        is_reverse,
+        tcp_flags: TcpFlags(tcp_flags),
+    })
+}
+
+/// [`parse_fast_v6`] with all fields of [`PacketInfo`].
+#[inline]
+fn fast_info_v6(frame: &[u8]) -> Option<PacketInfo> {
+    let fast = parse_fast_v6(frame)?;
+    let h = frame.first_chunk::<{ ETHERNET_LEN + IPV6_LEN }>()?;
     Some(PacketInfo {
-        key,
-        direction,
-        protocol: h[20],
-        tcp_flags: transport.tcp_flags,
+        key: FlowKey::V6(fast.key()),
+        direction: if fast.is_reverse {
+            Direction::Reverse
+        } else {
+            Direction::Forward
+        },
+        protocol: fast.protocol,
+        tcp_flags: fast.tcp_flags,
         is_icmp_error: false,
         dscp: (h[14] & 0x0f) << 2 | h[15] >> 6,
         vlan: 0,
         l3_offset: ETHERNET_LEN as u16,
-        l4_offset: TRANSPORT as u16,
-        l3_len: (IPV6_LEN + payload.len()) as u32,
+        l4_offset: (ETHERNET_LEN + IPV6_LEN) as u16,
+        l3_len: IPV6_LEN as u32 + u32::from(u16::from_be_bytes([h[18], h[19]])),
         frame_len: frame_len(frame),
     })
 }

@@ -12,7 +12,7 @@ use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::UplinkMap;
 use crate::idle::Waker;
 use crate::message::{Destination, HandOff};
-use crate::plan::Fallback;
+use model::Fallback;
 use crate::worker::context::Context;
 use crate::worker::outbox::{Outboxes, lane_of};
 

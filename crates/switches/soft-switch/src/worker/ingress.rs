@@ -82,17 +82,17 @@ impl<M: FrameMemory> Ingress<M> {
         packets
     }
 
-    /// Parses the frames of the burst that are not fast-path eligible, and prefetches what the table has of their flows.
+    /// Parses the frames of the burst in these places, and prefetches what the table has of their flows.
     #[cold]
     pub(crate) fn parse_exceptions(
         &mut self,
         frames: &[M::Frame],
-        parser: &Parser,
+        places: u64,
         lookup: &Lookup,
         cx: &Context<M>,
     ) {
         for (place, frame) in frames.iter().enumerate() {
-            if parser.headers.packets.is_fast.get(place) != Some(&0) {
+            if places >> place & 1 == 0 {
                 continue;
             }
             let parsed = packet::parse(frame.bytes());

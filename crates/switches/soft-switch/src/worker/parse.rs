@@ -2,7 +2,7 @@
 
 use flow_table::{Burst, FlowHasher, FlowTable};
 use model::WorkerId;
-use packet::{Lengths, HeaderBurst};
+use packet::{HeaderBurst, Lengths, PacketColumns};
 use simd::{Kernel, Words};
 
 use crate::BURST_FRAMES;
@@ -76,12 +76,35 @@ impl Parser {
         });
     }
 
+    /// The packets of so many frames that are not fast-path eligible, a bit each.
+    #[inline]
+    pub(crate) fn exceptions(&self, frames: usize) -> u64 {
+        if self.headers.packets.all_fast() {
+            return 0;
+        }
+        let all = 1_u64.checked_shl(frames as u32).unwrap_or(0).wrapping_sub(1);
+        all & !self.headers.packets.fast_mask() & !self.burst.v6()
+    }
+
     /// The worker that owns the flow of a fast-path packet, where that is another one.
     #[inline(always)]
     pub(crate) fn other_owner(&self, place: usize) -> Option<usize> {
-        let is_other =
-            self.burst.is_marked_exception(place) && self.headers.packets.is_fast[place % BURST_FRAMES] != 0;
+        let is_fast = self.headers.packets.is_fast[place % BURST_FRAMES] != 0 || self.burst.is_v6(place);
+        let is_other = self.burst.is_marked_exception(place) && is_fast;
         is_other.then(|| self.owners[place % BURST_FRAMES].into())
+    }
+}
+
+/// Puts the IPv6 packets of a burst on the fast path.
+#[inline(never)]
+fn fill_v6<F: Frame>(frames: &[F], packets: &PacketColumns, burst: &mut Burst) {
+    let others = packets.is_fast.iter().zip(&packets.bytes).zip(frames);
+    for (at, ((is_fast, bytes), frame)) in others.enumerate() {
+        if *is_fast == 0
+            && let Some(packet) = packet::parse_fast_v6(frame.bytes())
+        {
+            burst.put_v6(at, &packet, *bytes);
+        }
     }
 }
 
@@ -148,6 +171,9 @@ impl<F: Frame> Kernel for Parse<'_, F> {
         }
         self.headers.validate(self.frames.len());
         self.burst.fill::<W>(&self.headers.packets);
+        if !self.headers.packets.all_fast() {
+            fill_v6(self.frames, &self.headers.packets, self.burst);
+        }
         if let Some(owners) = self.owners {
             owners.tell(self.burst);
         }

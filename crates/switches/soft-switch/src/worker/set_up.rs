@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flow_table::{FlowTable, Full};
-use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, UplinkId};
+use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, UplinkId};
 use packet::PacketInfo;
 use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
@@ -12,7 +12,7 @@ use crate::counters::{SERVICE_LIMIT, WorkerCounters};
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
 use crate::message::WorkerEvent;
-use crate::plan::{LoadBoard, Plan, ServicePlan, SlotPlan, TableFull};
+use crate::plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
 use crate::record::PickRecord;
 use crate::table_memory::TableMemory;
 use crate::worker::context::Context;

@@ -122,9 +122,10 @@ impl<M: FrameMemory> Worker<M> {
         self.egress
             .outboxes
             .begin_burst(count, self.parser.sizes, &mut self.cx);
-        if !self.parser.headers.packets.all_fast() {
+        let places = self.parser.exceptions(count);
+        if places != 0 {
             self.ingress
-                .parse_exceptions(&frames, &self.parser, &self.lookup, &self.cx);
+                .parse_exceptions(&frames, places, &self.lookup, &self.cx);
         }
         self.lookup.sample(&frames, &self.cx);
         let mut exceptions = std::mem::take(&mut self.ingress.exceptions);
@@ -165,12 +166,10 @@ impl<M: FrameMemory> Worker<M> {
                     let decision = self.open(place, uplink);
                     self.egress.send(frame, decision, uplink, &mut self.cx);
                 }
+                LookupOutcome::Miss => self.steer_new(frame, place, uplink),
                 _ => match others.next_if(|exception| exception.place == place) {
                     Some(exception) => self.steer_exception(frame, exception, uplink),
-                    None => {
-                        let info = self.parser.headers.info(place, frame.bytes());
-                        self.steer_packet(frame, &info, self.parser.burst.hash(place), uplink);
-                    }
+                    None => self.steer_unestablished(frame, place, uplink),
                 },
             }
             place += 1;
@@ -198,6 +197,27 @@ impl<M: FrameMemory> Worker<M> {
             table.open(burst, place, to.pins, to.service, now)?;
             Ok(false)
         })
+    }
+
+    /// Steers a packet of the current burst whose flow the table does not have, and which does not open one as it should.
+    fn steer_new(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
+        let info = self.parser.headers.info(place, frame.bytes());
+        let hash = self.parser.burst.hash(place);
+        let decision = self.set_up_packet(&info, hash, Missed::NEW, uplink);
+        self.egress.send(frame, decision, uplink, &mut self.cx);
+    }
+
+    /// Steers a packet of the current burst that was parsed for the fast path and needs the slow path: it changes its flow, or the
+    /// flow is not established, without a lane, or a new one of IPv6.
+    fn steer_unestablished(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
+        if !self.parser.burst.is_v6(place) {
+            let info = self.parser.headers.info(place, frame.bytes());
+            return self.steer_packet(frame, &info, self.parser.burst.hash(place), uplink);
+        }
+        let parsed = packet::parse(frame.bytes());
+        let hash = self.parser.burst.hash(place);
+        let exception = Exception { place, parsed, hash };
+        self.steer_exception(frame, exception, uplink);
     }
 
     /// Steers a packet that is not fast-path eligible, whatever it is.
