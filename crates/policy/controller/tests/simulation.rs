@@ -11,13 +11,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use autoscaling::Autoscaler;
 use collector::{Collector, RawCounters};
 use controller::{
-    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, Ready, ServiceSettings, Settings,
-    SwitchReply, SwitchRequest,
+    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, SwitchReply,
+    SwitchRequest,
 };
 use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
-use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
+use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, Ready, ServiceId, Slot, StandbyMode};
 
 const WORKERS: usize = 2;
 const RING: u64 = 64;

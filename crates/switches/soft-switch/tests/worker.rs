@@ -16,8 +16,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
     Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan, Sleep, SlotPlan, TableFull,
-    TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet,
+    Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 
 const HASH_KEY: [u64; 4] = [1, 2, 3, 4];

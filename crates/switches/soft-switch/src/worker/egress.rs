@@ -12,9 +12,9 @@ use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::UplinkMap;
 use crate::idle::Waker;
 use crate::message::{Destination, HandOff};
-use model::Fallback;
 use crate::worker::context::Context;
 use crate::worker::outbox::{Outboxes, lane_of};
+use model::Fallback;
 
 /// Where a packet goes, once its flow has been looked up and, where it is new, set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

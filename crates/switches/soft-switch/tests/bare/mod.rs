@@ -12,9 +12,8 @@ use model::{
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port,
-    ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters,
-    WorkerEvent, WorkerParts,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan,
+    Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
 
 #[allow(dead_code, reason = "not everybody has functions")]
