@@ -18,7 +18,8 @@ command -v dpkg-shlibdeps >/dev/null || { echo 'deb: dpkg-shlibdeps is missing: 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
-version=$("$binaries/inco" --version | awk '{ print $2 }')
+# dpkg sorts 0.2.0~dev before 0.2.0. To it, 0.2.0-dev would be the later one.
+version=$("$binaries/inco" --version | awk '{ print $2 }' | tr - '~')
 architecture=$(dpkg --print-architecture)
 
 install -D -m 755 "$binaries/inco" "$tree/usr/bin/inco"

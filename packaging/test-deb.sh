@@ -2,7 +2,7 @@
 # Installs a package, runs what it brings, by systemd too where this machine has it, and removes it again, in a copy of
 # this machine's file system that nobody else sees: a mount namespace with an overlay that lies in memory.
 #
-#   packaging/test-deb.sh inco_0.1.0_amd64.deb      as root
+#   packaging/test-deb.sh inco_VERSION_amd64.deb      as root
 set -euo pipefail
 [ $# = 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 if [ -z "${INCO_DEB_TEST:-}" ]; then

@@ -68,6 +68,12 @@ fn the_package_installs_runs_and_goes() {
         fields.contains("Package: inco") && fields.contains("libc6"),
         "{fields}"
     );
+    let version = must(Command::new("dpkg-deb").args(["--field", package, "Version"]));
+    let version = version.trim();
+    assert_eq!(version, env!("CARGO_PKG_VERSION").replace('-', "~"));
+    // Any release is later than what was built before it.
+    let release = version.split('~').next().unwrap();
+    must(Command::new("dpkg").args(["--compare-versions", version, "le", release]));
     let said = must(Command::new(packaging.join("test-deb.sh")).arg(package));
     assert!(said.contains("installs, runs and goes"), "{said}");
 }
