@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -15,6 +15,7 @@ use subtle::ConstantTimeEq as _;
 
 use crate::figures::Figures;
 use crate::problem::Problem;
+use crate::seats::Seat;
 use crate::{ApiError, Caller, Limits, page};
 
 use std::sync::Arc;
@@ -165,13 +166,17 @@ impl Guard {
         }
     }
 
-    fn admit(&self, request: &mut Request) -> Result<(), Problem> {
+    /// Whether whoever asks is known: the page is for everybody.
+    fn admit(&self, request: &mut Request) -> Result<bool, Problem> {
         let caller = match request.extensions().get::<Peer>() {
             Some(Peer::Local(caller)) => {
                 is_asked_for_by_name(request.headers())?;
                 caller.clone()
             }
-            Some(Peer::Remote) => self.of_token(request.uri().path(), request.headers())?,
+            Some(Peer::Remote) => match self.of_token(request.uri().path(), request.headers())? {
+                Some(caller) => caller,
+                None => return Ok(false),
+            },
             None => return Err(Problem::new(StatusCode::FORBIDDEN, "nobody is known to ask", "")),
         };
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
@@ -186,10 +191,11 @@ impl Guard {
             return Err(too_many(self.limits.requests_per_s, "requests"));
         }
         request.extensions_mut().insert(caller);
-        Ok(())
+        Ok(true)
     }
 
-    fn of_token(&self, path: &str, headers: &HeaderMap) -> Result<Caller, Problem> {
+    /// Whose token a request carries; nobody's where it needs none.
+    fn of_token(&self, path: &str, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let given = given.and_then(|value| {
             let (scheme, token) = value.split_at_checked(7)?;
@@ -200,15 +206,12 @@ impl Guard {
         let known = given
             .zip(self.tokens.as_ref())
             .and_then(|(given, tokens)| tokens.caller(given));
-        if let Some(caller) = known {
-            return Ok(caller);
+        if known.is_some() {
+            return Ok(known);
         }
         // The page itself holds no figures: it asks for a token and then for them.
         if page::FILES.contains(&path) && given.is_none() {
-            return Ok(Caller {
-                name: "nobody".to_owned(),
-                may_act: false,
-            });
+            return Ok(None);
         }
         if self.failures.check().is_err() {
             return Err(too_many(
@@ -258,23 +261,41 @@ fn too_many(rate: u32, what: &str) -> Problem {
     )
 }
 
-/// Lets a request in or refuses it, gives it up after a time, and counts it.
-pub(crate) async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+/// Lets a request in or refuses it, gives it up after a time, and counts it. A connection that has shown no known token does not
+/// outlast a refusal.
+pub(crate) async fn guard(
+    State(guard): State<Arc<Guard>>,
+    Extension(seat): Extension<Arc<Seat>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let mut response = match guard.admit(&mut request) {
         Err(problem) => problem.into_response(),
-        Ok(()) => match tokio::time::timeout(guard.limits.request_time, next.run(request)).await {
-            Ok(response) => response,
-            Err(_) => Problem::new(
-                StatusCode::REQUEST_TIMEOUT,
-                format!(
-                    "the request took longer than {} s",
-                    guard.limits.request_time.as_secs()
-                ),
-                "send its body at once",
-            )
-            .into_response(),
-        },
+        Ok(is_known) => {
+            let answer = async {
+                if is_known {
+                    seat.admit().await;
+                }
+                next.run(request).await
+            };
+            match tokio::time::timeout(guard.limits.request_time, answer).await {
+                Ok(response) => response,
+                Err(_) => Problem::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    format!(
+                        "the request took longer than {} s",
+                        guard.limits.request_time.as_secs()
+                    ),
+                    "send its body at once",
+                )
+                .into_response(),
+            }
+        }
     };
+    if !response.status().is_success() && !seat.is_known() {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+    }
     match response.status() {
         StatusCode::UNAUTHORIZED => {
             let scheme = HeaderValue::from_static("Bearer");

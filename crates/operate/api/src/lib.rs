@@ -23,6 +23,7 @@ mod problem;
 mod question;
 mod routes;
 pub mod run_dir;
+mod seats;
 mod server;
 mod stream;
 mod tuple;

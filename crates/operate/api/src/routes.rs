@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Json, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -22,6 +21,7 @@ use crate::figures::Figures;
 use crate::history::POINTS;
 use crate::problem::{PROBLEM_JSON, Problem};
 use crate::question::{Answer, Asker, Question};
+use crate::seats::{Seat, keep};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
@@ -412,6 +412,7 @@ struct EventQuery {
 ))]
 async fn events(
     State(shared): State<Shared>,
+    Extension(seat): Extension<Arc<Seat>>,
     query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(query) = query?;
@@ -429,12 +430,12 @@ async fn events(
         .last()
         .map_or(query.since.unwrap_or(newest), |event| event.sequence);
     let head = lines(&first);
-    let body = if query.follow {
-        follow(shared.events.clone(), head, told)
-    } else {
-        Body::from(head)
-    };
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    if !query.follow {
+        return Ok((kind, head).into_response());
+    }
+    let body = follow(shared.events.clone(), head, told);
+    without_end(&seat, (kind, body).into_response())
 }
 
 /// Where a live stream begins.
@@ -459,6 +460,7 @@ pub(crate) struct StreamQuery {
 ))]
 async fn stream(
     State(shared): State<Shared>,
+    Extension(seat): Extension<Arc<Seat>>,
     query: Result<Query<StreamQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -467,7 +469,19 @@ async fn stream(
         .get("last-event-id")
         .and_then(|id| id.to_str().ok()?.parse().ok());
     query.since = resumed.or(query.since);
-    Ok(live(&shared, &query).into_response())
+    without_end(&seat, live(&shared, &query).into_response())
+}
+
+/// An answer without an end, where there is room for one more.
+fn without_end(seat: &Seat, response: Response) -> Result<Response, Problem> {
+    match seat.stream() {
+        Some(room) => Ok(keep(response, room)),
+        None => Err(Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "there are as many streams as there may be",
+            "end one of them; /v1/snapshot has all in one answer",
+        )),
+    }
 }
 
 /// Does something. Saying it twice is as good as once; what is not done is refused with a reason and what to do instead.

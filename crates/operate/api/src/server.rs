@@ -20,7 +20,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -34,13 +35,21 @@ use crate::event_log::EventLog;
 use crate::figures::{Counted, Figures};
 use crate::question::{Asker, Caller};
 use crate::routes::{ANSWER_TIME, Shared, routes};
+use crate::seats::{Seat, Seats, keep};
 use crate::stream::Snapshots;
 
 /// What the API allows. Each listener has these by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; further ones wait. Followers of events keep theirs.
+    /// Connections at once, over TCP of those that have shown a known token. For one more, the one that has been without a
+    /// request for the longest time is closed; where all have one under way, it waits.
     pub connections: usize,
+    /// Answers without an end at once: streams and followers of events. Further ones are refused.
+    pub streams: usize,
+    /// Connections over TCP that have shown no known token yet. For one more, the oldest is closed.
+    pub strangers: usize,
+    /// Of those the most that come from one address, or one /64 of IPv6.
+    pub strangers_per_address: usize,
     /// Requests per second.
     pub requests_per_s: u32,
     /// Requests per second with a token that is not known, or none.
@@ -57,6 +66,9 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             connections: 128,
+            streams: 64,
+            strangers: 128,
+            strangers_per_address: 32,
             requests_per_s: 1000,
             failed_tokens_per_s: 10,
             head_time: Duration::from_secs(10),
@@ -283,17 +295,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 impl Door {
     async fn take_local(self, listener: UnixListener) {
         let door = Arc::new(self);
-        let permits = Arc::new(Semaphore::new(door.limits.connections));
+        let seats = Seats::new(&door.limits);
         loop {
-            // The semaphore is never closed.
-            let permit = Arc::clone(&permits).acquire_owned().await.ok();
             let Ok((stream, _)) = listener.accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
+            // Requests that have arrived are read first: whoever has sent one is not idle.
+            yield_now().await;
+            let seat = seats.local().await;
             let door = Arc::clone(&door);
             tokio::spawn(async move {
-                let _permit = permit;
                 let _counted = Counted::new(&door.figures.unix_connections);
                 let uid = stream.peer_cred().map(|of| of.uid());
                 let caller = Caller {
@@ -301,29 +313,33 @@ impl Door {
                     may_act: true,
                 };
                 let stream = Patient::new(stream, door.limits.write_time);
-                door.answer(stream, Peer::Local(caller)).await;
+                door.answer(stream, Peer::Local(caller), &seat).await;
             });
         }
     }
 
     async fn take_remote(self, listener: TcpListener, tls: TlsAcceptor) {
         let door = Arc::new(self);
-        let permits = Arc::new(Semaphore::new(door.limits.connections));
+        let seats = Seats::new(&door.limits);
         loop {
-            // The semaphore is never closed.
-            let permit = Arc::clone(&permits).acquire_owned().await.ok();
-            let Ok((stream, _)) = listener.accept().await else {
+            let Ok((stream, from)) = listener.accept().await else {
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             };
+            // Tokens that have arrived are read first: whoever has sent one is no stranger.
+            yield_now().await;
+            let seat = seats.stranger(from.ip());
             let (door, tls) = (Arc::clone(&door), tls.clone());
             tokio::spawn(async move {
-                let _permit = permit;
                 let _counted = Counted::new(&door.figures.tcp_connections);
                 let _ = stream.set_nodelay(true);
                 let stream = Patient::new(stream, door.limits.write_time);
-                match timeout(door.limits.head_time, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => door.answer(stream, Peer::Remote).await,
+                let handshake = tokio::select! {
+                    handshake = timeout(door.limits.head_time, tls.accept(stream)) => handshake,
+                    () = seat.must_leave() => return door.dropped(),
+                };
+                match handshake {
+                    Ok(Ok(stream)) => door.answer(stream, Peer::Remote, &seat).await,
                     Ok(Err(_)) | Err(_) => door.dropped(),
                 }
             });
@@ -334,21 +350,29 @@ impl Door {
         self.figures.dropped_connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Answers the requests of a connection until it ends.
-    async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin, peer: Peer) {
+    /// Answers the requests of a connection until it ends, or must.
+    async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin, peer: Peer, seat: &Arc<Seat>) {
         let service = service_fn(move |request: Request<Incoming>| {
+            let under_way = seat.request();
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(peer.clone());
-            self.routes.clone().oneshot(request)
+            request.extensions_mut().insert(Arc::clone(seat));
+            let answer = self.routes.clone().oneshot(request);
+            async { answer.await.map(|response| keep(response, under_way)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.head_time)
             .serve_connection(TokioIo::new(stream), service);
-        if let Err(error) = connection.await
-            && (error.is_timeout() || is_timed_out(&error))
-        {
-            self.dropped();
+        tokio::select! {
+            ended = connection => {
+                if let Err(error) = ended
+                    && (error.is_timeout() || is_timed_out(&error))
+                {
+                    self.dropped();
+                }
+            }
+            () = seat.must_leave() => self.dropped(),
         }
     }
 }

@@ -587,6 +587,78 @@ fn without_inco_the_client_says_how_to_start_it() {
     );
 }
 
+/// Streams that nobody reads have room of their own: requests are answered beside as many as want to be there.
+#[test]
+fn unread_streams_hold_up_nobody() {
+    let hour = Duration::from_secs(3600);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let (asker, mut inbox) = questions();
+    let limits = Limits {
+        head_time: hour,
+        write_time: hour,
+        ..Limits::default()
+    };
+    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    std::thread::spawn(move || {
+        while let Some(question) = inbox.wait() {
+            match question {
+                Question::Status(answer) => answer.give(Status::default()),
+                Question::Snapshot(answer) => answer.give(Snapshot::default()),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    let ask = |path: &str| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).unwrap();
+        (stream, String::from_utf8_lossy(&head[9..]).into_owned())
+    };
+    let paths = ["/v1/stream", "/v1/events?follow=true"];
+    let streams: Vec<_> = (0..200).map(|n| ask(paths[n % 2])).collect();
+    let answered = |status: &str| streams.iter().filter(|(_, got)| got == status).count();
+    assert_eq!(
+        (answered("200"), answered("503")),
+        (limits.streams, 200 - limits.streams)
+    );
+    assert_eq!(ask("/v1/status").1, "200");
+    // There is room again when one ends.
+    drop(streams);
+    let again = (0..1000).any(|_| ask(paths[0]).1 == "200");
+    assert!(again, "no stream may begin");
+}
+
+/// Connections that say nothing leave for one that does, the one that has said nothing for the longest time first.
+#[test]
+fn idle_connections_leave_for_others() {
+    let hour = Duration::from_secs(3600);
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let (asker, mut inbox) = questions();
+    let limits = Limits {
+        head_time: hour,
+        connections: 4,
+        ..Limits::default()
+    };
+    let _server = Server::start(&socket, None, &limits, asker, EventLog::default()).unwrap();
+    std::thread::spawn(move || {
+        while let Some(question) = inbox.wait() {
+            if let Question::Status(answer) = question {
+                answer.give(Status::default());
+            }
+        }
+    });
+    let mut idle: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    Client::connect(&socket).unwrap().status().unwrap();
+    let first = &mut idle[0];
+    first.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(first.read(&mut [0; 16]).unwrap(), 0, "the first is closed");
+}
+
 #[test]
 fn connections_beyond_the_limit_wait_for_their_turn() {
     let directory = tempfile::tempdir().unwrap();

@@ -71,8 +71,8 @@ impl Remote {
         }
     }
 
-    /// What comes back for a request, to its end.
-    fn ask(&self, request: &str) -> String {
+    /// A connection through which nothing was said yet.
+    fn connect(&self) -> StreamOwned<ClientConnection, TcpStream> {
         let mut roots = RootCertStore::empty();
         roots.add(self.trusted.clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
@@ -83,7 +83,13 @@ impl Remote {
         let name = ServerName::try_from("localhost").unwrap();
         let connection = ClientConnection::new(Arc::new(config), name).unwrap();
         let socket = TcpStream::connect(self.server.tcp().unwrap()).unwrap();
-        let mut stream = StreamOwned::new(connection, socket);
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        StreamOwned::new(connection, socket)
+    }
+
+    /// What comes back for a request, to its end.
+    fn ask(&self, request: &str) -> String {
+        let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = Vec::new();
         let _ended = stream.read_to_end(&mut answer);
@@ -146,6 +152,88 @@ fn guessing_tokens_is_slow_and_hinders_nobody_else() {
         "{answers:?}"
     );
     assert!(remote.get("/v1/status", Some(READ)).contains(" 200 "));
+}
+
+/// Limits by which no time decides.
+fn patient() -> Limits {
+    let hour = Duration::from_secs(3600);
+    Limits {
+        head_time: hour,
+        write_time: hour,
+        ..Limits::default()
+    }
+}
+
+/// The status of an answer on a connection that stays open, and whether it says that it will be closed.
+fn answered(stream: &mut impl std::io::Read) -> (String, bool) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        assert_eq!(stream.read(&mut byte).unwrap(), 1, "no answer: {head:?}");
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let status = head.split(' ').nth(1).unwrap_or_default().to_owned();
+    (status, head.contains("connection: close"))
+}
+
+fn request(token: &str) -> String {
+    format!("GET /v1/status HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n")
+}
+
+/// Those that are refused have no place from then on, however long they stay, and one who has a token has.
+#[test]
+fn refused_connections_that_stay_hold_up_nobody() {
+    let remote = Remote::start(&patient());
+    let mut refused = Vec::new();
+    for _ in 0..150 {
+        let mut stream = remote.connect();
+        stream.write_all(request("guess").as_bytes()).unwrap();
+        let (status, closes) = answered(&mut stream);
+        assert!(matches!(status.as_str(), "401" | "429") && closes, "{status}");
+        refused.push(stream);
+    }
+    for _ in 0..3 {
+        assert!(remote.get("/v1/status", Some(READ)).contains(" 200 "));
+        assert!(remote.act(ADMIN).contains(" 200 "));
+    }
+    // The answer was the last that they heard.
+    let mut rest = Vec::new();
+    let _ended = refused[0].read_to_end(&mut rest);
+    assert!(rest.ends_with(b"}"), "the problem itself");
+}
+
+/// Those that say nothing, before the handshake or after it, leave for others; those that have shown a token stay.
+#[test]
+fn idle_strangers_hold_up_nobody_and_the_known_stay() {
+    let limits = patient();
+    let remote = Remote::start(&limits);
+    let mut known = remote.connect();
+    known.write_all(request(READ).as_bytes()).unwrap();
+    assert_eq!(answered(&mut known), ("200".to_owned(), false));
+    let mut length = [0; 4096];
+    let _body = known.read(&mut length).unwrap();
+    let mut idle: Vec<TcpStream> = Vec::new();
+    for _ in 0..500 {
+        idle.push(TcpStream::connect(remote.server.tcp().unwrap()).unwrap());
+    }
+    let mut shaken = Vec::new();
+    for _ in 0..10 {
+        let mut stream = remote.connect();
+        stream.conn.complete_io(&mut stream.sock).unwrap();
+        shaken.push(stream);
+        assert!(remote.act(ADMIN).contains(" 200 "));
+    }
+    // It was not closed for any of them.
+    known.write_all(request(READ).as_bytes()).unwrap();
+    assert_eq!(answered(&mut known).0, "200");
+    // All but the last few of an address are.
+    let open = idle.iter_mut().filter_map(|stream| {
+        stream.set_nonblocking(true).unwrap();
+        let closed = stream.read(&mut [0; 16]).is_ok_and(|count| count == 0);
+        (!closed).then_some(())
+    });
+    assert!(open.count() <= limits.strangers_per_address);
 }
 
 #[test]
