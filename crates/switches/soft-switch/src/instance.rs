@@ -5,7 +5,7 @@ use model::{InstanceId, ServiceId, UplinkId};
 use crate::counters::SlotCounters;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::plan::{Plan, SlotPlan};
-use crate::port::{Pending, Port};
+use crate::port::{Pending, Port, Queue as _};
 use crate::worker::OUTBOX_FRAMES;
 
 /// An instance has a data port per uplink of its service.
@@ -171,53 +171,14 @@ impl<M: FrameMemory> InstancePorts<M> {
 
     /// Whether a peer has been found to break its rings' protocol since the last call.
     pub(crate) fn is_newly_broken(&mut self) -> bool {
-        self.is_broken |= self.ports.iter().flatten().any(Port::is_broken);
+        self.is_broken |= self.ports.iter().flatten().any(|port| port.is_broken());
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Sends frames, `bytes` in all and each of these sizes, on a port, and leaves the list empty. Counts what came of it, and that the instance is hot
-    /// where the port's ring was full, or a quarter of it in use at two flushes in a row.
+    /// Sends frames, `bytes` in all and each of these sizes, on a port, and leaves the list empty. Counts what came of it, and that
+    /// the instance is hot where the port's ring was full, or a quarter of it in use at two flushes in a row.
     #[inline(always)]
     pub fn send_all(
-        &mut self,
-        port: usize,
-        frames: &mut Vec<M::Frame>,
-        (bytes, sizes): (u64, Sizes),
-        memory: &mut M,
-        counters: &SlotCounters,
-    ) -> Pending {
-        let Some(Some(ring)) = self.ports.get_mut(port) else {
-            return Pending::default();
-        };
-        // Something is being sent: an answer is likely.
-        self.quiet = 0;
-        if let Port::Null(pending) = ring
-            && pending.packets == 0
-        {
-            // All of it, in a few instructions: with many instances this is what each of them costs.
-            let sent = Pending {
-                packets: frames.len() as u64,
-                bytes,
-                ..Pending::default()
-            };
-            memory.give_all(frames);
-            self.count_sent(sent, counters);
-            return sent;
-        }
-        self.send_into_ring(port, frames, (bytes, sizes), memory, counters)
-    }
-
-    /// Counts packets that a port took.
-    #[inline(always)]
-    fn count_sent(&mut self, sent: Pending, counters: &SlotCounters) {
-        self.outstanding += sent.packets;
-        counters.to_packets.add(sent.packets);
-        counters.to_bytes.add(sent.bytes);
-    }
-
-    /// As [`InstancePorts::send_all`], into a port that can be full.
-    #[inline(never)]
-    fn send_into_ring(
         &mut self,
         port: usize,
         frames: &mut Vec<M::Frame>,
@@ -228,7 +189,12 @@ impl<M: FrameMemory> InstancePorts<M> {
         let (Some(Some(ring)), Some(fill)) = (self.ports.get_mut(port), self.fills.get_mut(port)) else {
             return Pending::default();
         };
+        // Something is being sent: an answer is likely.
+        self.quiet = 0;
         let sent = ring.send_all(frames, bytes, sizes, memory);
+        self.outstanding += sent.packets;
+        counters.to_packets.add(sent.packets);
+        counters.to_bytes.add(sent.bytes);
         let mut is_hot = false;
         if let Some((used, slots)) = ring.fill() {
             fill.used = used;
@@ -241,7 +207,6 @@ impl<M: FrameMemory> InstancePorts<M> {
             let used: u32 = self.fills.iter().map(|fill| fill.used).sum();
             counters.ring_used.set(used.into());
         }
-        self.count_sent(sent, counters);
         if sent.full + sent.too_large > 0 {
             counters.ring_drops.add(sent.full);
             counters.too_large.add(sent.too_large);
@@ -267,7 +232,7 @@ impl<M: FrameMemory> InstancePorts<M> {
     pub fn gauge(&mut self, counters: &SlotCounters) {
         let (mut used, mut slots, mut back, mut consumed) = (0u64, 0u64, 0u64, 0u64);
         for port in self.ports.iter_mut().flatten() {
-            let rings = port.occupancy();
+            let rings = port.occupancy().unwrap_or_default();
             used += u64::from(rings.used);
             slots += u64::from(rings.slots);
             back += u64::from(rings.back);

@@ -49,7 +49,7 @@ pub use instance::InstancePorts;
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
-pub use port::{DevicePort, MemifPort, Occupancy, Pending, Port, Received};
+pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
 pub use record::{PickRecord, RecordedFlow};
 pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
 pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};

@@ -7,7 +7,7 @@ use crate::dump::HeavyDump;
 use crate::frame::FrameMemory;
 use crate::instance::InstancePorts;
 use crate::message::{Command, WorkerEvent};
-use crate::port::Port;
+use crate::port::{Port, Queue as _};
 use crate::worker::housekeeping::{Removal, Sweep};
 use crate::worker::{DRAIN_BURSTS, Worker};
 
@@ -109,7 +109,7 @@ impl<M: FrameMemory> Worker<M> {
             *self.egress.outboxes.room(slot, port) = std::mem::take(room);
         }
         self.egress.lanes_are_stale = true;
-        let is_pollable = ports.ports().any(|port| port.gives());
+        let is_pollable = ports.ports().any(|port| port.capabilities().receives);
         self.returns.set_pollable(slot, is_pollable);
         if self.cx.ports.instances[slot].replace(ports).is_none() {
             self.cx.ports.attached.push(slot);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flow_table::Lanes;
-use model::{DropReason, InstanceId, ServiceId, Slot, UplinkId};
+use model::{DropReason, Fallback, InstanceId, ServiceId, Slot, UplinkId};
 use rtrb::Producer;
 
 use crate::BURST_FRAMES;
@@ -12,9 +12,9 @@ use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::UplinkMap;
 use crate::idle::Waker;
 use crate::message::{Destination, HandOff};
+use crate::port::Queue as _;
 use crate::worker::context::Context;
 use crate::worker::outbox::{Outboxes, lane_of};
-use model::Fallback;
 
 /// Where a packet goes, once its flow has been looked up and, where it is new, set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +204,7 @@ impl<M: FrameMemory> Egress<M> {
         cx: &mut Context<M>,
     ) {
         if let Some(port) = &mut cx.ports.uplinks[uplink] {
-            port.put_all(frames, &mut cx.memory);
+            port.send_burst(frames, None, &mut cx.memory);
             return self.touch(uplink);
         }
         for frame in frames.drain(..) {

@@ -8,6 +8,7 @@ use crate::counters::UPLINK_LIMIT;
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump};
 use crate::frame::FrameMemory;
 use crate::message::WorkerEvent;
+use crate::port::Queue as _;
 use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 use crate::worker::ingress::Ingress;

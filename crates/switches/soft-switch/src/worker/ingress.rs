@@ -7,6 +7,7 @@ use rtrb::Consumer;
 use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::message::HandOff;
+use crate::port::Queue as _;
 use crate::worker::context::Context;
 use crate::worker::lookup::Lookup;
 use crate::worker::parse::Parser;

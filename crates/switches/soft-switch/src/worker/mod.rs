@@ -42,6 +42,7 @@ use crate::frame::FrameMemory;
 use crate::idle::{Idle, Rest, Waker};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, Plan};
+use crate::port::MAX_RING_SLOTS;
 use crate::table_memory::TableMemory;
 use context::{Context, Ports, View};
 use egress::{Egress, HandOffs, drop_handed};
@@ -69,7 +70,7 @@ const LEAVING_STEPS: u32 = 20_000;
 /// The time between two checks of whether they have.
 const LEAVING_STEP: Duration = Duration::from_micros(50);
 /// Bursts that are taken at most from a peer that has gone: as many as the largest ring holds.
-const DRAIN_BURSTS: usize = (1 << memif::MAX_LOG2_SLOTS) / BURST_FRAMES;
+const DRAIN_BURSTS: usize = MAX_RING_SLOTS / BURST_FRAMES;
 
 /// What a worker is made of. Everything is allocated here.
 pub struct WorkerParts<M: FrameMemory> {

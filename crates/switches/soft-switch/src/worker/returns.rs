@@ -8,7 +8,7 @@ use crate::BURST_FRAMES;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::Destination;
-use crate::port::Received;
+use crate::port::{Queue as _, Received};
 use crate::worker::DRAIN_BURSTS;
 use crate::worker::context::Context;
 use crate::worker::egress::Egress;

@@ -6,7 +6,7 @@ use model::{Nanos, WorkerId};
 
 use crate::frame::FrameMemory;
 use crate::idle::{Alarm, Idle, Rest, WakeSet, Waker};
-use crate::port::Port;
+use crate::port::{Port, Queue as _};
 use crate::worker::context::Ports;
 
 /// What a worker sleeps by.
@@ -25,17 +25,17 @@ pub struct Sleep {
 
 impl Sleep {
     /// The port's packets wake the worker from now on.
-    pub(crate) fn watch<M: FrameMemory>(&mut self, port: &mut Port<M>) {
-        if let Some(queue) = port.waits_on() {
+    pub(crate) fn watch<M: FrameMemory>(&mut self, port: &Port<M>) {
+        if let Some(fd) = port.wait_fd() {
             // Not watched means woken by the clock, 4 ms later.
-            self.is_unwatched |= self.wake_set.watch(queue.interrupt_fd()).is_err();
+            self.is_unwatched |= self.wake_set.watch(fd).is_err();
         }
     }
 
     /// They do no more.
-    pub(crate) fn forget<M: FrameMemory>(&mut self, port: &mut Port<M>) {
-        if let Some(queue) = port.waits_on() {
-            self.wake_set.forget(queue.interrupt_fd());
+    pub(crate) fn forget<M: FrameMemory>(&mut self, port: &Port<M>) {
+        if let Some(fd) = port.wait_fd() {
+            self.wake_set.forget(fd);
         }
     }
 
@@ -65,18 +65,13 @@ impl Sleep {
         let mut must_be_polled = false;
         ports.for_each(|port| {
             must_be_polled |= port.must_be_polled();
-            if let Some(queue) = port.waits_on() {
-                queue.set_interrupts(true);
-                something |= queue.available() > 0;
-            }
+            something |= port.set_wakeups(true);
         });
         if !something {
             self.wake_set.wait(must_be_polled, keeps || self.is_unwatched);
         }
         ports.for_each(|port| {
-            if let Some(queue) = port.waits_on() {
-                queue.set_interrupts(false);
-            }
+            port.set_wakeups(false);
         });
         self.waker.after_sleep();
     }
