@@ -1,4 +1,4 @@
-//! The client's side of the handshake: it makes the memory and asks the server to map it.
+//! The client side of the handshake: allocates the memory and asks the server to map it.
 
 // UNSAFETY: rings are laid out in the client's own memory.
 #![expect(unsafe_code)]
@@ -22,22 +22,22 @@ use crate::ring::{self, Ring};
 use crate::socket::Socket;
 use crate::{Error, ProtocolError};
 
-/// The largest ring of the protocol's implementations: 2^14 slots.
+/// The largest ring of memif implementations: 2^14 slots.
 pub const MAX_LOG2_SLOTS: u8 = 14;
-/// The smallest ring that this crate makes: 2^6 slots.
+/// The smallest ring of this crate: 2^6 slots.
 pub const MIN_LOG2_SLOTS: u8 = 6;
-/// The most queue pairs of a link.
+/// Maximum queue pairs per link.
 pub const MAX_QUEUES: u16 = 256;
-/// The largest buffer: a whole jumbo frame of any kind fits.
+/// The largest buffer: any jumbo frame fits.
 pub const MAX_BUFFER_BYTES: u32 = 65_536;
-/// File descriptors that a link of one queue pair holds as client: the socket and one for each ring. (While connecting, a
-/// few more.)
+/// File descriptors of a link with one queue pair on the client: the socket and one per ring. (A few more
+/// while connecting.)
 pub(crate) const DESCRIPTORS_PER_LINK: u32 = 3;
 
-/// The time between two attempts to reach a server that does not listen yet.
+/// Retry interval while the server does not listen yet.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// What the rings of a link are like. The server may lower the number of slots and queues to what it takes.
+/// Ring parameters of a link. The server may reduce the numbers of slots and queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RingConfig {
     /// Slots of each ring, as a power of two: 6 to 14.
@@ -58,7 +58,7 @@ impl Default for RingConfig {
     }
 }
 
-/// What a client asks for.
+/// A client's configuration.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
     /// Where the server listens: the socket itself, since a symbolic link is refused.
@@ -67,11 +67,11 @@ pub struct ClientConfig {
     pub interface_id: u32,
     /// The rings.
     pub ring: RingConfig,
-    /// What this program calls itself, up to 31 bytes.
+    /// This program's name, up to 31 bytes.
     pub name: String,
-    /// What the server may ask for, zero-padded.
+    /// The shared secret, zero-padded, if the server requires one.
     pub secret: Option<[u8; 24]>,
-    /// Whether the memory comes from 2 MiB pages that the machine has reserved.
+    /// Whether to allocate the memory from reserved 2 MiB pages.
     pub hugepages: bool,
 }
 
@@ -89,12 +89,12 @@ impl ClientConfig {
     }
 }
 
-/// The client role: owns the memory, connects.
+/// The client role: owns the memory and connects.
 #[derive(Debug)]
 pub struct Client;
 
 impl Client {
-    /// Connects to a server and makes the rings, within `deadline`.
+    /// Connects to a server and creates the rings, within `deadline`.
     ///
     /// # Errors
     /// [`Error::NotListening`] at once when nobody listens; [`Error::NotASocket`] when anything else lies there, a
@@ -106,11 +106,11 @@ impl Client {
         handshake(config, deadline)
     }
 
-    /// Like [`Client::connect`], but tries again until `deadline` while nobody listens, or while the server is still busy
-    /// with the end of an earlier link.
+    /// Like [`Client::connect`], but retries until `deadline` while no server listens, or while the server is
+    /// still ending an earlier link.
     ///
     /// # Errors
-    /// As [`Client::connect`]: the last one.
+    /// The last error of [`Client::connect`].
     pub fn connect_when_ready(config: &ClientConfig, deadline: Duration) -> Result<Link, Error> {
         validate(config)?;
         let deadline = Instant::now() + deadline;
@@ -148,15 +148,16 @@ fn validate(config: &ClientConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where rings and buffers lie in the one region.
+/// The layout of rings and buffers in the region.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     slots: usize,
     queues: usize,
-    /// From the beginning of one buffer to the next.
+    /// Distance between two buffers.
     ///
-    /// Buffers a power of two apart share a few sets of every cache, and a ring of short packets would evict itself: 1024
-    /// slots of 2048 bytes fill just 64 of 2048 sets. One line more, an odd number of lines, spreads them over all.
+    /// Buffers at a power-of-two distance share a few cache sets, and a ring of short packets would evict
+    /// itself: 1024 slots of 2048 bytes fill only 64 of 2048 sets. One extra line, for an odd number of
+    /// lines, spreads them over all sets.
     stride: usize,
     buffers_at: usize,
     bytes: u64,
@@ -180,7 +181,7 @@ impl Layout {
         }
     }
 
-    /// Rings are numbered through: first those to the server, then those back.
+    /// Ring numbers: first those to the server, then those to the client.
     fn ring_at(&self, ring: usize) -> usize {
         ring * ring::ring_bytes(self.slots)
     }
@@ -190,12 +191,12 @@ impl Layout {
     }
 }
 
-/// A ring of the client before the link stands.
+/// A client's ring before the link is established.
 struct Prepared {
     ring: Ring,
     buffers: Buffers,
     interrupt: Interrupt,
-    /// The end of the interrupt channel for the server.
+    /// The server's end of the interrupt channel.
     theirs: OwnedFd,
     offset: u32,
 }
@@ -313,7 +314,7 @@ fn agree(
     if log2_slots == 0 {
         return Err(Error::Configuration("the server takes no rings"));
     }
-    // The limits are indices, so one less than counts.
+    // The limits are indices, one less than counts.
     let queues = config
         .ring
         .queues
@@ -331,7 +332,7 @@ fn agree(
         socket
             .send(message, descriptor.map(AsFd::as_fd))
             .map_err(|error| {
-                // A server that refuses says so and closes: its words explain more than the broken pipe.
+                // A refusing server sends a reason and closes; the reason explains more than the broken pipe.
                 match socket.receive_until(deadline, "ACK") {
                     Ok((answer, _)) => refusal(answer),
                     Err(_) => error,
@@ -426,9 +427,9 @@ fn prepare(
     mapping: &region::Mapping,
 ) -> Result<Prepared, Error> {
     let at = layout.ring_at(number);
-    // SAFETY: the layout's rings lie one after the other at the beginning of the mapping, which is at least
-    // `layout.bytes` long; ring sizes are multiples of 64 and the mapping begins at a page. The queues that get the ring
-    // hold the mapping.
+    // SAFETY: the layout's rings are contiguous at the start of the mapping, which has at least
+    // `layout.bytes` bytes. Ring sizes are multiples of 64 and the mapping is page-aligned. The queues that
+    // get the ring hold the mapping.
     let ring = unsafe { Ring::new(mapping.address().add(at), layout.slots as u16) };
     ring.initialise();
     for slot in 0..layout.slots {
@@ -453,7 +454,7 @@ fn prepare(
     })
 }
 
-/// What an unexpected answer means.
+/// The error for an unexpected reply.
 fn refusal(message: Message) -> Error {
     match message {
         Message::Disconnect { reason, .. } => Error::Disconnected { reason },

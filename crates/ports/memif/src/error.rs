@@ -1,16 +1,16 @@
-//! What can go wrong, each with what to do about it where there is something to do.
+//! The crate's errors, with the remedy where there is one.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a link could not be made or was lost.
+/// Why a link could not be established or was lost.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A limit of this crate or of the protocol is exceeded by the caller's configuration.
+    /// The caller's configuration exceeds a limit of this crate or the protocol.
     #[error("memif configuration: {0}")]
     Configuration(&'static str),
-    /// Nobody listens on the socket (yet): worth trying again.
+    /// No process listens on the socket (yet): worth retrying.
     #[error("nobody listens on {}: {source}", path.display())]
     NotListening {
         /// The socket's path.
@@ -33,60 +33,60 @@ pub enum Error {
         /// The socket's path.
         path: PathBuf,
     },
-    /// The process or the machine has no file descriptor left.
+    /// The process or the machine has no file descriptors left.
     #[error(
         "no file descriptor left (limit of this process: {limit}): raise it with `ulimit -n`; a link takes {per_link}"
     )]
     FileDescriptors {
-        /// The process' soft limit, 0 when unlimited or unknown.
+        /// The process's soft limit, 0 if unlimited or unknown.
         limit: u64,
-        /// Descriptors that a link of one queue pair takes.
+        /// Descriptors of a link with one queue pair.
         per_link: u32,
     },
-    /// The peer did not answer in time.
+    /// The peer did not reply in time.
     #[error("the peer sent no {expected} in time")]
     Timeout {
-        /// The message that was due.
+        /// The expected message.
         expected: &'static str,
     },
     /// The peer closed the control socket.
     #[error("the peer closed the control socket{}", if during.is_empty() { String::new() } else { format!(" before {during}") })]
     Closed {
-        /// The message that was due; empty when the link stood.
+        /// The expected message; empty if the link was established.
         during: &'static str,
     },
     /// The peer sent a DISCONNECT.
     #[error("the peer disconnected: {reason}")]
     Disconnected {
-        /// The peer's words.
+        /// The peer's reason.
         reason: String,
     },
-    /// The peer broke the protocol.
-    #[error("the peer broke the memif protocol: {0}")]
+    /// The peer violated the protocol.
+    #[error("the peer violated the memif protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// The shared memory could not be made.
-    #[error("cannot make {bytes} bytes of shared memory{}: {source}", if *hugepages { " from huge pages (are any reserved? see /proc/sys/vm/nr_hugepages)" } else { "" })]
+    /// The shared memory could not be allocated.
+    #[error("cannot allocate {bytes} bytes of shared memory{}: {source}", if *hugepages { " from huge pages (are any reserved? see /proc/sys/vm/nr_hugepages)" } else { "" })]
     Memory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// Whether huge pages were asked for.
+        /// Whether huge pages were requested.
         hugepages: bool,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the same call may succeed a little later: nobody listened yet, the peer was still busy with an earlier link
-    /// of this interface, or (DPDK while it starts) it listened before it had the interface.
+    /// Whether a retry may succeed: no process listened yet, the peer was still ending an earlier link of
+    /// this interface, or (DPDK while it starts) it listened before it had the interface.
     pub fn is_worth_retrying(&self) -> bool {
         match self {
             Error::NotListening { .. } | Error::Timeout { .. } | Error::Closed { .. } => true,
@@ -98,7 +98,7 @@ impl Error {
         }
     }
 
-    /// A failed system call; running out of file descriptors gets its own variant.
+    /// A failed system call; running out of file descriptors has its own variant.
     pub(crate) fn system(doing: &'static str, errno: rustix::io::Errno) -> Error {
         if errno == rustix::io::Errno::MFILE || errno == rustix::io::Errno::NFILE {
             Error::out_of_descriptors()
@@ -110,7 +110,7 @@ impl Error {
         }
     }
 
-    /// [`Error::FileDescriptors`] with this process' limit.
+    /// [`Error::FileDescriptors`] with this process's limit.
     pub(crate) fn out_of_descriptors() -> Error {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile)
             .current
@@ -122,29 +122,29 @@ impl Error {
     }
 }
 
-/// How a peer broke the protocol during the handshake. The text goes to the peer in a DISCONNECT.
+/// A protocol violation by the peer during the handshake. The text is sent to the peer in a DISCONNECT.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A message has another length than 128 bytes.
+    /// A message of the wrong length.
     #[error("message of {bytes} bytes instead of 128")]
     MessageSize {
         /// Bytes received.
         bytes: usize,
     },
-    /// A message type that does not exist.
+    /// An unknown message type.
     #[error("unknown message type {value}")]
     MessageType {
         /// The type field.
         value: u16,
     },
-    /// A message that has no place at this point.
+    /// A message out of sequence.
     #[error("unexpected {received}")]
     Unexpected {
-        /// What came.
+        /// The message.
         received: &'static str,
     },
-    /// The peer does not speak version 2.0.
+    /// The peer does not support version 2.0.
     #[error("incompatible memif version {min:#06x} to {max:#06x}, 2.0 wanted")]
     Version {
         /// Lowest version of the peer.
@@ -155,76 +155,76 @@ pub enum ProtocolError {
     /// Not an Ethernet interface.
     #[error("interface mode {mode} is not Ethernet")]
     Mode {
-        /// The mode field.
+        /// The requested mode.
         mode: u8,
     },
-    /// The interface id is not served here.
+    /// No such interface id.
     #[error("interface id {interface_id} not found")]
     UnknownInterface {
         /// The id in INIT.
         interface_id: u32,
     },
-    /// The interface id has a live link.
+    /// The interface id has an active link.
     #[error("already connected")]
     AlreadyConnected,
-    /// The secret is missing or wrong.
+    /// A missing or wrong secret.
     #[error("incorrect secret")]
     Secret,
-    /// A message that must carry exactly one file descriptor carried another number.
+    /// A message with a number of file descriptors other than one.
     #[error("{message} with {descriptors} file descriptors instead of one")]
     DescriptorCount {
         /// The message.
         message: &'static str,
-        /// How many came.
+        /// Number of descriptors.
         descriptors: usize,
     },
-    /// More regions or rings than the limit, or an index out of order.
+    /// Too many regions or rings, or an index out of order.
     #[error("{what} index {index} is out of order or above the limit of {limit}")]
     Index {
         /// "region" or "ring".
         what: &'static str,
-        /// The index that the peer gave.
+        /// The peer's index.
         index: u16,
-        /// How many there may be.
+        /// The limit.
         limit: u16,
     },
-    /// A region is not sealed against shrinking: the peer could pull memory from under this process.
+    /// A region that is not sealed against shrinking: the peer could remove memory that this process maps.
     #[error("region {index} is not sealed against shrinking (F_SEAL_SHRINK); with DPDK use zero-copy=no")]
     UnsealedRegion {
         /// The region.
         index: u16,
     },
-    /// A region is empty, above the limit, or its file is smaller than the peer says.
+    /// A region that is empty, too large, or larger than its file.
     #[error("region {index} of {bytes} bytes: its file has {file_bytes}, the limit is {limit}")]
     RegionSize {
         /// The region.
         index: u16,
-        /// Bytes that the peer declares.
+        /// Bytes declared by the peer.
         bytes: u64,
-        /// Bytes that the file has.
+        /// Bytes of the file.
         file_bytes: u64,
-        /// Bytes that are allowed.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A ring does not lie within its region, is not aligned, or has an impossible size.
+    /// A ring outside its region, misaligned, or of an impossible size.
     #[error("ring {index}: 2^{log2_slots} slots at offset {offset} of region {region} do not fit there")]
     RingPlace {
         /// The ring's index.
         index: u16,
-        /// The region it should lie in.
+        /// Its region.
         region: u16,
-        /// Its first byte there.
+        /// Its offset in the region.
         offset: u32,
         /// Its size.
         log2_slots: u8,
     },
-    /// A ring does not begin with memif's cookie.
+    /// A ring without memif's cookie.
     #[error("ring {index} does not begin with the memif cookie")]
     Cookie {
         /// The ring's index.
         index: u16,
     },
-    /// There are rings in one direction only, or none.
+    /// Not the same number of rings in both directions, or none.
     #[error(
         "{client_to_server} rings to the server and {server_to_client} back: as many each way wanted, at least one"
     )]
@@ -234,7 +234,7 @@ pub enum ProtocolError {
         /// Rings from server to client.
         server_to_client: usize,
     },
-    /// The descriptor for interrupts is neither an eventfd nor a socket.
+    /// An interrupt descriptor that is neither an eventfd nor a socket.
     #[error("the interrupt descriptor of ring {index} is neither an eventfd nor a socket")]
     InterruptDescriptor {
         /// The ring's index.
@@ -242,30 +242,30 @@ pub enum ProtocolError {
     },
 }
 
-/// Why a frame was not put into a ring.
+/// Why a frame was not added to a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum TxError {
-    /// The consumer has not emptied enough slots.
+    /// The ring has too few free slots.
     #[error("ring full")]
     Full,
-    /// The frame needs more slots than the ring has, or is empty.
+    /// The frame is empty, or needs more slots than the ring has.
     #[error("frame of a length that this ring cannot carry")]
     TooLarge,
-    /// The peer broke the rules of the ring; nothing can be sent on this link any more.
-    #[error("the peer broke the rules of the ring")]
+    /// The peer violated the protocol; nothing can be sent on this link any more.
+    #[error("the peer violated the ring protocol")]
     Violated,
 }
 
-/// Why a packet taken from a ring is not given to the caller. It is gone from the ring, and counted.
+/// Why a packet was not delivered. It was removed from the ring and counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RxError {
-    /// A descriptor points outside of the shared memory, is longer than its buffer, or a chain does not end.
+    /// A descriptor outside the shared memory or longer than its buffer, or an endless chain.
     #[error("bad descriptor")]
     BadDescriptor,
     /// The packet is longer than the caller's buffer.
     #[error("packet of {len} bytes is longer than the buffer")]
     TooLarge {
-        /// The packet's bytes.
+        /// Length of the packet.
         len: usize,
     },
 }

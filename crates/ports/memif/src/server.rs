@@ -1,6 +1,6 @@
-//! The server's side of the handshake: it listens, and maps what clients bring, after a check.
+//! The server side of the handshake: listens, and maps clients' memory after validation.
 
-// UNSAFETY: rings are laid out in memory that a client has made.
+// UNSAFETY: rings lie in memory allocated by a client.
 #![expect(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -33,29 +33,29 @@ const BACKLOG: i32 = 64;
 /// What an epoll event of the listening socket carries.
 const LISTENER: u64 = u64::MAX;
 
-/// What a server takes.
+/// A server's configuration.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// What this program calls itself, up to 31 bytes.
+    /// This program's name, up to 31 bytes.
     pub name: String,
-    /// What clients must know, zero-padded.
+    /// The secret required of clients, zero-padded.
     pub secret: Option<[u8; 24]>,
-    /// The interfaces that there are; `None`: any id a client asks for.
+    /// The served interfaces; `None` serves any id.
     pub interface_ids: Option<BTreeSet<u32>>,
-    /// The largest ring taken, as a power of two.
+    /// The largest accepted ring, as a power of two.
     pub max_log2_slots: u8,
-    /// The most queue pairs of a link.
+    /// Maximum queue pairs per link.
     pub max_queues: u16,
-    /// The most bytes of one region.
+    /// Maximum bytes per region.
     pub max_region_bytes: u64,
-    /// How long a client may take from connecting to CONNECT.
+    /// Time limit from connecting to CONNECT.
     pub handshake_timeout: Duration,
-    /// Access rights of the socket (as for `chmod`); `None`: those that the umask leaves.
+    /// Permissions of the socket (as for `chmod`); `None` uses the umask.
     pub mode: Option<u32>,
 }
 
 impl ServerConfig {
-    /// The defaults: any interface id, no secret, rings up to 2^14 slots, regions up to 4 GiB, one second.
+    /// Defaults: any interface id, no secret, rings up to 2^14 slots, regions up to 4 GiB, one second.
     pub fn new(name: impl Into<String>) -> ServerConfig {
         ServerConfig {
             name: name.into(),
@@ -78,10 +78,10 @@ impl ServerConfig {
 pub struct Listener {
     config: ServerConfig,
     path: PathBuf,
-    /// The listening socket and the handshakes under way.
+    /// The listening socket and the handshakes in progress.
     epoll: OwnedFd,
     socket: OwnedFd,
-    /// Slots for handshakes; the position is what their epoll events carry.
+    /// Handshakes by slot; the index is in their epoll events.
     handshakes: Vec<Option<Handshake>>,
     /// Interfaces with a link, and the sockets of those.
     links: Vec<(u32, Weak<Socket>)>,
@@ -102,7 +102,7 @@ struct Handshake {
     to_client: Vec<Announced>,
 }
 
-/// A ring as ADD_RING announced it.
+/// A ring announced by ADD_RING.
 #[derive(Debug)]
 struct Announced {
     region: u16,
@@ -112,10 +112,11 @@ struct Announced {
 }
 
 impl Listener {
-    /// Listens on `path`. A socket file that nobody listens on any more is replaced.
+    /// Listens on `path`, replacing a stale socket file.
     ///
     /// # Errors
-    /// [`Error::AddressInUse`] when somebody listens there; [`Error::Configuration`] for impossible limits.
+    /// [`Error::AddressInUse`] if another process listens there; [`Error::Configuration`] for impossible
+    /// limits.
     pub fn bind(path: impl AsRef<Path>, config: ServerConfig) -> Result<Listener, Error> {
         let path = path.as_ref().to_owned();
         if config.name.len() >= NAME_BYTES {
@@ -137,7 +138,7 @@ impl Listener {
                 SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
                 None,
             )
-            .map_err(|errno| Error::system("cannot make a socket", errno))
+            .map_err(|errno| Error::system("cannot create a socket", errno))
         };
         let socket = new_socket()?;
         match rustix::net::bind(&socket, &address) {
@@ -155,12 +156,12 @@ impl Listener {
         .map_err(|errno| Error::system("cannot bind the memif socket", errno))?;
         if let Some(mode) = config.mode {
             rustix::fs::chmod(&path, Mode::from_raw_mode(mode))
-                .map_err(|errno| Error::system("cannot set the rights of the memif socket", errno))?;
+                .map_err(|errno| Error::system("cannot set the permissions of the memif socket", errno))?;
         }
         rustix::net::listen(&socket, BACKLOG)
             .map_err(|errno| Error::system("cannot listen on the memif socket", errno))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|errno| Error::system("cannot make an epoll instance", errno))?;
+            .map_err(|errno| Error::system("cannot create an epoll instance", errno))?;
         epoll::add(
             &epoll,
             &socket,
@@ -180,13 +181,13 @@ impl Listener {
         })
     }
 
-    /// The next link that a client completes, or `None` after `timeout` (zero: only what is ready now).
+    /// The next established link, or `None` after `timeout` (zero: only what is ready now).
     ///
-    /// Clients that are refused are counted ([`Listener::refused`]) and told why; they are no reason to stop listening, so
-    /// they are no error here.
+    /// Refused clients are counted ([`Listener::refused`]) and told the reason. They are not an error here,
+    /// because listening continues.
     ///
     /// # Errors
-    /// When the system lets this process wait or accept no more.
+    /// The system refuses to wait or to accept.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Link>, Error> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -212,7 +213,7 @@ impl Listener {
                 if data.u64() == LISTENER {
                     self.welcome()?;
                 } else if let Some(link) = self.advance(data.u64() as usize) {
-                    // Other events are level-triggered and come again.
+                    // Other events are level-triggered and recur.
                     return Ok(Some(link));
                 }
             }
@@ -222,17 +223,17 @@ impl Listener {
         }
     }
 
-    /// Clients that were refused or gave up since the beginning.
+    /// Clients that were refused or gave up.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Why the last one was, once.
+    /// The reason for the last refusal, once.
     pub fn take_refusal(&mut self) -> Option<Error> {
         self.last_refusal.take()
     }
 
-    /// Where it listens.
+    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -458,7 +459,7 @@ impl Listener {
         Ok(Step::Next)
     }
 
-    /// Maps the regions, checks the rings, and says CONNECTED.
+    /// Maps the regions, validates the rings, and sends CONNECTED.
     fn complete(&self, handshake: &mut Handshake, peer_interface: String) -> Result<Link, Error> {
         let (interface_id, peer_name) = handshake.client.take().unwrap_or_default();
         let count = handshake.to_server.len();
@@ -520,7 +521,7 @@ impl Listener {
         })
     }
 
-    /// Whether the interface has a link whose client is still there.
+    /// Whether the interface has a link whose client is still connected.
     fn is_connected(&self, interface_id: u32) -> bool {
         self.links.iter().any(|(id, socket)| {
             *id == interface_id && socket.upgrade().is_some_and(|socket| !socket.is_hung_up())
@@ -565,17 +566,17 @@ impl Drop for Listener {
     }
 }
 
-/// What a message did.
+/// The result of a message.
 enum Step {
-    /// No message there.
+    /// No message now.
     Wait,
     /// It was answered.
     Next,
-    /// It was the last.
+    /// It was the last one.
     Complete(Box<Link>),
 }
 
-/// The ring that a client announced, if it lies where it says.
+/// The ring announced by a client, if it is valid.
 fn ring_of(memory: &Memory, index: u16, announced: &Announced) -> Result<Ring, Error> {
     let Announced {
         region,
@@ -597,7 +598,8 @@ fn ring_of(memory: &Memory, index: u16, announced: &Announced) -> Result<Ring, E
     if !(offset as usize).is_multiple_of(ring::ALIGNMENT) || end > mapping.bytes() as u64 {
         return Err(wrong.into());
     }
-    // SAFETY: aligned and within the mapping, as just checked; slots ≤ 2^14. The queues that get the ring hold the memory.
+    // SAFETY: aligned and within the mapping, as just checked; slots ≤ 2^14. The queues that get the ring
+    // hold the memory.
     let ring = unsafe { Ring::new(mapping.address().add(offset as usize), slots as u16) };
     if ring.has_cookie() {
         Ok(ring)
@@ -606,7 +608,7 @@ fn ring_of(memory: &Memory, index: u16, announced: &Announced) -> Result<Ring, E
     }
 }
 
-/// Compares without telling by its duration where the difference is.
+/// Constant-time comparison.
 fn same_secret(ours: &[u8; 24], theirs: &[u8; 24]) -> bool {
     ours.iter()
         .zip(theirs)

@@ -1,4 +1,5 @@
-//! Conformance: our client and our server with DPDK's memif driver in a real `dpdk-testpmd`, which sends back what it gets.
+//! Conformance: this crate's client and server with DPDK's memif driver in `dpdk-testpmd`, which returns
+//! every packet.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -13,9 +14,9 @@ mod testpmd;
 
 use testpmd::{Options, Testpmd};
 
-/// testpmd polls: two of them at once on a small machine would only wait for each other.
+/// testpmd polls: two on a small machine would only wait for each other.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-/// From the start of testpmd to the link, on a busy machine.
+/// Time from the start of testpmd to the link, on a busy machine.
 const START: Duration = Duration::from_secs(20);
 
 struct Place {
@@ -24,7 +25,7 @@ struct Place {
     path: PathBuf,
 }
 
-/// A directory of one's own, or `None` where DPDK is missing and may be.
+/// A separate directory, or `None` if DPDK is missing and not required.
 fn place() -> Option<Place> {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if !testpmd::is_available() {
@@ -93,13 +94,13 @@ fn frame(number: usize, length: usize) -> Vec<u8> {
     frame
 }
 
-/// Sends frames of these lengths and expects each of them back, in order.
+/// Sends frames of these lengths and expects each one back, in order.
 fn echo(queue: &mut QueuePair, lengths: &[usize]) {
     let mut buffer = vec![0; 65_536];
     let (mut sent, mut received) = (0, 0);
     let begin = Instant::now();
     while received < lengths.len() {
-        // Not more under way than the smallest ring holds: testpmd drops what it cannot send back at once.
+        // No more in flight than the smallest ring holds: testpmd drops what it cannot send at once.
         while sent < lengths.len() && sent - received < 8 {
             match queue.tx.push(&frame(sent, lengths[sent])) {
                 Ok(()) => sent += 1,
@@ -125,15 +126,15 @@ fn echo(queue: &mut QueuePair, lengths: &[usize]) {
         assert!(begin.elapsed() < START, "{received} of {sent} came back");
     }
     queue.rx.release();
-    // testpmd gives slots back with its next look.
+    // testpmd releases slots at its next poll.
     while queue.tx.occupancy() > 0 {
         assert!(begin.elapsed() < START, "testpmd does not give slots back");
     }
     assert_eq!(queue.tx.consumed(), queue.tx.pushed());
 }
 
-/// Short, long and chained frames, several times around the ring and in changing order, so that a slot that held part of
-/// a chain holds a whole frame afterwards.
+/// Short, long and chained frames, several times around the ring in varying order, so that slots of a chain
+/// later hold unchained frames.
 fn lengths(log2_slots: u8) -> Vec<usize> {
     (0..3 << log2_slots)
         .map(|number| [64, 60, 1514, 2048, 2049, 5000, 128, 9000, 65][number * 7 % 9])
@@ -149,7 +150,7 @@ fn every_ring_size(role: &str) {
         echo(&mut peer.link.queues[0], &lengths(log2_slots.min(10)));
         assert_eq!(peer.link.queues[0].rx.counters().bad_descriptors, 0);
         peer.testpmd.kill();
-        // A killed server leaves its socket file, and does not bind over it.
+        // A killed server leaves its socket file and does not replace it.
         let _ = std::fs::remove_file(&place.path);
     }
 }
@@ -187,7 +188,7 @@ fn wait_for_the_end(link: &mut Link) {
 }
 
 #[test]
-fn a_killed_server_is_noticed_and_connected_to_again() {
+fn a_killed_server_is_detected_and_reconnected() {
     let Some(place) = place() else { return };
     let mut peer = peer("server", &place.path, 10, 1);
     echo(&mut peer.link.queues[0], &[64; 100]);
@@ -195,7 +196,7 @@ fn a_killed_server_is_noticed_and_connected_to_again() {
     let begin = Instant::now();
     wait_for_the_end(&mut peer.link);
     assert!(begin.elapsed() < Duration::from_millis(100));
-    // Its last packets stay in the ring, and the full ring blocks nobody.
+    // The last packets stay in the ring, and the full ring does not block.
     while peer.link.queues[0].tx.push(&[0; 64]).is_ok() {}
     peer.link.queues[0].tx.flush();
     assert_eq!(peer.link.queues[0].tx.occupancy(), 1024);
@@ -207,7 +208,7 @@ fn a_killed_server_is_noticed_and_connected_to_again() {
     let mut link = connect(&place.path, 10, 1);
     echo(&mut link.queues[0], &[64; 100]);
 
-    // The other way round: our end goes away without a word, as a killed switch does, and testpmd takes the next one.
+    // The reverse: our end leaves silently, like a killed switch, and testpmd accepts the next one.
     drop(link);
     let mut link = connect(&place.path, 10, 1);
     echo(&mut link.queues[0], &[64; 100]);
@@ -218,7 +219,7 @@ fn a_killed_server_is_noticed_and_connected_to_again() {
 }
 
 #[test]
-fn a_killed_client_is_noticed_and_the_next_one_served() {
+fn a_killed_client_is_detected_and_the_next_one_accepted() {
     let Some(place) = place() else { return };
     let mut peer = peer("client", &place.path, 10, 1);
     echo(&mut peer.link.queues[0], &[64; 100]);
@@ -239,7 +240,7 @@ fn secrets_and_interface_ids_are_agreed_with_dpdk() {
     let Some(place) = place() else { return };
     let mut secret = [0; 24];
     secret[..9].copy_from_slice(b"open door");
-    // DPDK asks for it.
+    // DPDK requires it.
     {
         let _testpmd = Testpmd::start(&Options {
             device: ",secret=open door",
@@ -280,7 +281,7 @@ fn secrets_and_interface_ids_are_agreed_with_dpdk() {
         );
     }
     let _ = std::fs::remove_file(&place.path);
-    // We ask for it.
+    // We require it.
     let config = ServerConfig {
         secret: Some(secret),
         ..ServerConfig::new("ours")
@@ -313,7 +314,7 @@ fn secrets_and_interface_ids_are_agreed_with_dpdk() {
     echo(&mut link.queues[0], &[64; 10]);
 }
 
-/// testpmd never sleeps, but it wakes us: its producer raises the interrupt when we have unmasked it.
+/// testpmd never sleeps, but wakes us: its producer raises unmasked interrupts.
 #[test]
 fn dpdk_wakes_a_sleeper() {
     let Some(place) = place() else { return };
@@ -323,12 +324,12 @@ fn dpdk_wakes_a_sleeper() {
         let mut buffer = [0; 2048];
         for round in 0..200 {
             let begin = Instant::now();
-            // A client posts its buffers a little after the link stands.
+            // A client posts its buffers shortly after the link is established.
             while queue.tx.push(&frame(round, 64)) == Err(TxError::Full) {
                 assert!(begin.elapsed() < START);
             }
             queue.tx.flush();
-            // Bounded, as the documentation of `wait` says for producers that are not ours.
+            // Bounded, as `wait`'s documentation requires for other producers.
             while !memif::wait(&mut [&mut queue.rx], &[], Duration::from_millis(5)).unwrap() {
                 assert!(begin.elapsed() < START);
             }

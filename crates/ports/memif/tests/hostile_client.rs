@@ -1,4 +1,4 @@
-//! The server against clients that break the protocol and scribble over the shared memory.
+//! The server against clients that violate the protocol and overwrite the shared memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -35,7 +35,7 @@ fn place(change: impl FnOnce(&mut ServerConfig)) -> Place {
     }
 }
 
-/// Runs a client by hand beside the listener.
+/// Runs a manual client beside the listener.
 fn against<T: Send>(place: &mut Place, client: impl FnOnce(&PathBuf) -> T + Send) -> (T, Option<Link>) {
     let Place { path, listener, .. } = place;
     thread::scope(|scope| {
@@ -46,16 +46,16 @@ fn against<T: Send>(place: &mut Place, client: impl FnOnce(&PathBuf) -> T + Send
                 link = Some(complete);
             }
         }
-        // What the client sent last may still lie in the socket.
+        // The client's last message may still be in the socket.
         let link = link.or_else(|| listener.accept(Duration::from_millis(5)).unwrap());
         (client.join().unwrap(), link)
     })
 }
 
-/// A message and the descriptors that go with it.
+/// A message with its descriptors.
 type Step<'a> = (raw::Bytes, Vec<BorrowedFd<'a>>);
 
-/// Sends messages until one is refused; gives the server's reason.
+/// Sends messages until one is refused; returns the server's reason.
 fn refusal(place: &mut Place, steps: Vec<Step<'_>>) -> (String, Error) {
     let (reason, link) = against(place, move |path| {
         let socket = RawSocket::connect(path);
@@ -77,7 +77,7 @@ fn refusal(place: &mut Place, steps: Vec<Step<'_>>) -> (String, Error) {
 }
 
 #[test]
-fn regions_that_could_hurt_are_refused() {
+fn unsafe_regions_are_refused() {
     let mut place = place(|config| config.max_region_bytes = 1 << 20);
     let unsealed = RawMemory::new(REGION_BYTES, SealFlags::empty());
     let grown_only = RawMemory::new(REGION_BYTES, SealFlags::GROW);
@@ -116,7 +116,7 @@ fn regions_that_could_hurt_are_refused() {
 }
 
 #[test]
-fn rings_outside_of_their_region_are_refused() {
+fn rings_outside_their_region_are_refused() {
     let mut place = place(|_| ());
     let (memory, ..) = raw::honest_memory();
     let (one, two) = (raw::eventfd(), raw::eventfd());
@@ -156,7 +156,7 @@ fn rings_outside_of_their_region_are_refused() {
 }
 
 #[test]
-fn messages_out_of_place_are_refused() {
+fn messages_out_of_sequence_are_refused() {
     let mut place = place(|config| {
         config.interface_ids = Some(BTreeSet::from([0, 9]));
         config.max_queues = 2;
@@ -307,7 +307,7 @@ fn a_stalled_client_holds_up_nobody_and_is_put_out() {
 }
 
 #[test]
-fn descriptors_are_checked_both_ways() {
+fn descriptors_are_validated_in_both_directions() {
     let mut place = place(|_| ());
     let (client, link) = against(&mut place, |path| raw::connect(path, 0));
     let Connected {
@@ -355,7 +355,7 @@ fn descriptors_are_checked_both_ways() {
         (6, 1)
     );
 
-    // The same in one burst. What fits and what does not is up to whoever takes it.
+    // The same in one burst; the receiver decides what fits.
     for (slot, (descriptor, _)) in (8..).zip(&cases) {
         memory.set_descriptor(*to_server, slot, *descriptor);
     }
@@ -372,7 +372,7 @@ fn descriptors_are_checked_both_ways() {
     queue.rx.release();
     assert_eq!(memory.tail(*to_server), 16);
 
-    // A buffer to fill that is not in the memory: a burst stops there, and this end gives up on the ring.
+    // A posted buffer outside the memory: a burst stops there, and this end gives up on the ring.
     memory.set_descriptor(*to_client, 0, raw::descriptor(0, 0, 2048, end - 2047));
     assert_eq!(queue.tx.push_burst(&[[1; 60]; 3], |frame| frame, 2048).packets, 0);
     assert_eq!(queue.tx.push(&[1; 60]), Err(TxError::Violated));
@@ -381,9 +381,9 @@ fn descriptors_are_checked_both_ways() {
     assert_eq!(memory.tail(*to_client), 0);
 }
 
-/// Some clients (DPDK's from release 23 on) never clear the flag of a chain: it must not stick to the slot.
+/// Some clients (DPDK 23 and later) never clear the chain flag: it must not stick to the slot.
 #[test]
-fn the_flag_of_a_chain_does_not_stick() {
+fn the_chain_flag_does_not_stick() {
     let mut place = place(|_| ());
     let (client, link) = against(&mut place, |path| raw::connect(path, 0));
     let Connected {
@@ -401,7 +401,7 @@ fn the_flag_of_a_chain_does_not_stick() {
     let mut frame = [0; 4096];
     assert_eq!(queue.rx.pop(&mut frame), Some(Ok(2100)));
     assert_eq!(memory.read_u16(to_server.offset + 128), 0, "the flags of slot 0");
-    // The next round writes the lengths only.
+    // The next round writes only the lengths.
     memory.set_head(*to_server, 65);
     for _ in 2..64 {
         assert_eq!(queue.rx.pop(&mut frame), Some(Ok(2048)));
@@ -435,7 +435,7 @@ fn small_buffers_of_the_client_are_respected() {
         assert_eq!(written, length, "slot {slot}");
     }
     assert_eq!(queue.tx.push(&[9; 100 * SLOTS as usize]), Err(TxError::Full));
-    // All buffers posted, and not enough of them: no such frame will ever fit.
+    // All buffers are posted, but too few: no such frame ever fits.
     memory.set_descriptor(
         *to_client,
         2,
@@ -462,7 +462,7 @@ fn honest_client_is_served(place: &mut Place) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Whatever bytes and descriptors come, the listener lives on.
+    /// The listener survives any bytes and descriptors.
     #[test]
     fn any_messages_are_survived(
         messages in proptest::collection::vec(
@@ -496,7 +496,7 @@ proptest! {
         honest_client_is_served(&mut place);
     }
 
-    /// Any descriptors and indices: packets, counted errors or a dead ring, and nothing is read outside of the region.
+    /// Any descriptors and indices: packets, counted errors or a dead ring, and no access outside the region.
     #[test]
     fn any_ring_is_survived(
         slots in proptest::collection::vec((any::<[u8; 16]>(), any::<bool>()), 64),
@@ -527,7 +527,7 @@ proptest! {
                 taken += 1;
                 prop_assert!(taken <= 64);
                 prop_assert!(outcome.is_ok_and(|len| len <= 4096) || outcome.is_err());
-                // What else is there, in a burst: no packet is longer than the region, or than a chain may be.
+                // The rest in a burst: no packet is longer than the region, or than the longest chain.
                 let most = usize::from(honest_steps) % 7;
                 let mut lengths = Vec::new();
                 taken += queue.rx.take_burst(most, |packet| {

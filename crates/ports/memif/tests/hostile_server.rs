@@ -1,4 +1,4 @@
-//! The client against servers that break the protocol and scribble over the shared memory.
+//! The client against servers that violate the protocol and overwrite the shared memory.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
@@ -36,7 +36,7 @@ fn config(place: &Place) -> ClientConfig {
     config
 }
 
-/// An honest handshake, ours with a server by hand.
+/// A valid handshake of this crate's client with a manual server.
 fn connected(place: &Place) -> (Link, Served) {
     let config = config(place);
     let client = thread::spawn(move || Client::connect(&config, Duration::from_secs(5)));
@@ -213,11 +213,11 @@ fn a_silent_server_costs_the_deadline_and_no_more() {
 }
 
 #[test]
-fn offsets_that_the_server_writes_are_not_followed() {
+fn offsets_written_by_the_server_are_ignored() {
     let place = place();
     let (mut link, server) = connected(&place);
     let queue = &mut link.queues[0];
-    // The first buffer back to the client begins after the rings and the 64 buffers of the other direction.
+    // The first buffer towards the client is after the rings and the 64 buffers of the other direction.
     let buffers_at = (2 * raw::RING_BYTES).next_multiple_of(4096);
     let buffer = buffers_at + 64 * (2048 + 64);
     server.memory.write(buffer, b"in its place");
@@ -241,7 +241,7 @@ fn offsets_that_the_server_writes_are_not_followed() {
         1
     );
     assert_eq!(&frame[..11], b"in the next");
-    // And towards the server: whatever it wrote into the descriptor, the frame is where it belongs.
+    // Towards the server: whatever it wrote into the descriptor, the frame is in the right buffer.
     server.memory.set_descriptor(
         server.to_server,
         0,
@@ -256,7 +256,7 @@ fn offsets_that_the_server_writes_are_not_followed() {
 }
 
 #[test]
-fn bad_descriptors_are_counted_and_passed_over() {
+fn bad_descriptors_are_counted_and_skipped() {
     let place = place();
     let (mut link, server) = connected(&place);
     let queue = &mut link.queues[0];
@@ -267,7 +267,7 @@ fn bad_descriptors_are_counted_and_passed_over() {
         raw::descriptor(1, 0, 2049, 0),
         raw::descriptor(0, 0, 10, 0),
         raw::descriptor(0, 0, 60, 0),
-        // A chain without an end.
+        // An endless chain.
         raw::descriptor(1, 0, 60, 0),
         raw::descriptor(1, 0, 60, 0),
     ];
@@ -286,7 +286,7 @@ fn bad_descriptors_are_counted_and_passed_over() {
     assert_eq!(outcomes, [bad, bad, bad, bad, Ok(60), bad]);
     assert_eq!(queue.rx.counters().bad_descriptors, 5);
     assert_eq!(queue.rx.consumed(), 8);
-    // All eight went back, whole again.
+    // All eight were released, with restored descriptors.
     queue.rx.release();
     assert_eq!(server.memory.head(server.to_client), 64 + 8);
 
@@ -306,7 +306,7 @@ fn bad_descriptors_are_counted_and_passed_over() {
 }
 
 #[test]
-fn an_index_outside_of_the_ring_ends_its_use() {
+fn an_index_outside_the_ring_ends_its_use() {
     let place = place();
     for tail in [65_u16, 1000, 0xFFFF, 0x8000] {
         let (mut link, server) = connected(&place);
@@ -317,7 +317,7 @@ fn an_index_outside_of_the_ring_ends_its_use() {
         server.memory.set_tail(server.to_client, 1);
         assert_eq!(queue.rx.available(), 0, "a ring does not come back to life");
 
-        // Nothing was sent, so nothing can have been taken.
+        // Nothing was sent, so nothing can have been consumed.
         server.memory.set_tail(server.to_server, tail);
         assert_eq!(queue.tx.free(), 0);
         assert_eq!(queue.tx.push(b"frame"), Err(TxError::Violated));
@@ -327,7 +327,7 @@ fn an_index_outside_of_the_ring_ends_its_use() {
 }
 
 #[test]
-fn the_end_of_the_server_is_noticed() {
+fn a_server_disconnect_is_detected() {
     let place = place();
     let (mut link, server) = connected(&place);
     assert_eq!(link.control.poll().unwrap(), ControlEvent::None);
@@ -348,7 +348,7 @@ fn the_end_of_the_server_is_noticed() {
         link.control.poll().unwrap(),
         ControlEvent::Disconnected { .. }
     ));
-    // The rings are still ours to use.
+    // The rings can still be used.
     link.queues[0].tx.push(b"frame").unwrap();
     link.queues[0].tx.flush();
 
@@ -360,13 +360,13 @@ fn the_end_of_the_server_is_noticed() {
     ));
 }
 
-/// A server that takes interrupts and cannot be made to block the client by what it does with the channel.
+/// A server cannot block the client by filling its interrupt channel.
 #[test]
-fn a_full_interrupt_channel_blocks_nobody() {
+fn a_full_interrupt_channel_never_blocks() {
     let place = place();
     let (mut link, server) = connected(&place);
     let queue = &mut link.queues[0];
-    // Blocking mode, and interrupts unmasked: a kick must still return at once, thousands of times.
+    // Blocking mode with interrupts unmasked: raising must return at once, thousands of times.
     for fd in &server.interrupts {
         rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::empty()).unwrap();
     }
@@ -376,22 +376,22 @@ fn a_full_interrupt_channel_blocks_nobody() {
     for count in 1..=20_000_u32 {
         queue.tx.push(b"frame").unwrap();
         queue.tx.flush();
-        // It takes each frame and leaves the interrupt where it is.
+        // It consumes each frame and leaves the interrupt pending.
         server.memory.set_tail(server.to_server, count as u16);
     }
     assert_eq!(queue.tx.consumed(), 20_000);
-    // And the other way round: it fills our channel and leaves it full.
+    // The reverse: it fills our channel and leaves it full.
     while rustix::net::send(&server.interrupts[1], &[0; 8], rustix::net::SendFlags::DONTWAIT).is_ok() {}
     let begin = Instant::now();
     queue.rx.clear_interrupt();
     assert!(begin.elapsed() < Duration::from_secs(1));
 }
 
-/// Random values into rings and descriptors while traffic runs: nothing but counted errors comes of it.
+/// Random values in rings and descriptors under load cause only counted errors.
 #[test]
-fn scribbling_does_no_harm() {
+fn corrupted_rings_cause_only_counted_errors() {
     let place = place();
-    // xorshift64: any odd number begins.
+    // xorshift64 needs a nonzero seed.
     let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
     let (mut bad, mut violated, mut delivered) = (0, 0, 0);
     let begin = Instant::now();
@@ -422,7 +422,7 @@ fn scribbling_does_no_harm() {
                         bytes[..8].copy_from_slice(&next().to_ne_bytes());
                         bytes[8..].copy_from_slice(&next().to_ne_bytes());
                         if next() % 2 == 0 {
-                            // Nearly right: short lengths, and few flags.
+                            // Nearly valid: short lengths and few flags.
                             bytes = raw::descriptor(
                                 (next() % 3 == 0).into(),
                                 0,
@@ -432,7 +432,7 @@ fn scribbling_does_no_harm() {
                         }
                         memory.set_descriptor(ring, next(), bytes);
                     }
-                    // Keep within the rules for the indices, most of the time.
+                    // Mostly valid indices.
                     let head = memory.head(*to_client);
                     tail = tail.wrapping_add((next() % 4) as u16).min(head.max(tail));
                     memory.set_tail(*to_client, tail);

@@ -1,4 +1,5 @@
-//! The protocol by hand, so that tests can break it: messages as bytes, and shared memory written through its file.
+//! A manual protocol implementation for violating the protocol: messages as bytes, and shared memory written
+//! through its file.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -94,7 +95,7 @@ pub(crate) fn reason(bytes: &[u8]) -> String {
         .to_owned()
 }
 
-/// A socket on which anything can be sent.
+/// A socket that can send anything.
 pub(crate) struct RawSocket(pub(crate) OwnedFd);
 
 impl RawSocket {
@@ -169,7 +170,7 @@ impl RawSocket {
         .is_ok()
     }
 
-    /// The next message, empty when the other end is gone.
+    /// The next message; empty if the peer is gone.
     pub(crate) fn receive(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = [0_u8; 256];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -194,7 +195,7 @@ impl RawSocket {
     }
 }
 
-/// A ring as the other end announced it.
+/// A ring as announced by the peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawRing {
     pub(crate) offset: u64,
@@ -205,7 +206,7 @@ pub(crate) struct RawRing {
 pub(crate) struct RawMemory(pub(crate) OwnedFd);
 
 impl RawMemory {
-    /// A region with the given seals.
+    /// A region with these seals.
     pub(crate) fn new(bytes: u64, seals: SealFlags) -> RawMemory {
         let fd = rustix::fs::memfd_create("raw", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, bytes).unwrap();
@@ -259,7 +260,7 @@ pub(crate) fn descriptor(flags: u16, region: u16, length: u32, offset: u32) -> [
     bytes
 }
 
-/// What a raw server knows after an honest handshake.
+/// The state of a manual server after a valid handshake.
 pub(crate) struct Served {
     pub(crate) socket: RawSocket,
     pub(crate) memory: RawMemory,
@@ -271,7 +272,7 @@ pub(crate) struct Served {
     pub(crate) interrupts: Vec<OwnedFd>,
 }
 
-/// An honest server's handshake with a client of one queue pair.
+/// A server's valid handshake with a client of one queue pair.
 pub(crate) fn serve(listener: &RawSocket) -> Served {
     let socket = listener.accept();
     assert!(socket.send(&hello(), &[]));
@@ -312,7 +313,7 @@ pub(crate) fn serve(listener: &RawSocket) -> Served {
     }
 }
 
-/// What a raw client knows after an honest handshake.
+/// The state of a manual client after a valid handshake.
 pub(crate) struct Connected {
     pub(crate) socket: RawSocket,
     pub(crate) memory: RawMemory,
@@ -327,7 +328,7 @@ pub(crate) const RING_BYTES: u64 = 128 + 16 * SLOTS;
 pub(crate) const BUFFERS_AT: u64 = 4096;
 pub(crate) const REGION_BYTES: u64 = BUFFERS_AT + 2 * SLOTS * 2048;
 
-/// The memory of an honest client.
+/// The memory of a well-behaved client.
 pub(crate) fn honest_memory() -> (RawMemory, RawRing, RawRing) {
     let memory = RawMemory::new(REGION_BYTES, SealFlags::SHRINK);
     let to_server = RawRing {
@@ -356,7 +357,7 @@ pub(crate) fn eventfd() -> OwnedFd {
     .unwrap()
 }
 
-/// An honest client's handshake with interface `id`, up to CONNECTED.
+/// A client's valid handshake for interface `id`, up to CONNECTED.
 pub(crate) fn connect(path: &Path, id: u32) -> Connected {
     let socket = RawSocket::connect(path);
     assert_eq!(kind(&socket.receive().0), HELLO);
