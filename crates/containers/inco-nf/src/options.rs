@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Runs a network function between the switch and this process, over memif.
+/// Runs a network function connected to the switch over memif.
 #[derive(Debug, Parser)]
 #[command(name = "inco-nf", version, max_term_width = 110)]
 pub(crate) struct Cli {
@@ -13,14 +13,14 @@ pub(crate) struct Cli {
 /// The built-in functions.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Function {
-    /// Sends every packet back unchanged.
+    /// Returns every packet unchanged.
     Forward(Forward),
 }
 
-/// An end of a memif link.
+/// A role in the memif protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
-    /// The switch connects, and has the memory.
+    /// The switch connects, and owns the memory.
     Server,
     /// The switch listens.
     Client,
@@ -28,7 +28,7 @@ pub(crate) enum Role {
 
 #[derive(Debug, Args)]
 pub(crate) struct Forward {
-    /// The memif socket between the switch and this process.
+    /// The memif socket shared with the switch.
     #[arg(
         long,
         env = "INCO_SOCKET",
@@ -36,19 +36,19 @@ pub(crate) struct Forward {
         value_name = "PATH"
     )]
     pub(crate) socket: PathBuf,
-    /// Who listens at the socket: this process as `server`, or the switch, to which it connects as `client`.
+    /// Who listens on the socket: this process as `server`, or the switch, to which it connects as `client`.
     #[arg(long, env = "INCO_ROLE", value_enum, default_value = "server")]
     pub(crate) role: Role,
-    /// As client: queue pairs of each port. The switch may send by any of those that it has.
+    /// As client: queue pairs per port. The switch may send on any of those it supports.
     #[arg(long, env = "INCO_QUEUES", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "PAIRS")]
     pub(crate) queues: u16,
-    /// As client: slots of each ring, a power of two.
+    /// As client: slots per ring, a power of two.
     #[arg(long, env = "INCO_RING_SLOTS", default_value_t = 1024, value_parser = slots, value_name = "SLOTS")]
     pub(crate) ring_slots: u32,
-    /// As client: bytes of each buffer, a multiple of 64.
+    /// As client: bytes per buffer, a multiple of 64.
     #[arg(long, env = "INCO_BUFFER_BYTES", default_value_t = 2048, value_name = "BYTES")]
     pub(crate) buffer_bytes: u32,
-    /// The network interfaces that are the data ports, one or two, instead of a memif socket: with commas.
+    /// Network interfaces as data ports, one or two, separated by commas, instead of a memif socket.
     #[arg(
         long,
         env = "INCO_INTERFACES",
@@ -60,7 +60,7 @@ pub(crate) struct Forward {
     /// Data ports: memif interfaces 0 and, with 2, 1.
     #[arg(long, env = "INCO_PORTS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) ports: u8,
-    /// What comes in by one port goes out by the other. Needs two ports.
+    /// Forward from each port to the other. Needs two ports.
     #[arg(long, env = "INCO_CROSS")]
     pub(crate) cross: bool,
     /// This instance's id, for the stamp and the page of counters.
@@ -69,24 +69,25 @@ pub(crate) struct Forward {
     /// Write the instance's id into the test field of generated packets.
     #[arg(long, env = "INCO_STAMP")]
     pub(crate) stamp: bool,
-    /// Work that each packet costs, in nanoseconds of spinning.
+    /// Simulated work per packet, in nanoseconds of spinning.
     #[arg(long, env = "INCO_COST_NS", default_value_t = 0, value_name = "NS")]
     pub(crate) cost_ns: u64,
-    /// Stay just below this share of a CPU, which should be the container's quota: a function that runs into its
-    /// quota is stopped for tens of milliseconds. A limit that the host tells by the page comes first.
+    /// Stay just below this share of a CPU, which should be the container's quota: the kernel throttles a
+    /// function that exceeds its quota for tens of milliseconds. A limit set by the host in the page takes
+    /// precedence.
     #[arg(long, env = "INCO_PACE_CPUS", value_name = "CPUS", value_parser = cpus)]
     pub(crate) pace_cpus: Option<f64>,
-    /// How long to rest when the rings have run dry, in microseconds, before asking to be woken: packets gather
-    /// meanwhile, and each costs less. 200 where paced, else 0.
+    /// How long to rest when the rings are empty, in microseconds, before requesting a wake-up: packets
+    /// accumulate meanwhile, and each costs less. 200 if paced, else 0.
     #[arg(long, env = "INCO_REST_US", value_name = "US")]
     pub(crate) rest_us: Option<u64>,
-    /// Where to listen for the page of counters that the host shares.
+    /// Socket on which the host offers the page of counters.
     #[arg(long, env = "INCO_PAGE", value_name = "PATH")]
     pub(crate) page: Option<PathBuf>,
 }
 
 impl Forward {
-    /// What is wrong with options that are right each by itself.
+    /// Validates combinations of options.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         if self.cross && self.ports != 2 {
             return Err("--cross needs --ports 2");

@@ -28,42 +28,42 @@ pub enum InstanceState {
     Gone,
 }
 
-/// What makes an instance change its state.
+/// A transition of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceStep {
-    /// The engine reports the program running.
+    /// The engine reports that the program runs.
     Started,
     /// The service's `ready` condition holds.
     Ready,
-    /// New flows may come.
+    /// Allow new flows.
     Activate,
-    /// No new flows from now on.
+    /// Stop new flows.
     Drain,
-    /// The drain is taken back.
+    /// Cancel the drain.
     Undrain,
-    /// The drain has ended, or its deadline has passed, and the instance is kept for later.
+    /// The drain has ended or reached its deadline, and the instance is kept as standby.
     Park,
-    /// The container is to go.
+    /// Stop the container.
     Stop,
-    /// Death, stall, or an engine's error.
+    /// Failure: death, stall, or an engine's error.
     Fail,
-    /// The container and its port are gone.
+    /// The container and its port have been removed.
     Removed,
 }
 
-/// A step that the state does not have.
+/// An invalid transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("an instance in state {state:?} cannot take the step {step:?}")]
+#[error("invalid transition {step:?} in state {state:?}")]
 pub struct IllegalTransition {
-    /// Where the instance is.
+    /// The current state.
     pub state: InstanceState,
-    /// What was asked of it.
+    /// The attempted transition.
     pub step: InstanceStep,
 }
 
 impl InstanceState {
-    /// Every state, in the order of a life.
+    /// Every state, in life-cycle order.
     pub const ALL: [InstanceState; 8] = [
         InstanceState::Creating,
         InstanceState::Starting,
@@ -75,10 +75,10 @@ impl InstanceState {
         InstanceState::Gone,
     ];
 
-    /// The one transition table.
+    /// The only transition table.
     ///
     /// # Errors
-    /// [`IllegalTransition`] where the state does not have that step; the state then stays as it is.
+    /// [`IllegalTransition`] if the state has no such transition; the state is then unchanged.
     pub fn step(self, step: InstanceStep) -> Result<InstanceState, IllegalTransition> {
         use InstanceState as S;
         use InstanceStep as T;
@@ -97,12 +97,12 @@ impl InstanceState {
         })
     }
 
-    /// Whether the scheduler may give it a new flow.
+    /// Whether the scheduler may pick it for new flows.
     pub const fn takes_new_flows(self) -> bool {
         matches!(self, InstanceState::Active)
     }
 
-    /// Whether packets of flows that it has still go to it.
+    /// Whether packets of its flows still go to it.
     pub const fn serves(self) -> bool {
         matches!(
             self,
@@ -110,7 +110,7 @@ impl InstanceState {
         )
     }
 
-    /// The word in tables, logs and labels.
+    /// The name in tables, logs and labels.
     pub const fn name(self) -> &'static str {
         match self {
             InstanceState::Creating => "creating",
