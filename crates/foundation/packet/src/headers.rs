@@ -45,7 +45,7 @@ pub(crate) mod next_header {
 
 /// The Ethernet header and its tags.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
+pub(crate) struct LinkHeader {
     pub(crate) ethertype: u16,
     /// Offset of layer 3.
     pub(crate) offset: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Link {
 }
 
 /// Reads the Ethernet header and at most [`MAX_VLAN_TAGS`] tags.
-pub(crate) fn link(frame: &[u8]) -> Result<Link, DropReason> {
+pub(crate) fn link(frame: &[u8]) -> Result<LinkHeader, DropReason> {
     let mut ethertype = be16(frame, 12).ok_or(DropReason::Malformed)?;
     let mut offset = ETHERNET_LEN;
     let mut vlan = 0;
@@ -77,7 +77,7 @@ pub(crate) fn link(frame: &[u8]) -> Result<Link, DropReason> {
         offset += TAG_LEN;
         tags += 1;
     }
-    Ok(Link {
+    Ok(LinkHeader {
         ethertype,
         offset,
         vlan,

@@ -398,7 +398,7 @@ fn parse_slow_path(frame: &[u8]) -> Parsed {
     }
 }
 
-fn parse_v4(frame: &[u8], link: headers::Link) -> Result<Parsed, DropReason> {
+fn parse_v4(frame: &[u8], link: headers::LinkHeader) -> Result<Parsed, DropReason> {
     let packet = frame.get(link.offset..).ok_or(DropReason::Malformed)?;
     let ip = headers::ipv4(packet)?;
     if ip.total_len < ip.header_len {
@@ -445,7 +445,7 @@ fn parse_v4(frame: &[u8], link: headers::Link) -> Result<Parsed, DropReason> {
     )
 }
 
-fn parse_v6(frame: &[u8], link: headers::Link) -> Result<Parsed, DropReason> {
+fn parse_v6(frame: &[u8], link: headers::LinkHeader) -> Result<Parsed, DropReason> {
     let packet = frame.get(link.offset..).ok_or(DropReason::Malformed)?;
     let ip = headers::ipv6(packet)?;
     let payload_len = if ip.payload_len == 0 && ip.next == next_header::HOP_BY_HOP {
@@ -513,7 +513,7 @@ struct Network<'a, A> {
 /// Builds the flow or the fragment from the header chain.
 fn finish<A: Family>(
     frame: &[u8],
-    link: headers::Link,
+    link: headers::LinkHeader,
     network: Network<'_, A>,
     chain: Chain,
 ) -> Result<Parsed, DropReason> {

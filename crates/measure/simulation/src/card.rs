@@ -18,7 +18,7 @@ use scheduling::{Metric, Scheduler};
 use serde::Deserialize;
 
 use crate::Error;
-use crate::control::{Control, SERVICE, scheduler_of};
+use crate::control::{ControlLoop, SERVICE, scheduler_of};
 use crate::load::{key_of, seconds};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Range, Scenario};
@@ -313,7 +313,7 @@ impl CardSwitch {
     }
 
     /// Passes the table and the collector's rates of each instance to the steering.
-    pub(crate) fn set_terms(&mut self, control: &Control) {
+    pub(crate) fn set_terms(&mut self, control: &ControlLoop) {
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
         for (row, since) in control.rows.iter().zip(&control.rows_since) {

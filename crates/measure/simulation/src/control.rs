@@ -44,7 +44,7 @@ struct Snapshot {
 }
 
 /// The control loop.
-pub(crate) struct Control {
+pub(crate) struct ControlLoop {
     pub(crate) collector: Collector,
     controller: Controller,
     engine: FakeEngine,
@@ -113,9 +113,9 @@ fn latency(range: Range) -> Latency {
     }
 }
 
-impl Control {
+impl ControlLoop {
     /// The loop once `min` instances are Active and the standbys are ready.
-    pub(crate) fn new(scenario: &Scenario, seed: u64) -> Result<Control, Error> {
+    pub(crate) fn new(scenario: &Scenario, seed: u64) -> Result<ControlLoop, Error> {
         let autoscaler = autoscaler_of(scenario)?;
         let service = &scenario.service;
         let instances = &scenario.instances;
@@ -148,7 +148,7 @@ impl Control {
         });
         let mut actions: Vec<Action> = scenario.action.clone();
         actions.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
-        let mut control = Control {
+        let mut control = ControlLoop {
             collector,
             controller,
             engine,

@@ -9,7 +9,7 @@ use traffic::Random;
 
 use crate::Error;
 use crate::card::{CardSwitch, Passing};
-use crate::control::{Control, SERVICE, SlotChange};
+use crate::control::{ControlLoop, SERVICE, SlotChange};
 use crate::load::{Compiled, whole_ms};
 use crate::outcome::{Interval, Recorder};
 use crate::queue::{Job, Station};
@@ -104,7 +104,7 @@ pub(crate) fn run(
     seed: u64,
     recorder: &mut Recorder,
 ) -> Result<(), Error> {
-    let mut control = Control::new(scenario, seed)?;
+    let mut control = ControlLoop::new(scenario, seed)?;
     let zero = control.zero;
     let end = zero + crate::load::seconds(scenario.duration_s);
     let mut events = Events::new(scenario, compiled, seed)?;
@@ -182,7 +182,7 @@ impl<'a> Events<'a> {
         self.places.get(slot.index()).and_then(Option::as_ref)
     }
 
-    fn take_over(&mut self, control: &mut Control) {
+    fn take_over(&mut self, control: &mut ControlLoop) {
         for change in std::mem::take(&mut control.changes) {
             match change {
                 SlotChange::Fresh(slot) => {
@@ -298,7 +298,7 @@ impl<'a> Events<'a> {
     }
 
     /// All events between `from` and `to`.
-    fn play(&mut self, control: &mut Control, from: u64, to: u64) {
+    fn play(&mut self, control: &mut ControlLoop, from: u64, to: u64) {
         let places = &self.places;
         if let Some(card) = &mut self.card {
             card.set_terms(control);
@@ -673,7 +673,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    fn count(&mut self, control: &mut Control) {
+    fn count(&mut self, control: &mut ControlLoop) {
         let ring = u64::from(self.scenario.instances.ring_slots);
         let servers = u64::from(self.scenario.queue.servers);
         if let Some(card) = &mut self.card {

@@ -10,7 +10,7 @@ use model::{Nanos, Slot};
 use traffic::Random;
 
 use crate::Error;
-use crate::control::{Control, SERVICE, SlotChange};
+use crate::control::{ControlLoop, SERVICE, SlotChange};
 use crate::load::{Class, Compiled, Single, nearest, whole, whole_ms};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Capacities, Instances, Scenario};
@@ -296,7 +296,7 @@ pub(crate) fn run(
     seed: u64,
     recorder: &mut Recorder,
 ) -> Result<(), Error> {
-    let mut control = Control::new(scenario, seed)?;
+    let mut control = ControlLoop::new(scenario, seed)?;
     let mut fluid = Fluid::new(scenario, compiled, seed)?;
     let zero = control.zero;
     let end = zero + crate::load::seconds(scenario.duration_s);
@@ -397,7 +397,7 @@ impl<'a> Fluid<'a> {
     }
 
     /// Applies the control loop's slot changes and rebuilds the candidates.
-    fn take_over(&mut self, control: &mut Control) {
+    fn take_over(&mut self, control: &mut ControlLoop) {
         for change in std::mem::take(&mut control.changes) {
             match change {
                 SlotChange::Fresh(slot) => {
@@ -503,7 +503,7 @@ impl<'a> Fluid<'a> {
 
     /// Single flows that end and start now, and those waiting for an instance. Returns whether there were
     /// any.
-    fn start_and_end(&mut self, control: &Control, now: Nanos) -> bool {
+    fn start_and_end(&mut self, control: &ControlLoop, now: Nanos) -> bool {
         let mut changed = false;
         while let Some(Reverse((at, index))) = self.ends.peek().copied()
             && at <= now
@@ -652,7 +652,7 @@ impl<'a> Fluid<'a> {
     }
 
     /// Advances rates, queues and counters by one step.
-    fn advance(&mut self, control: &mut Control, recorder: &mut Recorder, now: Nanos, dt: Nanos) {
+    fn advance(&mut self, control: &mut ControlLoop, recorder: &mut Recorder, now: Nanos, dt: Nanos) {
         let dt_s = dt.as_secs_f64();
         if self.compiled.aggregates.iter().any(|a| !a.classes.is_empty()) {
             self.pin_new_flows(now, dt_s);
@@ -755,7 +755,7 @@ impl<'a> Fluid<'a> {
     }
 
     /// Each instance's capacity and queue, and the counters for the collector.
-    fn serve(&mut self, control: &mut Control, recorder: &mut Recorder, dt_s: f64) {
+    fn serve(&mut self, control: &mut ControlLoop, recorder: &mut Recorder, dt_s: f64) {
         let instances = self.instances;
         let ring = f64::from(instances.ring_slots);
         let arrivals_pps = &self.arrivals_pps;
@@ -900,7 +900,7 @@ impl<'a> Fluid<'a> {
     }
 
     /// Ends fractions below half a flow on instances without new flows, and flows without an instance.
-    fn die_out(&mut self, control: &Control) {
+    fn die_out(&mut self, control: &ControlLoop) {
         if self.classes == 0 {
             return;
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use model::{EventKind, InstanceId, InstanceState, Nanos, Slot};
 use serde::Serialize;
 
-use crate::control::Control;
+use crate::control::ControlLoop;
 use crate::load::seconds;
 use crate::scenario::{Scenario, Traffic};
 
@@ -192,7 +192,7 @@ impl Recorder {
     }
 
     /// Adds a step that ended at `now`.
-    pub(crate) fn note(&mut self, control: &Control, interval: &Interval, now: Nanos) {
+    pub(crate) fn note(&mut self, control: &ControlLoop, interval: &Interval, now: Nanos) {
         let counted = now > self.warm_up;
         let dt = now.since(self.last);
         self.last = now;
@@ -255,7 +255,7 @@ impl Recorder {
     }
 
     /// Records a point if one is due. `flows` returns the flows pinned to a slot.
-    pub(crate) fn record(&mut self, now: Nanos, control: &mut Control, flows: impl Fn(Slot) -> f64) {
+    pub(crate) fn record(&mut self, now: Nanos, control: &mut ControlLoop, flows: impl Fn(Slot) -> f64) {
         control.events.clear();
         if now < self.next && now < self.duration {
             return;
@@ -296,7 +296,7 @@ impl Recorder {
     }
 
     /// Ends the run.
-    pub(crate) fn finish(&mut self, control: &Control) {
+    pub(crate) fn finish(&mut self, control: &ControlLoop) {
         let before = self.changes.back().copied().unwrap_or(self.warm_up);
         self.longest_quiet = self.longest_quiet.max(self.last.since(before));
         let active = control

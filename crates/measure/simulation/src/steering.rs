@@ -5,7 +5,7 @@ use model::{Direction, FlowKey, Nanos, Slot};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Terms};
 
 use crate::Error;
-use crate::control::{Control, SERVICE, scheduler_of};
+use crate::control::{ControlLoop, SERVICE, scheduler_of};
 use crate::load::{key_of, nearest};
 use crate::scenario::Scenario;
 
@@ -48,7 +48,7 @@ impl Steering {
     }
 
     /// Rebuilds the candidates with the collector's loads and the current pins.
-    pub(crate) fn relist(&mut self, control: &Control, live: impl Fn(Slot) -> f64) {
+    pub(crate) fn relist(&mut self, control: &ControlLoop, live: impl Fn(Slot) -> f64) {
         let terms = Terms {
             at: control.now,
             fit: self.fit,
@@ -159,7 +159,7 @@ impl Steering {
 /// An instance's load in the scheduler's metric.
 #[inline]
 fn load(
-    control: &Control,
+    control: &ControlLoop,
     metric: Metric,
     service: &ServiceRates,
     slot: Slot,

@@ -12,19 +12,19 @@ pub const LENGTH_LIMIT: u32 = 1 << 30;
 
 /// The source of flow lengths.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Lengths {
+pub enum FlowLengths {
     /// Every flow has this many packets.
     Constant(u32),
     /// Drawn from a mixture.
     Mixture(Mixture),
 }
 
-impl Lengths {
+impl FlowLengths {
     /// The next flow's length in packets, at least 1.
     pub fn draw(&self, random: &mut Random) -> u32 {
         match self {
-            Lengths::Constant(n) => (*n).max(1),
-            Lengths::Mixture(mixture) => mixture.draw(random),
+            FlowLengths::Constant(n) => (*n).max(1),
+            FlowLengths::Mixture(mixture) => mixture.draw(random),
         }
     }
 }
@@ -177,6 +177,6 @@ mod tests {
     fn a_length_is_at_least_one_packet() {
         let mixture = Mixture::parse(r#"{"mix": [[1, "uniform", [-5, 1]]]}"#).unwrap();
         assert_eq!(mixture.draw(&mut Random::new(1)), 1);
-        assert_eq!(Lengths::Constant(0).draw(&mut Random::new(1)), 1);
+        assert_eq!(FlowLengths::Constant(0).draw(&mut Random::new(1)), 1);
     }
 }

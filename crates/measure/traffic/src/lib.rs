@@ -43,7 +43,7 @@ mod units;
 pub use capacity::highest_rate;
 pub use error::Error;
 pub use generator::{Control, Generator};
-pub use lengths::{LENGTH_LIMIT, Lengths, Mixture, MixtureProblem};
+pub use lengths::{FlowLengths, LENGTH_LIMIT, Mixture, MixtureProblem};
 pub use memif_port::MemifPort;
 pub use order::{Arrival, OrderTracker, WINDOW};
 pub use pin::{PinTracker, Steer};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::Error;
-use crate::lengths::{Lengths, Mixture};
+use crate::lengths::{FlowLengths, Mixture};
 use crate::profile::{Capture, LengthSource, Phase, Profile, Timing};
 use crate::random::Random;
 use crate::replay::Replay;
@@ -145,7 +145,7 @@ struct PhaseSchedule {
     active: VecDeque<Active>,
     /// With a total rate: when the next packet is due.
     together: Option<u64>,
-    arrivals: Option<(f64, Lengths)>,
+    arrivals: Option<(f64, FlowLengths)>,
     random: Random,
 }
 
@@ -165,9 +165,11 @@ impl PhaseSchedule {
         let end = start + ns(phase.duration);
         let rate = phase.rate.or(phase.rate_per_flow).map_or(1.0, |rate| rate.0);
         let arrivals = match (phase.arrivals, &phase.lengths) {
-            (Some(per_second), Some(LengthSource::Packets(n))) => Some((per_second, Lengths::Constant(*n))),
+            (Some(per_second), Some(LengthSource::Packets(n))) => {
+                Some((per_second, FlowLengths::Constant(*n)))
+            }
             (Some(per_second), Some(LengthSource::File(path))) => {
-                Some((per_second, Lengths::Mixture(Mixture::load(path)?)))
+                Some((per_second, FlowLengths::Mixture(Mixture::load(path)?)))
             }
             _ => None,
         };

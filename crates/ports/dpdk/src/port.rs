@@ -367,8 +367,8 @@ impl Port {
         self.started = true;
         self.info = read_info(&self.attached)?;
         let lengths = match &self.interface {
-            Some(interface) if of_kernel => Lengths::of_interface(interface_mtu(interface)?, config.mtu),
-            _ => Lengths::of_device(config.mtu.unwrap_or(self.info.mtu)),
+            Some(interface) if of_kernel => FrameLimits::of_interface(interface_mtu(interface)?, config.mtu),
+            _ => FrameLimits::of_device(config.mtu.unwrap_or(self.info.mtu)),
         };
         Ok(Queues {
             rx: (0..config.rx_queues)
@@ -584,7 +584,7 @@ impl RxQueue {
 /// A transmit queue with one owner, on any thread.
 pub struct TxQueue {
     queue: u16,
-    lengths: Lengths,
+    lengths: FrameLimits,
     segments_max: u16,
     refused: Refused,
     lease: Lease,
@@ -601,22 +601,22 @@ pub struct Refused {
 
 /// The longest frames accepted by a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lengths {
+struct FrameLimits {
     /// With a VLAN tag.
     tagged: usize,
     /// Without.
     untagged: usize,
 }
 
-impl Lengths {
+impl FrameLimits {
     /// For a device with that MTU: every frame may have tags. A software device without an MTU accepts any
     /// length.
-    fn of_device(mtu: u16) -> Lengths {
+    fn of_device(mtu: u16) -> FrameLimits {
         let longest = match mtu {
             0 => usize::MAX,
             mtu => usize::from(mtu) + FRAME_OVERHEAD_BYTES,
         };
-        Lengths {
+        FrameLimits {
             tagged: longest,
             untagged: longest,
         }
@@ -624,17 +624,17 @@ impl Lengths {
 
     /// For a kernel interface: the kernel silently drops frames above its MTU plus header; an 802.1Q tag may
     /// add four bytes.
-    fn of_interface(mtu: u16, wanted: Option<u16>) -> Lengths {
-        let device = Lengths::of_device(wanted.unwrap_or(0));
-        Lengths {
+    fn of_interface(mtu: u16, wanted: Option<u16>) -> FrameLimits {
+        let device = FrameLimits::of_device(wanted.unwrap_or(0));
+        FrameLimits {
             tagged: device.tagged.min(usize::from(mtu) + ETHERNET_BYTES + VLAN_BYTES),
             untagged: device.untagged.min(usize::from(mtu) + ETHERNET_BYTES),
         }
     }
 
     /// The same, limited to `longest`.
-    fn cut_to(self, longest: usize) -> Lengths {
-        Lengths {
+    fn cut_to(self, longest: usize) -> FrameLimits {
+        FrameLimits {
             tagged: self.tagged.min(longest),
             untagged: self.untagged.min(longest),
         }
@@ -769,14 +769,14 @@ impl Refused {
 }
 
 /// Whether the device accepts this frame; linearizes a chain first if the device accepts none.
-fn prepare(mbuf: &mut Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+fn prepare(mbuf: &mut Mbuf, lengths: &FrameLimits, segments_max: u16) -> bool {
     if segments_max < 2 && !mbuf.is_contiguous() && mbuf.linearize().is_err() {
         return false;
     }
     is_valid(mbuf, lengths, segments_max)
 }
 
-fn is_valid(mbuf: &Mbuf, lengths: &Lengths, segments_max: u16) -> bool {
+fn is_valid(mbuf: &Mbuf, lengths: &FrameLimits, segments_max: u16) -> bool {
     lengths.allow(mbuf) && (mbuf.is_contiguous() || mbuf.segment_count() <= segments_max)
 }
 

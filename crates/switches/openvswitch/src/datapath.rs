@@ -93,22 +93,22 @@ fn ports(matched: &str, protocol: &str) -> Option<(u16, u16)> {
 
 /// The control socket of a running `ovs-vswitchd` on the same machine, as used by `ovs-appctl`.
 #[derive(Debug)]
-pub struct Control {
+pub struct Unixctl {
     rpc: Rpc,
 }
 
-impl Control {
+impl Unixctl {
     /// Connects to the switch with that run directory, such as `/run/openvswitch`.
     ///
     /// # Errors
     /// [`OvsdbError::Socket`] if none runs.
-    pub fn connect(run_directory: &Path, limit: Duration) -> Result<Control, OvsdbError> {
+    pub fn connect(run_directory: &Path, limit: Duration) -> Result<Unixctl, OvsdbError> {
         let socket = control_socket(run_directory).map_err(|source| OvsdbError::Socket {
             endpoint: Endpoint::Unix(run_directory.join(PID_FILE)),
             source,
         })?;
         let rpc = Rpc::connect(&Endpoint::Unix(socket), limit)?;
-        Ok(Control { rpc })
+        Ok(Unixctl { rpc })
     }
 
     /// The fully or partially offloaded flows of a datapath. `datapath`: `netdev` or `system`.

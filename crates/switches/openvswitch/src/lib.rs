@@ -16,7 +16,7 @@ mod rpc;
 mod tls;
 
 pub use connection::{Connection, ConnectionError, Reconnecting, Turned};
-pub use datapath::{Control, DatapathFlow, Offload, datapath_flows};
+pub use datapath::{DatapathFlow, Offload, Unixctl, datapath_flows};
 pub use endpoint::{Endpoint, EndpointError};
 pub use ovsdb::{BridgeSpec, InterfaceStatus, Ovsdb, OvsdbError, PortSpec};
 pub use tls::Keys;

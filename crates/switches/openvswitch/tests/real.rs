@@ -13,8 +13,8 @@ use openflow::{
     PacketOut, Role, Version,
 };
 use openvswitch::{
-    BridgeSpec, Control, DatapathFlow, Endpoint, Keys, Offload, Ovsdb, OvsdbError, PortSpec, Reconnecting,
-    Turned, datapath_flows,
+    BridgeSpec, DatapathFlow, Endpoint, Keys, Offload, Ovsdb, OvsdbError, PortSpec, Reconnecting, Turned,
+    Unixctl, datapath_flows,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
@@ -786,7 +786,7 @@ fn offloaded_flows_are_read_from_the_switch() {
     controller.send(&Message::FlowMod(rule(9, 0x77, vec![Action::output(2)])));
     controller.barrier();
     switch.receive("p1", PACKET);
-    let mut control = Control::connect(switch.directory.path(), LIMIT).unwrap();
+    let mut control = Unixctl::connect(switch.directory.path(), LIMIT).unwrap();
     let mut flows: Vec<DatapathFlow> = Vec::new();
     until("the packet's flow is in the datapath", || {
         flows = datapath_flows(&control.dump_flows("dummy", "all").unwrap()).collect();

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use openvswitch::{Control, DatapathFlow, Endpoint, Ovsdb};
+use openvswitch::{DatapathFlow, Endpoint, Ovsdb, Unixctl};
 
 use super::{DATABASE_LIMIT, OpenFlowSwitchConfig};
 
@@ -86,7 +86,7 @@ impl Looker {
         if !self.is_on() {
             return None;
         }
-        let found = Control::connect(&directory, CONTROL_LIMIT)
+        let found = Unixctl::connect(&directory, CONTROL_LIMIT)
             .and_then(|mut control| control.offloaded_flows(&self.datapath));
         match found {
             Ok(found) => Some(found),
