@@ -308,7 +308,7 @@ mod tests {
         }
 
         #[test]
-        fn a_card_gives_the_packets_of_a_flow_to_its_owner((src, dst) in addresses(), workers in 1_usize..33) {
+        fn rss_delivers_flows_to_their_owner((src, dst) in addresses(), workers in 1_usize..33) {
             let input: Option<Vec<u8>> = match (src, dst) {
                 (IpAddr::V4(src), IpAddr::V4(dst)) => Some([src.octets(), dst.octets()].concat()),
                 (IpAddr::V6(src), IpAddr::V6(dst)) => Some([src.octets(), dst.octets()].concat()),

@@ -195,7 +195,7 @@ fn a_packet_after_the_time_of_expiry_keeps_its_flow() {
 }
 
 #[test]
-fn a_jump_of_the_clock_ends_what_is_due_and_nothing_else() {
+fn a_clock_jump_ends_due_flows_only() {
     let mut table = table();
     let flow = enter(&mut table, &key(1, protocol::TCP), [Slot(1); 2], START);
     table.hit(flow, Direction::Forward, 1, 60, START, tcp_flag::ACK);
@@ -433,7 +433,7 @@ fn impossible_tables_are_rejected_with_the_reason() {
 }
 
 #[test]
-fn a_table_without_room_for_a_family_says_full() {
+fn a_table_without_capacity_for_a_family_is_full() {
     let mut table = table_of(
         &TableConfig {
             ipv4_flows: 0,

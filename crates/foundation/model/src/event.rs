@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{InstanceId, InstanceState, Nanos};
 
-/// Something that happened, as the event log keeps it.
+/// An entry of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Event {
@@ -12,10 +12,10 @@ pub struct Event {
     pub at: Nanos,
     /// Wall-clock time, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// The service's name, where it is about one.
+    /// The service's name, if the event concerns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// The instance, where it is about one.
+    /// The instance, if the event concerns one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
     /// What happened.
@@ -23,7 +23,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -35,14 +35,14 @@ pub enum EventKind {
     },
     /// inco is stopping.
     Stopping {
-        /// Whether the containers go on running.
+        /// Whether the containers keep running.
         keep: bool,
     },
     /// An instance changed its state.
     State {
-        /// Before.
+        /// The previous state.
         from: InstanceState,
-        /// After.
+        /// The new state.
         to: InstanceState,
         /// Why, in a sentence.
         reason: String,
@@ -51,111 +51,111 @@ pub enum EventKind {
     Scaled {
         /// Active instances before.
         from: u32,
-        /// Active instances wanted.
+        /// Wanted Active instances.
         to: u32,
         /// The policy's name.
         policy: String,
-        /// The rule that decided, and its figures.
+        /// The rule that decided, with its figures.
         reason: String,
-        /// All that it rested on, as `inco explain autoscaler` takes it; absent where somebody decided by hand.
+        /// The inputs of the decision, as `inco explain autoscaler` takes them; absent for a manual decision.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         case: Option<Box<serde_json::Value>>,
     },
-    /// An autoscaler that only says what it would do would want another count.
+    /// An autoscaler in shadow mode would want another count.
     Shadowed {
-        /// Active instances that are wanted.
+        /// Wanted Active instances.
         wanted: u32,
-        /// Those that it would want.
+        /// The count that it would want.
         would: u32,
         /// The policy's name.
         policy: String,
-        /// The rule that decided, and its figures.
+        /// The rule that decided, with its figures.
         reason: String,
     },
-    /// The autoscaler gave an instance another CPU quota.
+    /// The autoscaler changed an instance's CPU quota.
     Resized {
-        /// CPUs before; absent where there was no quota.
+        /// CPUs before; absent if there was no quota.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from_cpus: Option<f64>,
-        /// CPUs from now on.
+        /// The new CPUs.
         to_cpus: f64,
         /// The policy's name.
         policy: String,
-        /// The rule that decided, and its figures.
+        /// The rule that decided, with its figures.
         reason: String,
-        /// All that it rested on, as `inco explain autoscaler` takes it.
+        /// The inputs of the decision, as `inco explain autoscaler` takes them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         case: Option<Box<serde_json::Value>>,
     },
-    /// The flows of an instance lost their pins, though it is well: each is given anew with its next packet.
+    /// A healthy instance's flows were unpinned: each is scheduled again at its next packet.
     Unpinned {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A ring was full, or a quarter full twice in a row.
     Hot {
-        /// Share of the ring occupied when it was noticed, 0 to 1.
+        /// Occupied share of the ring when noticed, 0 to 1.
         occupancy: f64,
     },
-    /// A scheduling decision that somebody asked to see.
+    /// A scheduling decision, recorded on request.
     Picked {
         /// The scheduler's name.
         policy: String,
         /// The new flow.
         flow: String,
-        /// Whether it fitted the instance that it was given to.
+        /// Whether it fitted the picked instance.
         fits: bool,
-        /// All that it rested on, as `inco explain scheduler` takes it.
+        /// The inputs of the decision, as `inco explain scheduler` takes them.
         case: Box<serde_json::Value>,
     },
-    /// No instance fitted a new flow; the least loaded one was given it.
+    /// A new flow fitted no instance and went to the least loaded one.
     Overcommitted {
-        /// How many flows since the last such event.
+        /// Number of such flows since the last such event.
         flows: u64,
     },
-    /// An uplink got a peer, or lost it.
+    /// An uplink's peer connected or disconnected.
     Uplink {
         /// Its name.
         uplink: String,
         /// Whether it has a peer now.
         up: bool,
-        /// Who the peer is, or why it is gone.
+        /// The peer, or why it disconnected.
         detail: String,
     },
-    /// Something outside failed; what was done about it is in `reason`.
+    /// An external failure; `reason` includes the reaction.
     Failure {
         /// What failed: engine, port, uplink, instance.
         what: String,
-        /// What happened and what is done about it.
+        /// What happened, and the reaction.
         reason: String,
     },
-    /// What had failed works again.
+    /// A failure has ended.
     Recovered {
         /// What had failed.
         what: String,
-        /// For how long it had, in milliseconds.
+        /// Duration of the failure, in milliseconds.
         after_ms: u64,
     },
-    /// Somebody asked for something over the API or the command line.
+    /// An action requested over the API or the command line.
     Action {
-        /// What was asked.
+        /// The requested action.
         action: String,
-        /// The same with all that was said, as the API takes it.
+        /// The action with all its arguments, as the API takes it.
         #[serde(default)]
         request: serde_json::Value,
-        /// Who asked: `uid 0` over the unix socket, `token admin` over TCP, `signal` for a signal.
+        /// The requester: `uid 0` over the unix socket, `token admin` over TCP, `signal` for a signal.
         #[serde(default)]
         by: String,
-        /// Whether it was refused; `result` then says why.
+        /// Whether it was refused; `result` then gives the reason.
         #[serde(default)]
         refused: bool,
-        /// What came of it.
+        /// The result.
         result: String,
     },
 }
 
 impl EventKind {
-    /// Every kind's word.
+    /// The names of all kinds.
     pub const NAMES: &'static [&'static str] = &[
         "started",
         "stopping",
@@ -173,7 +173,7 @@ impl EventKind {
         "action",
     ];
 
-    /// The word for it: what `event` says where it is written down.
+    /// The name: the value of `event` in serialised form.
     pub const fn name(&self) -> &'static str {
         match self {
             EventKind::Started { .. } => "started",

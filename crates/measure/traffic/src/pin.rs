@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_declared_late_is_no_mis_steer() {
+    fn a_move_declared_late_is_not_a_mis_steer() {
         let mut pin = PinTracker::default();
         assert_eq!(pin.forgive_move(), 0);
         for (sequence, instance) in [(1, 7), (2, 7), (3, 9), (4, 9)] {

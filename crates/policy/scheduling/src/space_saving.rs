@@ -25,10 +25,10 @@ pub struct SpaceSaving<K, const N: usize> {
 }
 
 impl<K: Copy + Eq, const N: usize> SpaceSaving<K, N> {
-    /// An empty sketch. `nobody` is any key; it fills unused counters.
-    pub fn new(nobody: K) -> Self {
+    /// An empty sketch. `placeholder` is any key; it fills unused counters.
+    pub fn new(placeholder: K) -> Self {
         let unused = Heavy {
-            key: nobody,
+            key: placeholder,
             count: 0,
             error: 0,
         };

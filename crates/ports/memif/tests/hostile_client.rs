@@ -274,7 +274,7 @@ fn many_stalled_clients_hold_up_nobody() {
 }
 
 #[test]
-fn a_stalled_client_holds_up_nobody_and_is_put_out() {
+fn a_stalled_client_blocks_no_other_and_times_out() {
     let mut place = place(|config| config.handshake_timeout = Duration::from_millis(100));
     // More than the listener handles at once, all silent.
     let silent: Vec<RawSocket> = (0..40).map(|_| RawSocket::connect(&place.path)).collect();
