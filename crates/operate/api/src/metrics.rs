@@ -6,11 +6,13 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode as encode_registry;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    CounterValueEncoder, DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::counters::{Counters, SpanCounts};
+use crate::counters::{Counters, Kind, Level, Number, SpanCounts};
 
 /// The text formats of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +125,26 @@ impl Writer<'_> {
         })
     }
 
+    /// The metrics of that kind among the fields of a level.
+    fn level<'r, T: Level>(
+        &mut self,
+        kind: Kind,
+        rows: impl IntoIterator<Item = (Labels<'r>, &'r T)> + Clone,
+    ) -> fmt::Result {
+        for metric in T::METRICS.iter().filter(|metric| metric.kind == kind) {
+            let rows = rows.clone().into_iter();
+            let rows = rows.filter_map(|(labels, of)| Some((labels, (metric.value)(of)?)));
+            match kind {
+                Kind::Counter | Kind::Seconds => self.counter(metric.name, metric.help, rows)?,
+                Kind::Gauge => {
+                    let rows = rows.map(|(labels, value)| (labels, value.as_f64()));
+                    self.gauge(metric.name, metric.help, rows)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn gauge<'r>(
         &mut self,
         name: &str,
@@ -152,6 +174,24 @@ impl Writer<'_> {
                 encoder.encode_histogram::<NoLabelSet>(value.sum_s, value.count(), &buckets, None)
             },
         )
+    }
+}
+
+impl Number {
+    fn as_f64(self) -> f64 {
+        match self {
+            Number::Whole(number) => number as f64,
+            Number::Real(number) => number,
+        }
+    }
+}
+
+impl EncodeCounterValue for Number {
+    fn encode(&self, encoder: &mut CounterValueEncoder<'_>) -> fmt::Result {
+        match self {
+            Number::Whole(number) => number.encode(encoder),
+            Number::Real(number) => number.encode(encoder),
+        }
     }
 }
 
@@ -219,55 +259,18 @@ impl Families {
     }
 
     fn uplinks(&self, out: &mut Writer<'_>) -> fmt::Result {
-        let all = &self.0.uplinks;
-        macro_rules! counters {
-            ($($name:literal $help:literal $field:ident,)*) => {$(
-                out.counter($name, $help, all.iter().map(|u| (vec![("uplink", u.name.as_str())], u.$field)))?;
-            )*};
-        }
-        out.gauge(
-            "uplink_up",
-            "Whether the uplink has a peer or a link",
-            all.iter()
-                .map(|u| (vec![("uplink", u.name.as_str())], flag(u.up))),
-        )?;
-        counters! {
-            "uplink_received_packets" "Packets received from the uplink" received_packets,
-            "uplink_received_bytes" "Bytes received from the uplink" received_bytes,
-            "uplink_sent_packets" "Packets sent to the uplink" sent_packets,
-            "uplink_sent_bytes" "Bytes sent to the uplink" sent_bytes,
-            "uplink_dropped_packets" "Packets for the uplink that were dropped" dropped_packets,
-            "uplink_missed_packets" "Packets that the device dropped before the switch could take them" missed_packets,
-            "uplink_failed_packets" "Packets that the device took and could not send" failed_packets,
-        }
-        Ok(())
+        let all = self.0.uplinks.iter();
+        let all = all.map(|uplink| (vec![("uplink", uplink.name.as_str())], uplink));
+        out.level(Kind::Gauge, all.clone())?;
+        out.level(Kind::Counter, all)
     }
 
     fn services(&self, out: &mut Writer<'_>) -> fmt::Result {
         let all = &self.0.services;
-        macro_rules! counters {
-            ($($name:literal $help:literal $field:ident,)*) => {$(
-                out.counter($name, $help, all.iter().map(|s| (vec![("service", s.name.as_str())], s.$field)))?;
-            )*};
-        }
-        macro_rules! gauges {
-            ($($name:literal $help:literal |$of:ident| $value:expr,)*) => {$(
-                out.gauge($name, $help, all.iter().filter_map(|$of| {
-                    let value: Option<f64> = $value;
-                    Some((vec![("service", $of.name.as_str())], value?))
-                }))?;
-            )*};
-        }
-        counters! {
-            "service_offered_packets" "Packets of the service's flows, served or dropped" offered_packets,
-            "service_offered_bytes" "Bytes of the service's flows, served or dropped" offered_bytes,
-            "service_returned_packets" "Packets back from the service's instances" returned_packets,
-            "service_returned_bytes" "Bytes back from the service's instances" returned_bytes,
-            "service_unpinned_packets" "Packets sent by hash without a pin because the flow table was full" unpinned_packets,
-            "service_new_flows" "New flows given to the service's instances" new_flows,
-            "service_expected_moves" "Flows given to another instance because theirs had failed" expected_moves,
-            "service_overcommitted_flows" "New flows given to an instance although none fitted" overcommitted_flows,
-        }
+        let labelled = all
+            .iter()
+            .map(|service| (vec![("service", service.name.as_str())], service));
+        out.level(Kind::Counter, labelled.clone())?;
         out.counter(
             "service_dropped_packets",
             "Packets of the service's flows that were dropped, by reason",
@@ -291,14 +294,7 @@ impl Families {
                 })
             }),
         )?;
-        gauges! {
-            "service_live_flows" "Flows pinned to the service's instances" |s| Some(s.live_flows as f64),
-            "service_desired_instances" "Active instances wanted" |s| Some(f64::from(s.desired)),
-            "service_min_instances" "Active instances at least" |s| Some(f64::from(s.min)),
-            "service_max_instances" "Active instances at most" |s| Some(f64::from(s.max)),
-            "service_utilisation_ratio" "Offered rate by the capacity of the active instances" |s| s.utilisation,
-            "service_instance_capacity_pps" "Packets per second that one instance processes" |s| s.capacity_pps,
-        }
+        out.level(Kind::Gauge, labelled)?;
         out.gauge(
             "service_instances",
             "Instances of the service, by state",
@@ -341,23 +337,8 @@ impl Families {
         let ids: Vec<String> = self.0.instances.iter().map(|i| i.id.to_string()).collect();
         let all = || ids.iter().map(String::as_str).zip(&self.0.instances);
         // "instance" is what Prometheus calls the target that it scrapes.
-        macro_rules! rows {
-            ($kind:ident: $($name:literal $help:literal |$of:ident| $value:expr,)*) => {$(
-                out.$kind($name, $help, all().filter_map(|(id, $of)| {
-                    Some((vec![("service", $of.service.as_str()), ("instance_id", id)], $value?))
-                }))?;
-            )*};
-        }
-        rows! { counter:
-            "instance_to_packets" "Packets put into the instance's ring" |i| Some(i.to_packets),
-            "instance_to_bytes" "Bytes put into the instance's ring" |i| Some(i.to_bytes),
-            "instance_back_packets" "Packets back from the instance" |i| Some(i.back_packets),
-            "instance_back_bytes" "Bytes back from the instance" |i| Some(i.back_bytes),
-            "instance_originated_packets" "Packets that the instance made itself" |i| Some(i.originated_packets),
-            "instance_return_unmatched_packets" "Packets back that are of no flow of the instance" |i| Some(i.return_unmatched_packets),
-            "instance_new_flows" "Flows given to the instance" |i| Some(i.new_flows),
-            "instance_hot" "Times that its ring was seen full, or a quarter full twice in a row" |i| Some(i.hot),
-        }
+        let labelled = all().map(|(id, i)| (vec![("service", i.service.as_str()), ("instance_id", id)], i));
+        out.level(Kind::Counter, labelled.clone())?;
         out.counter(
             "instance_dropped_packets",
             "Packets dropped on the way to the instance or in it, by reason",
@@ -372,18 +353,8 @@ impl Families {
                 })
             }),
         )?;
-        rows! { counter:
-            "instance_held_up_seconds" "Time in which the instance could not run: throttled by its quota, or waiting for a CPU" |i| Some(i.held_up_s),
-            "instance_busy_seconds" "Time in which the function was busy, where it tells" |i| i.busy_s,
-        }
-        rows! { gauge:
-            "instance_live_flows" "Flows pinned to the instance" |i| Some(i.live_flows as f64),
-            "instance_ring_used_descriptors" "Descriptors in the ring towards the instance" |i| Some(i.ring_used as f64),
-            "instance_ring_descriptors" "Descriptors that the ring towards the instance has" |i| Some(i.ring_slots as f64),
-            "instance_memory_bytes" "Memory in use" |i| i.memory_bytes.map(|bytes| bytes as f64),
-            "instance_quota_cpus" "CPUs that the instance may use, where that is limited" |i| i.cpu_quota,
-            "instance_utilisation_ratio" "Rate given to the instance by its capacity" |i| i.utilisation,
-        }
+        out.level(Kind::Seconds, labelled.clone())?;
+        out.level(Kind::Gauge, labelled)?;
         out.gauge(
             "instance_state",
             "1 for the state that the instance is in",
@@ -400,31 +371,11 @@ impl Families {
 
     fn workers(&self, out: &mut Writer<'_>) -> fmt::Result {
         let ids: Vec<String> = self.0.workers.iter().map(|w| w.worker.to_string()).collect();
-        let all = || ids.iter().map(String::as_str).zip(&self.0.workers);
-        macro_rules! rows {
-            ($kind:ident: $($name:literal $help:literal |$of:ident| $value:expr,)*) => {$(
-                out.$kind($name, $help, all().map(|(id, $of)| (vec![("worker", id)], $value)))?;
-            )*};
-        }
-        rows! { counter:
-            "worker_received_packets" "Packets that the worker received from uplinks" |w| w.received_packets,
-            "worker_handed_off_packets" "Packets that the worker handed to others" |w| w.handed_off_packets,
-            "worker_passed_packets" "Packets of no service that the worker passed to an uplink" |w| w.passed_packets,
-            "worker_turns" "Turns of the worker's loop" |w| w.turns,
-            "worker_table_full_packets" "Packets of flows that found no place in the worker's flow table" |w| w.table_full_packets,
-            "worker_lost_events" "Events that found no room on their way to the control plane" |w| w.events_lost,
-        }
-        rows! { counter:
-            "worker_awake_seconds" "Time in which the worker did not sleep" |w| w.awake_s,
-            "worker_busy_seconds" "Time in which the worker moved packets" |w| w.busy_s,
-        }
-        rows! { gauge:
-            "worker_longest_gap_seconds" "The longest time between two turns without a sleep" |w| w.longest_gap_s,
-            "worker_flows" "Flows in the worker's table" |w| w.live_flows as f64,
-            "worker_flow_limit" "Flows that the worker's table can hold" |w| w.flow_limit as f64,
-            "worker_waiting_fragments" "Fragments that wait for their first one" |w| w.fragments_waiting as f64,
-        }
-        Ok(())
+        let all = ids.iter().zip(&self.0.workers);
+        let all = all.map(|(id, worker)| (vec![("worker", id.as_str())], worker));
+        out.level(Kind::Counter, all.clone())?;
+        out.level(Kind::Seconds, all.clone())?;
+        out.level(Kind::Gauge, all)
     }
 
     fn control(&self, out: &mut Writer<'_>) -> fmt::Result {
@@ -463,31 +414,9 @@ impl Families {
             "How late each turn of the control loop began",
             [(vec![], &control.lag)],
         )?;
-        out.counter(
-            "collector_samples",
-            "Samples of all counters",
-            [(vec![], control.samples)],
-        )?;
-        out.counter(
-            "collector_sampling_seconds",
-            "Time that sampling took",
-            [(vec![], control.sampling_s)],
-        )?;
-        out.gauge(
-            "collector_longest_sample_seconds",
-            "The longest sample",
-            [(vec![], control.longest_sample_s)],
-        )?;
-        out.gauge(
-            "plan_generation",
-            "The newest plan that workers were given",
-            [(vec![], control.plan_generation as f64)],
-        )?;
-        out.gauge(
-            "plan_acknowledged_generation",
-            "The newest plan that every worker steers by",
-            [(vec![], control.plan_acknowledged as f64)],
-        )?;
+        for kind in [Kind::Counter, Kind::Seconds, Kind::Gauge] {
+            out.level(kind, [(vec![], control)])?;
+        }
         out.counter(
             "reloads",
             "Changed configurations, applied or refused",
@@ -511,22 +440,7 @@ impl Families {
                 (vec![("action", a.action.as_str()), ("result", result)], a.count)
             }),
         )?;
-        let log = &of.event_log;
-        out.counter(
-            "event_log_written_events",
-            "Events written to the event log's files",
-            [(vec![], log.written_events)],
-        )?;
-        out.counter(
-            "event_log_written_bytes",
-            "Bytes written to the event log's files",
-            [(vec![], log.written_bytes)],
-        )?;
-        out.counter(
-            "event_log_lost_events",
-            "Events that could not be written: the disk was full, too slow, or refused",
-            [(vec![], log.lost_events)],
-        )?;
+        out.level(Kind::Counter, [(vec![], &of.event_log)])?;
         let statuses: Vec<(String, u64)> = of
             .api
             .requests

@@ -602,7 +602,7 @@ tables! {
     {
         policy: text(known_scheduler), [= "\"best-fit\""], Applies,
             "scheduler", "\"worst-fit\"", "The policy.";
-        metric: word(&METRICS), [= "\"packets\""], Applies,
+        metric: word(METRICS), [= "\"packets\""], Applies,
             "`\"packets\"`, `\"bytes\"`, `\"flows\"` or `\"busy\"`", "\"busy\"",
             "What loads are counted in: packets or bytes per second, flows, or the share of time in which a \
              function is busy (where it does not tell, its packets ÷ `capacity`).";
