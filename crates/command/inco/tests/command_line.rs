@@ -782,3 +782,62 @@ fn top_restores_the_terminal_when_it_is_ended() {
     screen.until("\x1b[?1049l");
     assert!(child.wait().unwrap().success());
 }
+
+/// CPU time of a process so far, and whether it has ended.
+fn cpu_time(pid: i32) -> Option<std::time::Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    let is_dead = fields[0] == "Z";
+    (!is_dead).then(|| std::time::Duration::from_millis(10 * ticks))
+}
+
+/// In a session of its own, so that the kernel sends it no signal: it must see by itself that the terminal is gone.
+#[test]
+fn top_ends_with_its_terminal() {
+    let fake = Fake::start();
+    let pid_file = fake.directory.path().join("pid");
+    let top = format!(
+        "stty cols 80 rows 24; exec setsid --wait sh -c 'echo $$ > {}; exec {} top'",
+        pid_file.display(),
+        env!("CARGO_BIN_EXE_inco")
+    );
+    let mut child = Command::new("script")
+        .args(["-qfec", &top, "/dev/null"])
+        .env("INCO_RUN_DIR", fake.directory.path())
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut screen = Screen {
+        shown: String::new(),
+        output: child.stdout.take().unwrap(),
+    };
+    screen.until("web");
+    let pid = std::fs::read_to_string(&pid_file)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let before = cpu_time(pid).unwrap();
+    // With `script` goes the other end of the terminal.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let mut spent = before;
+    let begin = std::time::Instant::now();
+    while let Some(now) = cpu_time(pid) {
+        spent = now;
+        if begin.elapsed() > std::time::Duration::from_secs(20) {
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            panic!("it goes on without a terminal, for {:?} of a CPU", spent - before);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(
+        spent - before < std::time::Duration::from_secs(1),
+        "{:?}",
+        spent - before
+    );
+}

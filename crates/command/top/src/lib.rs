@@ -12,6 +12,8 @@ mod snapshots;
 mod state;
 mod view;
 
+use std::io::{self, IsTerminal as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +22,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::terminal::disable_raw_mode;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
 
 use api::run_dir;
 use display::output::{self, WrongUsage};
@@ -30,6 +36,8 @@ use view::Look;
 
 /// How long a key or an update may wait.
 const TURN: Duration = Duration::from_millis(50);
+/// How long it may take to leave the terminal in good order: a few turns.
+const LEAVE: Duration = Duration::from_millis(200);
 
 /// Shows the inco that answers on `socket`, or on the one in the run directory, until it is told to end. It is asked every
 /// `interval`; with `ascii`, only ASCII is drawn.
@@ -42,9 +50,7 @@ pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Re
         return Err(WrongUsage(hint.to_owned()).into());
     }
     let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).context("cannot listen for signals")?;
-    }
+    watch(Arc::clone(&ended)).context("cannot listen for signals")?;
     let feed = Feed::start(run_dir::api_socket(socket), interval)
         .context("cannot start the thread that asks inco")?;
     // Its panic hook restores the terminal before the message is shown.
@@ -52,6 +58,33 @@ pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Re
     let shown = show(terminal, &feed, Look::of(ascii), &ended);
     let restored = ratatui::try_restore().context("cannot restore the terminal; `reset` does");
     shown.and(restored)
+}
+
+/// Says when to end: at a signal, or when the terminal hangs up. The reader of keys never comes back from a terminal that is
+/// gone, nor need a drawing from one that takes nothing, so after a while this ends the program itself.
+fn watch(ended: Arc<AtomicBool>) -> io::Result<()> {
+    let (signals, noted) = UnixStream::pair()?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        pipe::register(signal, noted.try_clone()?)?;
+    }
+    std::thread::Builder::new()
+        .name("inco-top-end".to_owned())
+        .spawn(move || {
+            let (input, output) = (io::stdin(), io::stdout());
+            let mut watched = vec![PollFd::new(&signals, PollFlags::IN)];
+            // A hang-up is told without being asked for.
+            if input.is_terminal() {
+                watched.push(PollFd::new(&input, PollFlags::empty()));
+            }
+            watched.push(PollFd::new(&output, PollFlags::empty()));
+            while poll(&mut watched, None) == Err(Errno::INTR) {}
+            ended.store(true, Ordering::Relaxed);
+            std::thread::sleep(LEAVE);
+            // Nothing that could wait for the terminal.
+            let _gone = disable_raw_mode();
+            std::process::exit(0);
+        })?;
+    Ok(())
 }
 
 fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBool) -> anyhow::Result<()> {
