@@ -2,9 +2,9 @@
 
 use display::output::{self, WrongUsage};
 use display::table::{Table, span_ms};
-use engine::ImageRef;
+use engine::{EngineError, ImageRef};
 use engine::image::Image;
-use images::{build_function, deliver, import_testpmd, in_store, store};
+use images::{build_function, deliver, import_testpmd, in_store, remarks, store};
 
 use crate::cli::{ImageArgs, ImageBuildArgs, ImageCommand, ImageImportArgs, ImageListArgs};
 
@@ -46,9 +46,17 @@ fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
                 ))
                 .into());
             }
-            store()
+            let imported = store()
                 .import(&name, source, &args.command, &args.env)
-                .map_err(|error| in_store(error.into()))?
+                .map_err(|error| match error {
+                    // It is not the store's fault.
+                    EngineError::BadImage { .. } => error.into(),
+                    _ => in_store(error.into()),
+                })?;
+            for remark in remarks(&imported.left_out) {
+                output::complain(&remark);
+            }
+            imported.image
         }
         None if args.name.trim_end_matches(":latest") == "testpmd" => import_testpmd(&name, &args.command)?,
         None => {

@@ -33,6 +33,14 @@ pub enum EngineError {
         /// The image asked for.
         image: String,
     },
+    /// What an image was to be made of is none, or has what no image has.
+    #[error("cannot import {}: {reason}", path.display())]
+    BadImage {
+        /// The archive or folder.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The specification asks for what cannot be.
     #[error("the container cannot have {what}: {reason}")]
     BadSpec {

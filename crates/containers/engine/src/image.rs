@@ -6,22 +6,27 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{Read, Seek as _, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, ImageRef};
+use crate::unpack::{self, Limits, Tree};
+use crate::{EngineError, ImageRef, LeftOut};
 
 /// The longest name of an image, in bytes.
 pub const MAX_IMAGE_NAME_BYTES: usize = 200;
 
 /// Directories that every root file system has, for what is mounted over them.
 const MOUNT_POINTS: [&str; 6] = ["dev", "etc", "proc", "run", "sys", "tmp"];
+
+/// The permissions of the directory that holds the images.
+const PRIVATE: u32 = 0o700;
 
 /// What an image is, beside its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +41,22 @@ pub struct Image {
     pub created_unix_ms: u64,
     /// The size of its files, in bytes.
     pub bytes: u64,
+}
+
+/// An image that was imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// What it is.
+    pub image: Image,
+    /// What it has not, though its source had.
+    pub left_out: LeftOut,
+}
+
+/// Where an image is being built: locked for as long as somebody does.
+#[derive(Debug)]
+struct Work {
+    dir: PathBuf,
+    _lock: File,
 }
 
 /// A file to put into an image.
@@ -92,69 +113,51 @@ impl Store {
         entrypoint: &[String],
         env: &[(String, String)],
     ) -> Result<Image, EngineError> {
-        self.build(name, entrypoint, env, |rootfs| {
+        let filled = self.build(name, entrypoint, env, Path::new("/"), |tree| {
             // Names of one file here are names of one file there: a library that is found by two names must be loaded once.
             let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
             for file in files {
                 let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
-                let target = rootfs.join(below_root(&file.target)?);
-                if let Some(parent) = target.parent() {
-                    make_dir(parent)?;
-                }
                 let real = fs::canonicalize(&file.source).map_err(|e| read(&e))?;
                 if let Some(first) = placed.get(&real) {
-                    std::os::unix::fs::symlink(first, &target)
-                        .map_err(|e| EngineError::io("write", &target, &e))?;
+                    tree.add_symlink(&file.target, first)?;
                     continue;
                 }
-                fs::copy(&real, &target).map_err(|e| read(&e))?;
-                set_mode(&target, file.mode)?;
+                let mut content = File::open(&real).map_err(|e| read(&e))?;
+                tree.add_file(&file.target, file.mode, &mut content)?;
                 placed.insert(real, &file.target);
             }
             Ok(())
-        })
+        });
+        filled.map(|imported| imported.image)
     }
 
     /// Makes an image of a root file system: a directory, or a tar archive as `docker export` writes it. One of
-    /// that name is replaced.
+    /// that name is replaced. All files then belong to the container's root.
     ///
     /// # Errors
-    /// [`EngineError::BadSpec`] for a name that cannot be or an archive that is none; [`EngineError::Io`].
+    /// [`EngineError::BadSpec`] for a name that cannot be; [`EngineError::BadImage`] for what is no root file system, or
+    /// is above its limits; [`EngineError::Io`].
     pub fn import(
         &self,
         name: &ImageRef,
         source: &Path,
         entrypoint: &[String],
         env: &[(String, String)],
-    ) -> Result<Image, EngineError> {
+    ) -> Result<Imported, EngineError> {
         let read = |error: &std::io::Error| EngineError::io("read", source, error);
         let kind = fs::metadata(source).map_err(|e| read(&e))?;
-        self.build(name, entrypoint, env, |rootfs| {
+        self.build(name, entrypoint, env, source, |tree| {
             if kind.is_dir() {
-                return copy_dir(source, rootfs);
+                unpack::copy(tree, source, Path::new(""))?;
+            } else if kind.is_file() {
+                let mut file = File::open(source).map_err(|e| read(&e))?;
+                check_is_archive(tree, &mut file).map_err(|e| read(&e))??;
+                unpack::unpack(tree, file)?;
+            } else {
+                return Err(tree.refused("it is neither a folder nor a tar archive".to_owned()));
             }
-            let mut file = File::open(source).map_err(|e| read(&e))?;
-            let mut head = [0; 265];
-            let got = file.read(&mut head).map_err(|e| read(&e))?;
-            if head.get(257..262) != Some(b"ustar") || got < head.len() {
-                let reason = if head.starts_with(&[0x1f, 0x8b]) {
-                    format!("{} is compressed: run gunzip first", source.display())
-                } else {
-                    format!("{} is no tar archive", source.display())
-                };
-                return Err(EngineError::BadSpec {
-                    what: "this image",
-                    reason,
-                });
-            }
-            let file = File::open(source).map_err(|e| read(&e))?;
-            let mut archive = tar::Archive::new(file);
-            archive.set_preserve_permissions(true);
-            archive.set_overwrite(true);
-            // Refuses paths that lead out of the directory.
-            archive
-                .unpack(rootfs)
-                .map_err(|e| EngineError::io("unpack", source, &e))
+            check_is_root(tree)
         })
     }
 
@@ -230,7 +233,7 @@ impl Store {
             std::io::ErrorKind::NotFound => missing(),
             _ => EngineError::io("remove", &dir, &error),
         })?;
-        fs::remove_dir_all(&aside).map_err(|error| EngineError::io("remove", &aside, &error))
+        remove_all(&aside)
     }
 
     /// The root file system of an image, and what it is.
@@ -266,13 +269,14 @@ impl Store {
         name: &ImageRef,
         entrypoint: &[String],
         env: &[(String, String)],
-        fill: impl FnOnce(&Path) -> Result<(), EngineError>,
-    ) -> Result<Image, EngineError> {
+        source: &Path,
+        fill: impl FnOnce(&mut Tree<'_>) -> Result<(), EngineError>,
+    ) -> Result<Imported, EngineError> {
         let dir = self.dir_of(name)?;
-        let work = self.temporary("new");
+        let work = self.work()?;
         let built = self
-            .build_in(&work, name, entrypoint, env, fill)
-            .and_then(|image| {
+            .build_in(&work.dir, name, entrypoint, env, source, fill)
+            .and_then(|imported| {
                 // A directory cannot be exchanged for another in one step without a gap; a reader in the gap sees no image.
                 let aside = self.temporary("old");
                 match fs::rename(&dir, &aside) {
@@ -281,13 +285,13 @@ impl Store {
                     }
                     _ => {}
                 }
-                fs::rename(&work, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
+                fs::rename(&work.dir, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
                 // What of the old one cannot be removed is in nobody's way.
-                let _ = fs::remove_dir_all(&aside);
-                Ok(image)
+                let _ = remove_all(&aside);
+                Ok(imported)
             });
         if built.is_err() {
-            let _ = fs::remove_dir_all(&work);
+            let _ = remove_all(&work.dir);
         }
         built
     }
@@ -298,20 +302,21 @@ impl Store {
         name: &ImageRef,
         entrypoint: &[String],
         env: &[(String, String)],
-        fill: impl FnOnce(&Path) -> Result<(), EngineError>,
-    ) -> Result<Image, EngineError> {
+        source: &Path,
+        fill: impl FnOnce(&mut Tree<'_>) -> Result<(), EngineError>,
+    ) -> Result<Imported, EngineError> {
         let rootfs = work.join("rootfs");
-        for point in MOUNT_POINTS {
-            make_dir(&rootfs.join(point))?;
-        }
+        make_dir(&rootfs)?;
         set_mode(&rootfs, 0o755)?;
-        fill(&rootfs)?;
+        let mut tree = Tree::open(&rootfs, source, Limits::default())?;
+        for point in MOUNT_POINTS {
+            tree.add_dir(Path::new(point), 0o755)?;
+        }
+        fill(&mut tree)?;
         // Older programs, DPDK's among them, write here what belongs into /run.
-        let var_run = rootfs.join("var/run");
-        if fs::symlink_metadata(&var_run).is_err() {
-            make_dir(&rootfs.join("var"))?;
-            std::os::unix::fs::symlink("/run", &var_run)
-                .map_err(|e| EngineError::io("write", &var_run, &e))?;
+        let var_run = Path::new("var/run");
+        if tree.is_free(var_run) {
+            tree.add_symlink(var_run, Path::new("/run"))?;
         }
         let image = Image {
             name: name.with_tag(),
@@ -320,12 +325,61 @@ impl Store {
             created_unix_ms: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_millis() as u64),
-            bytes: size_of_dir(&rootfs),
+            bytes: tree.bytes(),
         };
         let path = work.join("image.json");
         let text = serde_json::to_vec_pretty(&image).unwrap_or_default();
         fs::write(&path, text).map_err(|error| EngineError::io("write", &path, &error))?;
-        Ok(image)
+        let left_out = tree.left_out().clone();
+        Ok(Imported { image, left_out })
+    }
+
+    /// Makes the directory of the images, or takes it away from everybody else: what lies in images was written by others.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`].
+    pub(crate) fn close_to_others(&self) -> Result<(), EngineError> {
+        make_dir(&self.dir)?;
+        set_mode(&self.dir, PRIVATE)
+    }
+
+    /// A new directory to build in. What builds that were killed have left goes first.
+    fn work(&self) -> Result<Work, EngineError> {
+        self.close_to_others()?;
+        let open = |dir: &Path| File::open(dir).map_err(|error| EngineError::io("open", dir, &error));
+        let lock = |dir: &Path, file: &File, how| {
+            flock(file, how).map_err(|errno| EngineError::Io {
+                action: "lock",
+                path: dir.to_owned(),
+                errno,
+            })
+        };
+        // Held until the new directory is locked itself: nobody else takes it for a leftover.
+        let store = open(&self.dir)?;
+        lock(&self.dir, &store, FlockOperation::LockExclusive)?;
+        self.remove_leftovers()?;
+        let dir = self.temporary("new");
+        make_dir(&dir)?;
+        let file = open(&dir)?;
+        lock(&dir, &file, FlockOperation::LockExclusive)?;
+        Ok(Work { dir, _lock: file })
+    }
+
+    /// Removes what nobody builds or removes any more: whoever does has the directory locked, or is just removing it, too.
+    fn remove_leftovers(&self) -> Result<(), EngineError> {
+        let entries = fs::read_dir(&self.dir).map_err(|error| EngineError::io("read", &self.dir, &error))?;
+        for dir in entries.flatten().map(|entry| entry.path()) {
+            let name = file_name(&dir);
+            if ![".new-", ".old-"].iter().any(|mark| name.starts_with(mark)) {
+                continue;
+            }
+            let in_use = File::open(&dir)
+                .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err());
+            if !in_use {
+                remove_all(&dir)?;
+            }
+        }
+        Ok(())
     }
 
     fn temporary(&self, what: &str) -> PathBuf {
@@ -349,23 +403,45 @@ impl Store {
     }
 }
 
-/// A path in an image as one relative to its root.
-fn below_root(path: &Path) -> Result<PathBuf, EngineError> {
-    let mut below = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::RootDir | Component::CurDir => {}
-            Component::Normal(name) => below.push(name),
-            Component::ParentDir | Component::Prefix(_) => {
-                let reason = format!("{} contains \"..\"", path.display());
-                return Err(EngineError::BadSpec {
-                    what: "this path in the image",
-                    reason,
-                });
-            }
-        }
+/// Whether this begins as a tar archive does. Leaves the file at its beginning.
+fn check_is_archive(tree: &Tree<'_>, file: &mut File) -> std::io::Result<Result<(), EngineError>> {
+    let mut head = Vec::new();
+    Read::by_ref(file).take(265).read_to_end(&mut head)?;
+    file.rewind()?;
+    if head.get(257..262) == Some(b"ustar") {
+        return Ok(Ok(()));
     }
-    Ok(below)
+    let reason = if head.starts_with(&[0x1f, 0x8b]) {
+        "it is compressed: run gunzip first"
+    } else {
+        "it is no tar archive"
+    };
+    Ok(Err(tree.refused(reason.to_owned())))
+}
+
+/// Whether this is a root file system, and not the layers of one, whole or broken.
+fn check_is_root(tree: &Tree<'_>) -> Result<(), EngineError> {
+    let has = |path: &str| !tree.is_free(Path::new(path));
+    let what = if has("manifest.json") && (has("blobs") || has("repositories")) {
+        "what `docker save` writes"
+    } else if has("oci-layout") || has("blobs/sha256") {
+        "an OCI image layout"
+    } else {
+        return Ok(());
+    };
+    let write = "load it into Docker and export its files: `docker load` or `skopeo copy`, then \
+                 `docker export $(docker create IMAGE) -o image.tar`, and import image.tar";
+    Err(tree.refused(format!("it is {what}, with layers instead of files; {write}")))
+}
+
+/// Removes a directory. That another one is just doing the same is no error.
+fn remove_all(dir: &Path) -> Result<(), EngineError> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(EngineError::io("remove", dir, &error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn make_dir(path: &Path) -> Result<(), EngineError> {
@@ -375,38 +451,6 @@ fn make_dir(path: &Path) -> Result<(), EngineError> {
 fn set_mode(path: &Path, mode: u32) -> Result<(), EngineError> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .map_err(|error| EngineError::io("set the permissions of", path, &error))
-}
-
-fn copy_dir(from: &Path, to: &Path) -> Result<(), EngineError> {
-    let read = |error: &std::io::Error| EngineError::io("read", from, error);
-    make_dir(to)?;
-    for entry in fs::read_dir(from).map_err(|e| read(&e))? {
-        let entry = entry.map_err(|e| read(&e))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type().map_err(|e| read(&e))?;
-        if kind.is_dir() {
-            copy_dir(&source, &target)?;
-        } else if kind.is_symlink() {
-            let link = fs::read_link(&source).map_err(|e| EngineError::io("read", &source, &e))?;
-            std::os::unix::fs::symlink(link, &target).map_err(|e| EngineError::io("write", &target, &e))?;
-        } else if kind.is_file() {
-            fs::copy(&source, &target).map_err(|e| EngineError::io("copy", &source, &e))?;
-        }
-        // Devices, sockets and pipes are no part of an image.
-    }
-    let mode = fs::metadata(from).map_err(|e| read(&e))?.permissions().mode();
-    set_mode(to, mode & 0o7777)
-}
-
-fn size_of_dir(dir: &Path) -> u64 {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .map(|entry| match entry.metadata() {
-            Ok(data) if data.is_dir() => size_of_dir(&entry.path()),
-            Ok(data) if data.is_file() => data.len(),
-            _ => 0,
-        })
-        .sum()
 }
 
 fn file_name(path: &Path) -> String {
@@ -538,13 +582,14 @@ mod tests {
             .unwrap();
         let imported = store
             .import(&image("copy:1"), &tar_path, &built.entrypoint, &env)
-            .unwrap();
+            .unwrap()
+            .image;
         assert_eq!(
             (imported.bytes, imported.entrypoint),
             (built.bytes, built.entrypoint)
         );
         let again = store.import(&image("copy:2"), &rootfs, &[], &[]).unwrap();
-        assert_eq!(again.bytes, built.bytes);
+        assert_eq!(again.image.bytes, built.bytes);
 
         store.remove(&image("inco/forward")).unwrap();
         let missing = store.resolve(&image("inco/forward")).unwrap_err();
@@ -628,6 +673,95 @@ mod tests {
             assert!(error.contains(word), "{error}");
         }
         assert_eq!(store.list().unwrap(), vec![]);
+    }
+
+    /// A root file system with nothing but a link in the place where the store itself makes one.
+    #[test]
+    fn an_archive_with_a_link_has_nothing_made_elsewhere() {
+        let (dir, store) = store();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        let archive = dir.path().join("a.tar");
+        let mut builder = tar::Builder::new(File::create(&archive).unwrap());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        builder.append_link(&mut header, "var", &elsewhere).unwrap();
+        builder.finish().unwrap();
+        store.import(&image("a"), &archive, &[], &[]).unwrap();
+        let (rootfs, _) = store.resolve(&image("a")).unwrap();
+        assert_eq!(fs::read_link(rootfs.join("var")).unwrap(), elsewhere);
+        assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn layers_are_not_taken_for_a_root_file_system() {
+        let (dir, store) = store();
+        for (number, (files, word)) in [
+            (
+                &["oci-layout", "index.json", "blobs/sha256/0"][..],
+                "an OCI image layout",
+            ),
+            (&["oci-layout"], "an OCI image layout"),
+            (&["index.json", "blobs/sha256/0"], "an OCI image layout"),
+            (&["manifest.json", "repositories", "0/layer.tar"], "`docker save`"),
+            (
+                &["manifest.json", "oci-layout", "blobs/sha256/0"],
+                "`docker save`",
+            ),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let folder = dir.path().join(number.to_string());
+            for file in files {
+                let path = folder.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "{}").unwrap();
+            }
+            let archive = dir.path().join("layout.tar");
+            let mut builder = tar::Builder::new(File::create(&archive).unwrap());
+            builder.append_dir_all(".", &folder).unwrap();
+            builder.finish().unwrap();
+            for source in [&folder, &archive] {
+                let error = store
+                    .import(&image("a"), source, &[], &[])
+                    .unwrap_err()
+                    .to_string();
+                assert!(error.contains(word) && error.contains("docker export"), "{error}");
+            }
+        }
+        assert_eq!(store.list().unwrap(), vec![]);
+    }
+
+    #[test]
+    fn what_a_killed_build_left_goes_with_the_next_one_and_what_is_being_built_stays() {
+        let (_dir, store) = store();
+        let under_way = store.work().unwrap();
+        for leftover in [".new-1-0/rootfs/etc", ".old-1-1"] {
+            fs::create_dir_all(store.dir.join(leftover)).unwrap();
+        }
+        store.build_scratch(&image("a"), &[], &[], &[]).unwrap();
+        let mut names: Vec<String> = fs::read_dir(&store.dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, [file_name(&under_way.dir), "a:latest".to_owned()]);
+        drop(under_way);
+        store.build_scratch(&image("a"), &[], &[], &[]).unwrap();
+        assert_eq!(fs::read_dir(&store.dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_store_is_closed_to_others_also_where_it_was_open() {
+        let (_dir, store) = store();
+        let mode = || fs::metadata(&store.dir).unwrap().permissions().mode() & 0o7777;
+        store.build_scratch(&image("a"), &[], &[], &[]).unwrap();
+        assert_eq!(mode(), 0o700);
+        set_mode(&store.dir, 0o755).unwrap();
+        store.build_scratch(&image("a"), &[], &[], &[]).unwrap();
+        assert_eq!(mode(), 0o700);
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod launcher;
 mod none;
 mod oci;
 mod seccomp;
+mod unpack;
 mod wire;
 
 pub use container::{
@@ -42,6 +43,7 @@ pub use function::{Given, SYS};
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};
+pub use unpack::LeftOut;
 
 use model::Nanos;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use engine::image::{Image, ImageFile, Store};
-use engine::{DockerConfig, ImageRef};
+use engine::{DockerConfig, ImageRef, LeftOut};
 
 use clap::ValueEnum;
 use display::output::WrongUsage;
@@ -147,6 +147,24 @@ fn is_static(program: &Path) -> std::io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// What an image has not, though its source had it.
+pub fn remarks(of: &LeftOut) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if of.special_files > 0 {
+        remarks.push(format!(
+            "left out: {} device files, pipes or sockets (a container gets its own /dev)",
+            of.special_files
+        ));
+    }
+    if of.privileged_bits > 0 {
+        remarks.push(format!(
+            "taken away: {} set-user-id and set-group-id bits (no program in a container gets more rights)",
+            of.privileged_bits
+        ));
+    }
+    remarks
 }
 
 /// Makes an image of this machine's `dpdk-testpmd` with its libraries and drivers.
