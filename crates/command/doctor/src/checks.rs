@@ -24,6 +24,7 @@ const NET_ADMIN: u32 = 12;
 const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const SYS_NICE: u32 = 23;
+const SYS_RESOURCE: u32 = 24;
 
 /// Memory that DPDK and rings of some instances lock.
 const MEMLOCK_BYTES: u64 = 256 << 20;
@@ -46,8 +47,9 @@ pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
         real_time(),
         hugepages(host),
         memlock(host),
-        open_files(),
+        open_files(host, purpose),
     ];
+    findings.extend(user_namespaces(host, purpose));
     findings.extend(kernel(host));
     findings.push(control_groups(host));
     findings.push(namespaces(host, purpose));
@@ -249,17 +251,58 @@ fn memlock(host: &Host) -> Finding {
     }
 }
 
-fn open_files() -> Finding {
+fn open_files(host: &Host, purpose: &Purpose) -> Finding {
     const CHECK: &str = "open files";
-    match getrlimit(Resource::Nofile).current {
-        None => Finding::ok(CHECK, "not limited"),
-        Some(limit) if limit >= OPEN_FILES => Finding::ok(CHECK, format!("{limit}")),
-        Some(limit) => Finding::warn(
+    let limits = host.read("proc/self/limits").unwrap_or_default();
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"));
+    // Soft, then hard; no number where there is none.
+    let mut limits = line
+        .unwrap_or_default()
+        .split_whitespace()
+        .map(|word| word.parse().ok());
+    let (soft, hard): (Option<u64>, Option<u64>) = (limits.next().flatten(), limits.next().flatten());
+    let may_raise = has(capabilities(host), SYS_RESOURCE);
+    match (soft, hard) {
+        (_, Some(hard)) if purpose.engine == EngineDriver::Oci && hard < engine::OPEN_FILES && !may_raise => {
+            let wanted = engine::OPEN_FILES;
+            let found = format!("the hard limit is {hard}, and a container gets {wanted}: none can be made");
+            let change =
+                format!("run `ulimit -Hn {wanted}` as root, or write LimitNOFILE={wanted} in the unit");
+            Finding::fail(CHECK, found, change)
+        }
+        (None, _) => Finding::ok(CHECK, "not limited"),
+        (Some(limit), _) if limit >= OPEN_FILES => Finding::ok(CHECK, format!("{limit}")),
+        (Some(limit), _) => Finding::warn(
             CHECK,
             format!("{limit}, enough for about {} instances", limit / 8),
             format!("run `ulimit -n {OPEN_FILES}`, or write LimitNOFILE={OPEN_FILES} in the unit"),
         ),
     }
+}
+
+/// Whether containers can have ids that are nobody's on the host.
+fn user_namespaces(host: &Host, purpose: &Purpose) -> Option<Finding> {
+    const CHECK: &str = "user namespaces";
+    const FILE: &str = "proc/sys/user/max_user_namespaces";
+    if purpose.engine != EngineDriver::Oci {
+        return None;
+    }
+    let most: Option<u64> = host.read(FILE).and_then(|text| text.parse().ok());
+    Some(match most {
+        Some(1..) => Finding::ok(CHECK, "a container's root is nobody on the host"),
+        Some(0) => Finding::fail(
+            CHECK,
+            "the kernel gives none: containers with user_namespace = true cannot be made",
+            "run `sysctl user.max_user_namespaces=16384`",
+        ),
+        None => Finding::fail(
+            CHECK,
+            "the kernel has none",
+            "run one with CONFIG_USER_NS, or write user_namespace = false in each service",
+        ),
+    })
 }
 
 /// What the kernel must be able to do, tried.
@@ -666,6 +709,44 @@ mod tests {
             ..Purpose::default()
         };
         assert_eq!(permissions(&some.1, &docker).health, Health::Warn);
+    }
+
+    #[test]
+    fn a_hard_limit_of_open_files_below_what_a_container_gets_fails() {
+        let limits = |soft: &str, hard: &str, capabilities: &str| {
+            let limits = format!("Limit Soft Hard Units\nMax open files            {soft} {hard} files\n");
+            machine_with(&[("proc/self/limits", &limits), ("proc/self/status", capabilities)])
+        };
+        let (all, none) = ("CapEff:\t000001ffffffffff\n", "CapEff:\t0\n");
+        let of = |soft, hard, capabilities| {
+            let (_directory, host) = limits(soft, hard, capabilities);
+            open_files(&host, &Purpose::default())
+        };
+        let low = of("1024", "4095", none);
+        assert_eq!(low.health, Health::Fail);
+        assert!(low.found.contains("4095") && low.change.unwrap().contains("ulimit -Hn 4096"));
+        // Who may raise it does.
+        assert_eq!(of("1024", "4095", all).health, Health::Warn);
+        assert_eq!(of("1024", "4096", none).health, Health::Warn);
+        assert_eq!(of("2048", "4096", none).health, Health::Ok);
+        assert_eq!(of("unlimited", "unlimited", none).health, Health::Ok);
+        let docker = Purpose {
+            engine: EngineDriver::Docker,
+            ..Purpose::default()
+        };
+        let (_directory, host) = limits("1024", "1024", none);
+        assert_eq!(open_files(&host, &docker).health, Health::Warn);
+    }
+
+    #[test]
+    fn user_namespaces_that_are_not_to_be_had_fail() {
+        let of = |files: &[(&str, &str)]| {
+            let (_directory, host) = machine_with(files);
+            user_namespaces(&host, &Purpose::default()).unwrap().health
+        };
+        let file = "proc/sys/user/max_user_namespaces";
+        assert_eq!(of(&[(file, "16384\n")]), Health::Ok);
+        assert_eq!((of(&[(file, "0\n")]), of(&[])), (Health::Fail, Health::Fail));
     }
 
     #[test]
