@@ -2,8 +2,8 @@
 
 use display::output::{self, WrongUsage};
 use display::table::{Table, span_ms};
-use engine::{EngineError, ImageRef};
 use engine::image::Image;
+use engine::{EngineError, ImageRef};
 use images::{build_function, deliver, import_testpmd, in_store, remarks, store};
 
 use crate::cli::{ImageArgs, ImageBuildArgs, ImageCommand, ImageImportArgs, ImageListArgs};

@@ -1,15 +1,13 @@
 //! What a container of the `oci` engine is, as the runtime specification's `config.json`.
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::image::Image;
-use crate::{ContainerSpec, EngineError, Given};
+use crate::stage::{self, Shown, Stage};
+use crate::{ContainerSpec, EngineError, Given, OPEN_FILES};
 
-/// Open files that a program may have: a packet function with 256 ports needs a few for each.
-const OPEN_FILES: u64 = 4_096;
 /// Room in the container's `/tmp`, in KiB.
 const TMP_KIB: u32 = 16 * 1024;
 /// Room in its `/run`, in KiB. DPDK keeps its runtime files there.
@@ -17,18 +15,76 @@ const RUN_KIB: u32 = 64 * 1024;
 /// Room in its `/dev/shm`, in KiB.
 const SHM_KIB: u32 = 64 * 1024;
 
-/// Its `config.json`. The CPU quota is not in it: a create under a quota takes three times as long, so it is
-/// written once the program runs.
+/// What of the kernel's files no container may see: what tells of the machine's memory, devices and other programs.
+pub(crate) const MASKED_PATHS: [&str; 17] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/modules",
+    "/proc/pagetypeinfo",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/slabinfo",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+/// What of them it may read only.
+pub(crate) const READ_ONLY_PATHS: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// What is laid out for it before it is made.
 ///
 /// # Errors
 /// [`EngineError::Io`] and [`EngineError::BadSpec`] for a device that is not there, or none.
-pub(crate) fn config(
+pub(crate) fn stage(
     spec: &ContainerSpec,
     given: &Given,
     rootfs: &Path,
+    place: PathBuf,
+    first_id: Option<u32>,
+) -> Result<Stage, EngineError> {
+    let mounts = spec.mounts.iter().map(|mount| Shown {
+        source: mount.source.clone(),
+        read_only: mount.read_only,
+        mapped: true,
+    });
+    let exchange = spec.exchange.iter().map(|of| Shown {
+        source: of.source.clone(),
+        read_only: false,
+        mapped: false,
+    });
+    let devices = given.devices.iter().map(|path| stage::device(path));
+    Ok(Stage {
+        place,
+        first_id,
+        rootfs: rootfs.to_owned(),
+        shown: mounts.chain(exchange).collect(),
+        devices: devices.collect::<Result<_, _>>()?,
+        hugepages: spec.hugepages,
+    })
+}
+
+/// Its `config.json`. The CPU quota is not in it: a create under a quota takes three times as long, so it is
+/// written once the program runs.
+pub(crate) fn config(
+    spec: &ContainerSpec,
+    given: &Given,
+    stage: &Stage,
     image: &Image,
     cgroup: &str,
-) -> Result<Value, EngineError> {
+) -> Value {
     let arguments = if spec.command.is_empty() {
         &image.entrypoint
     } else {
@@ -43,14 +99,9 @@ pub(crate) fn config(
             .chain(&spec.env)
             .map(|(key, value)| format!("{key}={value}")),
     );
-    let devices: Vec<Device<'_>> = given
-        .devices
-        .iter()
-        .map(|path| Device::at(path))
-        .collect::<Result<_, _>>()?;
     let mut allowed = vec![json!({ "allow": false, "access": "rwm" })];
-    allowed.extend(devices.iter().map(
-        |of| json!({ "allow": true, "type": "c", "major": of.major, "minor": of.minor, "access": "rw" }),
+    allowed.extend(stage.devices.iter().map(
+        |(major, minor)| json!({ "allow": true, "type": "c", "major": major, "minor": minor, "access": "rw" }),
     ));
     let mut resources = json!({ "devices": allowed, "pids": { "limit": spec.pids_limit } });
     if let Some(bytes) = spec.memory_bytes {
@@ -65,11 +116,19 @@ pub(crate) fn config(
     let is_ipv6_there = has_interfaces && Path::new("/proc/sys/net/ipv6").exists();
     let settings = ["all", "default"].map(|of| (format!("net.ipv6.conf.{of}.disable_ipv6"), json!("1")));
     let settings: serde_json::Map<String, Value> = settings.into_iter().filter(|_| is_ipv6_there).collect();
+    // Each of its own; the network is empty.
+    let kinds = ["pid", "network", "ipc", "uts", "mount", "cgroup"];
+    let mut namespaces: Vec<Value> = kinds.iter().map(|kind| json!({ "type": kind })).collect();
+    namespaces.extend(
+        stage
+            .user_path()
+            .map(|path| json!({ "type": "user", "path": path })),
+    );
     let interfaces = given.interfaces.iter().map(|name| (name.clone(), json!({})));
     let interfaces: serde_json::Map<String, Value> = interfaces.collect();
-    Ok(json!({
+    json!({
         "ociVersion": "1.0.2",
-        "root": { "path": rootfs, "readonly": true },
+        "root": { "path": stage.rootfs_path(), "readonly": true },
         "hostname": spec.name.chars().take(63).collect::<String>(),
         "process": {
             "terminal": false,
@@ -83,63 +142,21 @@ pub(crate) fn config(
             "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": OPEN_FILES, "soft": OPEN_FILES }],
             "noNewPrivileges": true,
         },
-        "mounts": mounts(spec),
+        "mounts": mounts(spec, given, stage),
         "linux": {
             "cgroupsPath": cgroup,
             "resources": resources,
-            // Each of its own; the network is empty.
-            "namespaces": [
-                { "type": "pid" }, { "type": "network" }, { "type": "ipc" }, { "type": "uts" },
-                { "type": "mount" }, { "type": "cgroup" },
-            ],
+            "namespaces": namespaces,
             "rootfsPropagation": "private",
             "netDevices": interfaces,
             "sysctl": settings,
-            "devices": devices.iter().map(Device::node).collect::<Vec<_>>(),
-            "maskedPaths": [
-                "/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
-                "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
-            ],
-            "readonlyPaths": [
-                "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
-            ],
+            "maskedPaths": MASKED_PATHS,
+            "readonlyPaths": READ_ONLY_PATHS,
         },
-    }))
+    })
 }
 
-/// A device file that a container is given.
-struct Device<'a> {
-    path: &'a Path,
-    major: u32,
-    minor: u32,
-}
-
-impl<'a> Device<'a> {
-    fn at(path: &'a Path) -> Result<Device<'a>, EngineError> {
-        use std::os::unix::fs::FileTypeExt as _;
-        let of = std::fs::metadata(path).map_err(|error| EngineError::io("look at", path, &error))?;
-        if !of.file_type().is_char_device() {
-            return Err(EngineError::BadSpec {
-                what: "this device",
-                reason: format!("{} is no character device", path.display()),
-            });
-        }
-        Ok(Device {
-            path,
-            major: rustix::fs::major(of.rdev()),
-            minor: rustix::fs::minor(of.rdev()),
-        })
-    }
-
-    fn node(&self) -> Value {
-        json!({
-            "path": self.path, "type": "c", "major": self.major, "minor": self.minor,
-            "fileMode": 0o600, "uid": 0, "gid": 0,
-        })
-    }
-}
-
-fn mounts(spec: &ContainerSpec) -> Vec<Value> {
+fn mounts(spec: &ContainerSpec, given: &Given, stage: &Stage) -> Vec<Value> {
     let memory = |target: &str, mode: &str, kib: u32| {
         json!({
             "destination": target, "type": "tmpfs", "source": "tmpfs",
@@ -161,19 +178,20 @@ fn mounts(spec: &ContainerSpec) -> Vec<Value> {
         memory("/tmp", "1777", TMP_KIB),
         memory("/run", "755", RUN_KIB),
     ];
-    if spec.hugepages {
-        mounts.push(json!({
-            "destination": "/dev/hugepages", "type": "hugetlbfs", "source": "hugetlbfs",
-            "options": ["nosuid", "noexec", "nodev"],
-        }));
+    // How they may be used is said on the stage already, and cannot be loosened here.
+    let bind = |target: &Path, source: PathBuf| json!({ "destination": target, "type": "bind", "source": source, "options": ["bind", "rprivate"] });
+    if stage.hugepages {
+        mounts.push(bind(Path::new("/dev/hugepages"), stage.hugepages_path()));
     }
-    mounts.extend(spec.mounts.iter().map(|mount| {
-        let access = if mount.read_only { "ro" } else { "rw" };
-        json!({
-            "destination": mount.target, "type": "bind", "source": mount.source,
-            "options": ["bind", "rprivate", "nosuid", "nodev", access],
-        })
-    }));
+    let devices = given.devices.iter().enumerate();
+    mounts.extend(devices.map(|(number, path)| bind(path, stage.device_path(number))));
+    let shown = spec.mounts.iter().map(|mount| &mount.target);
+    let shown = shown.chain(spec.exchange.iter().map(|of| &of.target));
+    mounts.extend(
+        shown
+            .enumerate()
+            .map(|(number, target)| bind(target, stage.shown_path(number))),
+    );
     mounts
 }
 
@@ -182,6 +200,7 @@ mod tests {
     use libcontainer::oci_spec::runtime::Spec;
 
     use super::*;
+    use crate::Exchange;
     use model::Mount;
 
     fn image() -> Image {
@@ -198,15 +217,20 @@ mod tests {
         read_with(spec, &Given::default())
     }
 
-    fn read_with(spec: &ContainerSpec, given: &Given) -> Spec {
-        let config = config(
+    fn stage_of(spec: &ContainerSpec, given: &Given) -> Result<Stage, EngineError> {
+        let first_id = spec.user_namespace.then(|| stage::first_id(3));
+        stage(
             spec,
             given,
             Path::new("/images/a/rootfs"),
-            &image(),
-            "/inco/inco-a-1",
-        );
-        serde_json::from_value(config.unwrap()).unwrap()
+            "/mnt".into(),
+            first_id,
+        )
+    }
+
+    fn read_with(spec: &ContainerSpec, given: &Given) -> Spec {
+        let stage = stage_of(spec, given).unwrap();
+        serde_json::from_value(config(spec, given, &stage, &image(), "/inco/inco-a-1")).unwrap()
     }
 
     #[test]
@@ -221,6 +245,10 @@ mod tests {
             target: "/run/s".into(),
             read_only: false,
         }];
+        spec.exchange = Some(Exchange {
+            source: "/instances/a".into(),
+            target: "/run/inco".into(),
+        });
         let config = read(&spec);
         let process = config.process().as_ref().unwrap();
         assert_eq!(process.args().as_ref().unwrap(), &["/a", "-v"]);
@@ -239,8 +267,18 @@ mod tests {
             .map(|mount| mount.destination().display().to_string())
             .collect();
         assert!(
-            targets.ends_with(&["/dev/hugepages".to_owned(), "/run/s".to_owned()]),
+            targets.ends_with(&[
+                "/dev/hugepages".to_owned(),
+                "/run/s".to_owned(),
+                "/run/inco".to_owned()
+            ]),
             "{targets:?}"
+        );
+        let shown = stage_of(&spec, &Given::default()).unwrap().shown;
+        let mapped: Vec<(&Path, bool)> = shown.iter().map(|of| (of.source.as_path(), of.mapped)).collect();
+        assert_eq!(
+            mapped,
+            [(Path::new("/s"), true), (Path::new("/instances/a"), false)]
         );
         spec.command = vec!["/b".into()];
         assert_eq!(
@@ -273,8 +311,12 @@ mod tests {
         };
         let config = read_with(&spec, &given);
         let linux = config.linux().as_ref().unwrap();
-        let node = &linux.devices().as_ref().unwrap()[0];
-        assert_eq!((node.major(), node.minor()), (1, 7));
+        let bound = config.mounts().iter().flatten();
+        let bound: Vec<_> = bound
+            .filter(|of| of.destination() == Path::new("/dev/full"))
+            .collect();
+        assert_eq!(bound[0].source().as_deref(), Some(Path::new("/mnt/device0")));
+        assert_eq!(stage_of(&spec, &given).unwrap().devices, [(1, 7)]);
         let rules = linux.resources().as_ref().unwrap().devices().as_ref().unwrap();
         assert_eq!(
             (rules.len(), rules[1].allow(), rules[1].minor()),
@@ -293,7 +335,7 @@ mod tests {
 
         for no_device in ["/dev/none", "/dev/shm"] {
             given.devices = vec![no_device.into()];
-            let refused = super::config(&spec, &given, Path::new("/r"), &image(), "/c").unwrap_err();
+            let refused = stage_of(&spec, &given).unwrap_err();
             assert!(refused.to_string().contains(no_device), "{refused}");
         }
     }
@@ -309,8 +351,26 @@ mod tests {
         assert_eq!(config.root().as_ref().unwrap().readonly(), Some(true));
         let linux = config.linux().as_ref().unwrap();
         let namespaces = linux.namespaces().as_ref().unwrap();
-        assert_eq!(namespaces.len(), 6);
-        assert!(namespaces.iter().all(|namespace| namespace.path().is_none()));
+        assert_eq!(namespaces.len(), 7);
+        // Of its own is the user namespace, too: it is made beforehand.
+        let joined = namespaces
+            .iter()
+            .filter_map(|namespace| namespace.path().as_deref());
+        assert_eq!(joined.collect::<Vec<_>>(), [Path::new("/mnt/user")]);
+        let mut with_ids_of_the_host = ContainerSpec::new("inco-a-1", "a");
+        with_ids_of_the_host.user_namespace = false;
+        let without = read(&with_ids_of_the_host);
+        assert_eq!(
+            without
+                .linux()
+                .as_ref()
+                .unwrap()
+                .namespaces()
+                .as_ref()
+                .unwrap()
+                .len(),
+            6
+        );
         let cpu = linux.resources().as_ref().unwrap().cpu();
         assert!(cpu.is_none(), "a quota in it would slow the create");
     }

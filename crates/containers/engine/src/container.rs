@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use model::{Mount, Nanos, NetFunction};
 use serde::{Deserialize, Serialize};
@@ -162,6 +163,15 @@ impl CpuQuota {
     }
 }
 
+/// The directory in which a container and inco meet: see [`exchange`](crate::exchange).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// On this machine. Made when the container is created, and removed with it.
+    pub source: PathBuf,
+    /// In the container; absolute.
+    pub target: PathBuf,
+}
+
 /// What is to run. Whatever it says, a container has no network but the interfaces it is given, a read-only root, no capabilities
 /// (with interfaces: to send and receive whole frames) and no way to get more privileges.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -178,6 +188,8 @@ pub struct ContainerSpec {
     pub env: Vec<(String, String)>,
     /// What it sees of this machine.
     pub mounts: Vec<Mount>,
+    /// Where it meets inco, if it does.
+    pub exchange: Option<Exchange>,
     /// CPU quota from its first moment; `None` for no limit.
     pub cpu: Option<CpuQuota>,
     /// Memory in bytes; `None` for no limit.
@@ -186,6 +198,8 @@ pub struct ContainerSpec {
     pub pids_limit: u32,
     /// CPUs that it may run on, as `0-3,7`; `None` for all.
     pub cpuset: Option<String>,
+    /// Whether its root is root in a user namespace of its own, and nobody on the host. Of the engine `oci`; Docker does as it is set up.
+    pub user_namespace: bool,
     /// Whether it sees the machine's hugepages under `/dev/hugepages`.
     pub hugepages: bool,
     /// Functions of network cards that it gets, in the order of its data ports: interfaces are moved into it, under their names, and
@@ -195,6 +209,8 @@ pub struct ContainerSpec {
 
 /// The longest name of a container, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
+/// Open files that a program may have: a packet function with 256 ports needs a few for each.
+pub const OPEN_FILES: u64 = 4_096;
 /// Processes and threads that a container may have where nothing else is said.
 pub const PIDS_LIMIT: u32 = 64;
 
@@ -208,10 +224,12 @@ impl ContainerSpec {
             command: Vec::new(),
             env: Vec::new(),
             mounts: Vec::new(),
+            exchange: None,
             cpu: None,
             memory_bytes: None,
             pids_limit: PIDS_LIMIT,
             cpuset: None,
+            user_namespace: true,
             hugepages: false,
             functions: Vec::new(),
         }
@@ -236,8 +254,10 @@ impl ContainerSpec {
         for function in &self.functions {
             crate::function::check(function)?;
         }
-        for mount in &self.mounts {
-            for path in [&mount.source, &mount.target] {
+        let mounts = self.mounts.iter().map(|mount| [&mount.source, &mount.target]);
+        let exchange = self.exchange.iter().map(|of| [&of.source, &of.target]);
+        for paths in mounts.chain(exchange) {
+            for path in paths {
                 let climbs = path
                     .components()
                     .any(|part| part == std::path::Component::ParentDir);

@@ -34,13 +34,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
+use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS};
 use crate::cgroup::{self, Cgroup, Hierarchy};
 use crate::container::check_command;
 use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
-    ImageRef, Label, MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, seccomp,
+    ImageRef, Label, MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, exchange, seccomp,
 };
 
 /// How a [`DockerEngine`] works.
@@ -92,6 +93,8 @@ const STOPPED_STATUS_LIMIT: Duration = Duration::from_secs(2);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// On images that were imported from our store: which build of it they are.
 const CREATED_LABEL: &str = "inco.created-unix-ms";
+/// On containers: the directory on the host in which one meets inco.
+const EXCHANGE_LABEL: &str = "inco.exchange";
 /// What Docker keeps of a container's output.
 const LOG_SIZE: &str = "64k";
 
@@ -135,6 +138,7 @@ impl DockerEngine {
                 events: told,
                 groups: shared,
                 entries: RefCell::default(),
+                exchanges: RefCell::default(),
                 imported: RefCell::default(),
                 tellers: RefCell::default(),
                 queues: RefCell::default(),
@@ -420,6 +424,8 @@ struct Service {
     events: std::sync::mpsc::Sender<EngineEvent>,
     groups: Groups,
     entries: RefCell<BTreeMap<String, Entry>>,
+    /// Where containers meet inco, by their names.
+    exchanges: RefCell<HashMap<String, PathBuf>>,
     /// Images that Docker has as our store has them, with the build.
     imported: RefCell<HashMap<String, u64>>,
     /// Who tells the end of those that nobody watches yet.
@@ -599,14 +605,36 @@ impl Service {
         let limit = Duration::from_nanos(self.config.create_timeout.0);
         let name = spec.name.clone();
         self.ensure_image(&spec.image, limit).await?;
-        self.make(&spec, &given, limit).await?;
-        match self.start(&spec, limit).await {
-            Ok(started) => Ok(started),
-            Err(error) => {
-                self.discard(&name).await;
-                Err(error)
+        if let Some(of) = &spec.exchange {
+            if self.entries.borrow().contains_key(&name) {
+                return Err(EngineError::NameTaken { name });
             }
+            // Docker's root is the host's.
+            exchange::make(&of.source, 0)?;
+            self.exchanges
+                .borrow_mut()
+                .insert(name.clone(), of.source.clone());
         }
+        let made = match self.make(&spec, &given, limit).await {
+            Ok(()) => match self.start(&spec, limit).await {
+                Ok(started) => Ok(started),
+                Err(error) => {
+                    self.discard(&name).await;
+                    Err(error)
+                }
+            },
+            Err(error) => Err(error),
+        };
+        if made.is_err() {
+            // What of it cannot be removed is in nobody's way.
+            let _ = self.remove_exchange(&name);
+        }
+        made
+    }
+
+    fn remove_exchange(&self, name: &str) -> Result<(), EngineError> {
+        let of = self.exchanges.borrow_mut().remove(name);
+        of.map_or(Ok(()), |dir| exchange::remove(&dir))
     }
 
     /// Gives Docker the image from our store, where it does not have it or has an earlier build of it. An image of that name that did not come
@@ -894,7 +922,7 @@ impl Service {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(name);
-        Ok(())
+        self.remove_exchange(name)
     }
 
     async fn exec(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<(), EngineError> {
@@ -999,6 +1027,11 @@ impl Service {
                 summary.labels.unwrap_or_default().into_iter().collect();
             // The image's, which its containers inherit.
             labels.remove(CREATED_LABEL);
+            if let Some(dir) = labels.remove(EXCHANGE_LABEL) {
+                self.exchanges
+                    .borrow_mut()
+                    .insert(name.clone(), PathBuf::from(dir));
+            }
             let state = match summary.state {
                 Some(ContainerSummaryStateEnum::RUNNING) => ContainerState::Running,
                 Some(ContainerSummaryStateEnum::PAUSED) => ContainerState::Paused,
@@ -1217,17 +1250,24 @@ fn device(path: &Path) -> DeviceMapping {
 }
 
 fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreateBody {
-    let mounts = spec.mounts.iter().map(|mount| DockerMount {
-        target: Some(mount.target.display().to_string()),
-        source: Some(mount.source.display().to_string()),
-        typ: Some(MountType::BIND),
-        read_only: Some(mount.read_only),
-        bind_options: Some(MountBindOptions {
-            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
-            ..MountBindOptions::default()
-        }),
-        ..DockerMount::default()
-    });
+    let mounts = spec
+        .mounts
+        .iter()
+        .map(|mount| (&mount.source, &mount.target, mount.read_only));
+    let exchange = spec.exchange.iter().map(|of| (&of.source, &of.target, false));
+    let mounts = mounts
+        .chain(exchange)
+        .map(|(source, target, read_only)| DockerMount {
+            target: Some(target.display().to_string()),
+            source: Some(source.display().to_string()),
+            typ: Some(MountType::BIND),
+            read_only: Some(read_only),
+            bind_options: Some(MountBindOptions {
+                propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+                ..MountBindOptions::default()
+            }),
+            ..DockerMount::default()
+        });
     let hugepages = spec.hugepages.then(|| DockerMount {
         target: Some("/dev/hugepages".to_owned()),
         source: Some("/dev/hugepages".to_owned()),
@@ -1239,6 +1279,8 @@ fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreate
         // Podman takes the path of a file here; its own profile is close.
         security.push(format!("seccomp={}", seccomp::docker_profile()));
     }
+    let exchange = spec.exchange.iter();
+    let exchange_label = exchange.map(|of| (EXCHANGE_LABEL.to_owned(), of.source.display().to_string()));
     let memory = spec.memory_bytes.and_then(|bytes| i64::try_from(bytes).ok());
     let host = HostConfig {
         network_mode: Some("none".to_owned()),
@@ -1251,6 +1293,8 @@ fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreate
         cpuset_cpus: spec.cpuset.clone(),
         ipc_mode: Some("private".to_owned()),
         shm_size: Some(64 << 20),
+        masked_paths: Some(MASKED_PATHS.map(str::to_owned).to_vec()),
+        readonly_paths: Some(READ_ONLY_PATHS.map(str::to_owned).to_vec()),
         tmpfs: Some(HashMap::from([
             ("/tmp".to_owned(), "size=16m,mode=1777".to_owned()),
             ("/run".to_owned(), "size=64m,mode=755".to_owned()),
@@ -1279,7 +1323,7 @@ fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreate
                 .map(|(key, value)| format!("{key}={value}"))
                 .collect(),
         ),
-        labels: Some(spec.labels.clone().into_iter().collect()),
+        labels: Some(spec.labels.clone().into_iter().chain(exchange_label).collect()),
         user: Some("0:0".to_owned()),
         working_dir: Some("/".to_owned()),
         host_config: Some(host),
@@ -1325,6 +1369,7 @@ mod tests {
             (None, None),
             "a quota in it would slow the create"
         );
+        assert!(host.masked_paths.unwrap().contains(&"/proc/slabinfo".to_owned()));
         let security = host.security_opt.unwrap();
         assert_eq!(
             security.first().map(String::as_str),
@@ -1340,7 +1385,7 @@ mod tests {
                 .iter()
                 .any(|name| name == call)
         };
-        assert!(named("get_mempolicy") && named("openat") && !named("mount") && !named("clone3"));
+        assert!(named("get_mempolicy") && named("readlinkat") && !named("mount") && !named("clone3"));
     }
 
     #[test]

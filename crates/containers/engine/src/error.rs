@@ -4,6 +4,8 @@ use model::Nanos;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::OPEN_FILES;
+
 /// Why an engine did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum EngineError {
@@ -110,6 +112,14 @@ pub enum EngineError {
     Busy {
         /// [`MAX_REQUESTS`](crate::MAX_REQUESTS).
         limit: usize,
+    },
+    /// Containers cannot have the open files that they should.
+    #[error(
+        "the hard limit of open files is {hard}, and a container gets {OPEN_FILES}: run `ulimit -Hn {OPEN_FILES}` before inco, or write LimitNOFILE={OPEN_FILES} in its unit"
+    )]
+    FewOpenFiles {
+        /// The limit.
+        hard: u64,
     },
     /// Something that only root may do.
     #[error("{what} takes root: run inco as root")]

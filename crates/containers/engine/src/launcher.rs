@@ -21,9 +21,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use libcontainer::capabilities::drop_privileges;
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::Spec;
-use libcontainer::syscall::syscall::SyscallType;
+use libcontainer::syscall::syscall::{SyscallType, create_syscall};
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -32,11 +33,19 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
     socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, wait};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getrlimit, pidfd_open, pidfd_send_signal,
+    setrlimit, wait,
+};
+use rustix::thread::{
+    Gid, LinkNameSpaceType, Uid, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
+};
 use seccompiler::BpfProgram;
 
+use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
-use crate::{EngineError, seccomp};
+use crate::{EngineError, OPEN_FILES, seccomp};
 
 /// For how long a launcher that keeps files waits for the next run of its program.
 pub const MAX_ORPHAN: Duration = Duration::from_secs(60);
@@ -331,6 +340,8 @@ struct Filters {
 #[derive(Clone)]
 struct Exec {
     filter: Rc<Filters>,
+    /// The user namespace that a command beside a container's program is still to enter: the runtime leaves it out.
+    user: Option<Arc<OwnedFd>>,
     /// Closed by a successful exec; otherwise the reason is written to it.
     failure: Arc<OwnedFd>,
 }
@@ -352,12 +363,14 @@ impl Executor for Exec {
             Some(devices) if !devices.is_empty() => &self.filter.with_frames,
             _ => &self.filter.usual,
         };
-        let reason = match seccompiler::apply_filter(filter) {
-            Ok(()) => {
+        let entered = self.user.as_ref().map_or(Ok(()), |user| enter(user, spec));
+        let reason = match entered.map(|()| seccompiler::apply_filter(filter)) {
+            Ok(Ok(())) => {
                 let error = Command::new(program).args(rest).exec();
                 format!("cannot run {program}: {error}")
             }
-            Err(error) => format!("cannot limit its system calls: {error}"),
+            Ok(Err(error)) => format!("cannot limit its system calls: {error}"),
+            Err(reason) => reason,
         };
         // Nobody to tell where this fails, too.
         let _ = rustix::io::write(&*self.failure, reason.as_bytes());
@@ -368,6 +381,20 @@ impl Executor for Exec {
         // The kernel says it better, in `exec`.
         Ok(())
     }
+}
+
+/// Makes this process root in a user namespace, with the capabilities of that specification and no others. It takes none to get
+/// there for who is, on the host, the one that made the namespace.
+fn enter(user: &OwnedFd, spec: &Spec) -> Result<(), String> {
+    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
+        .and_then(|()| set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT))
+        .and_then(|()| set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT))
+        .map_err(words("enter the user namespace"))?;
+    // It came with all of them.
+    let process = spec.process().as_ref();
+    let capabilities = process.and_then(|process| process.capabilities().clone());
+    let capabilities = capabilities.ok_or("no capabilities are said")?;
+    drop_privileges(&capabilities, create_syscall().as_ref()).map_err(in_full)
 }
 
 /// A create in hand: the forked process that does it, and the socket on which it tells how it went.
@@ -577,10 +604,12 @@ impl Service {
             Order::Exec {
                 id,
                 name,
+                pid,
+                bundle,
                 state,
                 command,
             } => self.make(id, &name, |filter| {
-                let (pid, files) = try_exec(&name, &state, command, filter)?;
+                let (pid, files) = try_exec(&name, pid, &bundle, &state, command, filter)?;
                 Ok((Notice::Executing { id, pid }, files))
             }),
             Order::Abort { id } => {
@@ -804,7 +833,15 @@ struct Started {
 }
 
 impl Started {
-    fn new(name: &str, state: &str, filter: &Rc<Filters>) -> Result<Started, String> {
+    fn new(
+        name: &str,
+        state: &str,
+        filter: &Rc<Filters>,
+        user: Option<Arc<OwnedFd>>,
+    ) -> Result<Started, String> {
+        raise_open_files().map_err(in_full)?;
+        // Those of the host's root are not for a container.
+        set_thread_groups(&[]).map_err(words("groups"))?;
         let (failure, failed) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
         let output = output_file().map_err(words("output file"))?;
@@ -812,6 +849,7 @@ impl Started {
         let copy = || rustix::io::fcntl_dupfd_cloexec(&output, 3).map_err(words("output file"));
         let executor = Exec {
             filter: Rc::clone(filter),
+            user,
             failure: Arc::new(failed),
         };
         let builder = ContainerBuilder::new(name.to_owned(), SyscallType::default())
@@ -845,19 +883,31 @@ fn pidfd_of(pid: i32) -> Result<OwnedFd, Errno> {
     pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// Runs a command in a container, in a process of its own: gives its process id, its output and, where it has not ended
+/// Runs a command in a container beside its program, which has that process id, in a process of its own: gives its process id, its output and, where it has not ended
 /// already, its pidfd.
 fn try_exec(
     name: &str,
+    beside: u32,
+    bundle: &str,
     state: &str,
     command: Vec<String>,
     filter: &Rc<Filters>,
 ) -> Result<(u32, Vec<OwnedFd>), String> {
+    let stage = Stage::of_bundle(Path::new(bundle))?;
+    let user = |_| {
+        let path = format!("/proc/{beside}/ns/user");
+        File::open(&path)
+            .map(|file| Arc::new(OwnedFd::from(file)))
+            .map_err(|error| format!("{path}: {error}"))
+    };
+    let user = stage.first_id.map(user).transpose()?;
+    // The runtime looks for the root file system at its name, though it needs none.
+    stage.cover()?;
     let Started {
         builder,
         output,
         failure,
-    } = Started::new(name, state, filter)?;
+    } = Started::new(name, state, filter, user)?;
     let pid = builder
         .as_tenant()
         .with_container_args(command)
@@ -877,11 +927,12 @@ fn try_make(
     state: &str,
     filter: &Rc<Filters>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
+    Stage::of_bundle(Path::new(bundle))?.set_up()?;
     let Started {
         builder,
         output,
         failure,
-    } = Started::new(name, state, filter)?;
+    } = Started::new(name, state, filter, None)?;
     let mut container = builder
         .as_init(bundle)
         .with_systemd(false)
@@ -899,6 +950,24 @@ fn try_make(
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     Ok((pid as u32, at_ns, vec![pidfd, output]))
+}
+
+/// Lets this process have as many open files as a container's may. Once in a user namespace it could not.
+///
+/// # Errors
+/// [`EngineError::FewOpenFiles`] where it may not have as many.
+pub(crate) fn raise_open_files() -> Result<(), EngineError> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    match maximum {
+        Some(hard) if hard < OPEN_FILES => {
+            let wanted = Rlimit {
+                current,
+                maximum: Some(OPEN_FILES),
+            };
+            setrlimit(Resource::Nofile, wanted).map_err(|_| EngineError::FewOpenFiles { hard })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A file in memory that cannot grow: what is beyond it is refused to the program that writes.

@@ -14,13 +14,15 @@
 //!
 //! Dropping an engine leaves its containers running; the next one finds them by [`Engine::list`].
 
-// UNSAFETY: the launcher forks, which std has no safe form of; tokio takes a pidfd only by an unsafe call. Each is allowed where it stands.
+// UNSAFETY: the launcher forks and unshares, which std has no safe form of; tokio takes a pidfd only by an unsafe call. Each is
+// allowed where it stands.
 
 mod bundle;
 pub mod cgroup;
 mod container;
 mod docker;
 mod error;
+pub mod exchange;
 mod fake;
 mod front;
 mod function;
@@ -29,12 +31,13 @@ pub mod launcher;
 mod none;
 mod oci;
 mod seccomp;
+mod stage;
 mod unpack;
 mod wire;
 
 pub use container::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Exit, ImageRef, Label, MAX_NAME_BYTES, PIDS_LIMIT,
-    Usage,
+    Container, ContainerSpec, ContainerState, CpuQuota, Exchange, Exit, ImageRef, Label, MAX_NAME_BYTES,
+    OPEN_FILES, PIDS_LIMIT, Usage,
 };
 pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
 pub use error::EngineError;

@@ -31,11 +31,11 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::{check_command, check_name};
 use crate::front::{Command, Front, now, shorten_slice};
 use crate::image::Store;
-use crate::launcher::{Launcher, OUTPUT_BYTES};
+use crate::launcher::{Launcher, OUTPUT_BYTES, raise_open_files};
 use crate::wire::{Notice, Order, Received};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given, Label,
-    MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, bundle, cgroup,
+    MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, bundle, cgroup, exchange, stage,
 };
 
 /// How an [`OciEngine`] works.
@@ -100,7 +100,7 @@ const STATUS_LIMIT: Nanos = Nanos::from_millis(60);
 const LOOK_EVERY: Nanos = Nanos::from_micros(200);
 
 /// What is written about each container, so that a later run knows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Record {
     name: String,
     labels: BTreeMap<String, String>,
@@ -113,6 +113,22 @@ struct Record {
     /// Functions of cards that it was given, and the network interfaces among them.
     functions: Vec<NetFunction>,
     interfaces: Vec<String>,
+    /// The first of its ids on the host; none where it has the host's own.
+    #[serde(default)]
+    first_id: Option<u32>,
+    /// The directory on the host in which it meets inco.
+    #[serde(default)]
+    exchange: Option<PathBuf>,
+}
+
+impl Record {
+    /// Nothing but its name.
+    fn of(name: &str) -> Record {
+        Record {
+            name: name.to_owned(),
+            ..Record::default()
+        }
+    }
 }
 
 /// The embedded engine. See the [module](self).
@@ -136,6 +152,8 @@ impl OciEngine {
                 what: "making containers (engine \"oci\")",
             });
         }
+        raise_open_files()?;
+        config.images.close_to_others()?;
         let hierarchy = Hierarchy::at(&config.cgroup_root)?;
         let parent = config.cgroup_parent();
         let (commands, received) = channel();
@@ -471,15 +489,14 @@ impl Worker {
     }
 
     fn adoptable(&self, name: &str) -> Option<Managed> {
-        let text = fs::read(self.bundle_dir(name).join("record.json")).ok()?;
-        let record: Record = serde_json::from_slice(&text).ok()?;
+        let record = self.record(name)?;
         let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let group = self.group(name);
         // The id might be another process's by now: this one must have been started then, and be in the container's group.
         let same =
             start_ticks(record.pid) == Some(record.start_ticks) && group.processes().contains(&record.pid);
-        if record.name != name || !same {
+        if !same {
             return None;
         }
         // A run that died in the middle of a pause leaves it half frozen.
@@ -521,11 +538,22 @@ impl Worker {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.remove_dirs(name)
+        let record = self.record(name).unwrap_or_else(|| Record::of(name));
+        self.remove_dirs(&record)
     }
 
-    fn remove_dirs(&self, name: &str) -> Result<(), EngineError> {
-        for dir in [self.state_dir(name), self.bundle_dir(name)] {
+    /// What is written about a container, where it can be read.
+    fn record(&self, name: &str) -> Option<Record> {
+        let text = fs::read(self.bundle_dir(name).join("record.json")).ok()?;
+        let record: Record = serde_json::from_slice(&text).ok()?;
+        (record.name == name).then_some(record)
+    }
+
+    fn remove_dirs(&self, record: &Record) -> Result<(), EngineError> {
+        if let Some(dir) = &record.exchange {
+            exchange::remove(dir)?;
+        }
+        for dir in [self.state_dir(&record.name), self.bundle_dir(&record.name)] {
             match fs::remove_dir_all(&dir) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(EngineError::io("remove", &dir, &error));
@@ -757,25 +785,35 @@ impl Worker {
             fs::metadata(&mount.source).map_err(|error| EngineError::io("mount", &mount.source, &error))?;
         }
         let given = Given::find(&spec.functions, Path::new(SYS))?;
+        let first_id = self.free_ids(spec.user_namespace)?;
+        let place = stage::place(&self.config.run_dir)?;
+        let stage = bundle::stage(&spec, &given, &rootfs, place, first_id)?;
         let group = self.group(&name);
         let record = Record {
-            name: name.clone(),
             labels: spec.labels.clone(),
             image: image.name.clone(),
-            pid: 0,
-            start_ticks: 0,
-            started_unix_ms: 0,
             functions: spec.functions.clone(),
             interfaces: given.interfaces.clone(),
+            first_id,
+            exchange: spec.exchange.as_ref().map(|of| of.source.clone()),
+            ..Record::of(&name)
         };
         let dir = self.bundle_dir(&name);
         let id = self.next_id;
         self.next_id += 1;
         let made = fs::create_dir_all(&dir)
             .map_err(|error| EngineError::io("make directory", &dir, &error))
-            .and_then(|()| bundle::config(&spec, &given, &rootfs, &image, &format!("{}/{name}", self.parent)))
-            .and_then(|config| write_json(&dir.join("config.json"), &config))
             .and_then(|()| write_json(&dir.join("record.json"), &record))
+            .and_then(|()| write_json(&dir.join(stage::FILE), &stage))
+            .and_then(|()| {
+                let config =
+                    bundle::config(&spec, &given, &stage, &image, &format!("{}/{name}", self.parent));
+                write_json(&dir.join("config.json"), &config)
+            })
+            .and_then(|()| match &spec.exchange {
+                Some(of) => exchange::make(&of.source, first_id.unwrap_or(0)),
+                None => Ok(()),
+            })
             .and_then(|()| {
                 let order = Order::Create {
                     id,
@@ -791,7 +829,7 @@ impl Worker {
                     })
             });
         if let Err(error) = made {
-            let _ = self.remove_dirs(&name);
+            let _ = self.remove_dirs(&record);
             return Err(error);
         }
         self.making.insert(id, name.clone());
@@ -818,6 +856,21 @@ impl Worker {
         Ok(())
     }
 
+    /// Ids of the host that no other container here has.
+    fn free_ids(&self, wanted: bool) -> Result<Option<u32>, EngineError> {
+        if !wanted {
+            return Ok(None);
+        }
+        let of = |container: &Managed| container.record.first_id;
+        let taken: BTreeSet<u32> = self.containers.values().filter_map(of).collect();
+        let mut all = (0..stage::MAX_CONTAINERS).map(stage::first_id);
+        let free = all.find(|first_id| !taken.contains(first_id));
+        let none = EngineError::Busy {
+            limit: stage::MAX_CONTAINERS as usize,
+        };
+        free.map(Some).ok_or(none)
+    }
+
     fn begin_exec(
         &mut self,
         ticket: Ticket,
@@ -827,7 +880,9 @@ impl Worker {
         since: Nanos,
     ) -> Result<(), EngineError> {
         check_command(&command)?;
-        if self.running(name)?.phase == Phase::Paused {
+        let container = self.running(name)?;
+        let pid = container.record.pid;
+        if container.phase == Phase::Paused {
             return Err(EngineError::NotRunning {
                 name: name.to_owned(),
             });
@@ -841,6 +896,8 @@ impl Worker {
         let order = Order::Exec {
             id,
             name: name.to_owned(),
+            pid,
+            bundle: self.bundle_dir(name).display().to_string(),
             state: self.config.run_dir.join("oci/state").display().to_string(),
             command,
         };
@@ -1143,7 +1200,8 @@ impl Worker {
                             // The kernel gives back what is hardware when the namespace is gone.
                             tracing::warn!(container = name, %error, "network interfaces were not taken back");
                         }
-                        self.remove_dirs(name).map(|()| true)
+                        let record = container.record.clone();
+                        self.remove_dirs(&record).map(|()| true)
                     }
                     other => other,
                 };

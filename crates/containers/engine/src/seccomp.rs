@@ -32,14 +32,14 @@ macro_rules! calls {
 #[rustfmt::skip] // one group a paragraph
 const ALLOWED: &[(&str, libc::c_long)] = &calls![
     // Files.
-    SYS_openat, SYS_openat2, SYS_close, SYS_close_range, SYS_read, SYS_write,
+    SYS_close, SYS_close_range, SYS_read, SYS_write,
     SYS_readv, SYS_writev, SYS_pread64, SYS_pwrite64, SYS_preadv, SYS_pwritev,
     SYS_preadv2, SYS_pwritev2, SYS_lseek, SYS_fstat, SYS_newfstatat, SYS_statx,
     SYS_statfs, SYS_fstatfs, SYS_getdents64, SYS_readlinkat, SYS_faccessat,
     SYS_faccessat2, SYS_fcntl, SYS_flock, SYS_dup, SYS_dup3, SYS_pipe2,
     SYS_ftruncate, SYS_truncate, SYS_fallocate, SYS_fsync, SYS_fdatasync,
     SYS_sync_file_range, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_linkat,
-    SYS_symlinkat, SYS_fchmod, SYS_fchmodat, SYS_fchown, SYS_fchownat,
+    SYS_symlinkat, SYS_fchown, SYS_fchownat,
     SYS_utimensat, SYS_umask, SYS_chdir, SYS_fchdir, SYS_getcwd, SYS_sendfile,
     SYS_splice, SYS_tee, SYS_vmsplice, SYS_copy_file_range, SYS_fadvise64,
     SYS_readahead, SYS_inotify_init1, SYS_inotify_add_watch, SYS_inotify_rm_watch,
@@ -89,9 +89,9 @@ const ALLOWED: &[(&str, libc::c_long)] = &calls![
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![
-    SYS_open, SYS_creat, SYS_stat, SYS_lstat, SYS_access, SYS_readlink,
+    SYS_stat, SYS_lstat, SYS_access, SYS_readlink,
     SYS_getdents, SYS_dup2, SYS_pipe, SYS_mkdir, SYS_rmdir, SYS_unlink,
-    SYS_rename, SYS_renameat, SYS_link, SYS_symlink, SYS_chmod, SYS_chown,
+    SYS_rename, SYS_renameat, SYS_link, SYS_symlink, SYS_chown,
     SYS_lchown, SYS_utime, SYS_utimes, SYS_futimesat, SYS_poll, SYS_select,
     SYS_epoll_create, SYS_epoll_wait, SYS_eventfd, SYS_signalfd, SYS_inotify_init,
     SYS_time, SYS_alarm, SYS_pause, SYS_fork, SYS_vfork, SYS_getpgrp,
@@ -99,6 +99,24 @@ const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![SYS_renameat];
+
+/// Allowed unless a file would get a set-user-id or set-group-id bit, which makes whoever runs it on the host its owner: the number of
+/// the argument that is the mode, and of the flags that say whether it counts. `openat2` has them behind a pointer, and is not allowed.
+const WITH_MODES: &[(&str, libc::c_long, u8, Option<u8>)] = &[
+    ("fchmod", libc::SYS_fchmod, 1, None),
+    ("fchmodat", libc::SYS_fchmodat, 2, None),
+    ("openat", libc::SYS_openat, 3, Some(2)),
+    #[cfg(target_arch = "x86_64")]
+    ("chmod", libc::SYS_chmod, 1, None),
+    #[cfg(target_arch = "x86_64")]
+    ("creat", libc::SYS_creat, 1, None),
+    #[cfg(target_arch = "x86_64")]
+    ("open", libc::SYS_open, 2, Some(1)),
+];
+/// The bits in question.
+const PRIVILEGED: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
+/// With one of these flags a call makes a file, so that its mode counts.
+const MAKES_FILE: u64 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 
 /// The filter, compiled for this machine. `with_frames`: it may have sockets for whole frames, as who has network interfaces.
 pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
@@ -131,6 +149,15 @@ pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
     ];
     rules.insert(libc::SYS_ioctl, vec![rule(terminal)?]);
 
+    let without = |argument, bits| SeccompCondition::new(argument, Dword, SeccompCmpOp::MaskedEq(bits), 0);
+    for &(_, number, mode, flags) in WITH_MODES {
+        let mut allowed = vec![rule(vec![without(mode, PRIVILEGED)?])?];
+        if let Some(flags) = flags {
+            allowed.push(rule(vec![without(flags, MAKES_FILE)?])?);
+        }
+        rules.insert(number, allowed);
+    }
+
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(
         rules,
@@ -146,12 +173,13 @@ pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
 pub(crate) fn docker_profile() -> String {
     let name = |call: &(&'static str, libc::c_long)| call.0.trim_start_matches("SYS_");
     let names: Vec<&str> = ALLOWED.iter().chain(ALLOWED_HERE).map(name).collect();
-    let when = |call: &str, operation: &str, value: u64, other: u64| {
+    let when_at = |index: u8, call: &str, operation: &str, value: u64| {
         json!({
             "names": [call], "action": "SCMP_ACT_ALLOW",
-            "args": [{ "index": 0, "value": value, "valueTwo": other, "op": operation }],
+            "args": [{ "index": index, "value": value, "valueTwo": 0, "op": operation }],
         })
     };
+    let when = |call: &str, operation: &str, value: u64| when_at(0, call, operation, value);
     let mut calls = vec![
         json!({ "names": names, "action": "SCMP_ACT_ALLOW" }),
         json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }),
@@ -159,18 +187,22 @@ pub(crate) fn docker_profile() -> String {
             "names": ["ioctl"], "action": "SCMP_ACT_ALLOW",
             "args": [{ "index": 1, "value": libc::TIOCSTI, "op": "SCMP_CMP_NE" }],
         }),
-        when("clone", "SCMP_CMP_MASKED_EQ", NEW_NAMESPACES, 0),
+        when("clone", "SCMP_CMP_MASKED_EQ", NEW_NAMESPACES),
     ];
     calls.extend(
         FAMILIES
             .iter()
-            .map(|&family| when("socket", "SCMP_CMP_EQ", family as u64, 0)),
+            .map(|&family| when("socket", "SCMP_CMP_EQ", family as u64)),
     );
     calls.extend(
         [0, 0xffff_ffff]
             .iter()
-            .map(|&value| when("personality", "SCMP_CMP_EQ", value, 0)),
+            .map(|&value| when("personality", "SCMP_CMP_EQ", value)),
     );
+    for &(call, _, mode, flags) in WITH_MODES {
+        calls.push(when_at(mode, call, "SCMP_CMP_MASKED_EQ", PRIVILEGED));
+        calls.extend(flags.map(|flags| when_at(flags, call, "SCMP_CMP_MASKED_EQ", MAKES_FILE)));
+    }
     json!({ "defaultAction": "SCMP_ACT_ERRNO", "syscalls": calls }).to_string()
 }
 
@@ -197,7 +229,7 @@ mod tests {
             libc::SYS_mount, libc::SYS_umount2, libc::SYS_pivot_root, libc::SYS_setns, libc::SYS_unshare,
             libc::SYS_clone3, libc::SYS_ptrace, libc::SYS_process_vm_writev, libc::SYS_bpf, libc::SYS_keyctl,
             libc::SYS_io_uring_setup, libc::SYS_userfaultfd, libc::SYS_perf_event_open, libc::SYS_open_by_handle_at,
-            libc::SYS_init_module, libc::SYS_kexec_load, libc::SYS_reboot,
+            libc::SYS_init_module, libc::SYS_kexec_load, libc::SYS_reboot, libc::SYS_openat2, libc::SYS_mknodat,
         ];
         for number in refused {
             assert!(

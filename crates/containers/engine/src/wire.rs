@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// A launcher that outlives its parent may meet one built from other sources: both ends must say the same.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// The longest message, in bytes: names and paths, nothing that grows.
 const MAX_MESSAGE: usize = 16 * 1024;
 /// File descriptors in a message at most.
@@ -34,6 +34,9 @@ pub(crate) enum Order {
     Exec {
         id: u64,
         name: String,
+        /// Of the container's program.
+        pid: u32,
+        bundle: String,
         state: String,
         command: Vec<String>,
     },

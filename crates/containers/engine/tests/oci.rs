@@ -7,13 +7,17 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use engine::cgroup::Hierarchy;
+use engine::image::ImageFile;
 use engine::{
-    ContainerState, CpuQuota, EngineEvent, ImageRef, Label, MAX_OUTPUT_BYTES, OciConfig, OciEngine, Request,
+    ContainerSpec, ContainerState, CpuQuota, EngineEvent, Exchange, ImageRef, Label, MAX_OUTPUT_BYTES,
+    OciConfig, OciEngine, Request,
 };
 use model::{Mount, Nanos};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -287,6 +291,264 @@ fn a_flood_of_output_is_bounded_and_hurts_nobody() {
     );
     assert!(output.len() <= MAX_OUTPUT_BYTES && output.contains("flood of words"));
     told.remove("inco-flood-1").unwrap();
+}
+
+/// A container of this place that meets inco in a directory of its own.
+fn meeting(place: &Place, name: &str, command: &[&str]) -> ContainerSpec {
+    let mut spec = spec(name, command);
+    spec.exchange = Some(Exchange {
+        source: place.run_dir().join("instances").join(name),
+        target: "/run/inco".into(),
+    });
+    spec
+}
+
+/// What stands in a file of a process of this machine.
+fn of_process(pid: u32, file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
+}
+
+/// The options of the last mount at that place, as this process sees it.
+fn mount_options(pid: u32, at: &str) -> String {
+    let mounts = of_process(pid, "mountinfo");
+    let of = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(at));
+    of.unwrap_or_else(|| panic!("no mount at {at}: {mounts}"))
+        .split(' ')
+        .nth(5)
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn the_root_of_a_container_is_nobody_on_the_host_and_no_other_container() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let names = ["inco-ids-1", "inco-ids-2"];
+    let mut told = Told::new(Box::new(place.engine()));
+    let ids_of = |pid: u32| -> u32 {
+        let maps = ["uid_map", "gid_map"].map(|map| of_process(pid, map));
+        assert_eq!(maps[0], maps[1]);
+        let map: Vec<u32> = maps[0].split_whitespace().map(|id| id.parse().unwrap()).collect();
+        assert!(
+            matches!(map[..], [0, 0x7000_0000..0x7ffe_0000, 65_536]),
+            "{map:?}"
+        );
+        map[1]
+    };
+    let mut first_ids = Vec::new();
+    for name in names {
+        let pid = told.create(&meeting(&place, name, &["meet", "/run/inco"]));
+        let first_id = ids_of(pid);
+        first_ids.push(first_id);
+        let status = of_process(pid, "status");
+        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+        assert_eq!(groups.map(str::trim), Some(""), "none of the host's root");
+        let dir = place.run_dir().join("instances").join(name);
+        let data = std::fs::metadata(&dir).unwrap();
+        assert_eq!(
+            (data.uid(), data.gid(), data.mode() & 0o7777),
+            (first_id, first_id, 0o700)
+        );
+        for at in ["/", "/run/inco"] {
+            let options = mount_options(pid, at);
+            assert!(
+                options.contains("nosuid") && options.contains("nodev"),
+                "{at}: {options}"
+            );
+        }
+        // inco meets it there, and it alone.
+        let socket = dir.join("port.sock");
+        until("it listens", || UnixStream::connect(&socket).is_ok());
+        let mut words = [0; 4];
+        UnixStream::connect(&socket)
+            .unwrap()
+            .read_exact(&mut words)
+            .unwrap();
+        assert_eq!(&words, b"here");
+        let seen = std::fs::read_dir(format!("/proc/{pid}/root/run/inco")).unwrap();
+        assert_eq!(seen.count(), 1);
+    }
+    assert_ne!(first_ids[0], first_ids[1], "each has ids of its own");
+    // Those of the first are free again, and those of one that is taken over are not.
+    told.remove(names[0]).unwrap();
+    drop(told);
+    let mut told = Told::new(Box::new(place.engine()));
+    let pid = told.create(&spec("inco-ids-3", &["sleep"]));
+    assert_eq!(ids_of(pid), first_ids[0]);
+    let instances = std::fs::metadata(place.run_dir().join("instances")).unwrap();
+    assert_eq!(instances.mode() & 0o7777, 0o700);
+    for name in [names[1], "inco-ids-3"] {
+        told.remove(name).unwrap();
+    }
+    assert_eq!(
+        std::fs::read_dir(place.run_dir().join("instances"))
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn a_container_with_the_hosts_ids_runs_as_well() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let mut told = Told::new(Box::new(place.engine()));
+    let mut spec = meeting(&place, "inco-host-ids-1", &["meet", "/run/inco"]);
+    spec.user_namespace = false;
+    let pid = told.create(&spec);
+    assert!(of_process(pid, "uid_map").trim().ends_with("4294967295"));
+    let socket = place.run_dir().join("instances/inco-host-ids-1/port.sock");
+    until("it listens", || socket.exists());
+    let command = ["/probe", "beside"].map(str::to_owned).to_vec();
+    let beside = Request::Exec {
+        name: spec.name.clone(),
+        command,
+        limit: Nanos::from_secs(8),
+    };
+    told.ask(beside).unwrap();
+    told.remove(&spec.name).unwrap();
+    told.exit_of(&spec.name);
+    spec.command = ["/probe", "confined"].map(str::to_owned).to_vec();
+    told.create(&spec);
+    // It says what it could do; how it ended is told late on a busy machine.
+    let (exit, output, _) = told.exit_of(&spec.name);
+    assert_eq!((output.as_str(), exit.signal), ("", None));
+    told.remove(&spec.name).unwrap();
+}
+
+#[test]
+fn what_belongs_to_root_belongs_to_the_containers_root() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let secret = place.dir.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let files = [
+        ImageFile::program(support::probe(), "/probe"),
+        ImageFile {
+            source: secret.clone(),
+            target: "/etc/secret".into(),
+            mode: 0o600,
+        },
+    ];
+    let image = ImageRef::from("inco/secret");
+    place.store().build_scratch(&image, &files, &[], &[]).unwrap();
+    let mut told = Told::new(Box::new(place.engine()));
+    let mut spec = spec("inco-owner-1", &["cat", "/etc/secret"]);
+    spec.image = image;
+    let mut run = |spec: &ContainerSpec| {
+        told.create(spec);
+        let (_, output, _) = told.exit_of(&spec.name);
+        told.remove(&spec.name).unwrap();
+        output
+    };
+    assert_eq!(run(&spec), "secret");
+    // A single file, which may be read and not written; and a directory, in which files are made that are root's on the host.
+    let shared = place.dir.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    let shown = |source: &Path, target: &str, read_only| Mount {
+        source: source.to_owned(),
+        target: target.into(),
+        read_only,
+    };
+    spec.mounts = vec![
+        shown(&secret, "/run/secret", true),
+        shown(&shared, "/shared", false),
+    ];
+    spec.command[2] = "/run/secret".to_owned();
+    assert_eq!(run(&spec), "secret");
+    spec.command = ["/probe", "count", "/run/secret"].map(str::to_owned).to_vec();
+    let output = run(&spec);
+    assert!(output.contains("Read-only"), "{output}");
+    spec.command = ["/probe", "meet", "/shared"].map(str::to_owned).to_vec();
+    told.create(&spec);
+    until("it listens", || shared.join("port.sock").exists());
+    assert_eq!(std::fs::metadata(shared.join("port.sock")).unwrap().uid(), 0);
+    told.remove(&spec.name).unwrap();
+}
+
+#[test]
+fn a_container_that_fills_its_directory_harms_no_other() {
+    if !available("oci", oci_missing()) {
+        return;
+    }
+    let place = Place::new();
+    let instances = place.run_dir().join("instances");
+    let mut told = Told::new(Box::new(place.engine()));
+    let fill = meeting(&place, "inco-fill-1", &["fill", "/run/inco"]);
+    told.create(&fill);
+    let last = instances.join("inco-fill-1");
+    until("it is full", || {
+        let room = rustix::fs::statvfs(&last).unwrap();
+        room.f_bavail == 0 && room.f_favail == 0
+    });
+    let room = rustix::fs::statvfs(&last).unwrap();
+    assert_eq!(
+        (room.f_blocks * room.f_frsize, room.f_files),
+        (engine::exchange::EXCHANGE_BYTES, engine::exchange::EXCHANGE_FILES)
+    );
+    // Another one has its own room, and so has one in the place of that which fails.
+    for name in ["inco-fill-2", "inco-fill-3"] {
+        told.create(&meeting(&place, name, &["meet", "/run/inco"]));
+        let socket = instances.join(name).join("port.sock");
+        until("it listens", || UnixStream::connect(&socket).is_ok());
+        told.stop(name, 0).unwrap();
+    }
+    // With the container its directory is gone, also where another run removes it.
+    told.remove("inco-fill-2").unwrap();
+    drop(told);
+    std::fs::remove_file(place.run_dir().join("oci/containers/inco-fill-3/config.json")).unwrap();
+    let mut told = Told::new(Box::new(place.engine()));
+    told.remove("inco-fill-1").unwrap();
+    drop(told);
+    assert_eq!(std::fs::read_dir(&instances).unwrap().count(), 0);
+    let mounts = of_process(std::process::id(), "mountinfo");
+    assert!(!mounts.contains(instances.to_str().unwrap()), "{mounts}");
+}
+
+/// Not a test by itself: what the next one runs with few open files, and without the right to more.
+#[test]
+fn engine_with_few_files() {
+    let Ok(dir) = std::env::var("INCO_TEST_FEW_FILES") else {
+        return;
+    };
+    let dir = PathBuf::from(dir);
+    let error = OciEngine::start(OciConfig::at(&dir), launcher(&dir)).unwrap_err();
+    println!("\nrefused: {error}");
+}
+
+#[test]
+fn too_few_open_files_are_told_at_once_with_what_to_do() {
+    let missing = (!Path::new("/usr/bin/setpriv").exists()).then(|| "there is no setpriv".to_owned());
+    if !available("oci", oci_missing()) || !available("oci", missing) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let own = std::env::current_exe().unwrap();
+    let output = Command::new("setpriv")
+        .args(["--bounding-set=-sys_resource", "--inh-caps=-sys_resource"])
+        .args(["prlimit", "--nofile=512:1024"])
+        .arg(own)
+        .args(["--exact", "engine_with_few_files", "--nocapture"])
+        .env("INCO_TEST_FEW_FILES", dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text
+        .lines()
+        .find(|line| line.starts_with("refused: "))
+        .unwrap_or(&text);
+    assert!(told.contains("the hard limit of open files is 1024"), "{told}");
+    assert!(
+        told.contains("ulimit -Hn 4096") && told.contains("LimitNOFILE=4096"),
+        "{told}"
+    );
 }
 
 /// Not a test by itself: what the next one runs in a process of its own, and kills.

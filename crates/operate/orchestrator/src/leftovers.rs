@@ -136,13 +136,7 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
             fs::remove_file(socket).with_context(|| format!("cannot remove {}", socket.display()))?;
         }
     }
-    let instances = run_dir.join("instances");
-    match fs::remove_dir_all(&instances) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", instances.display()));
-        }
-        _ => {}
-    }
+    engine::exchange::remove_all(&run_dir.join("instances"))?;
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     Ok(Some(removed))
 }

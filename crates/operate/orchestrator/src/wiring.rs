@@ -303,5 +303,6 @@ fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
     spec.pids_limit = service.processes;
     spec.cpuset = service.cpuset.clone();
     spec.hugepages = service.hugepages;
+    spec.user_namespace = service.user_namespace;
     Ok(spec)
 }

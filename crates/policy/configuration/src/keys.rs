@@ -412,6 +412,10 @@ tables! {
             "CPUs, as `\"0-3,7\"`", "\"4-7\"", "CPUs that its containers may run on.";
         hugepages: boolean, [= "false"], Applies,
             "true or false", "true", "Whether a container sees the machine's hugepages.";
+        user_namespace: boolean, [= "true"], Applies,
+            "true or false", "false",
+            "Whether a container's root is nobody on the host. `false` only for what needs rights that no user \
+             namespace gives, as some drivers of cards do. Only for the engine `oci`: Docker does as it is set up.";
         ready: ready, [= "\"connected\""], Applies,
             "`\"connected\"`, `\"consumes\"` or a table", "{ exec = [\"/bin/check\"] }",
             "When an instance counts as ready: its data ports are up, it took a probe packet, or a command in the \
@@ -480,7 +484,7 @@ tables! {
         let name = section.path.trim_start_matches("service.").to_owned();
         Service {
             name, matches, uplinks, image, port, devices, command, args, env, mounts, memory_bytes, processes, cpuset,
-            hugepages, ready, ready_deadline, instances, cpus, capacity, fit, scheduler, limit, autoscaler, affinity,
+            hugepages, user_namespace, ready, ready_deadline, instances, cpus, capacity, fit, scheduler, limit, autoscaler, affinity,
             symmetric, table_full, drain_deadline, stop_grace, ring, queues, flow_counters,
         }
     }

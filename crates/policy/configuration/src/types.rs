@@ -309,6 +309,8 @@ pub struct Service {
     pub cpuset: Option<String>,
     /// Whether a container sees the machine's hugepages.
     pub hugepages: bool,
+    /// Whether a container's root is nobody on the host.
+    pub user_namespace: bool,
     /// When an instance counts as ready.
     pub ready: Ready,
     /// How long an instance may take from its program's start until it is ready.

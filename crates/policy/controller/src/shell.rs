@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::thread::{Builder, JoinHandle};
 
 use autoscaling::{Fit, Fitted};
@@ -36,8 +35,8 @@ const fn call_name(request: &Request) -> &'static str {
     }
 }
 
-/// The thin part around the core: it carries what the engine says in and what the engine should do out, makes and
-/// removes the instances' directories, and runs what autoscalers have to reckon for longer than a turn may take. Switch, event log and clock are its caller's.
+/// The thin part around the core: it carries what the engine says in and what the engine should do out, removes what
+/// is left of instances' directories, and runs what autoscalers have to reckon for longer than a turn may take. Switch, event log and clock are its caller's.
 pub struct Shell {
     controller: Controller,
     engine: Box<dyn Engine>,
@@ -145,15 +144,6 @@ impl Shell {
         let changes_table = self.outputs.switch.iter().any(is_publish);
         let due = self.waiting.due(&mut self.outputs.engine, changes_table, now);
         for (ticket, request) in due {
-            if let engine::Request::Create(spec) = &request {
-                let dirs = spec
-                    .mounts
-                    .iter()
-                    .filter(|mount| mount.source.starts_with(self.controller.instances_dir()));
-                for mount in dirs {
-                    make_dir(&mount.source);
-                }
-            }
             self.in_hand.insert(ticket, call_name(&request));
             self.engine.submit(ticket, request);
         }
@@ -166,7 +156,7 @@ impl Shell {
         }
         for dir in self.outputs.remove_dirs.drain(..) {
             // What is left there does no harm: a name is never used twice.
-            let _ = std::fs::remove_dir_all(dir);
+            let _ = engine::exchange::remove(&dir);
         }
     }
 
@@ -224,11 +214,6 @@ impl Shell {
 fn start_fit(fit: Fit) -> Option<JoinHandle<Fitted>> {
     let thread = Builder::new().name("inco-fit".to_owned());
     thread.spawn(move || fit.run()).ok()
-}
-
-/// Makes an instance's directory. Where that fails the engine's create fails and says so: its mount has no source.
-fn make_dir(dir: &Path) {
-    let _ = std::fs::create_dir_all(dir);
 }
 
 #[cfg(test)]

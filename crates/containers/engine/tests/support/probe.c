@@ -10,6 +10,9 @@
  *   confined      says what it can do that it should not be able to; status 0 if nothing
  *   beside        the same, for a command beside the container's program, whose group it must be in
  *   flood         writes to its output for ever
+ *   cat FILE      prints what is in a file
+ *   meet DIR      listens on DIR/port.sock, and says so to whoever connects
+ *   fill DIR      makes files in a directory, and one as long as can be, until neither goes on; prints how many and how long; sleeps
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -27,6 +30,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -62,6 +66,10 @@ static int confined(int beside) {
         if (!strncmp(line, "Seccomp:\t2", 10)) filtered = 1;
         if (!strncmp(line, "CapEff:", 7)) effective = strtoull(line + 8, 0, 16) != 0;
     }
+    char map[64] = "", beside_map[64] = "";
+    read(open("/proc/self/uid_map", O_RDONLY), map, sizeof map - 1);
+    read(open("/proc/1/uid_map", O_RDONLY), beside_map, sizeof beside_map - 1);
+    check("in the user namespace of the container", *map && !strcmp(map, beside_map) && getuid() == 0);
     check("system calls are filtered", filtered);
     check("no effective capabilities", effective == 0);
     check("process 1 of its own namespace, or beside it", (getpid() == 1) != beside && kill(1, 0) == 0);
@@ -77,6 +85,22 @@ static int confined(int beside) {
     check("no device node", mknod("/tmp/mem", S_IFCHR | 0600, (1 << 8) | 1) < 0 || open("/tmp/mem", O_RDONLY) < 0);
     check("proc is protected", open("/proc/sysrq-trigger", O_WRONLY) < 0);
     check("kcore is masked", lseek(open("/proc/kcore", O_RDONLY), 0, SEEK_END) <= 0);
+    const char *masked[] = {"/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo", "/proc/kallsyms"};
+    for (int i = 0; i < 4; i++) {
+        char byte;
+        check(masked[i], read(open(masked[i], O_RDONLY), &byte, 1) <= 0);
+    }
+    int plain = open("/tmp/privileged", O_CREAT | O_RDWR, 0755);
+    check("files are made", plain >= 0 && fchmod(plain, 0700) == 0 && chmod("/tmp/privileged", 01755) == 0);
+    check("no set-user-id bit by fchmod", fchmod(plain, 04755) < 0);
+    check("no set-group-id bit by chmod", chmod("/tmp/privileged", 02755) < 0);
+    check("nor by fchmodat", fchmodat(AT_FDCWD, "/tmp/privileged", 06755, 0) < 0);
+    check("nor by open", open("/tmp/privileged2", O_CREAT | O_RDWR, 04755) < 0);
+    check("nor by creat", creat("/tmp/privileged3", 04755) < 0);
+    check("nor by openat2", syscall(SYS_openat2, AT_FDCWD, "/tmp", (unsigned long[]){0, 0, 0}, 24) < 0);
+    check("a mode that does not count does not matter", open("/tmp/privileged", O_RDONLY, 06777) >= 0);
+    struct stat made;
+    check("none was made", fstat(plain, &made) == 0 && !(made.st_mode & 06000));
     DIR *net = opendir("/sys/class/net");
     struct dirent *entry;
     int others = 0;
@@ -142,6 +166,37 @@ int main(int argc, char **argv) {
     if (!strcmp(verb, "flood")) {
         signal(SIGTERM, leave);
         for (;;) if (write(1, "flood of words\n", 15) < 0) usleep(1000);
+    }
+    if (!strcmp(verb, "cat")) {
+        char text[4096];
+        int file = open(argv[2], O_RDONLY), length = read(file, text, sizeof text);
+        if (length < 0) { perror(argv[2]); return 1; }
+        return write(1, text, length) != length;
+    }
+    if (!strcmp(verb, "meet")) {
+        struct sockaddr_un address = {AF_UNIX};
+        snprintf(address.sun_path, sizeof address.sun_path, "%s/port.sock", argv[2]);
+        int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+        if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 1)) {
+            perror(address.sun_path);
+            return 1;
+        }
+        for (int peer; (peer = accept(listener, 0, 0)) >= 0; close(peer)) write(peer, "here", 4);
+        return 2;
+    }
+    if (!strcmp(verb, "fill")) {
+        char path[256];
+        static char block[4096];
+        long files = 0, bytes = 0, more;
+        snprintf(path, sizeof path, "%s/long", argv[2]);
+        int file = open(path, O_CREAT | O_WRONLY, 0644);
+        while ((more = write(file, block, sizeof block)) > 0 && bytes < 64 << 20) bytes += more;
+        for (; files < 100000; files++) {
+            snprintf(path, sizeof path, "%s/%ld", argv[2], files);
+            if (open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0644) < 0 && errno != EMFILE) break;
+        }
+        printf("%ld files, %ld bytes\n", files, bytes);
+        for (;;) pause();
     }
     if (!strcmp(verb, "confined")) return confined(0);
     if (!strcmp(verb, "beside")) return confined(1);

@@ -2,9 +2,9 @@
 
 use autoscaling::Decision;
 use collector::Collector;
-use engine::{CpuQuota, Request};
+use engine::{CpuQuota, Exchange, Request};
 use model::{
-    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Mount, Nanos, ServiceId, Slot,
+    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Nanos, ServiceId, Slot,
 };
 
 use super::{Controller, scaler_name};
@@ -431,12 +431,10 @@ impl Controller {
             spec.env.extend(place.env.iter().cloned());
             spec.functions.clone_from(&place.functions);
         }
-        spec.mounts
-            .extend(settings.socket_dir_in_container.iter().map(|target| Mount {
-                source: instance.socket_dir.clone(),
-                target: target.clone(),
-                read_only: false,
-            }));
+        spec.exchange = settings.socket_dir_in_container.clone().map(|target| Exchange {
+            source: instance.socket_dir.clone(),
+            target,
+        });
         spec.env
             .push(("INCO_INSTANCE_ID".to_owned(), instance_id.0.to_string()));
         instance.cpus = spec.cpu.map(|quota| quota.cpus());

@@ -6,7 +6,6 @@ mod happened;
 mod lifecycle;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use autoscaling::Autoscaler;
 use collector::Collector;
@@ -420,11 +419,6 @@ impl Controller {
         let made = services.iter().flat_map(|of| &of.settings.places).map(Vec::len);
         let is_there = |i: &&Instance| services.iter().any(|of| of.id == i.service);
         (!services.is_empty()).then(|| (made.sum(), self.instances.iter().filter(is_there).count()))
-    }
-
-    /// The directory that holds the instances' directories.
-    pub fn instances_dir(&self) -> PathBuf {
-        self.settings.run_dir.join("instances")
     }
 
     fn new_instance(&self, id: InstanceId, service: ServiceId, slot: Slot, for_active: bool) -> Instance {

@@ -1,0 +1,114 @@
+//! The directory in which a container and inco meet: the container makes its sockets there, and inco connects to them.
+//!
+//! It is a file system of its own in memory, with little room: a container that fills it up harms nobody but itself. It is mounted where
+//! everybody finds it who has to, a container engine in the first mount namespace as well as the next run of inco, which may have
+//! another namespace than this one. Others than root may not enter it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::EngineError;
+
+/// Room in it, in bytes. Sockets take none.
+pub const EXCHANGE_BYTES: u64 = 1 << 20;
+/// Files in it at most, itself among them: the two sockets of a function, and some.
+pub const EXCHANGE_FILES: u64 = 64;
+
+/// Makes it, for the container whose root has this id on the host. One that an earlier container of that name left is replaced.
+/// Where this process may not mount, it is a directory like any other.
+///
+/// # Errors
+/// [`EngineError::Io`].
+pub(crate) fn make(dir: &Path, owner: u32) -> Result<(), EngineError> {
+    remove(dir)?;
+    let failed = |error: &io::Error| EngineError::io("make directory", dir, error);
+    let private = fs::Permissions::from_mode(0o700);
+    fs::create_dir_all(dir).map_err(|error| failed(&error))?;
+    // Those of all containers lie in one directory.
+    for dir in [dir.parent(), Some(dir)].into_iter().flatten() {
+        fs::set_permissions(dir, private.clone()).map_err(|error| failed(&error))?;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let options =
+        format!("size={EXCHANGE_BYTES},nr_inodes={EXCHANGE_FILES},mode=0700,uid={owner},gid={owner}");
+    let options = std::ffi::CString::new(options).unwrap_or_default();
+    let mounted = || {
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount("inco", dir, "tmpfs", flags, options.as_c_str())
+    };
+    let at = |errno: Errno| EngineError::io("mount", dir, &errno.into());
+    in_first_namespace(mounted).map_err(at)?;
+    if !is_mount(dir) {
+        // Nothing comes from that namespace to this one.
+        let _ = in_first_namespace(|| unmount(dir, UnmountFlags::DETACH));
+        mounted().map_err(at)?;
+    }
+    Ok(())
+}
+
+/// Removes it with all that is in it. One that is not there is no error.
+///
+/// # Errors
+/// [`EngineError::Io`].
+pub fn remove(dir: &Path) -> Result<(), EngineError> {
+    if is_mount(dir) {
+        let away = || unmount(dir, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        let gone = in_first_namespace(away);
+        if is_mount(dir) {
+            gone.or_else(|_| away())
+                .map_err(|errno| EngineError::io("unmount", dir, &errno.into()))?;
+        }
+    }
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(EngineError::io("remove", dir, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a directory of such directories.
+///
+/// # Errors
+/// As [`remove`].
+pub fn remove_all(instances: &Path) -> Result<(), EngineError> {
+    for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
+        remove(&entry.path())?;
+    }
+    remove(instances)
+}
+
+/// Whether another file system begins there.
+fn is_mount(dir: &Path) -> bool {
+    let device = |path: &Path| fs::symlink_metadata(path).map(|data| data.dev()).ok();
+    let above = dir.parent().and_then(device);
+    above.is_some() && device(dir).is_some_and(|own| Some(own) != above)
+}
+
+/// Does it in the mount namespace of the machine's first process, where that is another one than this process has and may be entered.
+fn in_first_namespace(work: impl Fn() -> Result<(), Errno> + Send + Sync) -> Result<(), Errno> {
+    let name = |of: &str| fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let first = File::open("/proc/1/ns/mnt");
+    let (Ok(first), false) = (first, name("1") == name("self")) else {
+        return work();
+    };
+    // On a thread of its own, which ends there.
+    let done = std::thread::scope(|scope| {
+        let there = || {
+            // SAFETY: only the working directory and the root are unshared; descriptors stay as they are.
+            #[expect(unsafe_code)]
+            unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+            move_into_link_name_space(first.as_fd(), Some(LinkNameSpaceType::Mount))?;
+            work()
+        };
+        scope.spawn(there).join()
+    });
+    done.unwrap_or(Err(Errno::IO))
+}
