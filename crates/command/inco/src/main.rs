@@ -9,6 +9,7 @@ mod client_commands;
 mod explain;
 mod image;
 mod shell;
+#[cfg(feature = "simulation")]
 mod sim_command;
 mod traffic_command;
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Instances(args) => client_commands::instances(&args),
         Command::Flows(args) => client_commands::flows(&args),
         Command::Events(args) => client_commands::events(&args),
+        #[cfg(feature = "top")]
         Command::Top(args) => top::run(args.place.socket.as_deref(), args.interval, args.ascii),
         Command::Scale(args) => client_commands::scale(&args),
         Command::Policy(args) => client_commands::policy(&args),
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Stop(args) => client_commands::stop(&args),
         Command::Traffic(args) => traffic_command::run(&args),
         Command::Image(args) => image::run(&args),
+        #[cfg(feature = "simulation")]
         Command::Sim(command) => sim_command::run(&command),
         #[cfg(feature = "dpdk")]
         Command::Bench(args) => bench::run(&args.bench),

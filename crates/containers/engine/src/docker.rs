@@ -35,49 +35,15 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS};
-use crate::cgroup::{self, Cgroup, Hierarchy};
+use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::check_command;
+use crate::docker_config::DockerConfig;
 use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
     ImageRef, Label, MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, exchange, seccomp,
 };
-
-/// How a [`DockerEngine`] works.
-#[derive(Clone, Debug)]
-pub struct DockerConfig {
-    /// `unix:///run/docker.sock`, or `tcp://host:2376` with certificates.
-    pub host: String,
-    /// Where `cert.pem`, `key.pem` and `ca.pem` are; needed for `tcp:`.
-    pub certificates: Option<PathBuf>,
-    /// Images that Docker does not have are taken from here.
-    pub images: Option<Store>,
-    /// Where control groups are mounted.
-    pub cgroup_root: PathBuf,
-    /// After this a create has failed.
-    pub create_timeout: Nanos,
-    /// How long Docker's word on an exit status is waited for once the kernel says that a program has ended: 80 ms, since the end
-    /// itself must be told within 100 ms. Later the status stays unknown.
-    pub status_limit: Nanos,
-}
-
-/// Where Docker listens unless something else is said.
-pub const DEFAULT_HOST: &str = "unix:///run/docker.sock";
-
-impl DockerConfig {
-    /// The engine at this host, and everything else as usual.
-    pub fn at(host: impl Into<String>) -> DockerConfig {
-        DockerConfig {
-            host: host.into(),
-            certificates: None,
-            images: Some(Store::at(Store::default_dir())),
-            cgroup_root: PathBuf::from(cgroup::ROOT),
-            create_timeout: Nanos::from_secs(30),
-            status_limit: Nanos::from_millis(80),
-        }
-    }
-}
 
 /// How long the engine may take for anything but a create.
 const ANSWER: Duration = Duration::from_secs(10);

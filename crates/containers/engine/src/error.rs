@@ -81,6 +81,9 @@ pub enum EngineError {
         /// How it ended: `exited with 1`.
         reason: String,
     },
+    /// This program was built without the Docker engine.
+    #[error("this inco was built without the docker engine; `make build` makes one with it")]
+    LeftOut,
     /// The engine does not answer.
     #[error("the container engine does not answer: {reason}")]
     Unavailable {

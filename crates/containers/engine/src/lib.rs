@@ -20,7 +20,12 @@
 mod bundle;
 pub mod cgroup;
 mod container;
+#[cfg(feature = "docker")]
 mod docker;
+#[cfg(not(feature = "docker"))]
+#[path = "docker_left_out.rs"]
+mod docker;
+mod docker_config;
 mod error;
 pub mod exchange;
 mod fake;
@@ -39,7 +44,8 @@ pub use container::{
     Container, ContainerSpec, ContainerState, CpuQuota, Exchange, Exit, ImageRef, Label, MAX_NAME_BYTES,
     OPEN_FILES, PIDS_LIMIT, Usage,
 };
-pub use docker::{DEFAULT_HOST, DockerConfig, DockerEngine, import_into_docker};
+pub use docker::{DockerEngine, import_into_docker};
+pub use docker_config::{DEFAULT_HOST, DockerConfig};
 pub use error::EngineError;
 pub use fake::{FakeConfig, FakeEngine, Faults, Latency};
 pub use function::{Given, SYS};

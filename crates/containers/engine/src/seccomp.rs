@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
-
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
@@ -170,20 +168,21 @@ pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
 
 /// The same as a profile for Docker. It differs where that cannot say it: what is refused fails with EPERM, except for `clone3`, for
 /// which C libraries need ENOSYS.
+#[cfg(feature = "docker")]
 pub(crate) fn docker_profile() -> String {
     let name = |call: &(&'static str, libc::c_long)| call.0.trim_start_matches("SYS_");
     let names: Vec<&str> = ALLOWED.iter().chain(ALLOWED_HERE).map(name).collect();
     let when_at = |index: u8, call: &str, operation: &str, value: u64| {
-        json!({
+        serde_json::json!({
             "names": [call], "action": "SCMP_ACT_ALLOW",
             "args": [{ "index": index, "value": value, "valueTwo": 0, "op": operation }],
         })
     };
     let when = |call: &str, operation: &str, value: u64| when_at(0, call, operation, value);
     let mut calls = vec![
-        json!({ "names": names, "action": "SCMP_ACT_ALLOW" }),
-        json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }),
-        json!({
+        serde_json::json!({ "names": names, "action": "SCMP_ACT_ALLOW" }),
+        serde_json::json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }),
+        serde_json::json!({
             "names": ["ioctl"], "action": "SCMP_ACT_ALLOW",
             "args": [{ "index": 1, "value": libc::TIOCSTI, "op": "SCMP_CMP_NE" }],
         }),
@@ -203,7 +202,7 @@ pub(crate) fn docker_profile() -> String {
         calls.push(when_at(mode, call, "SCMP_CMP_MASKED_EQ", PRIVILEGED));
         calls.extend(flags.map(|flags| when_at(flags, call, "SCMP_CMP_MASKED_EQ", MAKES_FILE)));
     }
-    json!({ "defaultAction": "SCMP_ACT_ERRNO", "syscalls": calls }).to_string()
+    serde_json::json!({ "defaultAction": "SCMP_ACT_ERRNO", "syscalls": calls }).to_string()
 }
 
 #[cfg(test)]

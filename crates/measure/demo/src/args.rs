@@ -9,13 +9,16 @@ use testbed::SwitchName;
 /// What `inco demo` is to show.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."
+    after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --all\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."
 )]
 pub struct DemoArgs {
     /// Only one scheduler, in under 45 s
-    #[arg(long, conflicts_with = "full")]
+    #[arg(long, conflicts_with_all = ["all", "full"])]
     pub quick: bool,
-    /// Also: saturation of one instance and of 1 to 8, and packets of 64, 512 and 1500 bytes
+    /// Three schedulers, and a second between two new flows: three minutes
+    #[arg(long)]
+    pub all: bool,
+    /// What --all does, and also: saturation of one instance and of 1 to 8, and packets of 64, 512 and 1500 bytes
     #[arg(long)]
     pub full: bool,
     /// What runs the containers
@@ -24,7 +27,7 @@ pub struct DemoArgs {
     /// What forwards the packets
     #[arg(long, value_enum, default_value_t)]
     pub switch: SwitchName,
-    /// Only these schedulers; by default round-robin, best-fit and worst-fit, with --quick best-fit
+    /// Only these schedulers; by default round-robin and best-fit, with --all also worst-fit, with --quick only best-fit
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = configuration::scheduler_name)]
     pub scheduler: Vec<String>,
     /// Print the summary as JSON, and nothing else

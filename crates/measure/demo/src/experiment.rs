@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use traffic::{Phase, Profile, Rate, Size, Span, Verify};
 
-use super::DemoArgs;
+use super::args::DemoArgs;
 use super::live::Live;
 use super::measure::{self, LOOK_MS, Recording, Sample};
 use super::summary;
@@ -34,6 +34,8 @@ pub(super) const FLOWS: u32 = 32;
 const KEPT_FLOWS: u32 = 4;
 /// Instances at least, at most, and ready beside them (SmartINCO §5.1).
 pub(super) const INSTANCES: (u32, u32, u32) = (3, 8, 1);
+/// Between two new flows where the demo is to be short: 32 of them in 13 s.
+const SHORT_INTERVAL: Duration = Duration::from_millis(400);
 /// A flow that is silent for this long has ended. Flows here send hundreds of packets a second.
 const FLOW_IDLE: Duration = Duration::from_secs(3);
 /// For how long fewer instances must be enough before there are fewer.
@@ -177,17 +179,21 @@ pub(super) struct Experiment {
 
 impl Experiment {
     pub(super) fn new(args: &DemoArgs, capacity_pps: f64) -> Experiment {
-        let schedulers = match (args.scheduler.is_empty(), args.quick) {
-            (false, _) => args.scheduler.clone(),
-            (true, true) => vec!["best-fit".to_owned()],
-            (true, false) => ["round-robin", "best-fit", "worst-fit"]
-                .map(str::to_owned)
-                .to_vec(),
+        let is_long = args.all || args.full;
+        let names: &[&str] = match (args.quick, is_long) {
+            (true, _) => &["best-fit"],
+            (false, false) => &["round-robin", "best-fit"],
+            (false, true) => &["round-robin", "best-fit", "worst-fit"],
         };
-        let interval = match (args.flow_interval_ms, args.quick) {
-            (Some(ms), _) => Duration::from_millis(ms),
-            (None, true) => Duration::from_millis(500),
-            (None, false) => Duration::from_secs(1),
+        let schedulers = if args.scheduler.is_empty() {
+            names.iter().copied().map(str::to_owned).collect()
+        } else {
+            args.scheduler.clone()
+        };
+        let interval = match args.flow_interval_ms {
+            Some(ms) => Duration::from_millis(ms),
+            None if is_long => Duration::from_secs(1),
+            None => SHORT_INTERVAL,
         };
         let keep_from = interval * (FLOWS - 1) + HOLD + 3 * interval;
         Experiment {
@@ -243,5 +249,39 @@ impl Experiment {
         recording.left = session.stop()?;
         live.finish_run(&title, &recording);
         Ok(recording)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn experiment(words: &[&str]) -> Experiment {
+        let command = DemoArgs::augment_args(Command::new("demo").no_binary_name(true));
+        let args = DemoArgs::from_arg_matches(&command.get_matches_from(words)).unwrap();
+        Experiment::new(&args, 1000.0)
+    }
+
+    #[test]
+    fn the_default_is_two_schedulers_in_a_minute() {
+        let default = experiment(&[]);
+        assert_eq!(default.schedulers, ["round-robin", "best-fit"]);
+        assert!(
+            default.duration * 2 <= Duration::from_secs(60),
+            "{:?}",
+            default.duration
+        );
+        let quick = experiment(&["--quick"]);
+        assert_eq!(quick.schedulers, ["best-fit"]);
+        assert_eq!(quick.duration, default.duration);
+        for long in ["--all", "--full"] {
+            let long = experiment(&[long]);
+            assert_eq!(long.schedulers, ["round-robin", "best-fit", "worst-fit"]);
+            assert_eq!(long.interval, Duration::from_secs(1));
+        }
+        let chosen = experiment(&["--all", "--scheduler", "maglev"]);
+        assert_eq!(chosen.schedulers, ["maglev"]);
     }
 }

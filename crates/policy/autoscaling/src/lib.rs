@@ -160,28 +160,35 @@ pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {
 
 /// An unknown autoscaler name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no autoscaler {name:?}; there are {}", Autoscaler::NAMES.join(", "))]
+#[error("there is no autoscaler {name:?}; there are {}{LEFT_OUT}", Autoscaler::NAMES.join(", "))]
 pub struct UnknownAutoscaler {
     /// The requested name.
     pub name: String,
 }
 
+/// What a program that was built without forecasting lacks.
+const LEFT_OUT: &str = if cfg!(feature = "forecasting") {
+    ""
+} else {
+    " (this inco was built without predictive; `make build` makes one with it)"
+};
+
 macro_rules! policies {
-    ($($policy:ident,)*) => {
+    ($($(#[$only:meta])* $policy:ident,)*) => {
         /// One of the autoscaling policies, with its state. One per service.
         #[derive(Clone, Debug)]
-        pub enum Autoscaler { $(#[doc = concat!("[`", stringify!($policy), "`]")] $policy($policy),)* }
+        pub enum Autoscaler { $($(#[$only])* #[doc = concat!("[`", stringify!($policy), "`]")] $policy($policy),)* }
 
         impl Autoscaler {
             /// Every policy's name.
-            pub const NAMES: &'static [&'static str] = &[$($policy::NAME,)*];
+            pub const NAMES: &'static [&'static str] = &[$($(#[$only])* $policy::NAME,)*];
 
             /// The named policy with default parameters.
             ///
             /// # Errors
             /// [`UnknownAutoscaler`].
             pub fn from_name(name: &str) -> Result<Autoscaler, UnknownAutoscaler> {
-                $(if name == $policy::NAME { return Ok(Autoscaler::$policy($policy::default())); })*
+                $($(#[$only])* if name == $policy::NAME { return Ok(Autoscaler::$policy($policy::default())); })*
                 Err(UnknownAutoscaler { name: name.to_owned() })
             }
 
@@ -194,13 +201,13 @@ macro_rules! policies {
             where
                 D: Deserializer<'de>,
             {
-                $(if name == $policy::NAME { return $policy::deserialize(parameters).map(Autoscaler::$policy); })*
+                $($(#[$only])* if name == $policy::NAME { return $policy::deserialize(parameters).map(Autoscaler::$policy); })*
                 Err(D::Error::custom(UnknownAutoscaler { name: name.to_owned() }))
             }
 
             /// The parameters of a policy; [`None`] if there is no such policy.
             pub fn parameters_of(name: &str) -> Option<&'static [Parameter]> {
-                $(if name == $policy::NAME { return Some($policy::PARAMETERS); })*
+                $($(#[$only])* if name == $policy::NAME { return Some($policy::PARAMETERS); })*
                 None
             }
 
@@ -209,44 +216,44 @@ macro_rules! policies {
             /// # Errors
             /// The serialiser's.
             pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                match self { $(Autoscaler::$policy(policy) => policy.serialize(serializer),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.serialize(serializer),)* }
             }
 
             /// The policy's name.
             pub const fn name(&self) -> &'static str {
-                match self { $(Autoscaler::$policy(_) => $policy::NAME,)* }
+                match self { $($(#[$only])* Autoscaler::$policy(_) => $policy::NAME,)* }
             }
 
             /// The policy's averaging window for the observation's stable rates.
             pub fn stable_window(&self) -> Nanos {
-                match self { $(Autoscaler::$policy(policy) => policy.stable_window(),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.stable_window(),)* }
             }
 
             /// Decides on one observation. `now` never goes backwards.
             pub fn step(&mut self, observation: &Observation, now: Nanos) -> Decision {
-                match self { $(Autoscaler::$policy(policy) => policy.step(observation, now),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.step(observation, now),)* }
             }
 
             /// A long computation that became due in a step. Run it off the loop and pass the result to
             /// [`Autoscaler::give`].
             pub fn take_fit(&mut self) -> Option<Fit> {
-                match self { $(Autoscaler::$policy(policy) => policy.take_fit(),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.take_fit(),)* }
             }
 
             /// Accepts the result of such a computation. Ignores another policy's.
             pub fn give(&mut self, fitted: Fitted) {
-                match self { $(Autoscaler::$policy(policy) => policy.give(fitted),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.give(fitted),)* }
             }
 
             /// Whether this observation alone, without any window, needs more instances: the start of
             /// reaction-time measurements.
             pub fn is_overloaded(&self, observation: &Observation) -> bool {
-                match self { $(Autoscaler::$policy(policy) => policy.is_overloaded(observation),)* }
+                match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.is_overloaded(observation),)* }
             }
 
             /// Runs the named policy on recorded steps: see [`explain`].
             pub(crate) fn explain(name: &str, case: explain::Observed) -> Result<explain::Answer, explain::Wrong> {
-                $(if name == $policy::NAME { return explain::run_observed::<$policy>(case); })*
+                $($(#[$only])* if name == $policy::NAME { return explain::run_observed::<$policy>(case); })*
                 Err(explain::Wrong::new("policy", UnknownAutoscaler { name: name.to_owned() }))
             }
         }
@@ -259,6 +266,7 @@ policies! {
     Hpa,
     Kpa,
     Threshold,
+    #[cfg(feature = "forecasting")]
     Predictive,
     Ladder,
 }

@@ -1,7 +1,10 @@
 use std::collections::VecDeque;
 
+#[cfg(feature = "forecasting")]
 use augurs::ets::AutoETS;
+#[cfg(feature = "forecasting")]
 use augurs::mstl::MSTLModel;
+#[cfg(feature = "forecasting")]
 use augurs::{Fit as _, Predict as _};
 use model::{Nanos, Observation};
 use serde::{Deserialize, Serialize};
@@ -113,6 +116,13 @@ impl Fit {
         }
     }
 
+    /// There is no such policy without them.
+    #[cfg(not(feature = "forecasting"))]
+    fn path(&self) -> Option<Vec<f64>> {
+        None
+    }
+
+    #[cfg(feature = "forecasting")]
     fn path(&self) -> Option<Vec<f64>> {
         // Additive errors and an optional, possibly damped trend: multiplicative models fail on a silent
         // service.

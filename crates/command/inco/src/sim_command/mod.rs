@@ -1,5 +1,6 @@
 //! `inco sim`: scenarios played in simulation, as table, JSON or page.
 
+pub(crate) mod args;
 mod report;
 mod show;
 
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use simulation::{ScenarioFile, ScenarioResult};
 
-use crate::cli::{Play, SimCommand, SimCompareArgs, SimRunArgs, SimSweepArgs};
+use self::args::{Play, SimCommand, SimCompareArgs, SimRunArgs, SimSweepArgs};
 use display::output::{self, WrongUsage};
 
 /// Where traces and captures are looked for when nobody says.
