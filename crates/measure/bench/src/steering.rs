@@ -397,6 +397,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
         active_since: Nanos::ZERO,
         weight: 256,
         queues: 1,
+        edits: soft_switch::Edits::default(),
     };
     Ok(Plan {
         services: vec![service],

@@ -720,6 +720,7 @@ impl ControlLoop {
                     active_since: active_since.unwrap_or_default(),
                     weight: row.weight,
                     queues,
+                    edits: soft_switch::Edits::default(),
                 });
             }
         }

@@ -3,6 +3,7 @@
 use model::{InstanceId, ServiceId, UplinkId};
 
 use crate::counters::SlotCounters;
+use crate::edit::Rewrite;
 use crate::frame::{Frame, FrameMemory, Sizes};
 use crate::plan::{Plan, SlotPlan};
 use crate::port::{Pending, Port, Queue as _};
@@ -42,6 +43,16 @@ pub(crate) struct ReturnWay {
     pub(crate) uplink: UplinkId,
     /// Counted with its flow first.
     pub(crate) counted: bool,
+    /// Edited before that.
+    pub(crate) edit: Rewrite,
+}
+
+impl ReturnWay {
+    /// Whether nobody has to see the packets: they may go from ring to ring.
+    #[inline(always)]
+    fn is_straight(&self) -> bool {
+        !self.counted && self.edit.is_none()
+    }
 }
 
 /// Turns that found nothing before a port is polled less often.
@@ -59,6 +70,8 @@ pub struct InstancePorts<M: FrameMemory> {
     quiet: u32,
     /// Of which service it is, once a plan has told.
     pub(crate) service: ServiceId,
+    /// What changes in packets on their way to it.
+    edit: Rewrite,
     /// The ports, in the order of the service's uplinks.
     pub(crate) ports: [Option<Port<M>>; PORT_LIMIT],
     /// How full the ports' rings were at their last flush.
@@ -97,6 +110,7 @@ impl<M: FrameMemory> InstancePorts<M> {
             rooms: std::array::from_fn(|_| Vec::with_capacity(OUTBOX_FRAMES)),
             id: None,
             service: ServiceId(u16::MAX),
+            edit: Rewrite::None,
             ways: [None; PORT_LIMIT],
             is_broken: false,
             reported_broken: false,
@@ -109,6 +123,13 @@ impl<M: FrameMemory> InstancePorts<M> {
     /// Its ports.
     pub fn ports(&mut self) -> impl Iterator<Item = &mut Port<M>> {
         self.ports.iter_mut().flatten()
+    }
+
+    /// The uplink to which what comes back on that port may go from ring to ring.
+    #[inline(always)]
+    pub(crate) fn straight_to(&self, port: usize) -> Option<UplinkId> {
+        let way = self.ways.get(port)?.as_ref()?;
+        (way.is_straight() && !self.is_probed).then_some(way.uplink)
     }
 
     /// Whether it has that one.
@@ -143,11 +164,13 @@ impl<M: FrameMemory> InstancePorts<M> {
     pub(crate) fn note(&mut self, slot_plan: &SlotPlan, plan: &Plan) {
         self.id = Some(slot_plan.instance);
         self.service = slot_plan.service;
+        self.edit = Rewrite::new(&slot_plan.edits.to_instance);
         if let Some(service) = plan.service(slot_plan.service) {
             for (port, way) in self.ways.iter_mut().enumerate() {
                 *way = service.uplinks.get(port).map(|uplink| ReturnWay {
                     uplink: *uplink,
                     counted: service.return_counters || service.relaxed,
+                    edit: Rewrite::new(&slot_plan.edits.to_uplink),
                 });
             }
         }
@@ -175,7 +198,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Sends frames, `bytes` in all and each of these sizes, on a port, and leaves the list empty. Counts what came of it, and that
+    /// Edits frames, `bytes` in all and each of these sizes, sends them on a port, and leaves the list empty. Counts what came of it, and that
     /// the instance is hot where the port's ring was full, or a quarter of it in use at two flushes in a row.
     #[inline(always)]
     pub fn send_all(
@@ -191,6 +214,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         };
         // Something is being sent: an answer is likely.
         self.quiet = 0;
+        self.edit.apply(frames);
         let sent = ring.send_all(frames, bytes, sizes, memory);
         self.outstanding += sent.packets;
         counters.to_packets.add(sent.packets);

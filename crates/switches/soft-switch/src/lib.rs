@@ -19,6 +19,7 @@
 
 mod counters;
 mod dump;
+mod edit;
 mod frame;
 mod id_map;
 mod idle;
@@ -39,6 +40,7 @@ pub use counters::{
     WorkerFigures, WorkerTotals,
 };
 pub use dump::{FlowDump, FlowFilter, HeavyDump};
+pub use edit::{Edit, Edits, PlanError};
 pub use frame::{
     Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
 };

@@ -14,6 +14,7 @@ use model::{
 use scheduling::Scheduler;
 
 use crate::counters::SERVICE_LIMIT;
+use crate::edit::{Edits, PlanError};
 
 /// What a worker knows of a service.
 #[derive(Clone, Debug)]
@@ -56,6 +57,8 @@ pub struct SlotPlan {
     pub weight: u16,
     /// Queue pairs of each of its data ports; as many as there are workers for a sink.
     pub queues: u16,
+    /// What the switch changes in its packets.
+    pub edits: Edits,
 }
 
 /// The immutable snapshot. Workers read its pointer once per turn.
@@ -78,6 +81,22 @@ impl Plan {
     #[inline]
     pub fn slot(&self, slot: Slot) -> Option<&SlotPlan> {
         self.slots.get(slot.index())?.as_ref()
+    }
+
+    /// Whether the soft switch can carry it out.
+    ///
+    /// # Errors
+    /// [`PlanError`]: what it cannot.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        for (slot, slot_plan) in (0..).map(Slot).zip(&self.slots) {
+            let edits = slot_plan.as_ref().map(|of| of.edits).unwrap_or_default();
+            for edit in [edits.to_instance, edits.to_uplink] {
+                if let Some(what) = edit.unsupported() {
+                    return Err(PlanError::Edit { slot, what });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The worker that is at home to the queue by which `worker` reaches the instance in that slot.

@@ -1054,6 +1054,11 @@ struct MemifSpec {
 
 impl<M: FrameMemory> Switch for SoftSwitch<M> {
     fn publish(&mut self, mut plan: Plan) -> Generation {
+        if let Err(error) = plan.validate() {
+            // The plan before stays in force.
+            tracing::error!(%error, "a plan was refused");
+            return self.generation;
+        }
         self.generation = Generation(self.generation.0 + 1);
         plan.generation = self.generation;
         plan.slots.truncate(Slot::LIMIT);

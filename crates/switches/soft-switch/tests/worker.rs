@@ -15,7 +15,7 @@ use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
+    Alarm, Command, Destination, Edits, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
     InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet,
     Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
 };
@@ -84,6 +84,7 @@ fn alone_with(
         active_since: Nanos::ZERO,
         weight: 256,
         queues: workers as u16,
+        edits: Edits::default(),
     };
     let plan = Plan {
         generation: Generation(1),

@@ -87,17 +87,14 @@ impl<M: FrameMemory> Returns<M> {
         let Some(instance) = &mut cx.ports.instances[slot] else {
             return 0;
         };
+        let straight_to = instance.straight_to(port);
         let Some(Some(ring)) = instance.ports.get_mut(port) else {
             return 0;
         };
         let way = instance.ways.get(port).copied().flatten();
         let mut received = Received::default();
-        // What nobody has to look at goes from ring to ring.
-        if let Some(ReturnWay {
-            uplink,
-            counted: false,
-        }) = way
-            && !instance.is_probed
+        // What nobody has to see goes from ring to ring.
+        if let Some(uplink) = straight_to
             && let Some(out) = &mut cx.ports.uplinks[uplink]
         {
             received = ring.pass_on(out, BURST_FRAMES);
@@ -131,8 +128,11 @@ impl<M: FrameMemory> Returns<M> {
         cx.counters.drop_packets(DropReason::BadDescriptor, received.bad);
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         instance.is_broken |= received.bad > 0;
+        if let Some(way) = &way {
+            way.edit.apply(&mut self.frames);
+        }
         match way {
-            Some(ReturnWay { uplink, counted }) if !counted || cx.workers == 1 => {
+            Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 => {
                 if counted {
                     self.count_all(slot, to);
                 }

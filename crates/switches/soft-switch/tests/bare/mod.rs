@@ -12,8 +12,9 @@ use model::{
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan,
-    Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, Edits, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port,
+    ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent,
+    WorkerParts,
 };
 
 #[allow(dead_code, reason = "not everybody has functions")]
@@ -54,6 +55,31 @@ pub(crate) fn counting<M: FrameMemory>(
     sinks: Vec<Port<M>>,
     return_counters: bool,
 ) -> Bare<M> {
+    editing(ipv4_flows, memory, sinks, return_counters, Edits::default())
+}
+
+/// An instance of the one service.
+pub(crate) fn slot_plan(id: u32) -> SlotPlan {
+    SlotPlan {
+        instance: InstanceId(id),
+        service: ServiceId(0),
+        state: InstanceState::Active,
+        capacity: 1e9,
+        active_since: Nanos::ZERO,
+        weight: 256,
+        queues: 1,
+        edits: Edits::default(),
+    }
+}
+
+/// The same, with packets that are edited so on their way to the ports and back.
+pub(crate) fn editing<M: FrameMemory>(
+    ipv4_flows: usize,
+    memory: M,
+    sinks: Vec<Port<M>>,
+    return_counters: bool,
+    edits: Edits,
+) -> Bare<M> {
     let service = ServicePlan {
         id: ServiceId(0),
         matches: Match::default(),
@@ -66,13 +92,8 @@ pub(crate) fn counting<M: FrameMemory>(
         relaxed: false,
     };
     let slot = |id| SlotPlan {
-        instance: InstanceId(id),
-        service: ServiceId(0),
-        state: InstanceState::Active,
-        capacity: 1e9,
-        active_since: Nanos::ZERO,
-        weight: 256,
-        queues: 1,
+        edits,
+        ..slot_plan(id)
     };
     let plan = Plan {
         generation: Generation(1),

@@ -18,8 +18,8 @@ use model::{
 use packet::build::Frame;
 use scheduling::Scheduler;
 use soft_switch::{
-    AttachSpec, FlowFilter, HeapMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch, SoftSwitchConfig,
-    Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
+    AttachSpec, Edits, FlowFilter, HeapMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
+    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
 };
 
 /// Frames of a bed.
@@ -332,6 +332,7 @@ impl Bed {
             active_since: Nanos::ZERO,
             weight: 256,
             queues: 1,
+            edits: Edits::default(),
         });
         self.instances += 1;
     }

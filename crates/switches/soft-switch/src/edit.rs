@@ -1,0 +1,192 @@
+//! What the switch changes in packets on their way to an instance and back. An [`Edit`] is a value in the plan; a worker compiles it
+//! to a [`Rewrite`] when it loads the plan, so that a packet costs what its edit does, and nothing where there is none.
+
+use std::net::IpAddr;
+
+use model::Slot;
+use thiserror::Error;
+
+use crate::frame::Frame;
+
+/// Bytes of an Ethernet header's two addresses: the destination's, then the source's.
+const ADDRESSES: usize = 12;
+
+/// What the switch changes in a packet. What undoes it follows from the slot alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edit {
+    /// Nothing.
+    #[default]
+    None,
+    /// Its MAC addresses, those that are given.
+    Mac {
+        /// The destination.
+        destination: Option<[u8; 6]>,
+        /// The source.
+        source: Option<[u8; 6]>,
+    },
+    /// The address and port of the service's end: to these, or back from them. No switch does that yet.
+    Translate {
+        /// The address.
+        address: IpAddr,
+        /// The port, where that changes, too.
+        port: Option<u16>,
+    },
+    /// Its place: it is put into a tunnel, or taken out of it. No switch does that yet.
+    Tunnel {
+        /// The near end.
+        local: IpAddr,
+        /// The far end.
+        remote: IpAddr,
+        /// The network's number.
+        network: u32,
+    },
+}
+
+/// The edits of an instance's packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// On the way to the instance.
+    pub to_instance: Edit,
+    /// On the way back, before the packet is counted with its flow.
+    pub to_uplink: Edit,
+}
+
+/// A plan that this switch cannot carry out.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum PlanError {
+    /// An edit that it does not know how to do.
+    #[error(
+        "the plan edits packets of slot {} with {what}, which the soft switch cannot do: \
+         use no edit or MAC addresses",
+        slot.0
+    )]
+    Edit {
+        /// Of which instance.
+        slot: Slot,
+        /// What was planned.
+        what: &'static str,
+    },
+}
+
+impl Edit {
+    /// What it is called, where this switch cannot do it.
+    pub(crate) fn unsupported(&self) -> Option<&'static str> {
+        match self {
+            Edit::None | Edit::Mac { .. } => None,
+            Edit::Translate { .. } => Some("address translation"),
+            Edit::Tunnel { .. } => Some("a tunnel"),
+        }
+    }
+}
+
+/// An edit as packets need it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Rewrite {
+    /// Nothing changes.
+    #[default]
+    None,
+    /// The first bytes of the frame become what they were, where `keep` has ones, and `put` elsewhere.
+    Mac {
+        keep: [u8; ADDRESSES],
+        put: [u8; ADDRESSES],
+    },
+}
+
+impl Rewrite {
+    /// The compiled form. One that is [unsupported](Edit::unsupported) does nothing: no such plan is published.
+    pub(crate) fn new(edit: &Edit) -> Rewrite {
+        let Edit::Mac { destination, source } = *edit else {
+            return Rewrite::None;
+        };
+        if destination.is_none() && source.is_none() {
+            return Rewrite::None;
+        }
+        let (mut keep, mut put) = ([0xff; ADDRESSES], [0; ADDRESSES]);
+        for (place, address) in [destination, source].into_iter().enumerate() {
+            let at = place * 6..place * 6 + 6;
+            if let (Some(address), Some(keep), Some(put)) =
+                (address, keep.get_mut(at.clone()), put.get_mut(at))
+            {
+                keep.fill(0);
+                put.copy_from_slice(&address);
+            }
+        }
+        Rewrite::Mac { keep, put }
+    }
+
+    /// Whether it changes nothing.
+    #[inline(always)]
+    pub(crate) fn is_none(&self) -> bool {
+        matches!(self, Rewrite::None)
+    }
+
+    /// Edits a burst of frames.
+    #[inline(always)]
+    pub(crate) fn apply<F: Frame>(&self, frames: &mut [F]) {
+        if let Rewrite::Mac { keep, put } = self {
+            rewrite_macs(frames, keep, put);
+        }
+    }
+}
+
+/// Apart, so that frames without an edit pass by it with a comparison for all of them.
+#[inline(never)]
+fn rewrite_macs<F: Frame>(frames: &mut [F], keep: &[u8; ADDRESSES], put: &[u8; ADDRESSES]) {
+    for frame in frames {
+        let Some(addresses) = frame.bytes_mut().first_chunk_mut::<ADDRESSES>() else {
+            continue;
+        };
+        for ((byte, keep), put) in addresses.iter_mut().zip(keep).zip(put) {
+            *byte = *byte & keep | put;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::frame::HeapFrame;
+
+    fn frame(bytes: &[u8]) -> HeapFrame {
+        let mut frame = HeapFrame::with_room(64);
+        frame.room()[..bytes.len()].copy_from_slice(bytes);
+        frame.set_len(bytes.len());
+        frame
+    }
+
+    proptest! {
+        #[test]
+        fn given_addresses_are_written_and_nothing_else_changes(
+            bytes in prop::collection::vec(any::<u8>(), 0..64),
+            destination: Option<[u8; 6]>,
+            source: Option<[u8; 6]>,
+        ) {
+            let mut frames = [frame(&bytes), frame(&bytes)];
+            Rewrite::new(&Edit::Mac { destination, source }).apply(&mut frames);
+            let mut expected = bytes.clone();
+            // A frame that is too short for both has neither: it is no Ethernet frame.
+            if bytes.len() >= ADDRESSES {
+                for (at, address) in [(0, destination), (6, source)] {
+                    if let Some(address) = address {
+                        expected[at..at + 6].copy_from_slice(&address);
+                    }
+                }
+            }
+            for frame in &frames {
+                prop_assert_eq!(frame.bytes(), &expected[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_changes_nothing_is_none() {
+        assert!(Rewrite::new(&Edit::None).is_none());
+        let nothing = Edit::Mac {
+            destination: None,
+            source: None,
+        };
+        assert!(Rewrite::new(&nothing).is_none());
+    }
+}
