@@ -62,7 +62,7 @@ const MAX_REASON: usize = 4096;
 /// What is said of a launcher that has left.
 const ENDED: &str = "the launcher has ended";
 /// Its socket in the run directory, over which the next run finds it.
-const SOCKET: &str = "launcher.sock";
+pub const SOCKET: &str = "launcher.sock";
 
 /// How to run the launcher: a program that calls [`main`] when it has these arguments.
 #[derive(Clone, Debug)]

@@ -39,7 +39,7 @@ pub use event_log::{EVENT_LIMIT, EventLog, Events};
 pub use metrics::{Format, encode};
 pub use question::{Answer, Asker, Caller, Inbox, QUESTION_LIMIT, Question, questions};
 pub use routes::{ANSWER_TIME, openapi};
-pub use server::{Limits, Server, Tcp};
+pub use server::{Limits, Server, Tcp, longest_path};
 pub use tuple::{TupleError, parse_tuple};
 
 /// What can go wrong between the API's two ends.

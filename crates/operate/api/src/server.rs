@@ -38,6 +38,9 @@ use crate::routes::{ANSWER_TIME, Shared, routes};
 use crate::seats::{Seat, Seats, keep};
 use crate::stream::Snapshots;
 
+/// The largest number of a process that Linux gives.
+const LAST_PID: u32 = 1 << 22;
+
 /// What the API allows. Each listener has these by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -168,6 +171,21 @@ fn system(what: &'static str, path: &Path) -> impl Fn(io::Error) -> ApiError + u
     }
 }
 
+/// Where a socket is bound before it is put in its place, by the process of that number.
+fn before_its_mode(socket: &Path, pid: u32) -> PathBuf {
+    socket.with_file_name(format!(".{pid}"))
+}
+
+/// The longest path at which something is bound for a server on that socket. The kernel takes 107 bytes.
+pub fn longest_path(socket: &Path) -> PathBuf {
+    let fresh = before_its_mode(socket, LAST_PID);
+    if fresh.as_os_str().len() > socket.as_os_str().len() {
+        fresh
+    } else {
+        socket.to_owned()
+    }
+}
+
 fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
     if let Some(directory) = socket.parent() {
         std::fs::create_dir_all(directory).map_err(system("make directory", directory))?;
@@ -185,7 +203,7 @@ fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
         Err(_) => {}
     }
     // Bound under another name, so that nobody can connect before the mode is set.
-    let fresh = socket.with_extension(format!("new-{}", std::process::id()));
+    let fresh = before_its_mode(socket, std::process::id());
     let _ = std::fs::remove_file(&fresh);
     let listener = StdUnixListener::bind(&fresh).map_err(system("listen on", socket))?;
     let mode = std::fs::Permissions::from_mode(0o660);

@@ -34,7 +34,8 @@ use super::answers::unix_ms;
 use super::event_files::EventFiles;
 use super::functions::FunctionPages;
 use super::pace::Pace;
-use super::reload::Reading;
+use super::reload::FileReader;
+use super::uplink_events::UplinkEvents;
 use super::{Place, StopRequest, wiring};
 
 /// How often an instance's own control group is read while its ring is not empty: often enough to tell a throttled
@@ -77,6 +78,7 @@ pub(super) struct ControlLoop {
     pub(super) events: EventLog,
     pub(super) started: Instant,
     pub(super) uplinks_up: Vec<bool>,
+    uplink_events: Vec<UplinkEvents>,
     /// Each worker's longest gap in the span before this one, and in this one.
     pub(super) longest_gaps: Vec<[Nanos; 2]>,
     gaps_since: Nanos,
@@ -98,7 +100,7 @@ pub(super) struct ControlLoop {
     pub(super) lag: Histogram,
     /// Changed configurations that were applied, and refused.
     pub(super) reloads: (u64, u64),
-    pub(super) reading_file: Option<Reading>,
+    pub(super) file_reader: FileReader,
     pub(super) plan: Plan,
     /// Uplinks that are not open yet, and when they are opened at the latest.
     waiting_uplinks: Vec<(UplinkId, Nanos)>,
@@ -260,7 +262,7 @@ impl ControlLoop {
             decisions: BTreeMap::new(),
             lag: Histogram::default(),
             reloads: (0, 0),
-            reading_file: None,
+            file_reader: FileReader::default(),
             explanations: HashMap::new(),
             moves: HashMap::new(),
             services: wiring::service_plans(&configuration),
@@ -286,6 +288,11 @@ impl ControlLoop {
                 .map(|service| service.limit)
                 .collect(),
             rows: Vec::new(),
+            uplink_events: configuration
+                .uplinks
+                .iter()
+                .map(|_| UplinkEvents::default())
+                .collect(),
             // A device is there once it is opened; a memif uplink once somebody connects.
             uplinks_up: configuration
                 .uplinks
@@ -382,7 +389,7 @@ impl ControlLoop {
             && self.generations.is_empty()
             && self.probes.is_empty()
             && self.waiting_uplinks.is_empty()
-            && self.reading_file.is_none()
+            && !self.file_reader.is_busy()
             && self.answers.is_empty()
             && self.moves.is_empty()
             && self.explanations.is_empty()
@@ -448,8 +455,9 @@ impl ControlLoop {
         self.collector.sample(&self.reading.counters);
         self.collector.record_cost(began.elapsed().as_nanos() as u64);
         self.note_progress();
+        self.tell_of_uplinks(now);
         self.take_questions(now);
-        self.take_reload();
+        self.take_reload(now);
         if let Some(keep) = self.stop.asked()
             && !self.stopping
         {
@@ -528,9 +536,9 @@ impl ControlLoop {
                         lost_packets: outstanding,
                     });
                 }
-                SwitchEvent::UplinkUp { uplink, peer } => self.uplink_event(uplink.index(), true, &peer),
+                SwitchEvent::UplinkUp { uplink, peer } => self.uplink_event(uplink.index(), true, &peer, now),
                 SwitchEvent::UplinkDown { uplink, reason } => {
-                    self.uplink_event(uplink.index(), false, &reason)
+                    self.uplink_event(uplink.index(), false, &reason, now)
                 }
                 SwitchEvent::Trouble { what, reason } => {
                     tracing::warn!(what, reason, "the switch is in trouble");
@@ -577,21 +585,25 @@ impl ControlLoop {
         self.switch_events = events;
     }
 
-    fn uplink_event(&mut self, uplink: usize, up: bool, what: &str) {
+    fn uplink_event(&mut self, uplink: usize, up: bool, what: &str, now: Nanos) {
         if let Some(place) = self.uplinks_up.get_mut(uplink) {
             *place = up;
         }
-        let uplink = self
-            .configuration
-            .uplinks
-            .get(uplink)
-            .map(|u| u.name.clone())
-            .unwrap_or_default();
-        self.event(EventKind::Uplink {
-            uplink,
-            up,
-            detail: what.to_owned(),
-        });
+        if let Some(events) = self.uplink_events.get_mut(uplink) {
+            events.change(up, what);
+        }
+        self.tell_of_uplinks(now);
+    }
+
+    /// Makes events of those changes of uplinks that are due.
+    fn tell_of_uplinks(&mut self, now: Nanos) {
+        for index in 0..self.uplink_events.len() {
+            if let Some((up, detail)) = self.uplink_events[index].due(now) {
+                let uplink = self.configuration.uplinks.get(index);
+                let uplink = uplink.map(|u| u.name.clone()).unwrap_or_default();
+                self.event(EventKind::Uplink { uplink, up, detail });
+            }
+        }
     }
 
     /// Acknowledged tables and taken probes.
@@ -853,11 +865,14 @@ impl ControlLoop {
                     self.note_gaps(now);
                     answer.give(Box::new(self.counters()));
                 }
-                Question::Act(action, caller, answer) => self.act(Asked {
-                    action,
-                    caller,
-                    answer,
-                }),
+                Question::Act(action, caller, answer) => {
+                    let asked = Asked {
+                        action,
+                        caller,
+                        answer,
+                    };
+                    self.act(asked, now);
+                }
             }
         }
     }
@@ -979,9 +994,9 @@ impl ControlLoop {
         }
     }
 
-    fn act(&mut self, asked: Asked) {
+    fn act(&mut self, asked: Asked, now: Nanos) {
         match &asked.action {
-            Action::Reload {} => return self.begin_reload(asked),
+            Action::Reload {} => return self.begin_reload(asked, now),
             Action::Move { .. } => return self.begin_move(asked),
             _ => {}
         }

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -176,8 +177,12 @@ impl Writer {
     fn file(&mut self) -> std::io::Result<&mut (BufWriter<File>, u64)> {
         if self.open.is_none() {
             let path = self.directory.join(FILE);
-            let file = OpenOptions::new().create(true).append(true).open(path)?;
-            let length = file.metadata()?.len();
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .read(true)
+                .open(&path)?;
+            let length = mend(&file, &path)?;
             self.open = Some((BufWriter::new(file), length));
         }
         self.open
@@ -205,6 +210,35 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// Removes what a full disk, or an end in the middle of a line, has left of the last one: every line is an event. Gives the
+/// file's length.
+fn mend(file: &File, path: &Path) -> std::io::Result<u64> {
+    let length = file.metadata()?.len();
+    let mut whole = length;
+    let mut block = [0; 4096];
+    while whole > 0 {
+        let from = (whole - 1) / block.len() as u64 * block.len() as u64;
+        let part = &mut block[..(whole - from) as usize];
+        file.read_exact_at(part, from)?;
+        match part.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => {
+                whole = from + end as u64 + 1;
+                break;
+            }
+            None => whole = from,
+        }
+    }
+    if whole < length {
+        file.set_len(whole)?;
+        tracing::warn!(
+            file = %path.display(),
+            bytes = length - whole,
+            "an event that was written in part is removed"
+        );
+    }
+    Ok(whole)
 }
 
 #[cfg(test)]
@@ -258,6 +292,78 @@ mod tests {
                 .write(event(sequence));
         }
         assert_eq!(numbers(&directory.path().join(FILE)), [1, 2]);
+    }
+
+    #[test]
+    fn a_line_that_was_written_in_part_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        let line = serde_json::to_string(&*event(1)).unwrap();
+        let long = "x".repeat(10_000);
+        for (left, remains) in [
+            (format!("{line}\n{}", &line[..20]), 1),
+            (format!("{line}\n{line}\n"), 2),
+            (format!("{line}\n{long}"), 1),
+            (long.clone(), 0),
+            (String::new(), 0),
+        ] {
+            std::fs::write(&path, left).unwrap();
+            EventFiles::start(directory.path(), 1 << 20, 2)
+                .unwrap()
+                .write(event(7));
+            let there = numbers(&path);
+            assert_eq!(there.len(), remains + 1);
+            assert_eq!(there.last(), Some(&7));
+        }
+    }
+
+    /// A file system of two pages: what does not fit is counted, and when there is room again every line is whole.
+    #[test]
+    fn a_full_disk_leaves_whole_lines() {
+        use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let small = mount("tmpfs", path, "tmpfs", MountFlags::empty(), Some(c"size=8k"));
+        if small.is_err() {
+            eprintln!("skipped: a file system cannot be mounted, which needs root");
+            return;
+        }
+        let mut writer = Writer {
+            directory: path.to_owned(),
+            file_bytes: 1 << 20,
+            files: 2,
+            open: None,
+            refused: None,
+        };
+        // In its place, what fills the disk but for a part of a line.
+        let other = path.join("other");
+        std::fs::write(&other, [b'x'; 4096]).unwrap();
+        let mut written = 0;
+        while writer.put(&event(100)).is_ok() {
+            written += 1;
+            let flushed = writer.open.as_mut().map(|(file, _)| file.flush());
+            if flushed.is_some_and(|flushed| flushed.is_err()) {
+                break;
+            }
+        }
+        assert!(written > 10, "{written}");
+        // What waits in the buffer is lost, as the loop counts it.
+        if let Some((file, _)) = writer.open.take() {
+            let (_file, _lost) = file.into_parts();
+        }
+        let left = std::fs::read(path.join(FILE)).unwrap();
+        assert_ne!(
+            left.last(),
+            Some(&b'\n'),
+            "the disk was full in the middle of a line"
+        );
+        std::fs::remove_file(other).unwrap();
+        writer.put(&event(7)).unwrap();
+        drop(writer);
+        let there = numbers(&path.join(FILE));
+        unmount(path, UnmountFlags::DETACH).unwrap();
+        assert_eq!(there.last(), Some(&7));
+        assert_eq!(there.len(), written);
     }
 
     #[test]

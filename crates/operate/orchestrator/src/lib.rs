@@ -20,6 +20,7 @@ mod pace;
 mod pool;
 mod reload;
 mod service_manager;
+mod uplink_events;
 mod wiring;
 
 use std::path::PathBuf;

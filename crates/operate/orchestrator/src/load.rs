@@ -1,36 +1,94 @@
 //! A configuration, read from its file and checked.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
 use configuration::{Configuration, Problem, check_facts};
 use display::output::WrongUsage;
 use model::{Match, Prefix, protocol};
+use rustix::fs::OFlags;
 
 use crate::machine::Machine;
+use crate::wiring;
+
+/// Bytes of a unix socket's path at most: the kernel's address has 108, and one ends it.
+const SOCKET_PATH_LIMIT: usize = 107;
+/// Bytes of a configuration at most: a thousand times a usual one.
+const FILE_LIMIT: u64 = 1 << 20;
 
 /// Reads and checks a configuration, without looking at the machine.
 pub fn load(file: &Path) -> anyhow::Result<Configuration> {
     let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => WrongUsage(format!(
-            "{name}: there is no such file; name one with -f, for example -f examples/forward.toml"
-        )),
-        std::io::ErrorKind::InvalidData => WrongUsage(format!("{name}: this is not UTF-8 text; write TOML")),
-        _ => WrongUsage(format!("{name}: it cannot be read ({error})")),
-    })?;
+    let text = text_of(file).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
     configuration::parse(&text, &name).map_err(|problems| wrong(&problems).into())
+}
+
+/// The text of a configuration, or what is wrong with the file. Of other things than files nothing is read: a FIFO or a device
+/// may never end.
+fn text_of(file: &Path) -> Result<String, String> {
+    let cannot = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            "there is no such file; name one with -f, for example -f examples/forward.toml".to_owned()
+        }
+        io::ErrorKind::InvalidData => "this is not UTF-8 text; write TOML".to_owned(),
+        _ => format!("it cannot be read ({error})"),
+    };
+    let open = File::options()
+        .read(true)
+        // Opening waits for nobody at the other end.
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(file)
+        .map_err(cannot)?;
+    let kind = open.metadata().map_err(cannot)?.file_type();
+    if !kind.is_file() {
+        let found = match kind {
+            _ if kind.is_dir() => "a directory",
+            _ if kind.is_fifo() => "a FIFO",
+            _ => "a device",
+        };
+        return Err(format!("this is {found}; name a regular file"));
+    }
+    let mut text = String::new();
+    open.take(FILE_LIMIT + 1)
+        .read_to_string(&mut text)
+        .map_err(cannot)?;
+    if text.len() as u64 > FILE_LIMIT {
+        return Err(format!(
+            "it is longer than {} KiB; name a configuration",
+            FILE_LIMIT / 1024
+        ));
+    }
+    Ok(text)
 }
 
 /// Reads and checks a configuration, and whether this machine has what it names.
 pub fn load_for_this_machine(file: &Path) -> anyhow::Result<Configuration> {
     let configuration = load(file)?;
     let problems = check_facts(&configuration, &Machine);
-    if problems.is_empty() {
-        Ok(configuration)
-    } else {
-        Err(wrong(&problems).into())
+    if !problems.is_empty() {
+        return Err(wrong(&problems).into());
     }
+    match too_long(&wiring::sockets(&configuration)) {
+        Some(problem) => Err(WrongUsage(format!("{}: {problem}", file.display())).into()),
+        None => Ok(configuration),
+    }
+}
+
+/// What is wrong with the longest of these paths of sockets, if the kernel would not take it.
+fn too_long(sockets: &[PathBuf]) -> Option<String> {
+    let bytes = |socket: &PathBuf| socket.as_os_str().len();
+    let longest = sockets.iter().max_by_key(|socket| bytes(socket))?;
+    (bytes(longest) > SOCKET_PATH_LIMIT).then(|| {
+        format!(
+            "the path of the socket {} has {} bytes, and may have {SOCKET_PATH_LIMIT}; set INCO_RUN_DIR to a shorter \
+             directory, or write a shorter path",
+            longest.display(),
+            bytes(longest)
+        )
+    })
 }
 
 fn wrong(problems: &[Problem]) -> WrongUsage {
@@ -76,5 +134,50 @@ pub fn match_text(matches: &Match) -> String {
         "all IP".to_owned()
     } else {
         words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_with_a_path_that_is_too_long_is_named() {
+        let folder = format!("/{}", "d".repeat(90));
+        let text = format!(
+            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{folder}/wan.sock\"\n\
+             [[uplink]]\nname = \"lan\"\ndevice = \"memif:{folder}/{}\"\n\
+             [service.a]\nport = \"null\"\nuplinks = [\"wan\", \"lan\"]\n[api]\nsocket = \"{folder}/a\"\n",
+            "l".repeat(16)
+        );
+        let of = |text: &str| too_long(&wiring::sockets(&configuration::parse(text, "a.toml").unwrap()));
+        let said = of(&text).unwrap();
+        assert!(
+            said.contains("llll has 108 bytes, and may have 107") && said.contains("INCO_RUN_DIR"),
+            "{said}"
+        );
+        assert_eq!(of(&text.replace("llll", "lll")), None);
+        // Before its rights are set, the API's socket has another name.
+        let said = of(&text.replace("llll", "l").replace("ddd/a", "ddddddddddd/a")).unwrap();
+        assert!(said.contains("ddd/.4194304 has 108 bytes"), "{said}");
+    }
+
+    #[test]
+    fn only_a_regular_file_of_a_limited_size_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("inco.toml");
+        let refused = |path: &Path| load(path).unwrap_err().to_string();
+        assert!(refused(directory.path()).contains("this is a directory; name a regular file"));
+        assert!(refused(Path::new("/dev/zero")).contains("this is a device; name a regular file"));
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(refused(&path).ends_with("inco.toml: this is a FIFO; name a regular file"));
+        std::fs::remove_file(&path).unwrap();
+        let long = format!("#{}", "x".repeat(FILE_LIMIT as usize));
+        std::fs::write(&path, &long).unwrap();
+        assert!(refused(&path).contains("it is longer than 1024 KiB"));
+        // The last length that is read: what is wrong is the text.
+        std::fs::write(&path, &long[1..]).unwrap();
+        assert!(!refused(&path).contains("longer than"));
     }
 }

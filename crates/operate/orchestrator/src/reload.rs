@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use anyhow::Result;
 use api::types::{Outcome, Refusal};
 use configuration::{Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
-use model::ServiceId;
+use model::{Nanos, ServiceId};
 use scheduling::Scheduler;
 
 use super::control::{Asked, ControlLoop};
@@ -15,10 +14,93 @@ use super::wiring;
 use crate::load;
 use crate::machine::Machine;
 
-/// A file that is being read and checked, away from the control loop.
-pub(super) struct Reading {
+/// How long a file may take to be read and checked: shorter than whoever asked waits for an answer.
+const READING_TIME: Nanos = Nanos::from_secs(8);
+/// Threads that may hang in a file system at once. Each later attempt takes a new one, since the file may be on another by then.
+const HANGING_LIMIT: usize = 4;
+
+type Read = Receiver<Result<Configuration, String>>;
+
+/// The file of the configuration, read and checked away from the control loop.
+#[derive(Default)]
+pub(super) struct FileReader {
+    current: Option<Reading>,
+    /// Given up, each on a thread that has not come back.
+    hanging: Vec<Read>,
+}
+
+struct Reading {
     asked: Asked,
-    result: Receiver<Result<Configuration, String>>,
+    since: Nanos,
+    result: Read,
+}
+
+impl FileReader {
+    /// Whether somebody waits for what comes of it.
+    pub(super) fn is_busy(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Begins to read. Gives back what is refused, where that is under way or hangs too often.
+    fn begin(&mut self, asked: Asked, file: String, now: Nanos) -> Option<(Asked, Refusal)> {
+        self.hanging
+            .retain(|result| matches!(result.try_recv(), Err(TryRecvError::Empty)));
+        if self.current.is_some() {
+            let refusal = Refusal::new("the file is being read already", "wait for that, and try again");
+            return Some((asked, refusal));
+        }
+        if self.hanging.len() >= HANGING_LIMIT {
+            return Some((asked, hangs(&file)));
+        }
+        let (sender, result) = mpsc::channel();
+        // Looking for images may take its time, and a file system need not answer; the loop does not wait.
+        let thread = std::thread::Builder::new().name("inco-reload".to_owned());
+        let run = move || {
+            // Nobody waits for it where the loop has ended, or has given it up.
+            let _ = sender.send(read(&file));
+        };
+        match thread.spawn(run) {
+            Ok(_detached) => {
+                self.current = Some(Reading {
+                    asked,
+                    since: now,
+                    result,
+                });
+                None
+            }
+            Err(error) => {
+                let refusal = Refusal::new(format!("no thread can be started: {error}"), "try again");
+                Some((asked, refusal))
+            }
+        }
+    }
+
+    /// What was read, and for whom, once it was or has taken too long.
+    fn take(&mut self, file: &str, now: Nanos) -> Option<(Asked, Result<Configuration, Refusal>)> {
+        let reading = self.current.as_ref()?;
+        let wrong = |problems| Refusal::new(problems, "correct the file; nothing was changed");
+        let read = match reading.result.try_recv() {
+            Ok(read) => read.map_err(wrong),
+            Err(TryRecvError::Disconnected) => Err(wrong("reading it ended with a panic".to_owned())),
+            Err(TryRecvError::Empty) if now.since(reading.since) >= READING_TIME => Err(hangs(file)),
+            Err(TryRecvError::Empty) => return None,
+        };
+        let Reading { asked, since, result } = self.current.take()?;
+        if read.is_err() && now.since(since) >= READING_TIME {
+            self.hanging.push(result);
+        }
+        Some((asked, read))
+    }
+}
+
+fn hangs(file: &str) -> Refusal {
+    Refusal::new(
+        format!(
+            "{file} was not read and checked within {} s: its file system, or one that it names, or the engine does not answer",
+            READING_TIME.as_secs_f64()
+        ),
+        "see that `cat` shows the file, and try again; nothing was changed",
+    )
 }
 
 /// This machine as a running inco sees it: what is in use is so by itself, and cannot change anyway.
@@ -138,44 +220,19 @@ impl Changes {
 
 impl ControlLoop {
     /// Begins to read the file again. The answer comes when it was checked and applied, or refused.
-    pub(super) fn begin_reload(&mut self, asked: Asked) {
-        if self.reading_file.is_some() {
-            let refusal = Refusal::new("the file is being read already", "wait for that, and try again");
-            self.conclude(asked, Err(refusal));
-            return;
-        }
+    pub(super) fn begin_reload(&mut self, asked: Asked, now: Nanos) {
         let file = self.configuration.file.clone();
-        let (sender, result) = mpsc::channel();
-        // Looking for images may take its time; the loop does not wait.
-        let thread = std::thread::Builder::new().name("inco-reload".to_owned());
-        let run = move || {
-            // Nobody waits for it only where the loop has ended.
-            let _ = sender.send(read(&file));
-        };
-        match thread.spawn(run) {
-            Ok(_detached) => self.reading_file = Some(Reading { asked, result }),
-            Err(error) => {
-                let refusal = Refusal::new(format!("no thread can be started: {error}"), "try again");
-                self.conclude(asked, Err(refusal));
-            }
+        if let Some((asked, refusal)) = self.file_reader.begin(asked, file, now) {
+            self.conclude(asked, Err(refusal));
         }
     }
 
     /// Applies what was read, once it was.
-    pub(super) fn take_reload(&mut self) {
-        let Some(reading) = &self.reading_file else {
-            return;
-        };
-        let read = match reading.result.try_recv() {
-            Ok(read) => read,
-            Err(TryRecvError::Empty) => return,
-            Err(TryRecvError::Disconnected) => Err("reading it ended with a panic".to_owned()),
-        };
-        let Some(Reading { asked, .. }) = self.reading_file.take() else {
+    pub(super) fn take_reload(&mut self, now: Nanos) {
+        let Some((asked, read)) = self.file_reader.take(&self.configuration.file, now) else {
             return;
         };
         let result = read
-            .map_err(|problems| Refusal::new(problems, "correct the file; nothing was changed"))
             .and_then(|new| Changes::between(&self.configuration, new))
             .and_then(|changes| self.apply(changes));
         match &result {

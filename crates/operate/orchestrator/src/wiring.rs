@@ -20,8 +20,11 @@ use soft_switch::{
 };
 
 use crate::machine::docker_config;
-use api::run_dir::in_run_dir;
+use api::longest_path;
+use api::run_dir::{api_socket, in_run_dir};
 
+/// The socket of a bridge's monitor port, in the run directory.
+const MONITOR_SOCKET: &str = "monitor.sock";
 /// Where a container sees its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
 /// The memif socket in that directory.
@@ -113,7 +116,7 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
         datapath: of.datapath.name().to_owned(),
         database: database.with_keys(keys.as_ref()),
         control: control.with_keys(keys.as_ref()),
-        monitor_socket: in_run_dir(Path::new("monitor.sock")),
+        monitor_socket: in_run_dir(Path::new(MONITOR_SOCKET)),
         uplinks,
         pool,
         services: service_plans(configuration),
@@ -135,6 +138,36 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
         switch: Box::new(switch),
         places: Some(places),
     })
+}
+
+/// All paths at which this inco, or a switch for it, listens on a unix socket. Containers have theirs under a short path of their
+/// own.
+pub(super) fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
+    let api = api_socket(configuration.api.socket.as_deref());
+    let mut sockets = vec![longest_path(&api)];
+    sockets.extend(
+        configuration
+            .uplinks
+            .iter()
+            .filter_map(|uplink| match &uplink.device {
+                Device::Memif(socket) => Some(in_run_dir(socket)),
+                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
+            }),
+    );
+    if configuration.engine.driver == EngineDriver::Oci && configuration.has_containers() {
+        sockets.push(in_run_dir(Path::new(engine::launcher::SOCKET)));
+    }
+    if configuration.switch.driver == SwitchDriver::OpenFlow {
+        sockets.push(in_run_dir(Path::new(MONITOR_SOCKET)));
+        let devices = super::pool::ports(configuration)
+            .into_iter()
+            .flat_map(|of| of.devices);
+        sockets.extend(devices.filter_map(|device| match device {
+            PortDevice::Memif(socket) => Some(socket),
+            _ => None,
+        }));
+    }
+    sockets
 }
 
 /// The directory of an uplink's socket.

@@ -305,3 +305,88 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     assert_eq!(report.lost, 0, "{:#?}", report.counts);
     inco.stop(&place);
 }
+
+/// A file system of which nobody answers for, in place of a directory's content, until it is dropped.
+struct Hung {
+    directory: std::path::PathBuf,
+    served_by: Option<std::fs::File>,
+}
+
+impl Hung {
+    fn over(directory: &std::path::Path) -> Option<Hung> {
+        let served_by = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+            .ok()?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&served_by);
+        let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("inco-test", directory, "fuse", flags, options.as_c_str()).ok()?;
+        Some(Hung {
+            directory: directory.to_owned(),
+            served_by: Some(served_by),
+        })
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // Whoever hangs in it gets an error.
+        drop(self.served_by.take());
+        rustix::mount::unmount(&self.directory, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+/// What cannot be read is refused in time with what is the matter, and is read again once that is over.
+#[test]
+fn a_file_that_cannot_be_read_is_refused_until_it_can() {
+    let place = Place::new();
+    let folder = place.path("etc");
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("inco.toml");
+    let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n\
+                [service.sink]\nport = \"null\"\ninstances = 1\n";
+    std::fs::write(&file, text).unwrap();
+    let inco = place.run_file(&file);
+    let refused = || {
+        let output = place.output(&["reload"]);
+        assert!(!output.status.success(), "{output:?}");
+        crate::support::text(&output.stderr)
+    };
+    let is_read = || {
+        let said = place.must(&["reload"]);
+        assert!(said.contains("nothing has changed"), "{said}");
+    };
+    is_read();
+
+    std::fs::remove_file(&file).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let said = refused();
+    assert!(
+        said.contains("this is a FIFO; name a regular file") && said.contains("nothing was changed"),
+        "{said}"
+    );
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, text).unwrap();
+    is_read();
+
+    let Some(hung) = Hung::over(&folder) else {
+        eprintln!("skipped: a file system cannot be mounted, which needs root and /dev/fuse");
+        inco.stop(&place);
+        return;
+    };
+    for _ in 0..2 {
+        let said = refused();
+        assert!(
+            said.contains("inco.toml was not read and checked within 8 s")
+                && said.contains("nothing was changed"),
+            "{said}"
+        );
+    }
+    drop(hung);
+    is_read();
+    inco.stop(&place);
+}

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use crate::support::{Engine, IMAGE, Place, text};
+use crate::support::{Engine, IMAGE, PATIENCE, Place, eventually, text};
 
 const UPLINK: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
 
@@ -121,4 +121,52 @@ fn without_root_one_line_says_what_to_do() {
         error.contains("run inco with sudo, or set INCO_RUN_DIR to a directory of yours"),
         "{error}"
     );
+}
+
+/// The longest run directory in which every socket has its place works; one byte more is refused before anything starts.
+#[test]
+fn a_run_directory_is_refused_when_it_is_too_long_for_sockets() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    let configuration = format!("{UPLINK}{}{}", service(IMAGE), Engine::Oci.toml());
+    let file = place.file("inco.toml", &configuration);
+    let file = file.to_str().unwrap();
+    let longest = 107 - "/launcher.sock".len() - place.path("").as_os_str().len();
+    let inco = |arguments: &[&str], length: usize| {
+        let mut command = place.inco(arguments);
+        command.env("INCO_RUN_DIR", place.path(&"r".repeat(length)));
+        command
+    };
+    for command in ["check", "run"] {
+        let output = inco(&[command, "-f", file], longest + 1).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(
+            error.contains(
+                "/launcher.sock has 108 bytes, and may have 107; set INCO_RUN_DIR to a shorter directory"
+            ),
+            "{error}"
+        );
+        assert!(!place.path(&"r".repeat(longest + 1)).exists());
+    }
+    assert!(
+        inco(&["check", "-f", file], longest)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    let mut running = inco(&["run", "-f", file], longest)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    eventually("the instance is active", PATIENCE, || {
+        let output = inco(&["instances", "--json"], longest).output().unwrap();
+        text(&output.stdout).contains("\"active\"").then_some(())
+    });
+    assert!(inco(&["stop"], longest).status().unwrap().success());
+    assert!(running.wait().unwrap().success());
 }
