@@ -86,6 +86,12 @@ fn status_text(status: &Status) -> String {
         ports,
         grouped(status.events),
     );
+    for (service, how) in &status.failing {
+        let _ = writeln!(text, "service {service}: {how}");
+    }
+    if !status.failing.is_empty() {
+        text.push('\n');
+    }
     let mut uplinks = Table::new(&[
         "uplink",
         "device",
@@ -232,13 +238,14 @@ fn service_reason(row: &ServiceRow) -> String {
         ("dry-run", row.dry_run),
     ];
     let held: Vec<&str> = held.iter().filter(|(_, on)| *on).map(|(how, _)| *how).collect();
+    let reason = row.failing.as_ref().unwrap_or(&row.reason);
     if held.is_empty() {
-        return row.reason.clone();
+        return reason.clone();
     }
     let would = row
         .would
         .map_or_else(String::new, |would| format!(", would want {would}"));
-    format!("[{}{would}] {}", held.join(", "), row.reason)
+    format!("[{}{would}] {reason}", held.join(", "))
 }
 
 pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {

@@ -224,6 +224,20 @@ fn without_unicode_charts_are_ascii() {
 }
 
 #[test]
+fn a_failing_service_says_so_in_place_of_its_policies() {
+    let mut top = top();
+    let mut failing = seen(20);
+    failing.services[0].failing =
+        Some("crash loop (12 failures, last: its program exited with 3)".to_owned());
+    top.update(Update::Seen(Box::new(failing)));
+    let shown = text(&drawn(&top, 120, 24, PLAIN));
+    assert!(
+        shown.contains("crash loop (12 failures, last: its program"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn every_page_is_as_before() {
     let mut top = top();
     press(&mut top, &[KeyCode::Char('2')]);

@@ -255,7 +255,7 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             if row.fixed { " hand" } else { "" }
         );
         let text = format!(
-            "{}{:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}/{}",
+            "{}{:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}",
             mark(is_selected(row)),
             cut(&row.name, 10),
             active,
@@ -264,8 +264,10 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             format!("{}/s", short(row.offered_pps)),
             format!("{}/s", short(row.returned_pps)),
             grouped(row.live_flows),
-            row.scheduler,
-            row.autoscaler,
+            match &row.failing {
+                Some(failing) => failing.clone(),
+                None => format!("{}/{}", row.scheduler, row.autoscaler),
+            },
         );
         Line::styled(text, lit(is_selected(row)))
     });

@@ -307,7 +307,7 @@ function drawScaling({ services }) {
   const reasons = at("reasons");
   fill(reasons, services.map((row, index) => {
     const line = reasons.children[index] || element("li");
-    set(line, `${row.name} now: ${row.reason || "nothing decided yet"}`);
+    set(line, `${row.name} now: ${row.failing || row.reason || "nothing decided yet"}`);
     return line;
   }));
 }

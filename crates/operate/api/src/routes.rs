@@ -115,6 +115,8 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(act))
         .routes(routes!(description))
         .routes(routes!(scrape))
+        .routes(routes!(healthz))
+        .routes(routes!(readyz))
         .split_for_parts();
     close_actions(&mut openapi);
     (router, openapi)
@@ -199,6 +201,45 @@ async fn history(
         ));
     }
     Ok(Json(shared.snapshots.history(seconds)))
+}
+
+/// Whether inco is well: its control loop answers. For liveness probes.
+#[utoipa::path(get, path = "/healthz", tag = "look", responses(
+    (status = OK, description = "It answers", body = String, content_type = "text/plain"),
+    (status = "default", description = "It does not", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn healthz(State(shared): State<Shared>) -> Result<&'static str, Problem> {
+    ask(&shared, Question::Services).await.map(|_| "ok\n")
+}
+
+/// Whether every service has as many active instances as it must have at least. For readiness probes.
+#[utoipa::path(get, path = "/readyz", tag = "look", responses(
+    (status = OK, description = "They have", body = String, content_type = "text/plain"),
+    (status = SERVICE_UNAVAILABLE, description = "Services that do not, and why", body = ProblemBody,
+        content_type = PROBLEM_JSON),
+    (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+))]
+async fn readyz(State(shared): State<Shared>) -> Result<&'static str, Problem> {
+    let services = ask(&shared, Question::Services).await?;
+    let lacking = services.iter().filter(|of| of.active < of.min).map(|of| {
+        let ServiceRow {
+            name, active, min, ..
+        } = of;
+        let failing = of
+            .failing
+            .as_ref()
+            .map_or_else(String::new, |how| format!(": {how}"));
+        format!("{name} has {active} active instances of at least {min}{failing}")
+    });
+    let lacking: Vec<String> = lacking.collect();
+    if lacking.is_empty() {
+        return Ok("ok\n");
+    }
+    Err(Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        lacking.join("; "),
+        "see `inco services` and `inco events`",
+    ))
 }
 
 /// Every service, in the order of the configuration.

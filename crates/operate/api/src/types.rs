@@ -33,6 +33,9 @@ pub struct Status {
     pub accounting: Accounting,
     /// What collecting costs.
     pub collector: CollectorStatus,
+    /// Services whose instances fail, each with how often and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failing: BTreeMap<String, String>,
     /// How fast the loop reacts.
     #[serde(default)]
     pub reactions: ReactionStatus,
@@ -241,6 +244,9 @@ pub struct ServiceRow {
     pub utilisation: Option<f64>,
     /// Why there are as many as there are: the autoscaler's last reason.
     pub reason: String,
+    /// That its instances fail, how often they have in a row, and why: absent where they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
     /// Whether the autoscaler may not ask for fewer instances.
     #[serde(default)]
     pub pause_in: bool,

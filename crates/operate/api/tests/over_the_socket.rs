@@ -587,6 +587,54 @@ fn without_inco_the_client_says_how_to_start_it() {
     );
 }
 
+/// Well is a loop that answers; ready is a loop whose services have their instances.
+#[test]
+fn probes_are_told_who_is_well_and_who_is_ready() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("api.sock");
+    let (asker, mut inbox) = questions();
+    let _server = Server::start(&socket, None, &Limits::default(), asker, EventLog::default()).unwrap();
+    let row = |name: &str, active, failing: Option<&str>| ServiceRow {
+        name: name.to_owned(),
+        active,
+        min: 2,
+        failing: failing.map(str::to_owned),
+        ..ServiceRow::default()
+    };
+    let mut ask = |path: &str, rows: Vec<ServiceRow>| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let Some(Question::Services(answer)) = inbox.wait() else {
+            panic!("no question")
+        };
+        answer.give(rows);
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let lacks = || {
+        vec![
+            row("web", 2, None),
+            row("dns", 1, Some("crash loop (3 failures, last: exit 3)")),
+        ]
+    };
+    let well = ask("/healthz", lacks());
+    assert!(
+        well.starts_with("HTTP/1.1 200") && well.ends_with("\r\nok\n"),
+        "{well}"
+    );
+    let lacking = ask("/readyz", lacks());
+    assert!(lacking.starts_with("HTTP/1.1 503"), "{lacking}");
+    assert!(
+        lacking.contains("dns has 1 active instances of at least 2: crash loop (3 failures, last: exit 3)")
+            && !lacking.contains("web"),
+        "{lacking}"
+    );
+    let ready = ask("/readyz", vec![row("web", 2, None), row("dns", 3, None)]);
+    assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
+}
+
 /// Streams that nobody reads have room of their own: requests are answered beside as many as want to be there.
 #[test]
 fn unread_streams_hold_up_nobody() {

@@ -95,6 +95,7 @@ fn snapshot(pid: u32, instances: u32, uptime: Duration) -> Snapshot {
             desired: instances,
             // What others write is text to the page, whatever it looks like.
             reason: "<img src=x onerror=alert(1)>".to_owned(),
+            failing: None,
             ..ServiceRow::default()
         }],
         instances: (1..=instances).map(instance).collect(),

@@ -9,6 +9,7 @@ use api::types::{
 };
 use autoscaling::Autoscaler;
 use collector::{FunctionCounters, SAMPLE_PERIOD, SlotCounters};
+use controller::Failing;
 use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
@@ -36,6 +37,25 @@ fn object(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json
         serde_json::Value::Object(map) => Some(map),
         _ => None,
     }
+}
+
+/// From so many failures in a row on, it is a loop.
+const LOOP: u32 = 3;
+
+/// How a service fails, in words.
+fn failing_text(of: Failing<'_>, now: Nanos) -> String {
+    let Failing {
+        failures,
+        last,
+        next_try,
+    } = of;
+    let what = if failures < LOOP { "failing" } else { "crash loop" };
+    let plural = if failures == 1 { "" } else { "s" };
+    let next = match next_try.since(now).as_secs_f64().ceil() {
+        0.0 => String::new(),
+        seconds => format!("; next try in {seconds:.0} s"),
+    };
+    format!("{what} ({failures} failure{plural}, last: {last}{next})")
 }
 
 impl ControlLoop {
@@ -123,6 +143,10 @@ impl ControlLoop {
                 longest_us: cost.max_ns as f64 / 1e3,
                 cpu: cost.total_ns as f64 / 1e9 / uptime.max(1e-3),
             },
+            failing: controller
+                .services()
+                .filter_map(|of| Some((of.name.to_owned(), failing_text(of.failing?, now))))
+                .collect(),
             reactions: reactions(controller.reactions()),
             live_flows: reading.workers.iter().map(|w| w.live_flows).sum(),
             flow_limit: reading.workers.iter().map(|w| w.flow_limit).sum(),
@@ -130,7 +154,7 @@ impl ControlLoop {
         }
     }
 
-    pub(super) fn service_rows(&self) -> Vec<ServiceRow> {
+    pub(super) fn service_rows(&self, now: Nanos) -> Vec<ServiceRow> {
         let controller = self.shell.controller();
         controller
             .services()
@@ -190,6 +214,7 @@ impl ControlLoop {
                         .sum(),
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
                     reason: status.reason.to_owned(),
+                    failing: status.failing.map(|of| failing_text(of, now)),
                     pause_in: status.held_back.pause_in,
                     pause_out: status.held_back.pause_out,
                     dry_run: status.held_back.dry_run,
@@ -203,7 +228,7 @@ impl ControlLoop {
         Snapshot {
             unix_ms: unix_ms(),
             status: self.status(now),
-            services: self.service_rows(),
+            services: self.service_rows(now),
             instances: self.instance_rows(now),
         }
     }

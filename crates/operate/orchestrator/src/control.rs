@@ -852,7 +852,7 @@ impl ControlLoop {
                     self.note_gaps(now);
                     answer.give(self.status(now));
                 }
-                Question::Services(answer) => answer.give(self.service_rows()),
+                Question::Services(answer) => answer.give(self.service_rows(now)),
                 Question::Instances(answer) => answer.give(self.instance_rows(now)),
                 Question::Flows(filter, answer) => self.ask_flows(&filter, answer),
                 Question::Snapshot(answer) => {
@@ -1342,6 +1342,16 @@ impl ControlLoop {
         };
         if let (Some(decision), Some(service)) = (decision, &event.service) {
             *self.decisions.entry((service.clone(), decision)).or_default() += 1;
+        }
+        if let EventKind::State {
+            to: InstanceState::Failed,
+            reason,
+            ..
+        } = &event.kind
+        {
+            let service = event.service.as_deref().unwrap_or_default();
+            let instance = event.instance.map(|id| id.0);
+            tracing::warn!(service, instance, reason, "an instance failed");
         }
         let event = Arc::new(event);
         self.event_files.write(Arc::clone(&event));

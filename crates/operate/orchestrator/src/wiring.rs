@@ -274,6 +274,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
     };
     Ok(ServiceSettings {
         socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
+        port_socket: (service.port == PortKind::Memif).then(|| Path::new(SOCKET_DIR).join(PORT_SOCKET)),
         ports: service.uplinks.len() as u8,
         min: service.instances.min,
         max: service.instances.max,

@@ -40,6 +40,11 @@ impl BackOff {
         self.failures > 0
     }
 
+    /// When it may be tried again.
+    pub(crate) fn until(&self) -> Nanos {
+        self.until
+    }
+
     /// Notes that it works.
     pub(crate) fn worked(&mut self) {
         *self = BackOff::default();

@@ -34,7 +34,7 @@ mod reaction;
 mod settings;
 mod shell;
 
-pub use controller::{Controller, HeldBack, ServiceStatus};
+pub use controller::{Controller, Failing, HeldBack, ServiceStatus};
 pub use instance::{Container, Instance, Port};
 pub use message::{
     Command, CommandError, CommandId, HoldBack, Inputs, InstanceRow, Outputs, SwitchReply, SwitchRequest,

@@ -27,6 +27,8 @@ pub struct ServiceSettings {
     pub container: Option<ContainerSpec>,
     /// Where a container sees its socket directory; [`None`] for one on another machine.
     pub socket_dir_in_container: Option<PathBuf>,
+    /// Where the program in a container is to listen for its data ports, as it sees it.
+    pub port_socket: Option<PathBuf>,
     /// Data ports of an instance: one per uplink of the service.
     pub ports: u8,
     /// The places that its instances may have, where the switch has made their ports beforehand; [`None`]: any slot.
@@ -68,6 +70,7 @@ impl ServiceSettings {
             name: name.into(),
             container,
             socket_dir_in_container: Some(PathBuf::from("/run/inco")),
+            port_socket: None,
             ports: 1,
             places: None,
             min: 1,

@@ -1219,9 +1219,21 @@ fn creates_that_fail_are_tried_again_less_and_less_often() {
     // 1, 2, 4, 8, 16, 32 and 60 seconds apart, give or take what a create takes.
     let gaps: Vec<u64> = creates_at.windows(2).map(|w| w[1] - w[0]).collect();
     assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 60], "{creates_at:?}");
+    // The service says so, for as long as that is so.
+    let failing = |sim: &Simulation| {
+        let service = sim.controller.services().next().unwrap();
+        service
+            .failing
+            .map(|of| (of.failures, of.last.to_owned(), of.next_try > sim.now))
+    };
+    let (failures, last, waits) = failing(&sim).unwrap();
+    assert!(failures as usize >= creates_at.len() && waits, "{failures}");
+    assert!(!last.is_empty());
     sim.engine.set_faults(Faults::default());
     sim.steady(0, 0, 61);
     assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+    sim.steady(0, 0, 11);
+    assert_eq!(failing(&sim), None);
     sim.shut_down(false);
 }
 

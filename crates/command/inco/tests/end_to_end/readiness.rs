@@ -130,3 +130,56 @@ fn a_command_says_when_an_instance_is_ready_oci() {
 fn a_command_says_when_an_instance_is_ready_docker() {
     a_command_says_when_an_instance_is_ready(Engine::Docker);
 }
+
+/// A service whose instances never work says so wherever somebody looks, and why.
+#[test]
+fn a_failing_service_says_so() {
+    use std::io::{Read as _, Write as _};
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    let place = Place::new();
+    place.import_image(IMAGE, &["sh", "sleep"]);
+    let failing = |name: &str, port: u16, command: &str| {
+        format!(
+            "[service.{name}]\nmatch = {{ proto = \"udp\", dst_port = {port} }}\nimage = \"{IMAGE}\"\n\
+             command = {command}\ninstances = 1\nautoscaler = \"fixed\"\nready_deadline = \"500ms\"\n\
+             stop_grace = \"1ms\"\n"
+        )
+    };
+    let text = [
+        "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n".to_owned(),
+        failing("exits", 53, r#"["/bin/sh", "-c", "echo no rules; exit 3"]"#),
+        failing("deaf", 80, r#"["/bin/sleep", "1000"]"#),
+        Engine::Oci.toml(),
+    ];
+    let inco = place.run(&text.concat());
+    let why = |name: &str| {
+        let rows = inco.client().services().unwrap().into_iter();
+        rows.filter(|row| row.name == name).find_map(|row| row.failing)
+    };
+    let exits = eventually("it is known to fail again and again", PATIENCE, || {
+        why("exits").filter(|why| why.starts_with("crash loop ("))
+    });
+    assert!(
+        exits.contains("exited with 3") && exits.contains("no rules"),
+        "{exits}"
+    );
+    let deaf = eventually("one that does not listen", PATIENCE, || why("deaf"));
+    assert!(deaf.contains("nothing answers on /run/inco/port.sock"), "{deaf}");
+    let status = place.must(&["status"]);
+    assert!(status.contains("service exits: crash loop ("), "{status}");
+    assert!(place.must(&["services"]).contains("crash loop ("));
+    assert!(inco.log().contains("an instance failed"), "{}", inco.log());
+    let mut stream = std::os::unix::net::UnixStream::connect(place.run_dir().join("api.sock")).unwrap();
+    stream
+        .write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.contains("exits has 0 active instances of at least 1"),
+        "{answer}"
+    );
+    inco.stop(&place);
+}

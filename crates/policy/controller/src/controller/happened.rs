@@ -137,10 +137,7 @@ impl Controller {
                 if instance.state == InstanceState::Creating {
                     self.fail(index, format!("it could not be created: {error}"));
                 }
-                let Some(state) = self.services.get_mut(service.index()) else {
-                    return;
-                };
-                let wait_s = state.back_off.failed(now).as_secs_f64();
+                let wait_s = self.count_failure(service, &error.to_string()).as_secs_f64();
                 // An engine that is down is told of once, by its own event.
                 if self.engine_down.is_none() {
                     let reason = format!("{error}; the next try comes in {wait_s:.0} s");
@@ -207,7 +204,16 @@ impl Controller {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Absent;
                     instance.again = self.now + ATTACH_AGAIN;
-                    error.clone_into(&mut instance.reason);
+                    // By the paths that its program knows.
+                    let in_container = self.services.get(instance.service.index());
+                    let in_container =
+                        in_container.and_then(|of| of.settings.socket_dir_in_container.as_ref());
+                    instance.reason = match in_container {
+                        Some(dir) => {
+                            error.replace(&*instance.socket_dir.to_string_lossy(), &dir.to_string_lossy())
+                        }
+                        None => error.clone(),
+                    };
                     collector.release(*slot);
                 }
             }

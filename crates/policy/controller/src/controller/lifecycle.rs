@@ -68,7 +68,12 @@ impl Controller {
         let instance = &mut self.instances[index];
         if now.since(instance.started) >= deadline {
             let seconds = deadline.as_secs_f64();
-            let last = &instance.reason;
+            let last = match (&service.settings.port_socket, instance.port) {
+                (Some(socket), Port::Attaching) if service.settings.places.is_none() => {
+                    format!("nothing answers on {}", socket.display())
+                }
+                _ => instance.reason.clone(),
+            };
             let reason = format!("it was not ready within {seconds:.0} s: {last}");
             self.fail(index, reason);
             return;
@@ -470,7 +475,7 @@ impl Controller {
         let is_young = instance.ready.is_none_or(|ready| now.since(ready) < YOUNG);
         // A create that failed is counted where its error is known.
         if is_young && state != InstanceState::Creating {
-            self.count_failure(service);
+            self.count_failure(service, &reason);
         }
         if self.transition(index, InstanceStep::Fail, reason) {
             if had_flows {
@@ -484,11 +489,15 @@ impl Controller {
         }
     }
 
-    pub(super) fn count_failure(&mut self, service: ServiceId) {
+    /// Notes that making an instance, or a young one, has failed; gives the wait until the next is made.
+    pub(super) fn count_failure(&mut self, service: ServiceId, reason: &str) -> Nanos {
         let now = self.now;
-        if let Some(service) = self.services.get_mut(service.index()) {
-            service.back_off.failed(now);
-        }
+        let Some(service) = self.services.get_mut(service.index()) else {
+            return Nanos::ZERO;
+        };
+        let failures = service.failures.as_ref().map_or(0, |(failures, _)| *failures);
+        service.failures = Some((failures.saturating_add(1), reason.to_owned()));
+        service.back_off.failed(now)
     }
 
     /// What failed before is forgiven once an instance that became ready after it has grown old.
@@ -497,6 +506,9 @@ impl Controller {
             && let Some(service) = self.services.get_mut(service.index())
         {
             service.back_off.worked_since(ready);
+            if !service.back_off.has_failed() {
+                service.failures = None;
+            }
         }
     }
 }

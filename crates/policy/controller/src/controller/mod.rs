@@ -36,6 +36,8 @@ struct Service {
     held_back: HeldBack,
     capacity_pps: f64,
     back_off: BackOff,
+    /// Failures in a row of instances that were young, and of creating them, and the reason of the last one.
+    failures: Option<(u32, String)>,
     overloaded_since: Option<Nanos>,
     overloaded_at: Nanos,
     overcommitted_told: u64,
@@ -67,6 +69,7 @@ impl Service {
             held_back: HeldBack::default(),
             capacity_pps: settings.capacity_pps.unwrap_or(0.0),
             back_off: BackOff::default(),
+            failures: None,
             overloaded_since: None,
             overloaded_at: Nanos::ZERO,
             overcommitted_told: 0,
@@ -141,6 +144,19 @@ pub struct ServiceStatus<'a> {
     pub capacity_pps: f64,
     /// What the autoscaler last saw.
     pub observation: &'a Observation,
+    /// That its instances fail, where they do.
+    pub failing: Option<Failing<'a>>,
+}
+
+/// Instances of a service fail as soon as they are there, or cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failing<'a> {
+    /// How many have since one was well for 10 s.
+    pub failures: u32,
+    /// Why the last one has.
+    pub last: &'a str,
+    /// When the next one is made, at the earliest.
+    pub next_try: Nanos,
 }
 
 /// The core: every instance's state, and what is to be done about it. See the crate's documentation.
@@ -366,6 +382,11 @@ impl Controller {
             capacity_pps: service.capacity_pps,
             reason: &service.reason,
             observation: &service.observation,
+            failing: service.failures.as_ref().map(|(failures, last)| Failing {
+                failures: *failures,
+                last,
+                next_try: service.back_off.until(),
+            }),
         })
     }
 
