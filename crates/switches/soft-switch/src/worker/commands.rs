@@ -170,8 +170,8 @@ impl<M: FrameMemory> Worker<M> {
         true
     }
 
-    fn attach_uplink(&mut self, uplink: UplinkId, mut port: Box<Port<M>>) {
-        self.sleep.watch(&mut port);
+    fn attach_uplink(&mut self, uplink: UplinkId, port: Box<Port<M>>) {
+        self.sleep.watch(&port);
         self.cx.ports.uplinks[uplink] = Some(port);
         self.housekeeping.forget_broken(uplink);
         self.cx.tell(WorkerEvent::UplinkAttached { uplink });

@@ -94,14 +94,14 @@ impl<M: FrameMemory> Egress<M> {
         cx: &mut Context<M>,
     ) {
         match decision {
-            Decision::Instance { slot, service } => self.to_instance(frame, slot, service, uplink, cx),
+            Decision::Instance { slot, service } => self.send_to_instance(frame, slot, service, uplink, cx),
             Decision::Refused { service, reason } => refuse(frame, service, reason, cx),
             Decision::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched, cx),
         }
     }
 
     #[inline(always)]
-    fn to_instance(
+    fn send_to_instance(
         &mut self,
         frame: M::Frame,
         slot: Slot,
@@ -111,11 +111,11 @@ impl<M: FrameMemory> Egress<M> {
     ) {
         match self.lanes[uplink].of(slot) {
             Some(lane) if !self.lanes_are_stale => self.outboxes.put(lane, frame, cx),
-            _ => self.to_routed_instance(frame, slot, service, uplink, cx),
+            _ => self.send_to_routed_instance(frame, slot, service, uplink, cx),
         }
     }
 
-    fn to_routed_instance(
+    fn send_to_routed_instance(
         &mut self,
         frame: M::Frame,
         slot: Slot,
@@ -134,7 +134,7 @@ impl<M: FrameMemory> Egress<M> {
             port: route.port_of(uplink),
         };
         if route.home == cx.id {
-            self.to_own_instance(frame, to, cx);
+            self.send_to_own_instance(frame, to, cx);
         } else {
             let Addressee {
                 slot, instance, port, ..
@@ -151,7 +151,7 @@ impl<M: FrameMemory> Egress<M> {
 
     /// Sends a frame to an instance whose home worker this is.
     #[inline]
-    pub(crate) fn to_own_instance(&mut self, frame: M::Frame, to: Addressee, cx: &mut Context<M>) {
+    pub(crate) fn send_to_own_instance(&mut self, frame: M::Frame, to: Addressee, cx: &mut Context<M>) {
         let Some(instance) = &mut cx.ports.instances[to.slot] else {
             // Its ports are gone, the pins to it will follow.
             return refuse(frame, to.service, DropReason::InstanceLost, cx);
@@ -186,7 +186,7 @@ impl<M: FrameMemory> Egress<M> {
             Fallback::Drop => cx.discard(frame, reason),
             Fallback::Pass(uplink) => {
                 cx.counters.figures.passed.add(1);
-                self.to_uplink(frame, uplink, cx);
+                self.send_to_uplink(frame, uplink, cx);
             }
         }
     }
@@ -208,24 +208,24 @@ impl<M: FrameMemory> Egress<M> {
             return self.touch(uplink);
         }
         for frame in frames.drain(..) {
-            self.to_uplink(frame, uplink, cx);
+            self.send_to_uplink(frame, uplink, cx);
         }
     }
 
     /// Sends a frame out of an uplink, by the worker that has a queue of it.
     #[inline]
-    pub(crate) fn to_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
+    pub(crate) fn send_to_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
         // An uplink with fewer queues than there are workers has a home worker.
         let home = uplink.index() % cx.workers;
         if home == cx.id.index() || cx.ports.uplinks[uplink].is_some() {
-            self.to_own_uplink(frame, uplink, cx);
+            self.send_to_own_uplink(frame, uplink, cx);
         } else {
             self.hand_off(home, frame, Destination::Uplink(uplink), cx);
         }
     }
 
     /// Sends a frame out of an uplink here, where this worker has a queue of it.
-    pub(crate) fn to_own_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
+    pub(crate) fn send_to_own_uplink(&mut self, frame: M::Frame, uplink: UplinkId, cx: &mut Context<M>) {
         match &mut cx.ports.uplinks[uplink] {
             Some(port) => {
                 port.send(frame, &mut cx.memory);

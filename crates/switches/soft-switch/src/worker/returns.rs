@@ -174,7 +174,7 @@ fn send_counted<M: FrameMemory>(frame: M::Frame, slot: Slot, uplink: UplinkId, t
         return to.egress.hand_off(owner, frame, destination, to.cx);
     }
     count(&frame, slot, to.lookup, to.cx);
-    to.egress.to_uplink(frame, uplink, to.cx);
+    to.egress.send_to_uplink(frame, uplink, to.cx);
 }
 
 /// Counts a returned packet with its flow, which is this worker's.

@@ -85,12 +85,12 @@ impl<M: FrameMemory> Worker<M> {
                         service,
                         port,
                     };
-                    self.egress.to_own_instance(frame, to, &mut self.cx);
+                    self.egress.send_to_own_instance(frame, to, &mut self.cx);
                 }
-                Destination::Uplink(uplink) => self.egress.to_own_uplink(frame, uplink, &mut self.cx),
+                Destination::Uplink(uplink) => self.egress.send_to_own_uplink(frame, uplink, &mut self.cx),
                 Destination::Return { slot, uplink } => {
                     returns::count(&frame, slot, &mut self.lookup, &self.cx);
-                    self.egress.to_uplink(frame, uplink, &mut self.cx);
+                    self.egress.send_to_uplink(frame, uplink, &mut self.cx);
                 }
             }
         }
