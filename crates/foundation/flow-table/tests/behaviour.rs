@@ -23,13 +23,24 @@ const SIZE: TableConfig = TableConfig {
     pin_times: true,
 };
 
+/// The times that these tests count by.
+const TIMEOUTS: Timeouts = Timeouts {
+    tcp_handshake: Nanos::from_secs(10),
+    tcp: Nanos::from_secs(3600),
+    tcp_linger: Nanos::from_secs(2),
+    udp: Nanos::from_secs(60),
+    sctp: Nanos::from_secs(300),
+    icmp: Nanos::from_secs(10),
+    other: Nanos::from_secs(60),
+};
+
 fn table_of(config: &TableConfig, timeouts: &Timeouts) -> Table {
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
     FlowTable::new(storage, config, timeouts, HASHER, START).unwrap()
 }
 
 fn table() -> Table {
-    table_of(&SIZE, &Timeouts::default())
+    table_of(&SIZE, &TIMEOUTS)
 }
 
 fn key(i: u32, protocol: u8) -> FlowKey {
@@ -77,7 +88,7 @@ fn a_connection_is_tracked_from_its_first_packet_to_its_end() {
     assert_eq!(table.get(&key, START).unwrap().tcp, TcpState::Closed);
     assert_eq!(table.get(&key, START).unwrap().packets, [5, 3]);
     // It lingers with its pin, then it is gone.
-    let linger = Timeouts::default().tcp_linger;
+    let linger = TIMEOUTS.tcp_linger;
     table.expire(START + linger, 100);
     assert_eq!(table.live(Slot(4)), 1);
     table.expire(START + linger + Nanos::from_millis(5), 100);
@@ -114,7 +125,7 @@ fn a_flow_leaves_within_10_ms_of_its_timeout_and_not_before() {
         udp: Nanos::from_micros(123_457),
         tcp_handshake: Nanos::from_millis(2500),
         icmp: Nanos::from_secs(200),
-        ..Timeouts::default()
+        ..TIMEOUTS
     };
     let mut table = table_of(
         &TableConfig {
@@ -347,7 +358,7 @@ fn pin_times_survive_attaching() {
     table.set_pin(entry, Direction::Reverse, Slot(4), at(200));
     enter(&mut table, &failed, [Slot(5); 2], at(30));
     finish(&mut table, |table| table.fail_slot(Slot(5), 100));
-    let table = FlowTable::attach(table.into_storage(), &Timeouts::default(), at(300)).unwrap();
+    let table = FlowTable::attach(table.into_storage(), &TIMEOUTS, at(300)).unwrap();
     let pinned_at = |key| table.get(key, at(900)).unwrap().pinned_at;
     assert_eq!(pinned_at(&moved), [tick(at(100)); 2]);
     assert_eq!(pinned_at(&one_way), [tick(at(10)), tick(at(200))]);
@@ -422,7 +433,7 @@ fn impossible_tables_are_rejected_with_the_reason() {
     );
     let needed = SIZE.lines_needed().unwrap();
     let storage = vec![Line::ZERO; needed - 1];
-    let error = FlowTable::new(storage, &SIZE, &Timeouts::default(), HASHER, START).unwrap_err();
+    let error = FlowTable::new(storage, &SIZE, &TIMEOUTS, HASHER, START).unwrap_err();
     assert_eq!(
         error,
         TableError::StorageTooSmall {
@@ -441,7 +452,7 @@ fn a_table_without_capacity_for_a_family_is_full() {
             return_counters: true,
             pin_times: true,
         },
-        &Timeouts::default(),
+        &TIMEOUTS,
     );
     let key = key(1, protocol::UDP);
     let hash = HASHER.hash(&key);
@@ -480,7 +491,7 @@ fn filled() -> Vec<Line> {
 }
 
 fn attach(storage: Vec<Line>) -> Result<Table, TableError> {
-    FlowTable::attach(storage, &Timeouts::default(), START + Nanos::from_secs(1))
+    FlowTable::attach(storage, &TIMEOUTS, START + Nanos::from_secs(1))
 }
 
 #[test]
@@ -665,7 +676,7 @@ fn every_packet_is_counted_with_more_flows_than_the_cache_holds() {
         ipv4_flows: FLOWS as usize,
         ..SIZE
     };
-    let mut table = table_of(&config, &Timeouts::default());
+    let mut table = table_of(&config, &TIMEOUTS);
     let mut lanes = Lanes::default();
     for slot in 0..7 {
         lanes.set(Slot(slot), 100 + slot);
