@@ -375,7 +375,8 @@ fn a_file_that_cannot_be_read_is_refused_until_it_can() {
 
     let Some(hung) = Hung::over(&folder) else {
         eprintln!("skipped: a file system cannot be mounted, which needs root and /dev/fuse");
-        inco.stop(&place);
+        place.must(&["stop"]);
+        inco.ended();
         return;
     };
     for _ in 0..2 {
@@ -388,5 +389,6 @@ fn a_file_that_cannot_be_read_is_refused_until_it_can() {
     }
     drop(hung);
     is_read();
-    inco.stop(&place);
+    place.must(&["stop"]);
+    inco.ended();
 }
