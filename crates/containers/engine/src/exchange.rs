@@ -46,10 +46,13 @@ pub(crate) fn make(dir: &Path, owner: u32) -> Result<(), EngineError> {
         mount("inco", dir, "tmpfs", flags, options.as_c_str())
     };
     let at = |errno: Errno| EngineError::io("mount", dir, &errno.into());
-    in_first_namespace(mounted).map_err(at)?;
+    // The directory may be in this namespace only, as where inco has a private /run.
+    let found_there = in_first_namespace(mounted).is_ok();
     if !is_mount(dir) {
-        // Nothing comes from that namespace to this one.
-        let _ = in_first_namespace(|| unmount(dir, UnmountFlags::DETACH));
+        if found_there {
+            // Nothing comes from that namespace to this one.
+            let _ = in_first_namespace(|| unmount(dir, UnmountFlags::DETACH));
+        }
         mounted().map_err(at)?;
     }
     Ok(())

@@ -144,11 +144,12 @@ mod tests {
     #[test]
     fn a_socket_with_a_path_that_is_too_long_is_named() {
         let folder = format!("/{}", "d".repeat(90));
+        // The configuration's own check sees what is written; here the run directory comes before it.
+        let room = SOCKET_PATH_LIMIT - api::run_dir::in_run_dir(Path::new("l")).as_os_str().len() + 1;
         let text = format!(
-            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{folder}/wan.sock\"\n\
-             [[uplink]]\nname = \"lan\"\ndevice = \"memif:{folder}/{}\"\n\
-             [service.a]\nport = \"null\"\nuplinks = [\"wan\", \"lan\"]\n[api]\nsocket = \"{folder}/a\"\n",
-            "l".repeat(16)
+            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{}\"\n\
+             [service.a]\nport = \"null\"\n[api]\nsocket = \"{folder}/a\"\n",
+            "l".repeat(room + 1)
         );
         let of = |text: &str| too_long(&wiring::sockets(&configuration::parse(text, "a.toml").unwrap()));
         let said = of(&text).unwrap();
