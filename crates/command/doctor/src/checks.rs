@@ -658,7 +658,7 @@ fn open_v_switch() -> Finding {
 
 fn running() -> Finding {
     const CHECK: &str = "running";
-    match Machine.api_socket(None) {
+    match Machine::now().api_socket(None) {
         Ok(()) => Finding::ok(CHECK, "no other inco runs here"),
         Err(error) => Finding::ok(CHECK, error.what),
     }

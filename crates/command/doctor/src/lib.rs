@@ -150,7 +150,7 @@ fn failures(findings: &[Finding]) -> usize {
 
 /// Whether this machine has what a configuration names.
 fn configured(configuration: &Configuration) -> Vec<Finding> {
-    let problems = check_facts(configuration, &Machine);
+    let problems = check_facts(configuration, &Machine::beside_own_inco());
     if problems.is_empty() {
         let found = format!("this machine has what {} names", configuration.file);
         let mut findings = vec![Finding::ok("configuration", found)];

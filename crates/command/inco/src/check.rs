@@ -4,10 +4,13 @@ use std::fmt::Write as _;
 
 use configuration::{Capacity, Configuration, EngineDriver, Service, show_rate, show_size, show_span};
 use model::Fallback;
+use orchestrator::leftovers::Running;
 use orchestrator::load::{load, load_for_this_machine, match_text};
+use orchestrator::machine::Machine;
 use serde::Serialize;
 
 use crate::cli::CheckArgs;
+use api::run_dir;
 use display::output;
 use display::table::{Table, grouped};
 
@@ -15,9 +18,12 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let configuration = if args.offline {
         load(&args.file)?
     } else {
-        load_for_this_machine(&args.file)?
+        load_for_this_machine(&args.file, &Machine::beside_own_inco())?
     };
-    let plan = Plan::of(&configuration)?;
+    let mut plan = Plan::of(&configuration)?;
+    if !args.offline {
+        plan.running = Running::of(&run_dir::run_dir()).map(RunningPlan::from);
+    }
     if args.json {
         output::json(&plan, true)
     } else {
@@ -35,6 +41,25 @@ struct Plan {
     services: Vec<ServicePlan>,
     engine: String,
     memory: MemoryPlan,
+    /// The inco that runs with this run directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    running: Option<RunningPlan>,
+}
+
+#[derive(Debug, Serialize)]
+struct RunningPlan {
+    pid: u32,
+    /// The configuration that it was started with.
+    file: String,
+}
+
+impl From<Running> for RunningPlan {
+    fn from(of: Running) -> RunningPlan {
+        RunningPlan {
+            pid: of.pid,
+            file: of.file,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -170,6 +195,7 @@ impl Plan {
                 }),
             },
             services,
+            running: None,
         })
     }
 
@@ -253,6 +279,12 @@ impl Plan {
             mib(self.memory.rings_bytes_at_most),
             mib(self.memory.containers_bytes_at_most),
         );
+        if let Some(RunningPlan { pid, file }) = &self.running {
+            let _ = writeln!(
+                text,
+                "\ninco runs here with {file} (process {pid}): `inco reload --check` tells what a reload would change"
+            );
+        }
         text
     }
 }

@@ -121,7 +121,7 @@ impl RunArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco check -f inco.toml\n  inco check -f inco.toml --offline      on a machine that is not the one meant\n\nExit status 2 where something is wrong; each problem names file, line, key and what to write."
+    after_help = "Examples:\n  inco check -f inco.toml\n  inco check -f inco.toml && inco reload      beside a running inco\n  inco check -f inco.toml --offline      on a machine that is not the one meant\n\nExit status 2 where something is wrong; each problem names file, line, key and what to write. What the inco\nuses that runs with the same run directory is not in use by another program."
 )]
 pub(crate) struct CheckArgs {
     /// The configuration
@@ -476,9 +476,15 @@ pub(crate) struct HoldBackArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco check -f inco.toml && inco reload\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same."
+    after_help = "Examples:\n  inco check -f inco.toml && inco reload\n  inco reload --check --diff      what a reload would change, from which value to which\n  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same. Exit status 1 where the\nreload is refused, or with --check would be."
 )]
 pub(crate) struct ReloadArgs {
+    /// Change nothing: say what would change, and whether it may while inco runs
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Show each changed key with its old and its new value
+    #[arg(long)]
+    pub(crate) diff: bool,
     #[command(flatten)]
     pub(crate) act: Act,
 }

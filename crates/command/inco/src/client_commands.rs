@@ -9,7 +9,7 @@ use api::types::{
     Status,
 };
 use api::{ApiError, Client};
-use model::{Event, InstanceId};
+use model::{Event, InstanceId, KeyChange};
 use serde::Serialize;
 
 use crate::cli::{
@@ -529,7 +529,38 @@ pub(crate) fn dry_run(args: &HoldBackArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
-    act(&args.act, &Action::Reload {})
+    let action = Action::Reload { check: args.check };
+    let outcome = connect(&args.act.place)?.act(&action).context("cannot reload")?;
+    let is_refused = args.check && outcome.changes.iter().any(|change| change.needs_restart);
+    if args.act.json {
+        output::json(&outcome, true)?;
+    } else {
+        if args.diff {
+            output::text(&changes_text(&outcome.changes))?;
+        }
+        if !is_refused {
+            output::line(&outcome.result)?;
+        }
+    }
+    if is_refused {
+        anyhow::bail!(outcome.result);
+    }
+    Ok(())
+}
+
+/// A line for each key: from which value to which.
+fn changes_text(changes: &[KeyChange]) -> String {
+    let line = |change: &KeyChange| {
+        let restart = if change.needs_restart {
+            " (needs a restart)"
+        } else {
+            ""
+        };
+        // What a file holds must not move the cursor.
+        let text = change.to_string().replace(|c: char| c.is_control(), "?");
+        format!("{text}{restart}\n")
+    };
+    changes.iter().map(line).collect()
 }
 
 /// Where a flow is, since when, and why there.
@@ -620,7 +651,7 @@ fn stop_what_is_left(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()
         count => format!("{count} containers"),
     };
     let result = format!("inco was not running any more; {containers} that it had left are removed");
-    say(&args.act, &Outcome { result })
+    say(&args.act, &Outcome::new(result))
 }
 
 fn say(args: &Act, outcome: &Outcome) -> anyhow::Result<()> {

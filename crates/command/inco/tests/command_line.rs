@@ -401,9 +401,7 @@ impl Fake {
                         )));
                     }
                     Question::Act(action, _, answer) => {
-                        answer.give(Ok(Outcome {
-                            result: format!("{action:?}"),
-                        }));
+                        answer.give(Ok(Outcome::new(format!("{action:?}"))));
                         let _ = note.send(action);
                     }
                     Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {

@@ -6,6 +6,7 @@
 //! packet was dropped), [`Observation`] (an autoscaler's input) and [`Event`] (an entry of the event log).
 #![forbid(unsafe_code)]
 
+mod change;
 mod drop_reason;
 mod event;
 mod flow;
@@ -18,6 +19,7 @@ pub mod span;
 mod time;
 pub mod written;
 
+pub use change::KeyChange;
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind};
 pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{DropReason, Event, InstanceId, InstanceState};
+use model::{DropReason, Event, InstanceId, InstanceState, KeyChange};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::{IntoParams, ToSchema};
@@ -478,7 +478,11 @@ pub enum Action {
         on: bool,
     },
     /// The configuration file is read again and what changed in it is applied, all of it or nothing. No flow moves.
-    Reload {},
+    Reload {
+        /// Only tell what would change.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        check: bool,
+    },
     /// inco ends.
     Stop {
         /// Whether containers go on running, for the next run to adopt.
@@ -515,7 +519,7 @@ impl Action {
             Action::PauseIn { .. } => "pause_in",
             Action::PauseOut { .. } => "pause_out",
             Action::DryRun { .. } => "dry_run",
-            Action::Reload {} => "reload",
+            Action::Reload { .. } => "reload",
             Action::Stop { .. } => "stop",
         }
     }
@@ -526,6 +530,19 @@ impl Action {
 pub struct Outcome {
     /// In a sentence.
     pub result: String,
+    /// Where the configuration was read again: each key that has changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<KeyChange>,
+}
+
+impl Outcome {
+    /// What came of an action, in a sentence.
+    pub fn new(result: impl Into<String>) -> Outcome {
+        Outcome {
+            result: result.into(),
+            changes: Vec::new(),
+        }
+    }
 }
 
 /// Why something was not done, and what to do instead.

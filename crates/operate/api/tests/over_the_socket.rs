@@ -89,9 +89,7 @@ impl Fake {
                                     "see `inco instances`",
                                 )));
                             }
-                            _ => answer.give(Ok(Outcome {
-                                result: action.name().to_owned(),
-                            })),
+                            _ => answer.give(Ok(Outcome::new(action.name().to_owned()))),
                         }
                     }
                 }

@@ -55,9 +55,7 @@ impl Remote {
                     Question::Status(answer) => answer.give(Status::default()),
                     Question::Act(_, caller, answer) => {
                         let _ = note.send(caller.name);
-                        answer.give(Ok(Outcome {
-                            result: "done".to_owned(),
-                        }));
+                        answer.give(Ok(Outcome::new("done".to_owned())));
                     }
                     _ => {}
                 }

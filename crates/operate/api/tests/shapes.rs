@@ -1,7 +1,7 @@
 //! The JSON that others rely on.
 
 use api::types::{Accounting, Action, FlowFilter, Outcome, Refusal, Status, drops_by_reason};
-use model::{DropReason, InstanceId};
+use model::{DropReason, InstanceId, KeyChange};
 use serde_json::json;
 
 #[test]
@@ -75,7 +75,11 @@ fn actions_have_these_shapes() {
             },
             json!({"action": "dry_run", "service": "web", "on": true}),
         ),
-        (Action::Reload {}, json!({"action": "reload"})),
+        (Action::Reload { check: false }, json!({"action": "reload"})),
+        (
+            Action::Reload { check: true },
+            json!({"action": "reload", "check": true}),
+        ),
         (
             Action::Stop { keep: true },
             json!({"action": "stop", "keep": true}),
@@ -168,11 +172,21 @@ fn only_reasons_with_packets_are_told() {
 #[test]
 fn outcomes_are_short() {
     assert_eq!(
-        serde_json::to_value(Outcome {
-            result: "a".to_owned()
-        })
-        .unwrap(),
+        serde_json::to_value(Outcome::new("a")).unwrap(),
         json!({"result": "a"})
+    );
+    let changed = Outcome {
+        changes: vec![KeyChange {
+            key: "service.web.fit".to_owned(),
+            old: Some("0.9 (default)".to_owned()),
+            new: None,
+            needs_restart: false,
+        }],
+        ..Outcome::new("a")
+    };
+    assert_eq!(
+        serde_json::to_value(changed).unwrap()["changes"],
+        json!([{"key": "service.web.fit", "old": "0.9 (default)", "new": null, "needs_restart": false}])
     );
     assert_eq!(Refusal::new("a", "").to_string(), "a");
 }

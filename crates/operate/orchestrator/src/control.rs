@@ -996,7 +996,7 @@ impl ControlLoop {
 
     fn act(&mut self, asked: Asked, now: Nanos) {
         match &asked.action {
-            Action::Reload {} => return self.begin_reload(asked, now),
+            Action::Reload { .. } => return self.begin_reload(asked, now),
             Action::Move { .. } => return self.begin_move(asked),
             _ => {}
         }
@@ -1087,16 +1087,12 @@ impl ControlLoop {
         }
         let slot = instance.slot();
         if row.pins.iter().all(|pin| !pin.is_some() || *pin == slot) {
-            return Ok(Outcome {
-                result: format!("{flow} is on instance {id} already"),
-            });
+            return Ok(Outcome::new(format!("{flow} is on instance {id} already")));
         }
         self.switch
             .move_flow(row.key, slot)
             .map_err(|error| Refusal::new(error.to_string(), "try again"))?;
-        Ok(Outcome {
-            result: format!("{flow} goes to instance {id} from its next packet on"),
-        })
+        Ok(Outcome::new(format!("{flow} goes to instance {id} from its next packet on")))
     }
 
     /// Has the controller do something in its next step.
@@ -1119,7 +1115,7 @@ impl ControlLoop {
                 (None, Some(*instance))
             }
             Action::Purge { instance, .. } => (None, *instance),
-            Action::Reload {} | Action::Stop { .. } => (None, None),
+            Action::Reload { .. } | Action::Stop { .. } => (None, None),
         };
         let name = asked.action.name();
         *self.action_counts.entry((name, result.is_err())).or_default() += 1;
@@ -1156,7 +1152,7 @@ impl ControlLoop {
                 service: self.service_id(service)?,
                 autoscaler: Box::new(autoscaler_of(choice)?),
             },
-            Action::Policy { .. } | Action::Record { .. } | Action::Move { .. } | Action::Reload {} => {
+            Action::Policy { .. } | Action::Record { .. } | Action::Move { .. } | Action::Reload { .. } => {
                 return Ok(None);
             }
             Action::PauseIn { service, on } => self.hold_back(service, HoldBack::In, *on)?,
@@ -1221,9 +1217,7 @@ impl ControlLoop {
         // Loads and capacities may be in another unit now.
         self.publish_again();
         self.publish_loads();
-        Ok(Outcome {
-            result: format!("{service}: {before} -> {}", choice_text(choice)),
-        })
+        Ok(Outcome::new(format!("{service}: {before} -> {}", choice_text(choice))))
     }
 
     /// Publishes the controller's table once more, because what goes with it has changed.
@@ -1244,11 +1238,9 @@ impl ControlLoop {
         }
         self.request_record(id)?;
         self.records.insert(id, decisions);
-        Ok(Outcome {
-            result: format!(
+        Ok(Outcome::new(format!(
                 "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
-            ),
-        })
+            )))
     }
 
     fn request_record(&mut self, service: ServiceId) -> Result<(), Refusal> {
@@ -1304,15 +1296,13 @@ impl ControlLoop {
         self.switch
             .purge_flow(key)
             .map_err(|e| Refusal::new(e.to_string(), "try again"))?;
-        Ok(Outcome {
-            result: format!("{flow} has lost its pin, if it had one; its next packet is given anew"),
-        })
+        Ok(Outcome::new(format!("{flow} has lost its pin, if it had one; its next packet is given anew")))
     }
 
     fn answer_command(&mut self, id: CommandId, result: Result<String, CommandError>) {
         if let Some(asked) = self.answers.remove(&id) {
             let result = result
-                .map(|result| Outcome { result })
+                .map(Outcome::new)
                 .map_err(|error| Refusal::new(error.to_string(), hint(&error)));
             self.conclude(asked, result);
         }

@@ -16,6 +16,7 @@ use signal_hook::iterator::Signals;
 
 use crate::load;
 use crate::log::{self, LogFormat};
+use crate::machine::Machine;
 use crate::service_manager::ServiceManager;
 use crate::{Orchestrator, Place, Reloader, StopRequest};
 use api::run_dir::{api_socket, run_dir};
@@ -26,7 +27,7 @@ use display::output;
 /// # Errors
 /// What is wrong with the configuration or with this machine, or what could not be removed at the end.
 pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Result<()> {
-    let configuration = load::load_for_this_machine(file)?;
+    let configuration = load::load_for_this_machine(file, &Machine::now())?;
     let launcher = start_launcher(&configuration)?;
     log::start(log_format);
     let place = Place {

@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(2);
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     pid: u32,
+    /// The configuration, as it was named.
+    #[serde(default)]
+    file: String,
     /// The API's socket.
     socket: PathBuf,
     /// Sockets of uplinks.
@@ -34,6 +37,39 @@ struct Record {
     driver: String,
     host: String,
     tls: Option<PathBuf>,
+}
+
+/// An inco that runs.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// Its process.
+    pub pid: u32,
+    /// The configuration that it was started with, as it was named.
+    pub file: String,
+    /// Where its API is asked.
+    pub socket: PathBuf,
+    /// Where it listens for peers of its uplinks.
+    uplinks: Vec<PathBuf>,
+}
+
+impl Running {
+    /// The inco that has that run directory; `None` where none runs, or its file may not be read.
+    pub fn of(run_dir: &Path) -> Option<Running> {
+        let file = File::open(run_dir.join(FILE)).ok()?;
+        let record: Record = serde_json::from_reader(&file).ok()?;
+        let holds_it = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+        holds_it.then_some(Running {
+            pid: record.pid,
+            file: record.file,
+            socket: record.socket,
+            uplinks: record.uplinks,
+        })
+    }
+
+    /// Whether it listens on that unix socket.
+    pub(crate) fn listens_on(&self, socket: &Path) -> bool {
+        self.socket == socket || self.uplinks.iter().any(|uplink| uplink == socket)
+    }
 }
 
 /// The mark of a run that goes on. Dropped without [`Mark::remove`], it says that something may be left.
@@ -80,6 +116,7 @@ impl Mark {
             });
         let record = Record {
             pid: std::process::id(),
+            file: configuration.file.clone(),
             socket: socket.to_owned(),
             uplinks: uplinks.collect(),
             driver: engine.driver.name().to_owned(),
@@ -201,8 +238,14 @@ mod tests {
         let run_dir = directory.path();
         let configuration = configuration::parse(TEXT, "a.toml").unwrap();
         let set = || Mark::set(run_dir, &run_dir.join("other.sock"), &configuration);
+        assert!(Running::of(run_dir).is_none());
         assert_eq!(remove(run_dir).unwrap(), None, "there was none");
         let mark = set().unwrap();
+        let running = Running::of(run_dir).unwrap();
+        assert_eq!((running.pid, running.file.as_str()), (std::process::id(), "a.toml"));
+        assert!(running.listens_on(&run_dir.join("other.sock")));
+        assert!(running.listens_on(Path::new("/nonexistent/wan.sock")));
+        assert!(!running.listens_on(Path::new("/nonexistent/lan.sock")));
         let error = set().unwrap_err().to_string();
         assert!(
             error.contains("another inco has") && error.contains("INCO_RUN_DIR"),
@@ -219,6 +262,7 @@ mod tests {
         // One that was killed: the file stays, and nobody holds its lock.
         drop(set().unwrap());
         assert!(run_dir.join(FILE).exists());
+        assert!(Running::of(run_dir).is_none());
         drop(set().unwrap());
         fs::write(run_dir.join(FILE), "{").unwrap();
         let error = format!("{:#}", remove(run_dir).unwrap_err());

@@ -69,7 +69,7 @@ impl Reloader {
             name: "signal".to_owned(),
             may_act: true,
         };
-        self.0.act(Action::Reload {}, caller)
+        self.0.act(Action::Reload { check: false }, caller)
     }
 }
 

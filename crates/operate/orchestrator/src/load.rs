@@ -65,9 +65,9 @@ fn text_of(file: &Path) -> Result<String, String> {
 }
 
 /// Reads and checks a configuration, and whether this machine has what it names.
-pub fn load_for_this_machine(file: &Path) -> anyhow::Result<Configuration> {
+pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<Configuration> {
     let configuration = load(file)?;
-    let problems = check_facts(&configuration, &Machine);
+    let problems = check_facts(&configuration, machine);
     if !problems.is_empty() {
         return Err(wrong(&problems).into());
     }

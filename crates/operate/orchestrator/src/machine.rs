@@ -10,10 +10,34 @@ use configuration::{Device, Engine, EngineDriver, Facts, InstanceDevice, Unusabl
 use engine::image::Store;
 use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, functions_in_use};
 
+use crate::leftovers::Running;
 use api::run_dir;
 
 /// The machine that this runs on.
-pub struct Machine;
+#[derive(Debug)]
+pub struct Machine {
+    /// An inco whose devices and sockets count as free.
+    own: Option<Running>,
+}
+
+impl Machine {
+    /// As a program sees it that would run here now: what another one uses, an inco included, is in use.
+    pub fn now() -> Machine {
+        Machine { own: None }
+    }
+
+    /// As the inco sees it that runs with this run directory, where one does: what that one uses is not in use.
+    pub fn beside_own_inco() -> Machine {
+        Machine {
+            own: Running::of(&run_dir::run_dir()),
+        }
+    }
+
+    /// Whether the own inco listens on that socket.
+    fn is_own(&self, socket: &Path) -> bool {
+        self.own.as_ref().is_some_and(|own| own.listens_on(socket))
+    }
+}
 
 impl Facts for Machine {
     fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
@@ -33,7 +57,12 @@ impl Facts for Machine {
     fn device(&self, uplink: &Uplink) -> Result<(), Unusable> {
         let device = &uplink.device;
         if let Device::Memif(socket) = device {
-            return socket_is_free(&run_dir::in_run_dir(socket));
+            let socket = run_dir::in_run_dir(socket);
+            return if self.is_own(&socket) {
+                Ok(())
+            } else {
+                socket_is_free(&socket)
+            };
         }
         dpdk_is_built_in()?;
         device.captures_read().into_iter().try_for_each(readable)?;
@@ -145,6 +174,9 @@ impl Facts for Machine {
 
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable> {
         let socket = run_dir::api_socket(socket);
+        if self.is_own(&socket) {
+            return Ok(());
+        }
         // Its name in the kernel's list is the one before it was put in place; and connecting disturbs no API.
         if is_listened_on(&socket) || UnixStream::connect(&socket).is_ok() {
             let what = format!("another inco listens on {}", socket.display());
@@ -165,6 +197,8 @@ impl Facts for Machine {
 
     fn hugepages(&self) -> Result<(), Unusable> {
         match free_hugepages_mib() {
+            // The own inco has those that are needed.
+            _ if self.own.is_some() => Ok(()),
             1.. => Ok(()),
             0 => Err(Unusable::new(
                 "no hugepage is free",
@@ -462,7 +496,7 @@ mod tests {
 
     #[test]
     fn cpus_that_are_not_ours_are_named() {
-        let error = Machine.cpu(8000).unwrap_err();
+        let error = Machine::now().cpu(8000).unwrap_err();
         assert!(
             error.what.contains("CPU 8000") && error.write.starts_with("write one of "),
             "{error:?}"
@@ -475,7 +509,7 @@ mod tests {
             .unwrap()
             .parse()
             .unwrap();
-        assert_eq!(Machine.cpu(first), Ok(()));
+        assert_eq!(Machine::now().cpu(first), Ok(()));
     }
 
     #[test]
@@ -487,7 +521,7 @@ mod tests {
                 .what
                 .contains("there is no /nonexistent")
         );
-        assert_eq!(Machine.path(Path::new("/")), Ok(()));
+        assert_eq!(Machine::now().path(Path::new("/")), Ok(()));
         assert!(
             pci_device("ffff:ff:1f.7")
                 .unwrap_err()
@@ -504,7 +538,7 @@ mod tests {
             host: "unix:///nonexistent/docker.sock".to_owned(),
             tls: None,
         };
-        let error = Machine.engine(&engine).unwrap_err();
+        let error = Machine::now().engine(&engine).unwrap_err();
         assert!(
             error
                 .what

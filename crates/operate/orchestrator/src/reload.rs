@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use api::types::{Outcome, Refusal};
+use api::types::{Action, Outcome, Refusal};
 use configuration::{Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
-use model::{Nanos, ServiceId};
+use model::{KeyChange, Nanos, ServiceId};
 use scheduling::Scheduler;
 
 use super::control::{Asked, ControlLoop};
@@ -104,11 +104,11 @@ fn hangs(file: &str) -> Refusal {
 }
 
 /// This machine as a running inco sees it: what is in use is so by itself, and cannot change anyway.
-struct InUse;
+struct InUse(Machine);
 
 impl Facts for InUse {
     fn cpu(&self, cpu: u16) -> Result<(), Unusable> {
-        Machine.cpu(cpu)
+        self.0.cpu(cpu)
     }
 
     fn device(&self, _uplink: &Uplink) -> Result<(), Unusable> {
@@ -124,11 +124,11 @@ impl Facts for InUse {
     }
 
     fn engine(&self, engine: &configuration::Engine) -> Result<(), Unusable> {
-        Machine.engine(engine)
+        self.0.engine(engine)
     }
 
     fn image(&self, engine: &configuration::Engine, image: &str) -> Result<(), Unusable> {
-        Machine.image(engine, image)
+        self.0.image(engine, image)
     }
 
     fn api_socket(&self, _socket: Option<&Path>) -> Result<(), Unusable> {
@@ -136,7 +136,7 @@ impl Facts for InUse {
     }
 
     fn path(&self, path: &Path) -> Result<(), Unusable> {
-        Machine.path(path)
+        self.0.path(path)
     }
 
     fn hugepages(&self) -> Result<(), Unusable> {
@@ -147,7 +147,7 @@ impl Facts for InUse {
 
 fn read(file: &str) -> Result<Configuration, String> {
     let configuration = load::load(Path::new(file)).map_err(|error| error.to_string())?;
-    let problems = check_facts(&configuration, &InUse);
+    let problems = check_facts(&configuration, &InUse(Machine::now()));
     if problems.is_empty() {
         return Ok(configuration);
     }
@@ -157,6 +157,7 @@ fn read(file: &str) -> Result<Configuration, String> {
 
 /// What a new configuration changes.
 struct Changes {
+    keys: Vec<KeyChange>,
     /// With the services that there are in their old order, and the new ones after them.
     configuration: Configuration,
     /// Services that there are and whose keys changed.
@@ -178,10 +179,11 @@ impl Changes {
     /// # Errors
     /// The keys that cannot change while inco runs, each with its place.
     fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
-        let fixed = old.fixed_in(&new);
+        let keys = old.changes_to(&new);
+        let fixed = fixed_text(&keys);
         if !fixed.is_empty() {
             return Err(Refusal::new(
-                format!("this cannot change while inco runs: {}", fixed.join(", ")),
+                format!("this cannot change while inco runs: {fixed}"),
                 "take it back, or stop inco and run it again with the new file; nothing was changed",
             ));
         }
@@ -211,10 +213,61 @@ impl Changes {
         let added = new.services.iter().skip(old.services.len()).map(settings);
         let added = added.collect::<Result<Vec<_>, _>>()?;
         Ok(Changes {
+            keys,
             configuration: new,
             changed,
             added,
         })
+    }
+}
+
+/// The keys that need a restart, with commas; empty where there is none.
+fn fixed_text(changes: &[KeyChange]) -> String {
+    let fixed = changes.iter().filter(|change| change.needs_restart);
+    let text = fixed.map(|change| {
+        let why = match (&change.old, &change.new) {
+            (None, _) => " (it is new)",
+            (_, None) => " (it is not there any more)",
+            _ => "",
+        };
+        format!("{}{why}", change.key)
+    });
+    text.collect::<Vec<_>>().join(", ")
+}
+
+/// What a reload would do.
+///
+/// # Errors
+/// What is wrong with the new configuration, beside keys that need a restart: those are told by the outcome.
+fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> {
+    let changes = old.changes_to(&new);
+    let fixed = fixed_text(&changes);
+    let result = if changes.is_empty() {
+        UNCHANGED.to_owned()
+    } else if fixed.is_empty() {
+        Changes::between(old, new)?;
+        format!("a reload would change {}", keys_text(&changes))
+    } else {
+        format!("a reload would be refused: this cannot change while inco runs: {fixed}")
+    };
+    Ok(Outcome {
+        result,
+        changes,
+    })
+}
+
+/// What is said of a file that is as it was.
+const UNCHANGED: &str = "nothing has changed in the file";
+/// Keys that a sentence names; the rest is counted.
+const KEYS_NAMED: usize = 20;
+
+/// The names of the changed keys in a sentence.
+fn keys_text(changes: &[KeyChange]) -> String {
+    let named = changes.iter().take(KEYS_NAMED).map(|change| change.key.as_str());
+    let text = named.collect::<Vec<_>>().join(", ");
+    match changes.len().saturating_sub(KEYS_NAMED) {
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
 }
 
@@ -232,6 +285,10 @@ impl ControlLoop {
         let Some((asked, read)) = self.file_reader.take(&self.configuration.file, now) else {
             return;
         };
+        if asked.action == (Action::Reload { check: true }) {
+            let result = read.and_then(|new| preview(&self.configuration, new));
+            return self.conclude(asked, result);
+        }
         let result = read
             .and_then(|new| Changes::between(&self.configuration, new))
             .and_then(|changes| self.apply(changes));
@@ -257,15 +314,12 @@ impl ControlLoop {
                     .map_err(stuck)?;
             }
         }
-        let mut said = Vec::new();
         let running: Vec<_> = self
             .services
             .iter()
             .map(|plan| (plan.id, plan.scheduler.clone()))
             .collect();
-        let (before, new) = (&self.configuration, &changes.configuration);
-        let fallbacks =
-            before.switch.unmatched != new.switch.unmatched || before.switch.other != new.switch.other;
+        let new = &changes.configuration;
         let limits: Vec<_> = new.services.iter().map(|service| service.limit).collect();
         for (index, limit) in limits.into_iter().enumerate() {
             let replaced = changes
@@ -292,7 +346,6 @@ impl ControlLoop {
         }
         self.configuration = changes.configuration;
         for change in changes.changed {
-            said.push(format!("{} changed", change.settings.name));
             self.order(Command::Reconfigure {
                 service: change.id,
                 settings: Box::new(change.settings),
@@ -300,27 +353,21 @@ impl ControlLoop {
             });
         }
         for settings in changes.added {
-            said.push(format!("{} added", settings.name));
             self.reading.counters.services.push(Default::default());
             self.order(Command::AddService {
                 settings: Box::new(settings),
             });
         }
-        if fallbacks {
-            said.push("what happens to other packets changed".to_owned());
-        }
-        if said.is_empty() {
-            return Ok(Outcome {
-                result: "nothing has changed in the file".to_owned(),
-            });
+        if changes.keys.is_empty() {
+            return Ok(Outcome::new(UNCHANGED));
         }
         self.publish_again();
-        said.sort();
         Ok(Outcome {
             result: format!(
-                "{}; instances that run keep the containers that they have",
-                said.join(", ")
+                "changed: {}; instances that run keep the containers that they have",
+                keys_text(&changes.keys)
             ),
+            changes: changes.keys,
         })
     }
 }

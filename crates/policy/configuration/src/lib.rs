@@ -6,7 +6,7 @@
 //!
 //! 1. [`parse`] reads the text and checks what can be checked without a machine.
 //! 2. [`check_facts`] compares it with a machine.
-//! 3. [`Configuration::fixed_in`] says what a reload may not change.
+//! 3. [`Configuration::changes_to`] says what a reload would change, and what it may not.
 //! 4. [`reference`] is the documentation of every key, from the table that also refuses unknown ones.
 #![forbid(unsafe_code)]
 

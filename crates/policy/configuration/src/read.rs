@@ -8,7 +8,7 @@ use model::Nanos;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::keys::{self, KEYS, Reload};
+use crate::keys::{self, KEYS, KeyDefault, Reload};
 use crate::limits::QUEUES_MAX;
 use crate::nearest::{distance, list, nearest, write_one_of};
 use crate::problem::{Lines, Places, Problem};
@@ -41,14 +41,25 @@ impl<'a> Section<'a> {
     }
 }
 
+/// The value of a key, to compare it after a reload.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptValue {
+    /// What a reload does with it.
+    pub(crate) reload: Reload,
+    /// What was read, the same for all ways to write it.
+    pub(crate) value: String,
+    /// As it is written, on one line; where it is not, its default.
+    pub(crate) text: String,
+    pub(crate) is_written: bool,
+}
+
 /// Collects problems, places and values while a file is read.
 pub(crate) struct Reader {
     file: String,
     lines: Lines,
     pub(crate) places: Places,
     pub(crate) problems: Vec<Problem>,
-    /// The value of each key, and what a reload does with it.
-    pub(crate) values: BTreeMap<String, (Reload, String)>,
+    pub(crate) values: BTreeMap<String, KeptValue>,
     /// The names that uplinks are given, so that what refers to one can be checked although the uplink itself is wrong.
     pub(crate) uplinks: Vec<String>,
     /// Workers of the switch.
@@ -173,7 +184,18 @@ impl Reader {
             let path = section.key(name);
             let inside = format!("{path}.");
             self.values.retain(|other, _| !other.starts_with(&inside));
-            self.values.insert(path, (reload, format!("{value:?}")));
+            let written = section.get(name);
+            let text = match written {
+                Some(value) => toml_text(value.get_ref()),
+                None => default_text(section.kind, name),
+            };
+            let kept = KeptValue {
+                reload,
+                value: format!("{value:?}"),
+                text,
+                is_written: written.is_some(),
+            };
+            self.values.insert(path, kept);
         }
     }
 
@@ -287,6 +309,38 @@ fn shown(value: &DeValue<'_>) -> String {
         DeValue::Datetime(_) => "a date".to_owned(),
         DeValue::Array(_) => "a list".to_owned(),
         DeValue::Table(_) => "a table".to_owned(),
+    }
+}
+
+/// A value as TOML, on one line.
+fn toml_text(value: &DeValue<'_>) -> String {
+    let joined = |parts: Vec<String>| parts.join(", ");
+    match value {
+        DeValue::String(text) => format!("{text:?}"),
+        DeValue::Integer(number) => number.to_string(),
+        DeValue::Float(number) => number.to_string(),
+        DeValue::Boolean(value) => value.to_string(),
+        DeValue::Datetime(value) => value.to_string(),
+        DeValue::Array(items) => {
+            let items = items.iter().map(|item| toml_text(item.get_ref()));
+            format!("[{}]", joined(items.collect()))
+        }
+        DeValue::Table(table) => {
+            let pair = |(key, value): (&Spanned<_>, &Spanned<_>)| {
+                format!("{} = {}", key.get_ref(), toml_text(value.get_ref()))
+            };
+            format!("{{ {} }}", joined(table.iter().map(pair).collect()))
+        }
+    }
+}
+
+/// What holds where a key is not written.
+fn default_text(table: &str, name: &str) -> String {
+    let default = keys::of_table(table).find(|key| key.name == name);
+    match default.map(|key| key.default) {
+        Some(KeyDefault::Value(toml)) => format!("{toml} (default)"),
+        Some(KeyDefault::Words(words)) => format!("{words} (default)"),
+        Some(KeyDefault::Required) | None => "not written".to_owned(),
     }
 }
 

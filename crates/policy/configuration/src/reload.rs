@@ -1,16 +1,20 @@
 //! What a reload may change.
 
+use model::KeyChange;
+
 use crate::keys::Reload;
+use crate::read::KeptValue;
 use crate::types::{Affinity, Configuration, Service, SwitchDriver};
 
 impl Configuration {
-    /// Keys whose value is another one in `new`, each with what a reload does with it. Keys of a service are those of
-    /// the service of that name, wherever it stands.
-    fn changes<'a>(&'a self, new: &'a Configuration) -> impl Iterator<Item = (&'a str, Reload)> {
-        let changed = |(key, value): (&'a String, &'a (Reload, String))| {
-            (self.values.get(key) != Some(value)).then_some((key.as_str(), value.0))
+    /// Keys whose value is another one in `new`. Keys of a service are those of the service of that name, wherever it
+    /// stands.
+    fn changed<'a>(&'a self, new: &'a Configuration) -> impl Iterator<Item = (&'a str, &'a KeptValue)> {
+        let is_other = |(key, value): &(&'a String, &'a KeptValue)| {
+            self.values.get(*key).is_none_or(|old| old.value != value.value)
         };
-        new.values.iter().filter_map(changed)
+        let changed = new.values.iter().filter(is_other);
+        changed.map(|(key, value)| (key.as_str(), value))
     }
 
     /// Whether a key of that service is another one in `new`: `scheduler`, or any key where `key` is empty.
@@ -21,46 +25,75 @@ impl Configuration {
                 .strip_prefix(&path)
                 .is_some_and(|of| key.is_empty() || of == key)
         };
-        self.changes(new).any(|(changed, _)| is_it(changed))
+        self.changed(new).any(|(changed, _)| is_it(changed))
     }
 
-    /// Keys and services of `new` that cannot become those of this configuration while inco runs.
-    pub fn fixed_in(&self, new: &Configuration) -> Vec<String> {
-        let is_of_rules = new.switch.driver == SwitchDriver::OpenFlow;
-        let counts_returns = self.services.iter().any(Service::counts_flows);
-        // Where the table counts what comes back for one service, it does for all.
-        let counts_more = |key: &str| {
-            let asks = |of: &Service| match key.ends_with(".affinity") {
-                true => of.affinity == Affinity::Relaxed,
-                false => of.flow_counters,
-            };
-            let service = key.split('.').nth(1).and_then(|name| new.service(name));
-            !counts_returns && service.is_some_and(|(_, service)| asks(service))
+    /// Each key whose value is another one in `new`, and each service that is new or gone, in the order of their names.
+    pub fn changes_to(&self, new: &Configuration) -> Vec<KeyChange> {
+        let service_of = |key: &'_ str| {
+            let name = key.strip_prefix("service.").and_then(|key| key.split('.').next());
+            name.map(str::to_owned)
         };
-        let is_new = |key: &str| {
-            let service = key.strip_prefix("service.").and_then(|key| key.split('.').next());
-            service.is_some_and(|service| self.service(service).is_none())
-        };
-        let changes = self.changes(new).filter(|(key, reload)| match reload {
-            Reload::Applies | Reload::Keys => false,
-            Reload::Counts => counts_more(key),
-            Reload::Restart => !is_new(key),
-            Reload::Rules => is_of_rules && !is_new(key),
-        });
-        let mut fixed: Vec<String> = changes.map(|(key, _)| key.to_owned()).collect();
-        let services = |of: &Configuration, other: &Configuration, why: &str| -> Vec<String> {
-            let only = of
-                .services
-                .iter()
-                .filter(|service| other.service(&service.name).is_none());
-            only.map(|service| format!("service.{} ({why})", service.name))
-                .collect()
-        };
-        if is_of_rules {
-            // The rules of new flows are laid out when the switch starts.
-            fixed.extend(services(new, self, "it is new"));
+        let is_new = |key: &str| service_of(key).is_some_and(|name| self.service(&name).is_none());
+        let mut changes = Vec::new();
+        for (key, value) in self.changed(new) {
+            let needs_restart = self.is_fixed(new, key, value.reload, is_new(key));
+            // What a new service does not write is nobody's concern.
+            if is_new(key) && !value.is_written && !needs_restart {
+                continue;
+            }
+            let old = self.values.get(key);
+            // A default may follow from another key.
+            let is_told_apart = old.is_none_or(|old| old.text != value.text);
+            let text = |of: &KeptValue| if is_told_apart { &of.text } else { &of.value }.clone();
+            changes.push(KeyChange {
+                key: key.to_owned(),
+                old: old.map(text),
+                new: Some(text(value)),
+                needs_restart,
+            });
         }
-        fixed.extend(services(self, new, "it is not there any more"));
-        fixed
+        let only = |of: &Configuration, other: &Configuration| -> Vec<String> {
+            let only = of.services.iter().filter(|it| other.service(&it.name).is_none());
+            only.map(|service| format!("service.{}", service.name)).collect()
+        };
+        let whole = || Some("a service".to_owned());
+        changes.extend(only(new, self).into_iter().map(|key| KeyChange {
+            key,
+            old: None,
+            new: whole(),
+            // The rules of new flows are laid out when the switch starts.
+            needs_restart: new.switch.driver == SwitchDriver::OpenFlow,
+        }));
+        changes.extend(only(self, new).into_iter().map(|key| KeyChange {
+            key,
+            old: whole(),
+            new: None,
+            needs_restart: true,
+        }));
+        changes.sort_by(|a, b| a.key.cmp(&b.key));
+        changes
+    }
+
+    /// Whether that key cannot become what it is in `new` while inco runs.
+    fn is_fixed(&self, new: &Configuration, key: &str, reload: Reload, is_new: bool) -> bool {
+        match reload {
+            Reload::Applies | Reload::Keys => false,
+            Reload::Counts => self.counts_more(new, key),
+            Reload::Restart => !is_new,
+            Reload::Rules => new.switch.driver == SwitchDriver::OpenFlow && !is_new,
+        }
+    }
+
+    /// Whether returned packets would be counted per flow and no flow table does so yet: where the table counts them for one
+    /// service, it does for all.
+    fn counts_more(&self, new: &Configuration, key: &str) -> bool {
+        let asks = |of: &Service| match key.ends_with(".affinity") {
+            true => of.affinity == Affinity::Relaxed,
+            false => of.flow_counters,
+        };
+        let service = key.split('.').nth(1).and_then(|name| new.service(name));
+        let counts_now = self.services.iter().any(Service::counts_flows);
+        !counts_now && service.is_some_and(|(_, service)| asks(service))
     }
 }

@@ -11,8 +11,8 @@ use model::{
 };
 use scheduling::Scheduler;
 
-use crate::keys::Reload;
 use crate::problem::Places;
+use crate::read::KeptValue;
 
 /// The whole configuration, checked. Services and uplinks are in the order of the file, so that
 /// [`ServiceId`] and [`UplinkId`] are their indices.
@@ -34,8 +34,8 @@ pub struct Configuration {
     pub event_log: EventLog,
     /// Where each key stands in the file.
     pub(crate) places: Places,
-    /// The value of each key, written or not, and what a reload does with it.
-    pub(crate) values: BTreeMap<String, (Reload, String)>,
+    /// The value of each key, written or not.
+    pub(crate) values: BTreeMap<String, KeptValue>,
 }
 
 /// What forwards packets.

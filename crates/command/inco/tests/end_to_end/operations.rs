@@ -99,6 +99,15 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
         said.contains("service.forward (it is not there any more)"),
         "{said}"
     );
+    // The same is told beforehand.
+    let output = place.output(&["reload", "--check", "--diff"]);
+    let (told, said) = (crate::support::text(&output.stdout), crate::support::text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{told}{said}");
+    assert!(
+        told.contains("service.forward: a service -> absent (needs a restart)\n")
+            && said.contains("a reload would be refused: this cannot change while inco runs: service.forward"),
+        "{told}{said}"
+    );
     let same = |row: &ServiceRow| {
         (
             row.name.clone(),
@@ -120,12 +129,28 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
         .replace("best-fit", "round-robin")
         .replace("memory", "match = { dst = \"10.0.0.0/7\" }\nmemory")
         + "\n[service.added]\nport = \"null\"\nmatch = { dst = \"192.0.2.0/24\" }\ninstances = 1\n";
-    place.file("inco.toml", &changed);
-    let said = place.must(&["reload"]);
+    let file = place.file("inco.toml", &changed);
+    // As an operator does: check, see what a reload would do, reload.
+    let checked = place.must(&["check", "-f", &file.display().to_string()]);
+    assert!(checked.contains("inco runs here with"), "{checked}");
+    let told = place.must(&["reload", "--check", "--diff"]);
+    for line in [
+        "service.added: absent -> a service",
+        "service.added.instances: absent -> 1",
+        "service.forward.instances: { max = 3, min = 2, standby = 0 } -> { max = 4, min = 3, standby = 0 }",
+        "service.forward.match.dst: any (default) -> \"10.0.0.0/7\"",
+        "a reload would change service.added, service.added.instances,",
+    ] {
+        assert!(told.contains(line), "{told}\nhas no\n{line}");
+    }
+    let now = inco.client().services().unwrap();
+    assert_eq!(now.len(), 1, "a check changes nothing");
+    let outcome: api::types::Outcome = serde_json::from_str(&place.must(&["reload", "--json"])).unwrap();
     assert!(
-        said.contains("added added") && said.contains("forward changed"),
-        "{said}"
+        outcome.result.starts_with("changed: service.added, ") && outcome.result.contains("service.forward.scheduler"),
+        "{outcome:?}"
     );
+    assert!(outcome.changes.iter().all(|change| !change.needs_restart), "{outcome:?}");
     eventually("three instances and the new service's", PATIENCE, || {
         let forward = service(&inco, "forward")?;
         let added = service(&inco, "added")?;

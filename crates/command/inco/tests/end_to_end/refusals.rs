@@ -94,6 +94,47 @@ fn what_another_inco_uses_is_refused() {
     first.stop(&place);
 }
 
+/// Beside a running inco, a check of its configuration tells what is wrong with the file, and not that inco runs.
+#[test]
+fn a_check_counts_what_its_own_inco_uses_as_free() {
+    let place = Place::new();
+    let sink = "[service.sink]\nport = \"null\"\ninstances = 1\n";
+    let first = place.run(&format!("{UPLINK}{sink}"));
+    let file = place.path("inco.toml").display().to_string();
+    let said = place.must(&["check", "-f", &file]);
+    let pid = first.status().pid;
+    assert!(
+        said.contains(&format!("inco runs here with {file} (process {pid}): `inco reload --check`")),
+        "{said}"
+    );
+    let plan: serde_json::Value = serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
+    assert_eq!(plan["running"]["pid"], pid);
+
+    // What another inco uses is in use, whoever asks.
+    let other = place.beside();
+    let taken = |of: &Place| {
+        let socket = of.run_dir().join("wan.sock").display().to_string();
+        let text = format!("[[uplink]]\nname = \"wan\"\ndevice = \"memif:{socket}\"\n{sink}");
+        (text, format!("uplink[0].device: another program listens on {socket}; stop it"))
+    };
+    let check = |place: &Place, text: &str| {
+        let file = place.file("inco.toml", text).display().to_string();
+        place.output(&["check", "-f", &file])
+    };
+    let (text, said) = taken(&place);
+    assert_refused(&other, &check(&other, &text), 3, &said);
+    let second = other.run(&format!("{UPLINK}{sink}"));
+    let (text, said) = taken(&other);
+    assert_refused(&place, &check(&place, &text), 3, &said);
+    for (place, inco) in [(&other, second), (&place, first)] {
+        place.must(&["stop"]);
+        inco.ended();
+        let file = place.path("inco.toml").display().to_string();
+        let plan: serde_json::Value = serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
+        assert_eq!(plan.get("running"), None);
+    }
+}
+
 /// As a user without rights, with a program and a run directory that it may use.
 #[test]
 fn without_root_one_line_says_what_to_do() {
