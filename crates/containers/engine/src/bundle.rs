@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::image::Image;
+use crate::program::PATH;
 use crate::stage::{self, Shown, Stage};
 use crate::{ContainerSpec, EngineError, Given, OPEN_FILES};
 
@@ -90,7 +91,7 @@ pub(crate) fn config(
     } else {
         &spec.command
     };
-    let mut env = vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()];
+    let mut env = vec![format!("PATH={PATH}")];
     env.extend(
         image
             .env

@@ -35,6 +35,7 @@ pub mod image;
 pub mod launcher;
 mod none;
 mod oci;
+mod program;
 mod seccomp;
 mod stage;
 mod unpack;
@@ -52,6 +53,7 @@ pub use function::{Given, SYS};
 pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};
+pub use program::Program;
 pub use unpack::LeftOut;
 
 use model::Nanos;

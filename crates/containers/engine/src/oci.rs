@@ -67,6 +67,20 @@ impl OciConfig {
         std::env::var_os("INCO_RUN_DIR").map_or_else(|| PathBuf::from("/run/inco"), PathBuf::from)
     }
 
+    /// Whether an engine can start here. Lets this process have as many open files as a container's may.
+    ///
+    /// # Errors
+    /// [`EngineError::NeedsRoot`], [`EngineError::FewOpenFiles`], and [`EngineError::Io`] without control groups.
+    pub fn check(&self) -> Result<Hierarchy, EngineError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(EngineError::NeedsRoot {
+                what: "making containers (engine \"oci\")",
+            });
+        }
+        raise_open_files()?;
+        Hierarchy::at(&self.cgroup_root)
+    }
+
     /// The control group above those of its containers: `/inco`, with a suffix for another run directory than the usual one, so that two
     /// incos do not take each other's for their own.
     fn cgroup_parent(&self) -> String {
@@ -147,14 +161,8 @@ impl OciEngine {
     /// [`EngineError::NeedsRoot`]; [`EngineError::Unavailable`] where another inco uses the run directory;
     /// [`EngineError::Io`].
     pub fn start(config: OciConfig, launcher: Launcher) -> Result<OciEngine, EngineError> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(EngineError::NeedsRoot {
-                what: "making containers (engine \"oci\")",
-            });
-        }
-        raise_open_files()?;
+        let hierarchy = config.check()?;
         config.images.close_to_others()?;
-        let hierarchy = Hierarchy::at(&config.cgroup_root)?;
         let parent = config.cgroup_parent();
         let (commands, received) = channel();
         let (told, events) = channel();

@@ -63,6 +63,12 @@ pub enum ApiError {
         /// The socket.
         socket: PathBuf,
     },
+    /// Something else lies where the socket should.
+    #[error("{} is a file, and no socket: remove it, or write another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
     /// inco said no.
     #[error(transparent)]
     Refused(#[from] types::Refusal),

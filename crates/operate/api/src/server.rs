@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -197,6 +197,13 @@ fn listen(socket: &Path) -> Result<StdUnixListener, ApiError> {
             });
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            // Only what an earlier run has left: another file is somebody's.
+            let about = std::fs::symlink_metadata(socket).map_err(system("look at", socket))?;
+            if !about.file_type().is_socket() {
+                return Err(ApiError::NotASocket {
+                    path: socket.to_owned(),
+                });
+            }
             std::fs::remove_file(socket).map_err(system("remove the old socket", socket))?;
         }
         // Whatever else is the matter is found when it is bound.
@@ -223,21 +230,44 @@ struct Secured {
     tokens: Tokens,
 }
 
-impl Secured {
-    fn open(of: &Tcp) -> Result<Secured, ApiError> {
-        let tokens = Tokens::read(&of.tokens)?;
+impl Tcp {
+    /// Reads the file of tokens.
+    ///
+    /// # Errors
+    /// [`ApiError::Tokens`].
+    pub fn check_tokens(&self) -> Result<(), ApiError> {
+        Tokens::read(&self.tokens).map(drop)
+    }
+
+    /// Reads the certificate and its key.
+    ///
+    /// # Errors
+    /// [`ApiError::Certificate`].
+    pub fn check_certificate(&self) -> Result<(), ApiError> {
+        self.tls().map(drop)
+    }
+
+    fn tls(&self) -> Result<ServerConfig, ApiError> {
         let wrong = |file: &Path, reason: String| ApiError::Certificate {
             file: file.to_owned(),
             reason,
         };
-        let certificates = CertificateDer::pem_file_iter(&of.certificate)
+        let certificates = CertificateDer::pem_file_iter(&self.certificate)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| wrong(&of.certificate, error.to_string()))?;
-        let key = PrivateKeyDer::from_pem_file(&of.key).map_err(|error| wrong(&of.key, error.to_string()))?;
-        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .map_err(|error| wrong(&self.certificate, error.to_string()))?;
+        let key =
+            PrivateKeyDer::from_pem_file(&self.key).map_err(|error| wrong(&self.key, error.to_string()))?;
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key))
-            .map_err(|error| wrong(&of.certificate, error.to_string()))?;
+            .map_err(|error| wrong(&self.certificate, error.to_string()))
+    }
+}
+
+impl Secured {
+    fn open(of: &Tcp) -> Result<Secured, ApiError> {
+        let tokens = Tokens::read(&of.tokens)?;
+        let config = of.tls()?;
         let place = PathBuf::from(of.address.to_string());
         let listener = StdTcpListener::bind(of.address).map_err(system("listen on", &place))?;
         listener

@@ -562,6 +562,17 @@ fn the_socket_is_for_its_owner_and_group_and_goes_with_the_server() {
 }
 
 #[test]
+fn a_file_where_the_socket_should_be_is_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("notes");
+    std::fs::write(&file, "a").unwrap();
+    let (asker, _inbox) = questions();
+    let refused = Server::start(&file, None, &Limits::default(), asker, EventLog::default());
+    assert!(matches!(refused, Err(ApiError::NotASocket { .. })), "{refused:?}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"a");
+}
+
+#[test]
 fn a_socket_that_a_dead_inco_left_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");

@@ -1092,7 +1092,9 @@ impl ControlLoop {
         self.switch
             .move_flow(row.key, slot)
             .map_err(|error| Refusal::new(error.to_string(), "try again"))?;
-        Ok(Outcome::new(format!("{flow} goes to instance {id} from its next packet on")))
+        Ok(Outcome::new(format!(
+            "{flow} goes to instance {id} from its next packet on"
+        )))
     }
 
     /// Has the controller do something in its next step.
@@ -1217,7 +1219,10 @@ impl ControlLoop {
         // Loads and capacities may be in another unit now.
         self.publish_again();
         self.publish_loads();
-        Ok(Outcome::new(format!("{service}: {before} -> {}", choice_text(choice))))
+        Ok(Outcome::new(format!(
+            "{service}: {before} -> {}",
+            choice_text(choice)
+        )))
     }
 
     /// Publishes the controller's table once more, because what goes with it has changed.
@@ -1239,8 +1244,8 @@ impl ControlLoop {
         self.request_record(id)?;
         self.records.insert(id, decisions);
         Ok(Outcome::new(format!(
-                "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
-            )))
+            "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
+        )))
     }
 
     fn request_record(&mut self, service: ServiceId) -> Result<(), Refusal> {
@@ -1296,7 +1301,9 @@ impl ControlLoop {
         self.switch
             .purge_flow(key)
             .map_err(|e| Refusal::new(e.to_string(), "try again"))?;
-        Ok(Outcome::new(format!("{flow} has lost its pin, if it had one; its next packet is given anew")))
+        Ok(Outcome::new(format!(
+            "{flow} has lost its pin, if it had one; its next packet is given anew"
+        )))
     }
 
     fn answer_command(&mut self, id: CommandId, result: Result<String, CommandError>) {

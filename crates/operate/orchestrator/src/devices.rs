@@ -2,6 +2,12 @@
 
 use anyhow::Result;
 use configuration::Configuration;
+#[cfg(feature = "dpdk")]
+use configuration::Uplink;
+#[cfg(feature = "dpdk")]
+use dpdk::{MempoolConfig, device::DeviceArgs};
+#[cfg(feature = "dpdk")]
+use model::UplinkId;
 use soft_switch::{SoftSwitchConfig, Switch};
 
 /// Starts the switch with mbufs as its frames.
@@ -15,51 +21,18 @@ pub(super) fn switch(
     frame_bytes: usize,
 ) -> Result<Box<dyn Switch>> {
     use anyhow::Context as _;
-    use configuration::Device;
-    use dpdk::device::from_shorthand;
-    use dpdk::{Eal, EalConfig, Mempool, MempoolConfig};
+    use dpdk::{Eal, EalConfig, Mempool};
     use flow_table::Ownership;
-    use model::UplinkId;
     use soft_switch::{DpdkQueue, MbufMemory, SoftSwitch};
 
-    use super::wiring::FRAMES_PER_WORKER;
-
-    /// Descriptors of a device's queue: what the wrapper asks for.
-    const DESCRIPTORS: usize = 1024;
-    /// Memory for what DPDK itself and the rings of devices need, in MiB.
-    const DPDK_OWN_MIB: usize = 64;
-
     let workers = config.workers.len();
-    let mut devices = Vec::new();
-    let mut room = frame_bytes;
-    let mut mbufs = workers * FRAMES_PER_WORKER;
-    for (index, uplink) in configuration.uplinks.iter().enumerate() {
-        if matches!(uplink.device, Device::Memif(_)) {
-            continue;
-        }
-        let queues = u16::from(uplink.queues);
-        let of_uplink = || format!("uplink {:?}", uplink.name);
-        let device = from_shorthand(&uplink.device.to_string())
-            .with_context(of_uplink)?
-            .with(frame_bytes, queues);
-        room = room.max(device.frame_bytes(frame_bytes));
-        mbufs += 2 * DESCRIPTORS * usize::from(queues);
-        devices.push((UplinkId(index as u8), device, uplink));
-    }
-    // DPDK's pools are largest for their memory at a power of two less one.
-    let mbufs = mbufs.next_power_of_two() - 1;
-    let pool = MempoolConfig {
-        mbufs: u32::try_from(mbufs)?,
-        frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
-        ..MempoolConfig::default()
-    };
+    let Needed { devices, pool } = Needed::of(configuration, workers, frame_bytes)?;
     let eal = match Eal::running() {
         Some(eal) => eal,
         None => {
-            let mib = |hugepages| DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize;
-            let hugepages = takes_hugepages(configuration.switch.hugepages, mib(true))?;
+            let hugepages = takes_hugepages(configuration.switch.hugepages, memory_mib(&pool, true))?;
             let args = EalConfig {
-                memory_mib: u32::try_from(mib(hugepages))?,
+                memory_mib: u32::try_from(memory_mib(&pool, hugepages))?,
                 hugepages,
                 pci: devices
                     .iter()
@@ -93,6 +66,82 @@ pub(super) fn switch(
         MbufMemory::shares(workers, pool),
         ports,
     )?))
+}
+
+/// What devices of the configuration need.
+#[cfg(feature = "dpdk")]
+struct Needed<'a> {
+    devices: Vec<(UplinkId, DeviceArgs, &'a Uplink)>,
+    pool: MempoolConfig,
+}
+
+#[cfg(feature = "dpdk")]
+impl Needed<'_> {
+    /// # Errors
+    /// Where a device is none that DPDK has.
+    fn of(configuration: &Configuration, workers: usize, frame_bytes: usize) -> Result<Needed<'_>> {
+        use anyhow::Context as _;
+
+        /// Descriptors of a device's queue: what the wrapper asks for.
+        const DESCRIPTORS: usize = 1024;
+
+        let mut devices = Vec::new();
+        let mut room = frame_bytes;
+        let mut mbufs = workers * super::wiring::FRAMES_PER_WORKER;
+        for (index, uplink) in configuration.uplinks.iter().enumerate() {
+            if matches!(uplink.device, configuration::Device::Memif(_)) {
+                continue;
+            }
+            let queues = u16::from(uplink.queues);
+            let of_uplink = || format!("uplink {:?}", uplink.name);
+            let device = dpdk::device::from_shorthand(&uplink.device.to_string())
+                .with_context(of_uplink)?
+                .with(frame_bytes, queues);
+            room = room.max(device.frame_bytes(frame_bytes));
+            mbufs += 2 * DESCRIPTORS * usize::from(queues);
+            devices.push((UplinkId(index as u8), device, uplink));
+        }
+        // DPDK's pools are largest for their memory at a power of two less one.
+        let mbufs = mbufs.next_power_of_two() - 1;
+        let pool = MempoolConfig {
+            mbufs: u32::try_from(mbufs)?,
+            frame_bytes: u16::try_from(room).unwrap_or(u16::MAX),
+            ..MempoolConfig::default()
+        };
+        Ok(Needed { devices, pool })
+    }
+}
+
+/// Memory that DPDK takes with that pool, in MiB.
+#[cfg(feature = "dpdk")]
+fn memory_mib(pool: &MempoolConfig, hugepages: bool) -> usize {
+    /// Memory for what DPDK itself and the rings of devices need, in MiB.
+    const DPDK_OWN_MIB: usize = 64;
+    DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize
+}
+
+/// Whether the devices of the configuration are some of DPDK's, and there is memory for them, as far as that can be told without
+/// opening one.
+///
+/// # Errors
+/// What is the matter, and what to write.
+#[cfg(feature = "dpdk")]
+pub(super) fn check(configuration: &Configuration, frame_bytes: usize) -> Result<()> {
+    let workers = configuration.switch.worker_count();
+    let Needed { devices, pool } = Needed::of(configuration, workers, frame_bytes)?;
+    if devices.is_empty() {
+        return Ok(());
+    }
+    takes_hugepages(configuration.switch.hugepages, memory_mib(&pool, true)).map(drop)
+}
+
+/// A device of DPDK was refused already, where there is one.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "dpdk"))]
+pub(super) fn check(_configuration: &Configuration, _frame_bytes: usize) -> Result<()> {
+    Ok(())
 }
 
 /// Whether that much memory, in MiB, comes from hugepages.

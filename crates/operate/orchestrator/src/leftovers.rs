@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -32,6 +33,9 @@ struct Record {
     file: String,
     /// The API's socket.
     socket: PathBuf,
+    /// The API's address of the network.
+    #[serde(default)]
+    listen: Option<SocketAddr>,
     /// Sockets of uplinks.
     uplinks: Vec<PathBuf>,
     driver: String,
@@ -48,6 +52,8 @@ pub struct Running {
     pub file: String,
     /// Where its API is asked.
     pub socket: PathBuf,
+    /// Where its API is asked over the network.
+    pub(crate) listen: Option<SocketAddr>,
     /// Where it listens for peers of its uplinks.
     uplinks: Vec<PathBuf>,
 }
@@ -62,6 +68,7 @@ impl Running {
             pid: record.pid,
             file: record.file,
             socket: record.socket,
+            listen: record.listen,
             uplinks: record.uplinks,
         })
     }
@@ -118,6 +125,7 @@ impl Mark {
             pid: std::process::id(),
             file: configuration.file.clone(),
             socket: socket.to_owned(),
+            listen: configuration.api.tcp.as_ref().map(|tcp| tcp.listen),
             uplinks: uplinks.collect(),
             driver: engine.driver.name().to_owned(),
             host: engine.host.clone(),
@@ -242,7 +250,10 @@ mod tests {
         assert_eq!(remove(run_dir).unwrap(), None, "there was none");
         let mark = set().unwrap();
         let running = Running::of(run_dir).unwrap();
-        assert_eq!((running.pid, running.file.as_str()), (std::process::id(), "a.toml"));
+        assert_eq!(
+            (running.pid, running.file.as_str()),
+            (std::process::id(), "a.toml")
+        );
         assert!(running.listens_on(&run_dir.join("other.sock")));
         assert!(running.listens_on(Path::new("/nonexistent/wan.sock")));
         assert!(!running.listens_on(Path::new("/nonexistent/lan.sock")));

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use api::types::Action;
-use api::{Asker, Caller, EventLog, Limits, Server, Tcp, questions};
+use api::{Asker, Caller, EventLog, Limits, Server, questions};
 use configuration::Configuration;
 use engine::launcher::Launcher;
 
@@ -125,12 +125,7 @@ impl Orchestrator {
         let events = EventLog::default();
         let (asker, inbox) = questions();
         // First of all, because it finds out whether another one is running.
-        let tcp = configuration.api.tcp.as_ref().map(|of| Tcp {
-            address: of.listen,
-            certificate: of.certificate.clone(),
-            key: of.key.clone(),
-            tokens: of.tokens.clone(),
-        });
+        let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
         let limits = Limits::default();
         let server = Server::start(
             &place.socket,

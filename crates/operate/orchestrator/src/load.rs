@@ -71,10 +71,15 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     if !problems.is_empty() {
         return Err(wrong(&problems).into());
     }
-    match too_long(&wiring::sockets(&configuration)) {
-        Some(problem) => Err(WrongUsage(format!("{}: {problem}", file.display())).into()),
-        None => Ok(configuration),
+    let in_file = |problem: String| WrongUsage(format!("{}: {problem}", file.display()));
+    if let Some(problem) = too_long(&wiring::sockets(&configuration)) {
+        return Err(in_file(problem).into());
     }
+    // An inco that runs has what it needs of devices and memory.
+    if !machine.has_own_inco() {
+        wiring::check_devices(&configuration).map_err(|error| in_file(format!("{error:#}")))?;
+    }
+    Ok(configuration)
 }
 
 /// What is wrong with the longest of these paths of sockets, if the kernel would not take it.

@@ -2,16 +2,30 @@
 //! connected to that a running inco listens on.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use configuration::{Device, Engine, EngineDriver, Facts, InstanceDevice, Unusable, Uplink};
+use api::{ApiError, run_dir};
+use configuration::{
+    ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, OpenFlow, Service, Unusable, Uplink,
+};
 use engine::image::Store;
-use engine::{DockerConfig, DockerEngine, EngineError, Given, ImageRef, functions_in_use};
+use engine::{
+    DockerConfig, DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use,
+};
+use openvswitch::Ovsdb;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::leftovers::Running;
-use api::run_dir;
+use crate::wiring;
+
+/// How long the database of Open vSwitch may take to answer.
+const OVS_TIME: Duration = Duration::from_secs(2);
 
 /// The machine that this runs on.
 #[derive(Debug)]
@@ -31,6 +45,11 @@ impl Machine {
         Machine {
             own: Running::of(&run_dir::run_dir()),
         }
+    }
+
+    /// Whether there is an inco whose devices count as free.
+    pub(crate) fn has_own_inco(&self) -> bool {
+        self.own.is_some()
     }
 
     /// Whether the own inco listens on that socket.
@@ -65,10 +84,13 @@ impl Facts for Machine {
             };
         }
         dpdk_is_built_in()?;
-        device.captures_read().into_iter().try_for_each(readable)?;
+        device.captures_read().into_iter().try_for_each(is_capture)?;
         device.captures_written().into_iter().try_for_each(writable)?;
         match device {
-            Device::Veth(name) => interface_carries(name, uplink.max_frame),
+            Device::Veth(name) => {
+                interface_carries(name, uplink.max_frame)?;
+                may_take_frames(name)
+            }
             Device::Dpdk(text) => device
                 .parameters("iface")
                 .try_for_each(|name| interface_carries(name, uplink.max_frame))
@@ -124,11 +146,17 @@ impl Facts for Machine {
 
     fn engine(&self, engine: &Engine) -> Result<(), Unusable> {
         match engine.driver {
-            EngineDriver::Oci if rustix::process::geteuid().is_root() => Ok(()),
-            EngineDriver::Oci => Err(Unusable::new(
-                "containers of the oci engine need root",
-                "run inco with sudo, or write driver = \"docker\" and be in the group docker",
-            )),
+            EngineDriver::Oci => match OciConfig::at(run_dir::run_dir()).check() {
+                Ok(_) => Ok(()),
+                Err(EngineError::NeedsRoot { .. }) => Err(Unusable::new(
+                    "containers of the oci engine need root",
+                    "run inco with sudo, or write driver = \"docker\" and be in the group docker",
+                )),
+                Err(error) => Err(Unusable::new(
+                    error.to_string(),
+                    "see `inco doctor`, or write driver = \"docker\"",
+                )),
+            },
             EngineDriver::Docker => DockerEngine::start(docker_config(engine))
                 .map(drop)
                 .map_err(|error| {
@@ -157,10 +185,18 @@ impl Facts for Machine {
         let known = Store::at(Store::default_dir()).list().unwrap_or_default();
         let known: Vec<String> = known.into_iter().map(|image| image.name).collect();
         let write = match configuration::nearest(&name.with_tag(), known.iter().map(String::as_str)) {
+            Some(near) if engine.driver == EngineDriver::Docker => {
+                format!("write {near:?}, or fetch it with `docker pull {image}`")
+            }
             Some(near) => format!("write {near:?}, or make it with `inco image import {image} SOURCE`"),
             None => match image.trim_end_matches(":latest") {
                 "inco/forward" => "make it with `inco image build forward`".to_owned(),
                 "testpmd" => "make it with `inco image import testpmd`".to_owned(),
+                _ if engine.driver == EngineDriver::Docker => {
+                    format!(
+                        "fetch it with `docker pull {image}`, or make it with `docker build -t {image} .`"
+                    )
+                }
                 _ => format!(
                     "make it with `inco image import {image} SOURCE`, or write one that `inco image list` shows"
                 ),
@@ -186,6 +222,111 @@ impl Facts for Machine {
             ));
         }
         directory_is_writable(&socket)
+    }
+
+    fn program(&self, engine: &Engine, service: &Service, command: &[String]) -> Result<(), Unusable> {
+        let spec = wiring::container(service, engine.is_local())
+            .map_err(|error| Unusable::new(format!("{error:#}"), "write a command"))?;
+        let store = Store::at(Store::default_dir());
+        let Ok((rootfs, image)) = store.resolve(&spec.image) else {
+            // Docker has it, and tells when it makes a container.
+            return Ok(());
+        };
+        let Some(program) = command.first().or(image.entrypoint.first()) else {
+            return Err(Unusable::new(
+                format!("the image {} names no program", spec.image.with_tag()),
+                "write command = [\"/PROGRAM\"]",
+            ));
+        };
+        let is_elsewhere = |of: &model::Mount| Path::new(program).starts_with(&of.target);
+        if !engine.is_local() && spec.mounts.iter().any(is_elsewhere) {
+            return Ok(());
+        }
+        let of_image = format!("the image {}", spec.image.with_tag());
+        let write = format!("write a program that is in {}", rootfs.display());
+        match store.find_program(&spec, program) {
+            Ok(Program::Found(_)) => Ok(()),
+            Ok(Program::NotExecutable(path)) => Err(Unusable::new(
+                format!(
+                    "{} of {of_image} cannot be run: it is no executable file",
+                    path.display()
+                ),
+                write,
+            )),
+            Ok(Program::Missing(places)) => {
+                let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+                let what = match places.as_slice() {
+                    [place] => format!("{of_image} has no {place}"),
+                    _ => format!(
+                        "{of_image} has no program {program:?}: looked for {}",
+                        places.join(", ")
+                    ),
+                };
+                Err(Unusable::new(what, write))
+            }
+            Err(error) => Err(Unusable::new(error.to_string(), "run inco with sudo")),
+        }
+    }
+
+    fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
+        if self
+            .own
+            .as_ref()
+            .is_some_and(|own| own.listen == Some(tcp.listen))
+        {
+            return Ok(());
+        }
+        can_be_bound(tcp.listen).map_err(|error| {
+            let write = match error {
+                Errno::ADDRINUSE => "stop what listens there, or write another port",
+                Errno::ADDRNOTAVAIL => "write an address of this machine, or 0.0.0.0 for all",
+                Errno::ACCESS => "run inco with sudo, or write a port from 1024 on",
+                _ => "write another address",
+            };
+            Unusable::new(format!("{} cannot be listened on ({error})", tcp.listen), write)
+        })
+    }
+
+    fn certificate(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
+        wiring::tcp(tcp).check_certificate().map_err(|error| match error {
+            ApiError::Certificate { file, reason } => Unusable::new(
+                format!("{}: {reason}", file.display()),
+                "write the certificate and its key as PEM, one for the other",
+            ),
+            error => Unusable::new(error.to_string(), "write other files"),
+        })
+    }
+
+    fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable> {
+        wiring::tcp(tcp).check_tokens().map_err(|error| match error {
+            ApiError::Tokens { file, reason } => {
+                let (what, write) = reason.rsplit_once(": ").unwrap_or((&reason, "correct it"));
+                Unusable::new(format!("{}: {what}", file.display()), write)
+            }
+            error => Unusable::new(error.to_string(), "write another file"),
+        })
+    }
+
+    fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable> {
+        let directory = run_dir::in_run_dir(directory.unwrap_or(Path::new("events")));
+        if directory.exists() && !directory.is_dir() {
+            let what = format!("{} is no directory", directory.display());
+            return Err(Unusable::new(what, "write another one"));
+        }
+        directory_is_writable(&directory.join("events.jsonl"))
+    }
+
+    fn open_v_switch(&self, of: &OpenFlow) -> Result<(), Unusable> {
+        let write = "start Open vSwitch (`systemctl start openvswitch-switch`), or correct database and tls";
+        let database =
+            wiring::ovs_database(of).map_err(|error| Unusable::new(format!("{error:#}"), write))?;
+        let connected = Ovsdb::connect(&database, OVS_TIME).map(drop);
+        connected.map_err(|error| {
+            Unusable::new(
+                format!("no database of Open vSwitch answers there ({error})"),
+                write,
+            )
+        })
     }
 
     fn path(&self, path: &Path) -> Result<(), Unusable> {
@@ -345,11 +486,51 @@ fn writable(file: &Path) -> Result<(), Unusable> {
     })
 }
 
-fn readable(file: &Path) -> Result<(), Unusable> {
-    match fs::File::open(file) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(unreadable(file, &error)),
+/// Whether a file can be read and begins as a capture does: pcap in either byte order, by microseconds or nanoseconds, or pcapng.
+fn is_capture(file: &Path) -> Result<(), Unusable> {
+    let mut magic = [0; 4];
+    let read = fs::File::open(file).and_then(|mut open| open.read_exact(&mut magic));
+    match read {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+        Err(error) => return Err(unreadable(file, &error)),
     }
+    let marks = [0xa1b2_c3d4, 0xa1b2_3c4d, 0x0a0d_0d0a_u32];
+    let number = u32::from_le_bytes(magic);
+    if marks
+        .iter()
+        .any(|mark| [number, number.swap_bytes()].contains(mark))
+    {
+        return Ok(());
+    }
+    let what = format!("{} is no capture", file.display());
+    Err(Unusable::new(
+        what,
+        "write a file of tcpdump or Wireshark (pcap or pcapng)",
+    ))
+}
+
+/// Whether an address of the network can be bound; nothing listens there meanwhile.
+fn can_be_bound(address: SocketAddr) -> Result<(), Errno> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+    // As the server has it: what an earlier one has left does not count.
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)
+}
+
+/// Whether this process may take whole frames from an interface of the kernel.
+fn may_take_frames(interface: &str) -> Result<(), Unusable> {
+    let raw = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, None);
+    raw.map(drop).map_err(|error| {
+        Unusable::new(
+            format!("frames of {interface} may not be taken ({error})"),
+            "run inco with sudo (CAP_NET_RAW)",
+        )
+    })
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Unusable {
@@ -428,6 +609,10 @@ fn is_network(address: &str) -> bool {
 }
 
 fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
+    if fs::symlink_metadata(socket).is_ok_and(|about| !about.file_type().is_socket()) {
+        let what = format!("{} is there and is no socket", socket.display());
+        return Err(Unusable::new(what, "remove it, or write another socket"));
+    }
     if is_listened_on(socket) {
         let what = format!("another program listens on {}", socket.display());
         return Err(Unusable::new(what, "stop it, or write another socket"));
@@ -515,7 +700,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_told() {
         assert!(
-            Machine
+            Machine::now()
                 .path(Path::new("/nonexistent"))
                 .unwrap_err()
                 .what

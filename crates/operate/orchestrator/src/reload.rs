@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use api::types::{Action, Outcome, Refusal};
-use configuration::{Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
+use configuration::{
+    ApiTcp, Configuration, Facts, InstanceDevice, OpenFlow, Service, Unusable, Uplink, check_facts,
+};
 use controller::{Command, ServiceSettings};
 use model::{KeyChange, Nanos, ServiceId};
 use scheduling::Scheduler;
@@ -135,6 +137,35 @@ impl Facts for InUse {
         Ok(())
     }
 
+    fn program(
+        &self,
+        engine: &configuration::Engine,
+        service: &Service,
+        command: &[String],
+    ) -> Result<(), Unusable> {
+        self.0.program(engine, service, command)
+    }
+
+    fn listen(&self, _: &ApiTcp) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn certificate(&self, _: &ApiTcp) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn tokens(&self, _: &ApiTcp) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn event_log(&self, _: Option<&Path>) -> Result<(), Unusable> {
+        Ok(())
+    }
+
+    fn open_v_switch(&self, _: &OpenFlow) -> Result<(), Unusable> {
+        Ok(())
+    }
+
     fn path(&self, path: &Path) -> Result<(), Unusable> {
         self.0.path(path)
     }
@@ -250,10 +281,7 @@ fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> 
     } else {
         format!("a reload would be refused: this cannot change while inco runs: {fixed}")
     };
-    Ok(Outcome {
-        result,
-        changes,
-    })
+    Ok(Outcome { result, changes })
 }
 
 /// What is said of a file that is as it was.

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use configuration::{
-    Affinity, Capacity, Configuration, Device, EngineDriver, FlowSetup, PortKind, Service, SwitchDriver,
-    Uplink,
+    Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, FlowSetup, OpenFlow, PortKind, Service,
+    SwitchDriver, Uplink,
 };
 use controller::{PortPlace, ServiceSettings};
 use engine::image::Store;
@@ -20,8 +20,8 @@ use soft_switch::{
 };
 
 use crate::machine::docker_config;
-use api::longest_path;
 use api::run_dir::{api_socket, in_run_dir};
+use api::{Tcp, longest_path};
 
 /// The socket of a bridge's monitor port, in the run directory.
 const MONITOR_SOCKET: &str = "monitor.sock";
@@ -78,6 +78,34 @@ pub(super) fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<
     }
 }
 
+/// How the API is asked over the network.
+pub(super) fn tcp(of: &ApiTcp) -> Tcp {
+    Tcp {
+        address: of.listen,
+        certificate: of.certificate.clone(),
+        key: of.key.clone(),
+        tokens: of.tokens.clone(),
+    }
+}
+
+/// Where the database of Open vSwitch is asked.
+///
+/// # Errors
+/// Where that cannot be read.
+pub(super) fn ovs_database(of: &OpenFlow) -> Result<Endpoint> {
+    let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
+    Ok(database.with_keys(ovs_keys(of).as_ref()))
+}
+
+fn ovs_keys(of: &OpenFlow) -> Option<Keys> {
+    let directory = of.tls.as_ref()?;
+    Some(Keys {
+        certificate: directory.join("cert.pem"),
+        key: directory.join("key.pem"),
+        ca: directory.join("ca.pem"),
+    })
+}
+
 /// The bridge of Open vSwitch that forwards.
 fn openflow_switch(configuration: &Configuration) -> Result<Started> {
     let of = &configuration.switch.openflow;
@@ -103,19 +131,13 @@ fn openflow_switch(configuration: &Configuration) -> Result<Started> {
                 .with_context(|| format!("cannot make {}", directory.display()))?;
         }
     }
-    let keys = of.tls.as_ref().map(|directory| Keys {
-        certificate: directory.join("cert.pem"),
-        key: directory.join("key.pem"),
-        ca: directory.join("ca.pem"),
-    });
-    let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
     let control = of.control().context("switch.openflow.control is missing")?;
     let control: Endpoint = control.parse().context("switch.openflow.control")?;
     let config = OpenFlowSwitchConfig {
         bridge: of.bridge.clone(),
         datapath: of.datapath.name().to_owned(),
-        database: database.with_keys(keys.as_ref()),
-        control: control.with_keys(keys.as_ref()),
+        database: ovs_database(of)?,
+        control: control.with_keys(ovs_keys(of).as_ref()),
         monitor_socket: in_run_dir(Path::new(MONITOR_SOCKET)),
         uplinks,
         pool,
@@ -179,6 +201,23 @@ fn make_parent(uplink: &Uplink, socket: &Path) -> Result<()> {
     }
 }
 
+/// Bytes of a frame in the pool: the longest one that an uplink carries, and room for tags.
+fn frame_bytes(configuration: &Configuration) -> usize {
+    let longest = configuration.uplinks.iter().map(|uplink| uplink.max_frame).max();
+    usize::from(longest.unwrap_or(1518)) + FRAME_SPARE
+}
+
+/// What would keep the switch from starting, as far as that can be told without opening a device.
+///
+/// # Errors
+/// Where a device cannot be, or there is not enough memory for what it needs.
+pub(super) fn check_devices(configuration: &Configuration) -> Result<()> {
+    match configuration.switch.driver {
+        SwitchDriver::Soft => super::devices::check(configuration, frame_bytes(configuration)),
+        SwitchDriver::OpenFlow => Ok(()),
+    }
+}
+
 /// Starts inco's own switch.
 fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
     let of = &configuration.switch;
@@ -187,12 +226,6 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
     } else {
         of.workers.iter().map(|cpu| Some(usize::from(*cpu))).collect()
     };
-    let longest = configuration
-        .uplinks
-        .iter()
-        .map(|u| usize::from(u.max_frame))
-        .max()
-        .unwrap_or(1518);
     let mut uplinks = Vec::new();
     for uplink in &configuration.uplinks {
         let device = match &uplink.device {
@@ -230,7 +263,7 @@ fn soft_switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dy
         workers,
     };
     let count = config.workers.len();
-    let frame_bytes = longest + FRAME_SPARE;
+    let frame_bytes = frame_bytes(configuration);
     if config
         .uplinks
         .iter()
@@ -303,8 +336,11 @@ fn stall_after(service: &Service) -> Nanos {
     controller::STALL_AFTER.max(periods)
 }
 
-/// `is_here`: it runs on this machine.
-fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
+/// A container of the service, without a name; `is_here`: it runs on this machine.
+///
+/// # Errors
+/// Where arguments are given for a program that is not known.
+pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
     let image = service.image.clone().unwrap_or_default();
     let mut spec = ContainerSpec::new(String::new(), image.as_str());
     spec.command = service.command.clone();

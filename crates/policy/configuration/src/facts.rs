@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use model::Ready;
+
 use crate::problem::Problem;
 use crate::types::*;
 use crate::units::Wrong;
@@ -39,8 +41,21 @@ pub trait Facts {
     fn engine(&self, engine: &Engine) -> Result<(), Unusable>;
     /// The engine has the image. Asked only where the engine answers.
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable>;
+    /// A container of the service has the program of that command, or, where it is empty, of its image. Asked only where the
+    /// engine has the image.
+    fn program(&self, engine: &Engine, service: &Service, command: &[String]) -> Result<(), Unusable>;
     /// The socket of the API can be listened on. `None` is the one in the run directory.
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable>;
+    /// The API's address can be listened on.
+    fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
+    /// The certificate and its key are one for the other.
+    fn certificate(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
+    /// The file of tokens has tokens, and is not for everybody.
+    fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
+    /// Events can be written there. `None` is `events` in the run directory.
+    fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable>;
+    /// The database of Open vSwitch answers. Asked only where it forwards.
+    fn open_v_switch(&self, of: &OpenFlow) -> Result<(), Unusable>;
     /// A file or directory that is read or mounted.
     fn path(&self, path: &Path) -> Result<(), Unusable>;
     /// Hugepages that DPDK's buffers or a service ask for.
@@ -70,20 +85,35 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
         facts.api_socket(configuration.api.socket.as_deref()),
     );
     if let Some(tcp) = &configuration.api.tcp {
-        for (key, file) in [
-            ("certificate", &tcp.certificate),
-            ("key", &tcp.key),
-            ("tokens", &tcp.tokens),
-        ] {
-            ask(format!("api.{key}"), facts.path(file));
+        ask("api.listen".to_owned(), facts.listen(tcp));
+        let files = [("certificate", &tcp.certificate), ("key", &tcp.key)];
+        let missing: Vec<_> = files
+            .iter()
+            .filter_map(|(key, file)| Some((key, facts.path(file).err()?)))
+            .collect();
+        if missing.is_empty() {
+            ask("api.certificate".to_owned(), facts.certificate(tcp));
         }
+        for (key, unusable) in missing {
+            ask(format!("api.{key}"), Err(unusable));
+        }
+        ask("api.tokens".to_owned(), facts.tokens(tcp));
     }
+    ask(
+        "event_log.directory".to_owned(),
+        facts.event_log(configuration.event_log.directory.as_deref()),
+    );
     let engine = &configuration.engine;
     if let Some(tls) = &engine.tls {
         ask("engine.tls".to_owned(), facts.path(tls));
     }
-    if let Some(tls) = &configuration.switch.openflow.tls {
-        ask("switch.openflow.tls".to_owned(), facts.path(tls));
+    if configuration.switch.driver == SwitchDriver::OpenFlow {
+        let of = &configuration.switch.openflow;
+        let keys = of.tls.as_deref().map_or(Ok(()), |tls| facts.path(tls));
+        match keys {
+            Ok(()) => ask("switch.openflow.database".to_owned(), facts.open_v_switch(of)),
+            missing => ask("switch.openflow.tls".to_owned(), missing),
+        }
     }
     let needs_engine = configuration.services.iter().any(Service::has_containers);
     let mut engine_answers = needs_engine;
@@ -104,7 +134,19 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
             .as_deref()
             .filter(|_| engine_answers && service.has_containers())
         {
-            ask(key("image"), facts.image(engine, image));
+            let answer = facts.image(engine, image);
+            if answer.is_ok() {
+                let of_command = if service.command.is_empty() {
+                    "image"
+                } else {
+                    "command"
+                };
+                ask(key(of_command), facts.program(engine, service, &service.command));
+                if let Ready::Exec(command) = &service.ready {
+                    ask(key("ready"), facts.program(engine, service, command));
+                }
+            }
+            ask(key("image"), answer);
         }
         for (index, device) in service.devices.iter().enumerate() {
             let key = format!("{}[{index}]", key("devices"));

@@ -894,6 +894,32 @@ impl Facts for Machine {
     fn path(&self, path: &std::path::Path) -> Result<(), Unusable> {
         self.has(&path.display().to_string())
     }
+    fn program(
+        &self,
+        _: &configuration::Engine,
+        service: &configuration::Service,
+        command: &[String],
+    ) -> Result<(), Unusable> {
+        match command.first() {
+            Some(program) => self.has(program),
+            None => self.has(&format!("program of {}", service.name)),
+        }
+    }
+    fn listen(&self, tcp: &configuration::ApiTcp) -> Result<(), Unusable> {
+        self.has(&tcp.listen.to_string())
+    }
+    fn certificate(&self, _: &configuration::ApiTcp) -> Result<(), Unusable> {
+        self.has("pair")
+    }
+    fn tokens(&self, _: &configuration::ApiTcp) -> Result<(), Unusable> {
+        self.has("tokens")
+    }
+    fn event_log(&self, _: Option<&std::path::Path>) -> Result<(), Unusable> {
+        self.has("event log")
+    }
+    fn open_v_switch(&self, _: &configuration::OpenFlow) -> Result<(), Unusable> {
+        self.has("ovs")
+    }
     fn hugepages(&self) -> Result<(), Unusable> {
         self.has("hugepages")
     }
@@ -944,6 +970,46 @@ fn what_the_machine_lacks_is_told_at_the_key_that_asks_for_it() {
     for (lacks, said) in cases {
         assert_eq!(shown(&check_facts(&c, &Machine(lacks))).trim_end(), said);
     }
+}
+
+#[test]
+fn what_run_would_refuse_is_asked_beforehand() {
+    let text = service_with("ready = { exec = ['/bin/check'] }")
+        .replace("[service.a]", "[service.a]\nqueues = 1")
+        + "[api]\nlisten = '127.0.0.1:1'\ncertificate = '/a'\nkey = '/b'\ntokens = '/c'\n[event_log]\ndirectory = '/d'\n";
+    let c = good(&text);
+    assert_eq!(check_facts(&c, &Machine(&[])), []);
+    for (lacks, said) in [
+        (&["program of a"], "service.a.image: there is no program of a; "),
+        (&["/bin/check"], "service.a.ready: there is no /bin/check; "),
+        (&["127.0.0.1:1"], "api.listen: there is no 127.0.0.1:1; "),
+        (&["pair"], "api.certificate: there is no pair; "),
+        (&["/b"], "api.key: there is no /b; "),
+        (&["tokens"], "api.tokens: there is no tokens; "),
+        (&["event log"], "event_log.directory: there is no event log; "),
+    ] {
+        let told = shown(&check_facts(&c, &Machine(lacks)));
+        assert!(
+            told.contains(said) && told.trim_end().lines().count() == 1,
+            "{told}"
+        );
+    }
+    let rules = good(
+        &service_with("symmetric = false\ncommand = ['prog']")
+            .replace("[[uplink]]", "[switch]\ndriver = 'openflow'\n[[uplink]]"),
+    );
+    let told = shown(&check_facts(&rules, &Machine(&["ovs", "prog"])));
+    assert!(
+        told.contains("switch.openflow.database: there is no ovs; ")
+            && told.contains("service.a.command: there is no prog; "),
+        "{told}"
+    );
+    // Without the image nothing is known of its programs.
+    let told = shown(&check_facts(&rules, &Machine(&["inco/forward", "prog"])));
+    assert!(
+        told.contains("service.a.image: there is no inco/forward") && !told.contains("prog"),
+        "{told}"
+    );
 }
 
 #[test]

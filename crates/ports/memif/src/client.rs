@@ -275,7 +275,8 @@ fn open(config: &ClientConfig, deadline: Instant) -> Result<Socket, Error> {
 }
 
 /// What lies where a socket should, in words.
-fn kind(of: FileType) -> &'static str {
+/// What lies at a path, in words.
+pub(crate) fn kind(of: FileType) -> &'static str {
     match of {
         FileType::Symlink => "a symbolic link",
         FileType::Directory => "a directory",

@@ -10,11 +10,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::Mode;
+use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::client::{MAX_LOG2_SLOTS, MAX_QUEUES};
+use crate::client::{MAX_LOG2_SLOTS, MAX_QUEUES, kind};
 use crate::interrupt::Interrupt;
 use crate::link::{Control, Link};
 use crate::message::{Message, NAME_BYTES, VERSION};
@@ -143,6 +143,13 @@ impl Listener {
         let socket = new_socket()?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
+                let found = rustix::fs::lstat(&path).map(|about| FileType::from_raw_mode(about.st_mode));
+                if let Ok(found) = found
+                    && found != FileType::Socket
+                {
+                    let found = kind(found);
+                    return Err(Error::NotASocket { path, found });
+                }
                 match rustix::net::connect(new_socket()?, &address) {
                     Err(Errno::CONNREFUSED) => {}
                     _ => return Err(Error::AddressInUse { path }),

@@ -597,6 +597,17 @@ fn a_socket_file_is_replaced_only_without_a_listener() {
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
     assert!(left.exists());
     drop(Listener::bind(&left, ServerConfig::new("third")).unwrap());
+    // Another file is somebody's.
+    let file = directory.path().join("notes");
+    std::fs::write(&file, "a").unwrap();
+    let error = Listener::bind(&file, ServerConfig::new("fourth")).expect_err("bound over a file");
+    assert!(
+        error
+            .to_string()
+            .contains("notes is a regular file, not a socket"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"a");
     let long = directory.path().join("x".repeat(120));
     assert!(matches!(
         Listener::bind(long, ServerConfig::new("long")),

@@ -101,11 +101,15 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     );
     // The same is told beforehand.
     let output = place.output(&["reload", "--check", "--diff"]);
-    let (told, said) = (crate::support::text(&output.stdout), crate::support::text(&output.stderr));
+    let (told, said) = (
+        crate::support::text(&output.stdout),
+        crate::support::text(&output.stderr),
+    );
     assert_eq!(output.status.code(), Some(1), "{told}{said}");
     assert!(
         told.contains("service.forward: a service -> absent (needs a restart)\n")
-            && said.contains("a reload would be refused: this cannot change while inco runs: service.forward"),
+            && said
+                .contains("a reload would be refused: this cannot change while inco runs: service.forward"),
         "{told}{said}"
     );
     let same = |row: &ServiceRow| {
@@ -147,10 +151,14 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     assert_eq!(now.len(), 1, "a check changes nothing");
     let outcome: api::types::Outcome = serde_json::from_str(&place.must(&["reload", "--json"])).unwrap();
     assert!(
-        outcome.result.starts_with("changed: service.added, ") && outcome.result.contains("service.forward.scheduler"),
+        outcome.result.starts_with("changed: service.added, ")
+            && outcome.result.contains("service.forward.scheduler"),
         "{outcome:?}"
     );
-    assert!(outcome.changes.iter().all(|change| !change.needs_restart), "{outcome:?}");
+    assert!(
+        outcome.changes.iter().all(|change| !change.needs_restart),
+        "{outcome:?}"
+    );
     eventually("three instances and the new service's", PATIENCE, || {
         let forward = service(&inco, "forward")?;
         let added = service(&inco, "added")?;

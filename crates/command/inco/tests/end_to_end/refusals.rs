@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use crate::support::{Engine, IMAGE, PATIENCE, Place, eventually, text};
+use crate::support::{Authority, Engine, IMAGE, PATIENCE, Place, eventually, free_port, text};
 
 const UPLINK: &str = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n";
 
@@ -94,6 +94,147 @@ fn what_another_inco_uses_is_refused() {
     first.stop(&place);
 }
 
+/// What `run` refuses is refused by `check` in the same words.
+#[test]
+fn a_check_refuses_what_run_refuses() {
+    if !Engine::Oci.is_here() {
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::new();
+    let secret = "0123456789abcdef0123456789abcdef";
+    let tokens = place.file("tokens", &format!("admin ops {secret}\n"));
+    let keys = Authority::new("a").keys(place.path("keys"));
+    let (certificate, key) = (keys.join("cert.pem"), keys.join("key.pem"));
+    let occupied = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = place.file("no-capture", "nothing that DPDK reads");
+    let sink = "[service.sink]\nport = \"null\"\ninstances = 1\n";
+    let api = |listen: &str| {
+        format!(
+            "{UPLINK}{sink}[api]\nlisten = \"{listen}\"\ncertificate = \"{}\"\nkey = \"{}\"\ntokens = \"{}\"\n",
+            certificate.display(),
+            key.display(),
+            tokens.display()
+        )
+    };
+    let free = format!("127.0.0.1:{}", free_port());
+    let function = |keys: &str| format!("{UPLINK}{}{keys}\n", service(IMAGE));
+    let refused = |configuration: &str, line: u32, said: &str| {
+        let file = place.file("inco.toml", configuration);
+        for command in ["check", "run"] {
+            let output = place.output(&[command, "-f", file.to_str().unwrap()]);
+            assert_refused(&place, &output, line, said);
+        }
+    };
+    let set_mode = |mode| std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o644);
+    let of_tokens = format!("api.tokens: {}: ", tokens.display());
+    refused(
+        &api(&free),
+        11,
+        &format!("{of_tokens}everybody may read it; chmod 0600"),
+    );
+    set_mode(0o600);
+    std::fs::write(&tokens, "admin ops short\n").unwrap();
+    refused(
+        &api(&free),
+        11,
+        &format!("{of_tokens}line 1: the token of \"ops\" is shorter than 32"),
+    );
+    std::fs::write(&tokens, format!("admin ops {secret}\n")).unwrap();
+    let taken = occupied.local_addr().unwrap();
+    refused(
+        &api(&taken.to_string()),
+        8,
+        &format!(
+            "api.listen: {taken} cannot be listened on (Address already in use (os error 98)); stop what listens"
+        ),
+    );
+    let wrong = api(&free).replace(&key.display().to_string(), &file.display().to_string());
+    refused(&wrong, 9, "api.certificate: ");
+    refused(
+        &format!("{UPLINK}{sink}[event_log]\ndirectory = \"{}\"\n", file.display()),
+        8,
+        &format!("event_log.directory: {} is no directory; ", file.display()),
+    );
+    refused(
+        &format!(
+            "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{}\"\n{sink}",
+            file.display()
+        ),
+        3,
+        &format!(
+            "uplink[0].device: {} is there and is no socket; remove it",
+            file.display()
+        ),
+    );
+    assert!(file.exists(), "somebody's file is kept");
+    for (keys, line, said) in [
+        (
+            "command = [\"/inco-fn\"]",
+            7,
+            "service.forward.command: the image inco-test/forward:latest has no /inco-fn; write",
+        ),
+        (
+            "command = [\"./inco-fn\"]",
+            7,
+            "service.forward.command: the image inco-test/forward:latest has no /./inco-fn;",
+        ),
+        (
+            "command = [\"inco-nf\", \"forward\"]",
+            7,
+            "service.forward.command: the image inco-test/forward:latest has no program \"inco-nf\": looked for /usr/local/sbin/inco-nf, ",
+        ),
+        (
+            "command = [\"/dev\"]",
+            7,
+            "service.forward.command: /dev of the image inco-test/forward:latest cannot be run: it is no",
+        ),
+        (
+            "ready = { exec = [\"/bin/ready\"] }",
+            7,
+            "service.forward.ready: the image inco-test/forward:latest has no /bin/ready; write a program that is in ",
+        ),
+    ] {
+        refused(&function(keys), line, said);
+    }
+    assert_nothing_started(&place);
+    // By the image's PATH, from the root, and under what is mounted.
+    let root = place.path("root");
+    std::fs::create_dir_all(root.join("opt/app")).unwrap();
+    std::fs::copy(std::env::var_os("INCO_NF").unwrap(), root.join("opt/app/nf")).unwrap();
+    let root_text = root.display().to_string();
+    place.must(&[
+        "image",
+        "import",
+        "inco-test/path",
+        &root_text,
+        "--env",
+        "PATH=/opt/app",
+        "--",
+        "nf",
+        "forward",
+    ]);
+    let of_path = |command: &str| {
+        format!(
+            "{UPLINK}{}{command}mounts = [\"{root_text}/opt/app:/more:ro\"]\n",
+            service("inco-test/path")
+        )
+    };
+    for command in [
+        "",
+        "command = [\"opt/app/nf\", \"forward\"]\n",
+        "command = [\"/more/nf\", \"forward\"]\n",
+    ] {
+        let file = place.file("inco.toml", &of_path(command)).display().to_string();
+        place.must(&["check", "-f", &file]);
+        let inco = place.run_file(std::path::Path::new(&file));
+        inco.settled(1, 0);
+        inco.stop(&place);
+    }
+    place.must(&["image", "remove", "inco-test/path"]);
+}
+
 /// Beside a running inco, a check of its configuration tells what is wrong with the file, and not that inco runs.
 #[test]
 fn a_check_counts_what_its_own_inco_uses_as_free() {
@@ -104,10 +245,13 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
     let said = place.must(&["check", "-f", &file]);
     let pid = first.status().pid;
     assert!(
-        said.contains(&format!("inco runs here with {file} (process {pid}): `inco reload --check`")),
+        said.contains(&format!(
+            "inco runs here with {file} (process {pid}): `inco reload --check`"
+        )),
         "{said}"
     );
-    let plan: serde_json::Value = serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
+    let plan: serde_json::Value =
+        serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
     assert_eq!(plan["running"]["pid"], pid);
 
     // What another inco uses is in use, whoever asks.
@@ -115,7 +259,10 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
     let taken = |of: &Place| {
         let socket = of.run_dir().join("wan.sock").display().to_string();
         let text = format!("[[uplink]]\nname = \"wan\"\ndevice = \"memif:{socket}\"\n{sink}");
-        (text, format!("uplink[0].device: another program listens on {socket}; stop it"))
+        (
+            text,
+            format!("uplink[0].device: another program listens on {socket}; stop it"),
+        )
     };
     let check = |place: &Place, text: &str| {
         let file = place.file("inco.toml", text).display().to_string();
@@ -130,7 +277,8 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
         place.must(&["stop"]);
         inco.ended();
         let file = place.path("inco.toml").display().to_string();
-        let plan: serde_json::Value = serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
+        let plan: serde_json::Value =
+            serde_json::from_str(&place.must(&["check", "--json", "-f", &file])).unwrap();
         assert_eq!(plan.get("running"), None);
     }
 }
