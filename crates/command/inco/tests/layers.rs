@@ -20,23 +20,23 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     ),
     ("ports", &[&["dpdk-sys", "memif"], &["dpdk"]]),
     ("containers", &[&["nf-page"], &["engine", "inco-nf"]]),
-    (
-        "policy",
-        &[
-            &["scheduling", "autoscaling"],
-            &["collector", "configuration"],
-            &["controller"],
-        ],
-    ),
+    ("policy", &[&["scheduling", "autoscaling"], &["configuration"]]),
     (
         "switches",
         &[
-            &["openflow", "soft-switch"],
-            &["openvswitch"],
+            &["openflow", "switch"],
+            &["openvswitch", "soft-switch"],
             &["openflow-switch"],
         ],
     ),
-    ("operate", &[&["display", "api"], &["images", "orchestrator"]]),
+    (
+        "operate",
+        &[
+            &["display", "api", "collector"],
+            &["images", "controller"],
+            &["orchestrator"],
+        ],
+    ),
     (
         "measure",
         &[&["traffic"], &["simulation", "testbed"], &["demo", "bench"]],

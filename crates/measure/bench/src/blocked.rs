@@ -8,7 +8,7 @@ use flow_table::TableConfig;
 use model::{InstanceState, ServiceId, Slot, UplinkId};
 use scheduling::Scheduler;
 use serde::Serialize;
-use soft_switch::{Plan, Switch as _, SwitchEvent};
+use switch::{Change, Plan, Switch as _, SwitchEvent, SwitchRequest};
 
 use super::facts::facts;
 use super::raw::Raw;
@@ -149,7 +149,10 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
     )?;
     switch
         .switch
-        .set_scheduler(ServiceId(0), Scheduler::from_name(scheduler)?)?;
+        .request(SwitchRequest::Change(Change::SetScheduler {
+            service: ServiceId(0),
+            scheduler: Scheduler::from_name(scheduler)?,
+        }))?;
     let missed = || pace.iter().map(|pace| pace.missed()).sum::<u64>();
     let loads: Vec<(Slot, f32)> = (0..=INSTANCES).map(|slot| (Slot(slot), 0.0)).collect();
     switch.switch.set_loads(&loads, &[(ServiceId(0), 1.0)]);
@@ -196,10 +199,10 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
 /// Takes the instance out with all flows that it has.
 fn remove(switch: &mut Synthetic, scheduler: &str) -> Result<()> {
     switch.publish(with_fifth(scheduler, None)?)?;
-    switch.switch.remove(COMES_AND_GOES)?;
+    switch.switch.request(SwitchRequest::Detach(COMES_AND_GOES))?;
     switch
         .until("an instance is removed", |event| {
-            matches!(event, SwitchEvent::Removed { .. })
+            matches!(event, SwitchEvent::Detached { .. })
         })
         .map(drop)
 }

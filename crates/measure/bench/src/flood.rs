@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use flow_table::TableConfig;
 use model::{FlowKey, ServiceId, Slot, UplinkId};
 use serde::Serialize;
-use soft_switch::{FlowFilter, Switch as _, SwitchEvent};
+use switch::{FlowFilter, Switch as _, SwitchEvent, SwitchRequest};
 
 use super::contestant::median;
 use super::facts::facts;
@@ -151,7 +151,7 @@ fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
 }
 
 /// A service for each uplink, each with instances of its own.
-fn two_services() -> Result<soft_switch::Plan> {
+fn two_services() -> Result<switch::Plan> {
     let mut all = plan(2 * INSTANCES, vec![UplinkId(0)])?;
     let mut second = all.services.first().cloned().context("a plan has a service")?;
     second.id = ServiceId(1);
@@ -181,7 +181,11 @@ fn pins(switch: &mut Synthetic, flows: u32) -> Result<HashMap<FlowKey, [Slot; 2]
         service: Some(ESTABLISHED),
         ..FlowFilter::default()
     };
-    switch.switch.request_flows(0, filter, flows as usize)?;
+    switch.switch.request(SwitchRequest::Flows {
+        id: 0,
+        filter,
+        limit: flows as usize,
+    })?;
     let told = switch.until("the flows are listed", |event| {
         matches!(event, SwitchEvent::Flows { .. })
     })?;

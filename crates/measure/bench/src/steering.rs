@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
 use flow_table::{Ownership, TableConfig};
-use model::{InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts, UplinkId};
+use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 use serde::{Deserialize, Serialize};
 use soft_switch::{
-    AttachSpec, DpdkQueue, HeapMemory, MbufMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
-    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
+    DpdkQueue, HeapMemory, MbufMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+};
+use switch::{
+    Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,
 };
 
 use super::args::SinkPort;
@@ -210,7 +212,7 @@ pub(super) fn serve(spec: &Spec) -> Result<()> {
         output::json(
             &Reading {
                 received: reading.offered(),
-                delivered: reading.counters.slots.iter().map(|slot| slot.to_packets).sum(),
+                delivered: reading.slots.iter().map(|slot| slot.to_packets).sum(),
                 dropped: reading.dropped(),
                 flows: reading.workers.iter().map(|worker| worker.live_flows).sum(),
             },
@@ -261,8 +263,8 @@ fn start_sinks(
     for instance in 0..spec.instances {
         let slot = Slot(instance);
         match port {
-            SinkPort::Null => switch.attach(slot, AttachSpec::Null)?,
-            SinkPort::Memif => switch.attach(slot, spec.memif(instance)?)?,
+            SinkPort::Null => switch.request(attach(slot, PortSpec::new(PortKind::NULL, "")))?,
+            SinkPort::Memif => switch.request(attach(slot, spec.memif(instance)?))?,
             SinkPort::NetNull => {
                 let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
                 let opened = DpdkQueue::open(&eal, &device, pool, workers as u16, 0, MAX_FRAME)?;
@@ -287,7 +289,7 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
     let memories = HeapMemory::shares(workers, workers * CHAIN_FRAMES, MAX_FRAME);
     let mut switch = SoftSwitch::start(&config, memories, Vec::new())?;
     for instance in 0..spec.instances {
-        switch.attach(Slot(instance), spec.memif(instance)?)?;
+        switch.request(attach(Slot(instance), spec.memif(instance)?))?;
     }
     wait_for_instances(&mut switch, spec)?;
     Ok(switch)
@@ -321,16 +323,12 @@ impl Spec {
     }
 
     /// How an instance is reached that listens on its socket.
-    fn memif(&self, instance: u16) -> Result<AttachSpec> {
+    fn memif(&self, instance: u16) -> Result<PortSpec> {
         let socket = self.sockets.get(usize::from(instance));
-        Ok(AttachSpec::Memif {
-            service: SERVICE,
-            socket: socket.context("an instance without a socket")?.clone(),
-            ports: 1,
-            queues: 1,
-            log2_slots: MEMIF_LOG2_SLOTS,
-            buffer_bytes: 2048,
+        Ok(PortSpec {
+            ring_slots: 1 << MEMIF_LOG2_SLOTS,
             deadline: Nanos::from_secs(PATIENCE.as_secs()),
+            ..PortSpec::new(PortKind::MEMIF, socket.context("an instance without a socket")?)
         })
     }
 
@@ -347,9 +345,18 @@ impl Spec {
     }
 }
 
+/// Connects the ports of an instance in that slot.
+pub(super) fn attach(slot: Slot, port: PortSpec) -> SwitchRequest {
+    SwitchRequest::Attach {
+        slot,
+        service: SERVICE,
+        port,
+    }
+}
+
 /// Publishes the plan and waits until all instances are attached and every worker works by it.
 fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
-    let plan = switch.publish(spec.plan()?);
+    let plan = switch.publish(spec.plan()?)?;
     let mut attached = 0;
     let mut events = Vec::new();
     let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
@@ -359,7 +366,7 @@ fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
         for event in events.drain(..) {
             match event {
                 SwitchEvent::Attached { .. } => attached += 1,
-                SwitchEvent::AttachFailed { error, .. } => return Err(error.into()),
+                SwitchEvent::AttachFailed { reason, .. } => bail!(reason),
                 _ => {}
             }
         }
@@ -379,27 +386,21 @@ fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
 /// One service for all packets, its instances ready.
 pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
     let service = ServicePlan {
-        id: SERVICE,
-        matches: Match::default(),
-        symmetric: true,
         uplinks,
-        scheduler: Scheduler::from_name("round-robin")?,
         fit: 1.0,
-        table_full: TableFull::Hash,
-        return_counters: false,
-        relaxed: false,
+        ..ServicePlan::of_all(SERVICE, Scheduler::from_name("round-robin")?)
     };
     let slot = |instance| SlotPlan {
         instance: InstanceId(instance),
         service: SERVICE,
         state: InstanceState::Active,
-        capacity: 1e9,
+        capacity_pps: 1e9,
         active_since: Nanos::ZERO,
         weight: 256,
-        queues: 1,
-        edits: soft_switch::Edits::default(),
+        edits: Edits::default(),
     };
     Ok(Plan {
+        generation: Generation(1),
         services: vec![service],
         slots: (0..u32::from(instances))
             .map(|instance| Some(slot(instance)))

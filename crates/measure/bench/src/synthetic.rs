@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use flow_table::{Ownership, TableConfig};
-use model::{DropReason, Slot, Timeouts, UplinkId};
+use model::{DropReason, Generation, Slot, Timeouts, UplinkId};
 use soft_switch::{
-    AttachSpec, Device, Frame, FrameMemory, OpenDevice, Plan, Polling, Sizes, SoftSwitch, SoftSwitchConfig,
-    Switch, SwitchEvent, SwitchReading, Unsendable, UplinkConfig, UplinkDevice,
+    Device, Frame, FrameMemory, OpenDevice, Polling, Sizes, SoftSwitch, SoftSwitchConfig, Unsendable,
+    UplinkConfig, UplinkDevice,
 };
+use switch::{Plan, PortKind, PortSpec, Switch as _, SwitchEvent, SwitchReading};
 
 use super::contestant::on_cpu_ns;
 use super::steer::cpus;
-use super::steering::now;
+use super::steering::{attach, now};
 use super::traffic::{Ip, frame};
 
 /// Bytes of a frame.
@@ -261,13 +262,14 @@ impl NewFlows {
 pub(super) struct Synthetic {
     pub(super) switch: SoftSwitch<Frames>,
     reading: SwitchReading,
+    published: Generation,
     events: Vec<SwitchEvent>,
 }
 
 /// Counters of a moment, and the worker's processor time then.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
-    pub(super) counters: collector::RawCounters,
+    pub(super) counters: SwitchReading,
     /// Packets that the switch dropped.
     pub(super) dropped: u64,
     pub(super) seconds: f64,
@@ -295,6 +297,7 @@ impl Synthetic {
         let mut started = Synthetic {
             switch: SoftSwitch::start(&config, vec![Frames], Vec::new())?,
             reading: SwitchReading::new(plan.services.len(), sources.len(), 1),
+            published: Generation(0),
             events: Vec::new(),
         };
         for slot in (0..plan.slots.len() as u16).map(Slot) {
@@ -316,7 +319,8 @@ impl Synthetic {
 
     /// Attaches a sink in that slot and waits until the worker has it.
     pub(super) fn attach(&mut self, slot: Slot) -> Result<()> {
-        self.switch.attach(slot, AttachSpec::Null)?;
+        self.switch
+            .request(attach(slot, PortSpec::new(PortKind::NULL, "")))?;
         self.until(
             "an instance is attached",
             |event| matches!(event, SwitchEvent::Attached { slot: s, .. } if *s == slot),
@@ -325,8 +329,10 @@ impl Synthetic {
     }
 
     /// Publishes a plan and waits until the worker works by it.
-    pub(super) fn publish(&mut self, plan: Plan) -> Result<()> {
-        let generation = self.switch.publish(plan);
+    pub(super) fn publish(&mut self, mut plan: Plan) -> Result<()> {
+        self.published.0 += 1;
+        plan.generation = self.published;
+        let generation = self.switch.publish(plan)?;
         let started = Instant::now();
         while self.reading.acknowledged < generation {
             self.go_on();
@@ -361,7 +367,7 @@ impl Synthetic {
     /// Every counter now.
     pub(super) fn read(&mut self) -> Result<Moment> {
         self.switch.read(&mut self.reading);
-        let counters = self.reading.counters.clone();
+        let counters = self.reading.clone();
         let taken = counters.drops.get(DropReason::Function.index()).copied();
         Ok(Moment {
             counters,

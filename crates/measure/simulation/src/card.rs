@@ -316,9 +316,9 @@ impl CardSwitch {
     pub(crate) fn set_terms(&mut self, control: &ControlLoop) {
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
-        for (row, since) in control.rows.iter().zip(&control.rows_since) {
-            let load = match (metric, control.collector.slot(row.slot)) {
-                (Metric::Flows, _) => self.joined.steering.slot_figures(row.slot).live_flows as f64,
+        for (slot, row) in control.plan.instances() {
+            let load = match (metric, control.collector.slot(slot)) {
+                (Metric::Flows, _) => self.joined.steering.slot_figures(slot).live_flows as f64,
                 (_, Some(rates)) => rates.load(metric, &service, f64::from(row.capacity_pps)),
                 (_, None) => 0.0,
             };
@@ -327,9 +327,9 @@ impl CardSwitch {
                 capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
                 load: load as f32,
                 weight: row.weight,
-                active_since: LEAD + since.since(control.zero),
+                active_since: LEAD + row.active_since.since(control.zero),
             };
-            self.joined.steering.set_terms(row.slot, terms);
+            self.joined.steering.set_terms(slot, terms);
         }
     }
 

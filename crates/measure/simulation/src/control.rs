@@ -2,16 +2,15 @@
 //! engine, and a switch that replies after modelled delays.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use autoscaling::{Autoscaler, Fitted};
-use collector::{Collector, RawCounters, ServiceCounters, SlotCounters};
-use controller::{
-    Command, CommandId, Controller, Inputs, InstanceRow, Outputs, ServiceSettings, Settings, SwitchReply,
-    SwitchRequest,
-};
+use collector::Collector;
+use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSettings, Settings};
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
-use model::{Event, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
+use model::{Event, Generation, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
 use scheduling::Scheduler;
+use switch::{Plan, ServiceCounters, SlotCounters, SwitchEvent, SwitchReading, SwitchRequest};
 use traffic::Random;
 
 use crate::Error;
@@ -36,6 +35,12 @@ pub(crate) enum SlotChange {
     Gone(Slot),
 }
 
+/// What the switch answers.
+enum Answer {
+    Tells(SwitchEvent),
+    Acknowledges(Generation),
+}
+
 /// The counters at one time.
 struct Snapshot {
     at: Nanos,
@@ -49,28 +54,25 @@ pub(crate) struct ControlLoop {
     controller: Controller,
     engine: FakeEngine,
     /// The current counters.
-    pub(crate) raw: RawCounters,
+    pub(crate) raw: SwitchReading,
     /// The counters as seen by the loop, if they are delayed.
-    seen: RawCounters,
+    seen: SwitchReading,
     counters: Counters,
     late: VecDeque<Snapshot>,
     snapshot_at: Option<Nanos>,
     outputs: Outputs,
     engine_events: Vec<EngineEvent>,
-    due: BTreeMap<(Nanos, u64), SwitchReply>,
+    due: BTreeMap<(Nanos, u64), Answer>,
     order: u64,
-    replies: Vec<SwitchReply>,
+    told: Vec<SwitchEvent>,
+    acknowledged: Generation,
     commands: Vec<(CommandId, Command)>,
     /// Results of long computations from the last turn: live, they run off the loop and are ready by the next
     /// turn or later.
     fitted: Vec<(ServiceId, Fitted)>,
     actions: VecDeque<Action>,
-    /// The published instance table.
-    pub(crate) rows: Vec<InstanceRow>,
-    /// When each row entered its state.
-    pub(crate) rows_since: Vec<Nanos>,
-    /// Number of tables published.
-    pub(crate) tables: u64,
+    /// What workers steer by.
+    pub(crate) plan: Arc<Plan>,
     pub(crate) changes: Vec<SlotChange>,
     pub(crate) events: Vec<Event>,
     /// Active instances, and instances that exist and are not frozen.
@@ -152,8 +154,8 @@ impl ControlLoop {
             collector,
             controller,
             engine,
-            raw: RawCounters::new(1, 0, 0),
-            seen: RawCounters::new(1, 0, 0),
+            raw: SwitchReading::new(1, 0, 0),
+            seen: SwitchReading::new(1, 0, 0),
             counters: scenario.counters,
             late: VecDeque::new(),
             snapshot_at: None,
@@ -161,13 +163,12 @@ impl ControlLoop {
             engine_events: Vec::new(),
             due: BTreeMap::new(),
             order: 0,
-            replies: Vec::new(),
+            told: Vec::new(),
+            acknowledged: Generation(0),
             commands: Vec::new(),
             fitted: Vec::new(),
             actions: VecDeque::new(),
-            rows: Vec::new(),
-            rows_since: Vec::new(),
-            tables: 0,
+            plan: Arc::default(),
             changes: Vec::new(),
             events: Vec::new(),
             active: 0,
@@ -250,12 +251,17 @@ impl ControlLoop {
         self.engine.advance(now);
         self.engine_events.clear();
         self.engine.poll(&mut self.engine_events);
-        self.replies.clear();
+        self.told.clear();
+        let mut is_answered = false;
         while let Some(entry) = self.due.first_entry() {
             if entry.key().0 > now {
                 break;
             }
-            self.replies.push(entry.remove());
+            is_answered = true;
+            match entry.remove() {
+                Answer::Tells(event) => self.told.push(event),
+                Answer::Acknowledges(generation) => self.acknowledged = generation,
+            }
         }
         self.commands.clear();
         while let Some(action) = self.actions.front()
@@ -285,7 +291,8 @@ impl ControlLoop {
         let inputs = Inputs {
             engine: &self.engine_events,
             containers: None,
-            switch: &self.replies,
+            switch: &self.told,
+            acknowledged: self.acknowledged,
             commands: &self.commands,
             fitted: &self.fitted,
         };
@@ -297,7 +304,7 @@ impl ControlLoop {
             .extend(fits.map(|(service, fit)| (service, fit.run())));
         let mut disturbed = !self.outputs.is_empty()
             || !self.engine_events.is_empty()
-            || !self.replies.is_empty()
+            || is_answered
             || !self.commands.is_empty();
         let (requests, mut switch) = (
             std::mem::take(&mut self.outputs.engine),
@@ -358,11 +365,11 @@ impl ControlLoop {
         }
     }
 
-    fn answer(&mut self, after: Nanos, reply: SwitchReply) {
+    fn answer(&mut self, after: Nanos, answer: Answer) {
         self.order += 1;
         // Never in the same turn.
         let at = whole_ms(self.now + after).max(self.now + Nanos::from_millis(1));
-        self.due.insert((at, self.order), reply);
+        self.due.insert((at, self.order), answer);
     }
 
     fn carry_out(&mut self, request: SwitchRequest) {
@@ -370,32 +377,30 @@ impl ControlLoop {
             SwitchRequest::Attach { slot, .. } => {
                 let after = Nanos((self.ready.at(self.random.unit()) * 1e6) as u64);
                 self.changes.push(SlotChange::Fresh(slot));
-                self.answer(after, SwitchReply::Attached { slot });
+                let peer = String::new();
+                self.answer(after, Answer::Tells(SwitchEvent::Attached { slot, peer }));
             }
-            SwitchRequest::Publish { generation, rows } => {
-                let instances = self.controller.instances();
-                let since = |row: &InstanceRow| {
-                    let instance = instances.iter().find(|i| i.id() == row.id);
-                    instance.map_or(Nanos::ZERO, |i| i.since())
-                };
-                self.rows_since = rows.iter().map(since).collect();
-                self.rows = rows;
-                self.tables += 1;
-                self.answer(Nanos::ZERO, SwitchReply::Acknowledged(generation));
+            SwitchRequest::Publish(plan) => {
+                self.answer(Nanos::ZERO, Answer::Acknowledges(plan.generation));
+                self.plan = plan;
             }
-            SwitchRequest::Probe(slot) => self.answer(Nanos::ZERO, SwitchReply::Consumed { slot }),
-            SwitchRequest::FailSlot(slot) => self.changes.push(SlotChange::Failed(slot)),
+            SwitchRequest::Probe(slot) => self.raw.slots[slot.index()].consumed += 1,
+            SwitchRequest::Fail(slot) => self.changes.push(SlotChange::Failed(slot)),
             SwitchRequest::PurgeSlot(slot) => self.changes.push(SlotChange::Unpinned(slot)),
             SwitchRequest::Detach(slot) => {
                 self.changes.push(SlotChange::Gone(slot));
+                let outstanding = 0;
                 self.answer(
                     Nanos::ZERO,
-                    SwitchReply::Detached {
-                        slot,
-                        lost_packets: 0,
-                    },
+                    Answer::Tells(SwitchEvent::Detached { slot, outstanding }),
                 );
             }
+            // Nobody but the controller asks for anything here.
+            SwitchRequest::OpenUplink(_)
+            | SwitchRequest::Change(_)
+            | SwitchRequest::Flows { .. }
+            | SwitchRequest::HeavyFlows { .. }
+            | SwitchRequest::Record { .. } => {}
         }
     }
 }

@@ -206,7 +206,7 @@ impl<'a> Events<'a> {
                         arrivals: 0,
                         served: 0,
                     });
-                    control.raw.slots[slot.index()] = collector::SlotCounters::default();
+                    control.raw.slots[slot.index()] = switch::SlotCounters::default();
                     if let Some(card) = &mut self.card {
                         card.attach(slot);
                     }
@@ -235,15 +235,15 @@ impl<'a> Events<'a> {
             .filter(|place| place.station.len() > 0)
             .count();
         let each = self.scenario.instances.capacity_pps.of(busy.max(1));
-        let serving = control.rows.len().max(1) as f64;
+        let serving = control.plan.instances().count().max(1) as f64;
         let each = self
             .scenario
             .instances
             .total_pps
             .map_or(each, |total| each.min(total / serving));
-        for row in &control.rows {
-            let quota = control.quota(row.slot);
-            if let Some(Some(place)) = self.places.get_mut(row.slot.index()) {
+        for (slot, _) in control.plan.instances() {
+            let quota = control.quota(slot);
+            if let Some(Some(place)) = self.places.get_mut(slot.index()) {
                 place
                     .station
                     .set_speed(each, self.scenario.instances.threads, quota);
@@ -678,10 +678,10 @@ impl<'a> Events<'a> {
         let servers = u64::from(self.scenario.queue.servers);
         if let Some(card) = &mut self.card {
             card.count(&mut self.interval);
-            for row in &control.rows {
-                if let Some(Some(place)) = self.places.get_mut(row.slot.index()) {
+            for (slot, row) in control.plan.instances() {
+                if let Some(Some(place)) = self.places.get_mut(slot.index()) {
                     let drains = !row.state.takes_new_flows();
-                    (place.live, place.new_flows) = card.flows_of(row.slot, drains);
+                    (place.live, place.new_flows) = card.flows_of(slot, drains);
                 }
             }
         }
@@ -696,10 +696,10 @@ impl<'a> Events<'a> {
             raw.live_flows = place.live;
             raw.ring_used = place.station.waiting() as u64;
             raw.ring_slots = ring;
-            raw.function = Some(collector::FunctionCounters {
+            raw.function = Some(switch::FunctionCounters {
                 packets: place.back,
                 busy_ns: place.busy_ns / servers,
-                ..collector::FunctionCounters::default()
+                ..switch::FunctionCounters::default()
             });
         }
         let service = &mut control.raw.services[SERVICE.index()];

@@ -416,9 +416,9 @@ impl<'a> Fluid<'a> {
                             ..Place::default()
                         };
                     }
-                    control.raw.slots[slot.index()] = collector::SlotCounters {
+                    control.raw.slots[slot.index()] = switch::SlotCounters {
                         ring_slots: u64::from(self.instances.ring_slots),
-                        ..collector::SlotCounters::default()
+                        ..switch::SlotCounters::default()
                     };
                 }
                 SlotChange::Unpinned(slot) => self.unpin(slot),
@@ -438,7 +438,7 @@ impl<'a> Fluid<'a> {
             }
         }
         self.used.clear();
-        self.used.extend(control.rows.iter().map(|row| row.slot));
+        self.used.extend(control.plan.instances().map(|(slot, _)| slot));
         self.is_used.clear();
         self.is_used.resize(self.places.len(), false);
         for slot in &self.used {
@@ -904,13 +904,13 @@ impl<'a> Fluid<'a> {
         if self.classes == 0 {
             return;
         }
-        for row in &control.rows {
+        for (slot, row) in control.plan.instances() {
             if !row.state.takes_new_flows()
-                && let Some(sum) = self.live.sums.get_mut(row.slot.index())
+                && let Some(sum) = self.live.sums.get_mut(slot.index())
                 && *sum < HALF_A_FLOW
             {
                 *sum = 0.0;
-                self.live.of_slot(row.slot).for_each(|live| *live = 0.0);
+                self.live.of_slot(slot).for_each(|live| *live = 0.0);
             }
         }
         for (live, decay) in self.homeless.iter_mut().zip(&self.decay) {

@@ -266,7 +266,7 @@ impl Recorder {
         let mut instances = Vec::new();
         for instance in control.instances() {
             let is_active = instance.state() == InstanceState::Active;
-            if instance.is_in_table() {
+            if instance.is_in_plan() {
                 let (arrivals, served) = self
                     .by_slot
                     .get(instance.slot().index())

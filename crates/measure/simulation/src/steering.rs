@@ -1,7 +1,7 @@
 //! Schedules flows to instances, as a worker of the switch does.
 
 use collector::ServiceRates;
-use model::{Direction, FlowKey, Nanos, Slot};
+use model::{Direction, FlowKey, Generation, Nanos, Slot};
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Renewed, Scheduler, Terms};
 
 use crate::Error;
@@ -16,8 +16,8 @@ pub(crate) struct Steering {
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
-    /// The table of the candidates, if they can be renewed.
-    table: Option<u64>,
+    /// The plan of the candidates, if they can be renewed.
+    plan: Option<Generation>,
     /// When each candidate entered its state.
     since: Vec<Nanos>,
     /// Whether the scheduler uses the flow's key.
@@ -39,7 +39,7 @@ impl Steering {
             limit,
             fit: scenario.service.fit,
             candidates: Candidates::new(),
-            table: None,
+            plan: None,
             since: Vec::new(),
             flow: key_of(0),
             expected: 0.0,
@@ -56,7 +56,7 @@ impl Steering {
         };
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
-        if self.table == Some(control.tables) {
+        if self.plan == Some(control.plan.generation) {
             let since = &self.since;
             self.candidates.renew(terms, |index, row| {
                 let flows = live(row.slot);
@@ -77,31 +77,32 @@ impl Steering {
         } else {
             self.candidates.begin(terms);
             self.since.clear();
-            for (row, since) in control.rows.iter().zip(&control.rows_since) {
+            for (slot, row) in control.plan.instances() {
                 if !row.state.takes_new_flows() {
                     continue;
                 }
-                let flows = live(row.slot);
+                let flows = live(slot);
                 let capacity_pps = f64::from(row.capacity_pps);
                 self.candidates.push(Candidate {
-                    slot: row.slot,
+                    slot,
                     capacity: self.limit.map_or(row.capacity_pps, |limit| limit as f32),
-                    load: load(control, metric, &service, row.slot, capacity_pps, flows),
+                    load: load(control, metric, &service, slot, capacity_pps, flows),
                     weight: row.weight,
                     live_flows: count_of(flows),
-                    active_for: control.now.since(*since),
+                    active_for: control.now.since(row.active_since),
                     queues: [0.0; PRIORITIES],
                 });
-                self.since.push(*since);
+                self.since.push(row.active_since);
             }
             // If one was left out, or its capacity is not in packets, candidates and rows do not correspond.
             let is_known = self.limit.is_none() && self.since.len() == self.candidates.len();
-            self.table = is_known.then_some(control.tables);
+            self.plan = is_known.then_some(control.plan.generation);
         }
         let capacity_pps = control
-            .rows
-            .first()
-            .map_or(0.0, |row| f64::from(row.capacity_pps));
+            .plan
+            .instances()
+            .next()
+            .map_or(0.0, |(_, row)| f64::from(row.capacity_pps));
         self.expected = service.expected(metric, capacity_pps) as f32;
     }
 

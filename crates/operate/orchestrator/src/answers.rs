@@ -8,11 +8,12 @@ use api::types::{
     Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
-use collector::{FunctionCounters, SAMPLE_PERIOD, SlotCounters};
+use collector::SAMPLE_PERIOD;
 use controller::Failing;
 use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
+use switch::{FunctionCounters, SlotCounters};
 
 use super::control::{ControlLoop, grown, monotonic};
 
@@ -90,7 +91,7 @@ impl ControlLoop {
             .configuration
             .uplinks
             .iter()
-            .zip(&reading.counters.uplinks)
+            .zip(&reading.uplinks)
             .enumerate()
             .map(|(index, (uplink, counters))| {
                 let rates = self.collector.uplink(UplinkId(index as u8));
@@ -127,14 +128,14 @@ impl ControlLoop {
                 made: made as u32,
                 taken: taken as u32,
             }),
-            drops: drops_by_reason(&reading.counters.drops),
+            drops: drops_by_reason(&reading.drops),
             accounting: Accounting {
                 offered: reading.offered(),
                 returned: reading.sent(),
                 originated: reading.originated(),
                 dropped: reading.dropped(),
                 in_flight: reading.in_flight(),
-                expected_moves: reading.counters.slots.iter().map(|s| s.expected_moves).sum(),
+                expected_moves: reading.slots.iter().map(|s| s.expected_moves).sum(),
             },
             collector: CollectorStatus {
                 period_us: SAMPLE_PERIOD.0 / 1000,
@@ -161,8 +162,7 @@ impl ControlLoop {
             .zip(&self.configuration.services)
             .map(|(status, service)| {
                 let rates = self.collector.service(status.id);
-                let plan = self.services.iter().find(|plan| plan.id == status.id);
-                let scheduler = plan.map(|plan| &plan.scheduler);
+                let scheduler = &status.plan.scheduler;
                 let of_service: Vec<_> = controller
                     .instances()
                     .iter()
@@ -175,7 +175,6 @@ impl ControlLoop {
                 let capacity = status.capacity_pps * f64::from(active);
                 let counters = self
                     .reading
-                    .counters
                     .services
                     .get(status.id.index())
                     .copied()
@@ -187,8 +186,8 @@ impl ControlLoop {
                 ServiceRow {
                     name: status.name.to_owned(),
                     image: service.image.clone(),
-                    scheduler: scheduler.map_or("", |s| s.name()).to_owned(),
-                    metric: scheduler.map_or("", |s| s.settings().metric.name()).to_owned(),
+                    scheduler: scheduler.name().to_owned(),
+                    metric: scheduler.settings().metric.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),
                     active,
                     desired: status.wanted,
@@ -254,14 +253,14 @@ impl ControlLoop {
                 .controller()
                 .services()
                 .map(|status| {
-                    let plan = self.services.iter().find(|plan| plan.id == status.id);
-                    let scheduler = plan.map(|plan| &plan.scheduler);
+                    let scheduler = &status.plan.scheduler;
                     ServicePolicies {
                         service: status.name.to_owned(),
                         scheduler: PolicyChoice {
-                            policy: scheduler.map_or("", |s| s.name()).to_owned(),
+                            policy: scheduler.name().to_owned(),
                             parameters: scheduler
-                                .and_then(|s| s.serialize_parameters(ToValue).ok())
+                                .serialize_parameters(ToValue)
+                                .ok()
                                 .and_then(object)
                                 .unwrap_or_default(),
                         },
@@ -281,13 +280,14 @@ impl ControlLoop {
     }
 
     /// What is known of a flow: `row` is what the table has of it.
-    pub(super) fn explain_flow(&self, flow: String, row: Option<&flow_table::FlowRow>) -> FlowExplanation {
+    pub(super) fn explain_flow(&self, flow: String, row: Option<&switch::FlowRow>) -> FlowExplanation {
+        let steered_by = self.shell.controller().plan();
         let tuple = api::parse_tuple(&flow).ok();
         let place = tuple.as_ref().and_then(|tuple| {
             let mut uplinks = (0u8..).map(UplinkId).take(self.configuration.uplinks.len());
-            uplinks.find_map(|uplink| self.plan.classify(|| *tuple, uplink))
+            uplinks.find_map(|uplink| steered_by.classify(|| *tuple, uplink))
         });
-        let plan = place.and_then(|place| self.plan.services.get(place));
+        let plan = place.and_then(|place| steered_by.services.get(place));
         let service = plan.and_then(|plan| self.configuration.services.get(plan.id.index()));
         let scheduler = plan.map(|plan| plan.scheduler.name().to_owned());
         let pinned = row.map(|row| self.flow_row(row));
@@ -412,18 +412,12 @@ impl ControlLoop {
 
     /// What a slot's counters have grown by since its present instance got it.
     pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
-        let now = self
-            .reading
-            .counters
-            .slots
-            .get(slot.index())
-            .copied()
-            .unwrap_or_default();
+        let now = self.reading.slots.get(slot.index()).copied().unwrap_or_default();
         let before = self.baselines.get(&slot).map(|(_, before)| *before);
         grown(&now, &before.unwrap_or_default())
     }
 
-    pub(super) fn flow_row(&self, row: &flow_table::FlowRow) -> FlowRow {
+    pub(super) fn flow_row(&self, row: &switch::FlowRow) -> FlowRow {
         let instance = |direction: Direction| -> Option<InstanceId> {
             let slot = row.pins.get(direction.index()).copied().filter(|s| s.is_some())?;
             self.shell
@@ -462,7 +456,7 @@ impl ControlLoop {
         }
     }
 
-    pub(super) fn heavy_row(&self, heavy: &soft_switch::HeavyFlow) -> FlowRow {
+    pub(super) fn heavy_row(&self, heavy: &switch::HeavyFlow) -> FlowRow {
         FlowRow {
             pps: Some(f64::from(heavy.pps)),
             error_pps: Some(f64::from(heavy.error_pps)),

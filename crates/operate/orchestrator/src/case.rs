@@ -12,7 +12,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
-use soft_switch::{PickRecord, RecordedFlow};
+use switch::{PickRecord, RecordedFlow};
 
 /// A situation: a policy, instances and new flows. What the event log of a running inco holds of a decision is one.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The control loop: one turn a millisecond; one in twenty while nothing comes and nothing is under way; five where more packets
 //! come than usual.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,24 +11,19 @@ use api::types::{Action, FlowExplanation, FlowPage, FlowRow, Outcome, PolicyChoi
 use api::{Answer, Caller, EventLog, Inbox, Question};
 use autoscaling::Autoscaler;
 use collector::Collector;
-use configuration::{Configuration, SwitchDriver};
-use controller::{
-    Command, CommandError, CommandId, Controller, HoldBack, InstanceRow, Settings, Shell, SwitchReply,
-    SwitchRequest,
-};
+use configuration::Configuration;
+use controller::{Command, CommandError, CommandId, Controller, HoldBack, Settings, Shell};
 use engine::launcher::Launcher;
 use model::{
-    Event, EventKind, FlowKey, Generation, Histogram, InstanceId, InstanceState, Nanos, ServiceId, Slot,
-    UplinkId,
+    Event, EventKind, FlowKey, Histogram, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId,
 };
-use soft_switch::{
-    Alarm, AttachSpec, FlowFilter, PickRecord, Plan, ServicePlan, SlotPlan, Switch, SwitchError, SwitchEvent,
-    SwitchReading,
+use switch::{
+    Change, FlowFilter, PickRecord, Switch, SwitchError, SwitchEvent, SwitchReading, SwitchRequest, WakeUp,
 };
 
 use crate::case::Case;
 use api::run_dir::in_run_dir;
-use scheduling::{Metric, Scheduler};
+use scheduling::Scheduler;
 
 use super::answers::unix_ms;
 use super::event_files::EventFiles;
@@ -47,8 +42,6 @@ const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
 const QUIET: Nanos = Nanos::from_secs(1);
 /// How often it turns while it dozes: timers and the ends of containers are not later than that.
 const DOZE: Nanos = Nanos::from_millis(20);
-/// How long one attempt to connect an instance goes on.
-const ATTACH_DEADLINE: Nanos = Nanos::from_secs(10);
 /// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
 const GAP_SPAN: Nanos = Nanos::from_secs(2);
 /// How long packets wait for containers that are being taken over, while their functions connect again; then uplinks
@@ -85,10 +78,9 @@ pub(super) struct ControlLoop {
     pub(super) usage: HashMap<Slot, UsageNote>,
     pub(super) engine_driver: &'static str,
     /// Counters of a slot when its present instance got it, and whose that is: slots are used again, their counters go on.
-    pub(super) baselines: HashMap<Slot, (ServiceId, collector::SlotCounters)>,
+    pub(super) baselines: HashMap<Slot, (ServiceId, switch::SlotCounters)>,
     /// By service, what instances counted whose slots others have got since.
-    pub(super) retired: HashMap<ServiceId, collector::SlotCounters>,
-    pub(super) services: Vec<ServicePlan>,
+    pub(super) retired: HashMap<ServiceId, switch::SlotCounters>,
     pub(super) event_files: EventFiles,
     /// Events so far, by kind.
     pub(super) event_counts: BTreeMap<&'static str, u64>,
@@ -101,27 +93,17 @@ pub(super) struct ControlLoop {
     /// Changed configurations that were applied, and refused.
     pub(super) reloads: (u64, u64),
     pub(super) file_reader: FileReader,
-    pub(super) plan: Plan,
     /// Uplinks that are not open yet, and when they are opened at the latest.
     waiting_uplinks: Vec<(UplinkId, Nanos)>,
-    /// What one instance takes in its service's metric, where that is not packets.
-    pub(super) limits: Vec<Option<f64>>,
-    /// The controller's table that was last published.
-    rows: Vec<InstanceRow>,
     inbox: Inbox,
     stop: Arc<StopRequest>,
     stopping: bool,
     pages: FunctionPages,
-    /// The switch's generations that are not acknowledged yet, and the controller's that they stand for.
-    generations: VecDeque<(Generation, Generation)>,
     /// Rung by the first packet after a quiet time.
-    alarm: Option<Arc<Alarm>>,
+    alarm: Option<Arc<dyn WakeUp>>,
     /// Packets that the switch has moved, and since when there are no more of them.
     moved: (u64, Nanos),
-    /// The newest of them, acknowledged or not.
-    pub(super) published: Option<(Generation, Generation)>,
-    probes: HashMap<Slot, u64>,
-    replies: Vec<SwitchReply>,
+    /// What the switch has told since the last step.
     switch_events: Vec<SwitchEvent>,
     commands: Vec<(CommandId, Command)>,
     answers: HashMap<CommandId, Asked>,
@@ -210,7 +192,7 @@ impl ControlLoop {
     ) -> Result<ControlLoop> {
         let secret = secret()?;
         let wiring::Started { switch, places } = wiring::switch(&configuration, secret)?;
-        let alarm = switch.alarm();
+        let (alarm, capabilities) = (switch.wake_up(), switch.capabilities());
         let engine = wiring::engine(&configuration, &place.run_dir, launcher)?;
         let engine_driver = engine.driver();
         inbox.wake_this_thread();
@@ -222,12 +204,13 @@ impl ControlLoop {
         let settings = Settings {
             run_dir: place.run_dir.clone(),
             unix_ms_at_zero: unix_ms().saturating_sub(now.as_millis()),
+            matching: wiring::matching(&configuration),
             ..Settings::default()
         };
         let mut services = configuration
             .services
             .iter()
-            .map(|service| wiring::service_settings(service, &configuration.engine))
+            .map(|service| wiring::service_settings(service, &configuration.engine, &capabilities))
             .collect::<Result<Vec<_>>>()?;
         for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
             settings.places = Some(places);
@@ -265,7 +248,6 @@ impl ControlLoop {
             file_reader: FileReader::default(),
             explanations: HashMap::new(),
             moves: HashMap::new(),
-            services: wiring::service_plans(&configuration),
             waiting_uplinks: (0u8..)
                 .map(UplinkId)
                 .zip(&configuration.uplinks)
@@ -282,12 +264,6 @@ impl ControlLoop {
                     )
                 })
                 .collect(),
-            limits: configuration
-                .services
-                .iter()
-                .map(|service| service.limit)
-                .collect(),
-            rows: Vec::new(),
             uplink_events: configuration
                 .uplinks
                 .iter()
@@ -315,13 +291,8 @@ impl ControlLoop {
             stop,
             stopping: false,
             pages: FunctionPages::default(),
-            plan: Plan::default(),
-            generations: VecDeque::new(),
             alarm,
             moved: (0, now),
-            published: None,
-            probes: HashMap::new(),
-            replies: Vec::new(),
             switch_events: Vec::new(),
             commands: Vec::new(),
             answers: HashMap::new(),
@@ -357,7 +328,7 @@ impl ControlLoop {
             if let Some(alarm) = self.alarm.clone()
                 && self.is_quiet()
             {
-                self.doze(&alarm);
+                self.doze(alarm.as_ref());
                 pace = Pace::new(monotonic());
                 continue;
             }
@@ -386,8 +357,6 @@ impl ControlLoop {
             && self.reading.in_flight() == 0
             && !self.stopping
             && self.shell.controller().is_settled()
-            && self.generations.is_empty()
-            && self.probes.is_empty()
             && self.waiting_uplinks.is_empty()
             && !self.file_reader.is_busy()
             && self.answers.is_empty()
@@ -402,7 +371,7 @@ impl ControlLoop {
     }
 
     /// Sleeps until a packet comes, somebody asks something, or a while has passed.
-    fn doze(&mut self, alarm: &Alarm) {
+    fn doze(&mut self, alarm: &dyn WakeUp) {
         alarm.set();
         // What came before it was set rings no more.
         self.switch.read(&mut self.reading);
@@ -434,7 +403,7 @@ impl ControlLoop {
             .instances()
             .iter()
             .map(|of| {
-                tracing::error!(instance = ?of, acknowledged = ?self.reading.acknowledged, waiting = ?self.generations, "left behind");
+                tracing::error!(instance = ?of, acknowledged = ?self.reading.acknowledged, newest = ?controller.plan().generation, "left behind");
                 format!("{} ({}: {})", of.name(), of.state().name(), of.reason())
             })
             .collect();
@@ -451,10 +420,9 @@ impl ControlLoop {
         self.take_switch_events(now);
         let began = Instant::now();
         self.switch.read(&mut self.reading);
-        self.pages.read(&mut self.reading.counters.slots, now);
-        self.collector.sample(&self.reading.counters);
+        self.pages.read(&mut self.reading.slots, now);
+        self.collector.sample(&self.reading);
         self.collector.record_cost(began.elapsed().as_nanos() as u64);
-        self.note_progress();
         self.tell_of_uplinks(now);
         self.take_questions(now);
         self.take_reload(now);
@@ -483,8 +451,9 @@ impl ControlLoop {
             return;
         }
         // Only by a plan that every worker knows.
-        let is_known = self.generations.is_empty();
-        let instances = self.shell.controller().instances();
+        let controller = self.shell.controller();
+        let is_known = controller.plan().generation == controller.acknowledged();
+        let instances = controller.instances();
         let services = &self.configuration.services;
         let serves = |(id, service): (usize, &configuration::Service)| {
             let is_active = |i: &&controller::Instance| {
@@ -492,7 +461,7 @@ impl ControlLoop {
             };
             instances.iter().filter(is_active).count() >= service.instances.min as usize
         };
-        let switch = &mut self.switch;
+        let (switch, refused) = (&mut self.switch, &mut self.switch_events);
         self.waiting_uplinks.retain(|(uplink, latest)| {
             let mut of_uplink = services
                 .iter()
@@ -500,7 +469,7 @@ impl ControlLoop {
                 .filter(|(_, s)| s.uplinks.contains(uplink));
             let opens = *latest <= now || (is_known && of_uplink.all(serves));
             if opens {
-                switch.open_uplink(*uplink);
+                switch.submit(SwitchRequest::OpenUplink(*uplink), refused);
             }
             !opens
         });
@@ -511,78 +480,72 @@ impl ControlLoop {
     fn take_switch_events(&mut self, now: Nanos) {
         let mut events = std::mem::take(&mut self.switch_events);
         self.switch.poll(now, &mut events);
-        for event in events.drain(..) {
-            match event {
-                SwitchEvent::Attached { slot, .. } => self.replies.push(SwitchReply::Attached { slot }),
-                SwitchEvent::AttachFailed { slot, error } => {
-                    self.replies.push(SwitchReply::AttachFailed {
-                        slot,
-                        error: error.to_string(),
+        for event in &events {
+            self.note_switch_event(event, now);
+        }
+        self.switch_events = events;
+    }
+
+    /// What an event of the switch means beside the controller.
+    fn note_switch_event(&mut self, event: &SwitchEvent, now: Nanos) {
+        match event {
+            SwitchEvent::Attached { .. }
+            | SwitchEvent::AttachFailed { .. }
+            | SwitchEvent::DetachFailed { .. }
+            | SwitchEvent::Stalled { .. } => {}
+            SwitchEvent::PortDown { slot, reason } => tracing::warn!(%slot, reason, "a port went down"),
+            SwitchEvent::Detached { slot, .. } => {
+                self.pages.remove(*slot);
+                self.usage.remove(slot);
+            }
+            SwitchEvent::UplinkUp { uplink, peer } => self.uplink_event(uplink.index(), true, peer, now),
+            SwitchEvent::UplinkDown { uplink, reason } => {
+                self.uplink_event(uplink.index(), false, reason, now);
+            }
+            SwitchEvent::Trouble { what, reason } => {
+                tracing::warn!(what, reason, "the switch is in trouble");
+                self.event(EventKind::Failure {
+                    what: what.clone(),
+                    reason: reason.clone(),
+                });
+            }
+            SwitchEvent::Recovered { what, after } => self.event(EventKind::Recovered {
+                what: what.clone(),
+                after_ms: after.as_millis(),
+            }),
+            SwitchEvent::HeavyFlows { id, rows } => {
+                if let Some((top, answer)) = self.heavy_dumps.remove(id) {
+                    let heaviest = rows.iter().take(top as usize);
+                    let flows = heaviest.map(|heavy| self.heavy_row(heavy)).collect();
+                    answer.give(Ok(FlowPage {
+                        flows,
+                        complete: true,
+                    }));
+                }
+            }
+            SwitchEvent::Recorded(record) => self.note_record(record),
+            SwitchEvent::Flows {
+                id,
+                rows,
+                rules,
+                complete,
+            } => {
+                if let Some((flow, answer)) = self.explanations.remove(id) {
+                    answer.give(Ok(self.explain_flow(flow, rows.first())));
+                } else if let Some(asked) = self.moves.remove(id) {
+                    let result = self.move_flow(&asked.action, rows.first());
+                    self.conclude(asked, result);
+                } else if let Some(answer) = self.dumps.remove(id) {
+                    let mut rules = rules.iter();
+                    let flows = rows.iter().map(|row| FlowRow {
+                        rule: rules.next().cloned(),
+                        ..self.flow_row(row)
                     });
-                }
-                SwitchEvent::PortDown { slot, reason } => {
-                    tracing::warn!(%slot, reason, "a port went down");
-                    self.replies.push(SwitchReply::PortDown { slot });
-                }
-                SwitchEvent::Stalled { slot, silent } => {
-                    self.replies.push(SwitchReply::Stalled { slot, silent });
-                }
-                SwitchEvent::Removed { slot, outstanding } => {
-                    self.pages.remove(slot);
-                    self.probes.remove(&slot);
-                    self.usage.remove(&slot);
-                    self.replies.push(SwitchReply::Detached {
-                        slot,
-                        lost_packets: outstanding,
-                    });
-                }
-                SwitchEvent::UplinkUp { uplink, peer } => self.uplink_event(uplink.index(), true, &peer, now),
-                SwitchEvent::UplinkDown { uplink, reason } => {
-                    self.uplink_event(uplink.index(), false, &reason, now)
-                }
-                SwitchEvent::Trouble { what, reason } => {
-                    tracing::warn!(what, reason, "the switch is in trouble");
-                    self.event(EventKind::Failure { what, reason });
-                }
-                SwitchEvent::Recovered { what, after } => self.event(EventKind::Recovered {
-                    what,
-                    after_ms: after.0 / 1_000_000,
-                }),
-                SwitchEvent::HeavyFlows { id, rows } => {
-                    if let Some((top, answer)) = self.heavy_dumps.remove(&id) {
-                        let heaviest = rows.iter().take(top as usize);
-                        let flows = heaviest.map(|heavy| self.heavy_row(heavy)).collect();
-                        answer.give(Ok(FlowPage {
-                            flows,
-                            complete: true,
-                        }));
-                    }
-                }
-                SwitchEvent::Recorded(record) => self.note_record(&record),
-                SwitchEvent::Flows {
-                    id,
-                    rows,
-                    rules,
-                    complete,
-                } => {
-                    if let Some((flow, answer)) = self.explanations.remove(&id) {
-                        answer.give(Ok(self.explain_flow(flow, rows.first())));
-                    } else if let Some(asked) = self.moves.remove(&id) {
-                        let result = self.move_flow(&asked.action, rows.first());
-                        self.conclude(asked, result);
-                    } else if let Some(answer) = self.dumps.remove(&id) {
-                        let mut rules = rules.into_iter();
-                        let flows = rows.iter().map(|row| FlowRow {
-                            rule: rules.next(),
-                            ..self.flow_row(row)
-                        });
-                        let flows = flows.collect();
-                        answer.give(Ok(FlowPage { flows, complete }));
-                    }
+                    let (flows, complete) = (flows.collect(), *complete);
+                    answer.give(Ok(FlowPage { flows, complete }));
                 }
             }
         }
-        self.switch_events = events;
     }
 
     fn uplink_event(&mut self, uplink: usize, up: bool, what: &str, now: Nanos) {
@@ -606,155 +569,45 @@ impl ControlLoop {
         }
     }
 
-    /// Acknowledged tables and taken probes.
-    fn note_progress(&mut self) {
-        let mut newest = None;
-        while let Some((of_switch, of_controller)) = self.generations.front()
-            && self.reading.acknowledged >= *of_switch
-        {
-            newest = Some(*of_controller);
-            self.generations.pop_front();
-        }
-        if let Some(generation) = newest {
-            self.replies.push(SwitchReply::Acknowledged(generation));
-        }
-        let slots = &self.reading.counters.slots;
-        self.probes.retain(|slot, before| {
-            let taken = slots.get(slot.index()).is_some_and(|s| s.consumed > *before);
-            if taken {
-                self.replies.push(SwitchReply::Consumed { slot: *slot });
-            }
-            !taken
-        });
-    }
-
+    /// Hands the switch a request of the controller's.
     fn carry_out(&mut self, request: SwitchRequest, now: Nanos) {
-        let result = match request {
-            SwitchRequest::Attach {
-                service,
-                slot,
-                socket_dir,
-                ports,
-                ..
-            } => {
-                let before = self
-                    .reading
-                    .counters
-                    .slots
-                    .get(slot.index())
-                    .copied()
-                    .unwrap_or_default();
-                if let Some((owner, since)) = self.baselines.insert(slot, (service, before)) {
-                    // Its counters stand still since it was removed.
-                    let counted = grown(&before, &since);
-                    add(self.retired.entry(owner).or_default(), &counted);
-                }
-                let spec = match self.configuration.services.get(service.index()) {
-                    Some(of) if of.has_containers() => {
-                        if self.shell.engine().is_local() {
-                            self.pages.add(slot, &socket_dir.join(wiring::PAGE_SOCKET), now);
-                        }
-                        if self.configuration.switch.driver == SwitchDriver::OpenFlow {
-                            AttachSpec::Made {
-                                service,
-                                deadline: ATTACH_DEADLINE,
-                            }
-                        } else {
-                            AttachSpec::Memif {
-                                service,
-                                socket: socket_dir.join(wiring::PORT_SOCKET),
-                                ports,
-                                queues: u16::from(of.queues),
-                                log2_slots: of.ring.slots.max(1).ilog2() as u8,
-                                buffer_bytes: of.ring.buffer_bytes,
-                                deadline: ATTACH_DEADLINE,
-                            }
-                        }
-                    }
-                    _ => AttachSpec::Null,
-                };
-                self.switch.attach(slot, spec).inspect_err(|error| {
-                    self.replies.push(SwitchReply::AttachFailed {
-                        slot,
-                        error: error.to_string(),
-                    });
-                })
-            }
-            SwitchRequest::Publish { generation, rows } => {
-                self.rows = rows;
-                self.publish(generation);
-                Ok(())
-            }
-            SwitchRequest::Probe(slot) => {
-                let before = self
-                    .reading
-                    .counters
-                    .slots
-                    .get(slot.index())
-                    .map_or(0, |s| s.consumed);
-                self.probes.insert(slot, before);
-                self.switch.probe(slot)
-            }
-            SwitchRequest::FailSlot(slot) => self.switch.fail(slot),
-            SwitchRequest::PurgeSlot(slot) => self.switch.purge_slot(slot),
-            SwitchRequest::Detach(slot) => self.switch.remove(slot).inspect_err(|_| {
-                self.replies.push(SwitchReply::DetachFailed { slot });
-            }),
-        };
-        if let Err(error) = result {
-            tracing::error!(%error, "the switch refused a request");
-            self.event(EventKind::Failure {
-                what: "switch".into(),
-                reason: error.to_string(),
-            });
+        if let SwitchRequest::Attach { slot, service, .. } = &request {
+            self.note_new_instance(*slot, *service, now);
         }
+        self.switch.submit(request, &mut self.switch_events);
     }
 
-    /// Publishes the controller's table, of that generation.
-    fn publish(&mut self, generation: Generation) {
-        let mut slots = Vec::new();
-        for row in &self.rows {
-            if slots.len() <= row.slot.index() {
-                slots.resize(row.slot.index() + 1, None);
-            }
-            let queues = match self.configuration.services.get(row.service.index()) {
-                Some(of) if of.port == configuration::PortKind::Memif => u16::from(of.queues),
-                _ => self.configuration.switch.worker_count() as u16,
-            };
-            let instances = self.shell.controller().instances();
-            let active_since = instances.iter().find(|i| i.id() == row.id).map(|i| i.since());
-            if let Some(place) = slots.get_mut(row.slot.index()) {
-                *place = Some(SlotPlan {
-                    instance: row.id,
-                    service: row.service,
-                    state: row.state,
-                    capacity: self.capacity(row.service, f64::from(row.capacity_pps)) as f32,
-                    active_since: active_since.unwrap_or_default(),
-                    weight: row.weight,
-                    queues,
-                    edits: soft_switch::Edits::default(),
-                });
+    /// Another instance has that slot from now on: its counters begin anew, and it may publish figures of its own.
+    fn note_new_instance(&mut self, slot: Slot, service: ServiceId, now: Nanos) {
+        let before = self.reading.slots.get(slot.index()).copied().unwrap_or_default();
+        if let Some((owner, since)) = self.baselines.insert(slot, (service, before)) {
+            // Its counters stand still since it was removed.
+            let counted = grown(&before, &since);
+            add(self.retired.entry(owner).or_default(), &counted);
+        }
+        let of = self.configuration.services.get(service.index());
+        if of.is_some_and(configuration::Service::has_containers) && self.shell.engine().is_local() {
+            let mut instances = self.shell.controller().instances().iter();
+            if let Some(instance) = instances.find(|i| i.slot() == slot) {
+                let socket = instance.socket_dir().join(wiring::PAGE_SOCKET);
+                self.pages.add(slot, &socket, now);
             }
         }
-        self.plan = Plan {
-            generation: Generation(0),
-            services: self.services.clone(),
-            slots,
-            unmatched: self.configuration.switch.unmatched,
-            other: self.configuration.switch.other,
-        };
-        let of_switch = self.switch.publish(self.plan.clone());
-        self.generations.push_back((of_switch, generation));
-        self.published = Some((of_switch, generation));
     }
 
     fn publish_loads(&mut self) {
         self.loads.clear();
         self.expected.clear();
-        let known: Vec<_> = (0..self.configuration.services.len())
-            .map(|index| {
-                let id = ServiceId(index as u16);
-                (self.metric(id), self.collector.service(id), self.capacity_pps(id))
+        let controller = self.shell.controller();
+        let known: Vec<_> = controller
+            .services()
+            .map(|of| {
+                let metric = of.plan.scheduler.settings().metric;
+                let mut instances = controller.plan().instances();
+                let capacity_pps = instances
+                    .find(|(_, row)| row.service == of.id)
+                    .map_or(0.0, |(_, row)| f64::from(row.capacity_pps));
+                (metric, self.collector.service(of.id), capacity_pps)
             })
             .collect();
         for slot in self.collector.assigned() {
@@ -772,31 +625,12 @@ impl ControlLoop {
         self.switch.set_loads(&self.loads, &self.expected);
     }
 
-    /// What the service's scheduler counts.
-    fn metric(&self, service: ServiceId) -> Metric {
-        let plan = self.services.iter().find(|plan| plan.id == service);
-        plan.map_or(Metric::Packets, |plan| plan.scheduler.settings().metric)
-    }
-
-    /// Packets per second that an instance of the service processes, 0 where that is not known.
-    fn capacity_pps(&self, service: ServiceId) -> f64 {
-        let rows = self.rows.iter().find(|row| row.service == service);
-        rows.map_or(0.0, |row| f64::from(row.capacity_pps))
-    }
-
-    /// What an instance takes in the service's metric.
-    fn capacity(&self, service: ServiceId, capacity_pps: f64) -> f64 {
-        let limit = self.limits.get(service.index()).copied().flatten();
-        limit.unwrap_or(capacity_pps)
-    }
-
     // ---- the controller ---------------------------------------------------------------------------------------
 
     fn step(&mut self, now: Nanos) {
-        let outputs = self
-            .shell
-            .turn(&self.replies, &self.commands, &mut self.collector, now);
-        self.replies.clear();
+        let told = (&self.switch_events[..], self.reading.acknowledged);
+        let outputs = self.shell.turn(told, &self.commands, &mut self.collector, now);
+        self.switch_events.clear();
         self.commands.clear();
         if outputs.is_empty() {
             self.shell.carry_out(now);
@@ -821,10 +655,10 @@ impl ControlLoop {
     fn read_usage(&mut self, now: Nanos) {
         for instance in self.shell.controller().instances() {
             let slot = instance.slot();
-            let Some(counters) = self.reading.counters.slots.get_mut(slot.index()) else {
+            let Some(counters) = self.reading.slots.get_mut(slot.index()) else {
                 continue;
             };
-            if !instance.is_in_table() || instance.container() == controller::Container::Absent {
+            if !instance.is_in_plan() || instance.container() == controller::Container::Absent {
                 continue;
             }
             let note = self.usage.entry(slot).or_default();
@@ -895,9 +729,10 @@ impl ControlLoop {
         match self.flow_filter(filter) {
             Ok(wanted) if filter.top.is_some() => {
                 let id = self.number();
-                match self.switch.request_heavy_flows(id, wanted) {
+                let top = filter.top.unwrap_or_default();
+                let filter = wanted;
+                match self.switch.request(SwitchRequest::HeavyFlows { id, filter }) {
                     Ok(()) => {
-                        let top = filter.top.unwrap_or_default();
                         self.heavy_dumps.insert(id, (top, answer));
                     }
                     Err(error) => answer.give(Err(Refusal::new(error.to_string(), "try again"))),
@@ -905,7 +740,9 @@ impl ControlLoop {
             }
             Ok(wanted) => {
                 let id = self.number();
-                match self.switch.request_flows(id, wanted, filter.limit() as usize) {
+                let limit = filter.limit() as usize;
+                let filter = wanted;
+                match self.switch.request(SwitchRequest::Flows { id, filter, limit }) {
                     Ok(()) => {
                         self.dumps.insert(id, answer);
                     }
@@ -986,7 +823,8 @@ impl ControlLoop {
             key,
             ..FlowFilter::default()
         };
-        match self.switch.request_flows(id, filter, 1) {
+        let limit = 1;
+        match self.switch.request(SwitchRequest::Flows { id, filter, limit }) {
             Ok(()) => {
                 self.explanations.insert(id, (flow, answer));
             }
@@ -1030,7 +868,9 @@ impl ControlLoop {
                 ..FlowFilter::default()
             };
             let stuck = |error: SwitchError| Refusal::new(error.to_string(), "try again");
-            self.switch.request_flows(id, filter, 1).map_err(stuck)?;
+            let limit = 1;
+            let request = SwitchRequest::Flows { id, filter, limit };
+            self.switch.request(request).map_err(stuck)?;
             Ok(id)
         });
         match requested {
@@ -1042,7 +882,7 @@ impl ControlLoop {
     }
 
     /// Moves the flow that was found.
-    fn move_flow(&mut self, action: &Action, row: Option<&flow_table::FlowRow>) -> Result<Outcome, Refusal> {
+    fn move_flow(&mut self, action: &Action, row: Option<&switch::FlowRow>) -> Result<Outcome, Refusal> {
         let Action::Move { flow, instance: id } = action else {
             return Err(Refusal::new("this is no move", ""));
         };
@@ -1090,7 +930,10 @@ impl ControlLoop {
             return Ok(Outcome::new(format!("{flow} is on instance {id} already")));
         }
         self.switch
-            .move_flow(row.key, slot)
+            .request(SwitchRequest::Change(Change::MoveFlow {
+                key: row.key,
+                to: slot,
+            }))
             .map_err(|error| Refusal::new(error.to_string(), "try again"))?;
         Ok(Outcome::new(format!(
             "{flow} goes to instance {id} from its next packet on"
@@ -1154,6 +997,19 @@ impl ControlLoop {
                 service: self.service_id(service)?,
                 autoscaler: Box::new(autoscaler_of(choice)?),
             },
+            Action::Policy {
+                service,
+                scheduler: Some(choice),
+                autoscaler: None,
+            } => {
+                let (scheduler, limit) = scheduler_of(choice)?;
+                Command::Scheduler {
+                    service: self.service_id(service)?,
+                    scheduler: Box::new(scheduler),
+                    limit: limit.map(|limit| limit as f32),
+                    written: choice_text(choice),
+                }
+            }
             Action::Policy { .. } | Action::Record { .. } | Action::Move { .. } | Action::Reload { .. } => {
                 return Ok(None);
             }
@@ -1186,49 +1042,11 @@ impl ControlLoop {
     fn act_on_switch(&mut self, action: &Action) -> Result<Outcome, Refusal> {
         match action {
             Action::Purge { flow: Some(flow), .. } => self.purge_flow(flow),
-            Action::Policy {
-                service,
-                scheduler: Some(choice),
-                autoscaler: None,
-            } => self.set_scheduler(service, choice),
             Action::Record { service, decisions } => self.record(service, *decisions),
             _ => Err(Refusal::new(
                 "it is not said which policy",
                 "give a scheduler or an autoscaler, one at a time",
             )),
-        }
-    }
-
-    /// Gives a service another scheduler: for new flows, from now on.
-    fn set_scheduler(&mut self, service: &str, choice: &PolicyChoice) -> Result<Outcome, Refusal> {
-        let id = self.service_id(service)?;
-        let (scheduler, limit) = scheduler_of(choice)?;
-        let stuck = |error: SwitchError| Refusal::new(error.to_string(), "try again");
-        let Some(plan) = self.services.iter_mut().find(|plan| plan.id == id) else {
-            return Err(Refusal::new(
-                format!("service {service:?} has no plan"),
-                "try again",
-            ));
-        };
-        let before = plan.scheduler.name();
-        self.switch.set_scheduler(id, scheduler.clone()).map_err(stuck)?;
-        plan.scheduler = scheduler;
-        if let Some(place) = self.limits.get_mut(id.index()) {
-            *place = limit;
-        }
-        // Loads and capacities may be in another unit now.
-        self.publish_again();
-        self.publish_loads();
-        Ok(Outcome::new(format!(
-            "{service}: {before} -> {}",
-            choice_text(choice)
-        )))
-    }
-
-    /// Publishes the controller's table once more, because what goes with it has changed.
-    pub(super) fn publish_again(&mut self) {
-        if let Some((_, generation)) = self.published {
-            self.publish(generation);
         }
     }
 
@@ -1251,7 +1069,7 @@ impl ControlLoop {
     fn request_record(&mut self, service: ServiceId) -> Result<(), Refusal> {
         let number = self.number();
         self.switch
-            .request_record(number, service)
+            .request(SwitchRequest::Record { id: number, service })
             .map_err(|error| Refusal::new(error.to_string(), "try again"))
     }
 
@@ -1262,11 +1080,13 @@ impl ControlLoop {
         };
         *left -= 1;
         let is_last = *left == 0;
-        let instances = self.shell.controller().instances();
+        let controller = self.shell.controller();
+        let instances = controller.instances();
         let of_slot = |slot: Slot| instances.iter().find(|i| i.slot() == slot).map(|i| i.id());
-        let plan = self.services.iter().find(|plan| plan.id == record.service);
-        let known = plan.zip(record.flow.as_ref());
-        let made = known.and_then(|(plan, flow)| {
+        let service = controller.services().find(|of| of.id == record.service);
+        let known = service.zip(record.flow.as_ref());
+        let made = known.and_then(|(service, flow)| {
+            let plan = service.plan;
             let case = Case::of(record, flow, &plan.scheduler, of_slot);
             let kind = EventKind::Picked {
                 policy: plan.scheduler.name().to_owned(),
@@ -1299,7 +1119,7 @@ impl ControlLoop {
             return Err(Refusal::new("nothing to purge", "give a flow"));
         };
         self.switch
-            .purge_flow(key)
+            .request(SwitchRequest::Change(Change::PurgeFlow(key)))
             .map_err(|e| Refusal::new(e.to_string(), "try again"))?;
         Ok(Outcome::new(format!(
             "{flow} has lost its pin, if it had one; its next packet is given anew"
@@ -1357,11 +1177,8 @@ impl ControlLoop {
 }
 
 /// What counters have grown by; gauges are as they stand.
-pub(super) fn grown(
-    now: &collector::SlotCounters,
-    before: &collector::SlotCounters,
-) -> collector::SlotCounters {
-    collector::SlotCounters {
+pub(super) fn grown(now: &switch::SlotCounters, before: &switch::SlotCounters) -> switch::SlotCounters {
+    switch::SlotCounters {
         to_packets: now.to_packets.wrapping_sub(before.to_packets),
         to_bytes: now.to_bytes.wrapping_sub(before.to_bytes),
         back_packets: now.back_packets.wrapping_sub(before.back_packets),
@@ -1379,7 +1196,7 @@ pub(super) fn grown(
 }
 
 /// Adds what is told of services to a sum.
-pub(super) fn add(sum: &mut collector::SlotCounters, of: &collector::SlotCounters) {
+pub(super) fn add(sum: &mut switch::SlotCounters, of: &switch::SlotCounters) {
     sum.back_packets += of.back_packets;
     sum.back_bytes += of.back_bytes;
     sum.ring_drops += of.ring_drops;

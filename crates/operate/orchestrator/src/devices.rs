@@ -8,7 +8,8 @@ use configuration::Uplink;
 use dpdk::{MempoolConfig, device::DeviceArgs};
 #[cfg(feature = "dpdk")]
 use model::UplinkId;
-use soft_switch::{SoftSwitchConfig, Switch};
+use soft_switch::SoftSwitchConfig;
+use switch::Switch;
 
 /// Starts the switch with mbufs as its frames.
 ///

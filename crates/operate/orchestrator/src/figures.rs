@@ -6,8 +6,8 @@ use api::counters::{
     ActionCount, ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts,
     UplinkCounters, WorkerCounters,
 };
-use collector::SlotCounters;
 use model::{DropReason, EventKind, InstanceState, ServiceId};
+use switch::SlotCounters;
 
 use super::answers::unix_ms;
 use super::control::{ControlLoop, add};
@@ -49,7 +49,7 @@ impl ControlLoop {
             workers: self.worker_counters(),
             drops: DropReason::ALL
                 .iter()
-                .zip(&reading.counters.drops)
+                .zip(&reading.drops)
                 .map(|(reason, packets)| (reason.name().to_owned(), *packets))
                 .collect(),
             originated_packets: reading.originated(),
@@ -98,11 +98,7 @@ impl ControlLoop {
     }
 
     fn uplink_counters(&self) -> Vec<UplinkCounters> {
-        let all = self
-            .configuration
-            .uplinks
-            .iter()
-            .zip(&self.reading.counters.uplinks);
+        let all = self.configuration.uplinks.iter().zip(&self.reading.uplinks);
         all.zip(&self.uplinks_up)
             .map(|((uplink, counters), up)| UplinkCounters {
                 name: uplink.name.clone(),
@@ -133,7 +129,7 @@ impl ControlLoop {
         controller
             .services()
             .map(|status| {
-                let counters = self.reading.counters.services.get(status.id.index()).copied();
+                let counters = self.reading.services.get(status.id.index()).copied();
                 let counters = counters.unwrap_or_default();
                 let of_instances = self.of_all_instances(status.id);
                 let rates = self.collector.service(status.id);
@@ -148,7 +144,6 @@ impl ControlLoop {
                 let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);
                 let capacity = status.capacity_pps * f64::from(active);
                 let held = status.held_back;
-                let plan = self.services.iter().find(|plan| plan.id == status.id);
                 let decided = |decision: &'static str| {
                     let key = (status.name.to_owned(), decision);
                     self.decisions.get(&key).copied().unwrap_or(0)
@@ -182,7 +177,7 @@ impl ControlLoop {
                     decisions: DECISIONS
                         .map(|decision| (decision.to_owned(), decided(decision)))
                         .into(),
-                    scheduler: plan.map_or("", |plan| plan.scheduler.name()).to_owned(),
+                    scheduler: status.plan.scheduler.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),
                 }
             })
@@ -272,7 +267,7 @@ impl ControlLoop {
             sampling_s: cost.total_ns as f64 / 1e9,
             longest_sample_s: cost.max_ns as f64 / 1e9,
             lag: SpanCounts::from(&self.lag),
-            plan_generation: self.published.map_or(0, |(of_switch, _)| of_switch.0),
+            plan_generation: self.shell.controller().plan().generation.0,
             plan_acknowledged: self.reading.acknowledged.0,
             reloads: self.reloads.0,
             reloads_refused: self.reloads.1,

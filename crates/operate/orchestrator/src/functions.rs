@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use collector::{FunctionCounters, SlotCounters};
 use model::{Nanos, Slot};
 use nf_page::PageReader;
+use switch::{FunctionCounters, SlotCounters};
 
 /// How often a page is offered to a function that does not listen for one yet.
 const OFFER_AGAIN: Nanos = Nanos::from_millis(50);

@@ -9,7 +9,7 @@ use configuration::{
 };
 use controller::{Command, ServiceSettings};
 use model::{KeyChange, Nanos, ServiceId};
-use scheduling::Scheduler;
+use switch::Capabilities;
 
 use super::control::{Asked, ControlLoop};
 use super::wiring;
@@ -200,7 +200,7 @@ struct Changes {
 struct Changed {
     id: ServiceId,
     settings: ServiceSettings,
-    scheduler: Option<Scheduler>,
+    scheduler: bool,
     autoscaler: bool,
 }
 
@@ -209,7 +209,11 @@ impl Changes {
     ///
     /// # Errors
     /// The keys that cannot change while inco runs, each with its place.
-    fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
+    fn between(
+        old: &Configuration,
+        mut new: Configuration,
+        capabilities: &Capabilities,
+    ) -> Result<Changes, Refusal> {
         let keys = old.changes_to(&new);
         let fixed = fixed_text(&keys);
         if !fixed.is_empty() {
@@ -226,7 +230,7 @@ impl Changes {
         new.services.sort_by_key(place);
         let new_engine = new.engine.clone();
         let settings = |service: &Service| {
-            wiring::service_settings(service, &new_engine)
+            wiring::service_settings(service, &new_engine, capabilities)
                 .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
         };
         let mut changed = Vec::new();
@@ -236,7 +240,7 @@ impl Changes {
                 changed.push(Changed {
                     id,
                     settings: settings(service)?,
-                    scheduler: differs("scheduler").then(|| service.scheduler.clone()),
+                    scheduler: differs("scheduler"),
                     autoscaler: differs("autoscaler"),
                 });
             }
@@ -270,13 +274,13 @@ fn fixed_text(changes: &[KeyChange]) -> String {
 ///
 /// # Errors
 /// What is wrong with the new configuration, beside keys that need a restart: those are told by the outcome.
-fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> {
+fn preview(old: &Configuration, new: Configuration, capabilities: &Capabilities) -> Result<Outcome, Refusal> {
     let changes = old.changes_to(&new);
     let fixed = fixed_text(&changes);
     let result = if changes.is_empty() {
         UNCHANGED.to_owned()
     } else if fixed.is_empty() {
-        Changes::between(old, new)?;
+        Changes::between(old, new, capabilities)?;
         format!("a reload would change {}", keys_text(&changes))
     } else {
         format!("a reload would be refused: this cannot change while inco runs: {fixed}")
@@ -314,12 +318,13 @@ impl ControlLoop {
             return;
         };
         if asked.action == (Action::Reload { check: true }) {
-            let result = read.and_then(|new| preview(&self.configuration, new));
+            let can = self.switch.capabilities();
+            let result = read.and_then(|new| preview(&self.configuration, new, &can));
             return self.conclude(asked, result);
         }
         let result = read
-            .and_then(|new| Changes::between(&self.configuration, new))
-            .and_then(|changes| self.apply(changes));
+            .and_then(|new| Changes::between(&self.configuration, new, &self.switch.capabilities()))
+            .map(|changes| self.apply(changes));
         match &result {
             Ok(_) => self.reloads.0 += 1,
             Err(_) => self.reloads.1 += 1,
@@ -327,75 +332,36 @@ impl ControlLoop {
         self.conclude(asked, result);
     }
 
-    fn apply(&mut self, changes: Changes) -> Result<Outcome, Refusal> {
-        // What can still be refused comes first.
-        for change in &changes.changed {
-            if let Some(scheduler) = &change.scheduler {
-                let stuck = |error: soft_switch::SwitchError| {
-                    Refusal::new(
-                        error.to_string(),
-                        "try again; some schedulers may have been replaced already",
-                    )
-                };
-                self.switch
-                    .set_scheduler(change.id, scheduler.clone())
-                    .map_err(stuck)?;
-            }
-        }
-        let running: Vec<_> = self
-            .services
-            .iter()
-            .map(|plan| (plan.id, plan.scheduler.clone()))
-            .collect();
-        let new = &changes.configuration;
-        let limits: Vec<_> = new.services.iter().map(|service| service.limit).collect();
-        for (index, limit) in limits.into_iter().enumerate() {
-            let replaced = changes
-                .changed
-                .iter()
-                .any(|c| c.id.index() == index && c.scheduler.is_some());
-            match self.limits.get_mut(index) {
-                // A limit belongs to its scheduler.
-                Some(place) if replaced => *place = limit,
-                Some(_) => {}
-                None => self.limits.push(limit),
-            }
-        }
-        self.services = wiring::service_plans(new);
-        for plan in &mut self.services {
-            let replaced = changes
-                .changed
-                .iter()
-                .any(|c| c.id == plan.id && c.scheduler.is_some());
-            // What did not change in the file stays as it runs, also where somebody has chosen it since.
-            if !replaced && let Some((_, scheduler)) = running.iter().find(|(id, _)| *id == plan.id) {
-                plan.scheduler = scheduler.clone();
-            }
-        }
+    fn apply(&mut self, changes: Changes) -> Outcome {
+        let matching = wiring::matching(&changes.configuration);
+        let is_matched_anew = matching != wiring::matching(&self.configuration);
         self.configuration = changes.configuration;
         for change in changes.changed {
             self.order(Command::Reconfigure {
                 service: change.id,
                 settings: Box::new(change.settings),
                 autoscaler: change.autoscaler,
+                scheduler: change.scheduler,
             });
         }
         for settings in changes.added {
-            self.reading.counters.services.push(Default::default());
+            self.reading.services.push(Default::default());
             self.order(Command::AddService {
                 settings: Box::new(settings),
             });
         }
         if changes.keys.is_empty() {
-            return Ok(Outcome::new(UNCHANGED));
+            return Outcome::new(UNCHANGED);
         }
-        self.publish_again();
-        Ok(Outcome {
+        if is_matched_anew {
+            self.order(Command::Match(matching));
+        }
+        Outcome {
             result: format!(
                 "changed: {}; instances that run keep the containers that they have",
                 keys_text(&changes.keys)
             ),
             changes: changes.keys,
-        })
+        }
     }
 }

@@ -7,7 +7,7 @@ use configuration::{
     Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, FlowSetup, OpenFlow, PortKind, Service,
     SwitchDriver, Uplink,
 };
-use controller::{PortPlace, ServiceSettings};
+use controller::{Matching, PortPlace, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
@@ -15,9 +15,8 @@ use flow_table::{Ownership, TableConfig};
 use model::{Nanos, ServiceId};
 use openflow_switch::{OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
 use openvswitch::{Endpoint, Keys};
-use soft_switch::{
-    HeapMemory, Polling, ServicePlan, SoftSwitch, SoftSwitchConfig, Switch, UplinkConfig, UplinkDevice,
-};
+use soft_switch::{HeapMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+use switch::{Capabilities, PortSpec, ServicePlan, Switch};
 
 use crate::machine::docker_config;
 use api::run_dir::{api_socket, in_run_dir};
@@ -39,23 +38,55 @@ const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
 /// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
 const FRAME_SPARE: usize = 64;
 
-/// What workers know of the services, in the order in which their matches are tried.
-pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
+/// What a switch knows of the services, in the order in which their matches are tried.
+fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
     let in_order = configuration.match_order().into_iter();
     in_order
         .filter_map(|index| Some((ServiceId(index as u16), configuration.services.get(index)?)))
-        .map(|(id, service)| ServicePlan {
-            id,
-            matches: service.matches.clone(),
-            symmetric: service.symmetric,
-            uplinks: service.uplinks.clone(),
-            scheduler: service.scheduler.clone(),
-            fit: service.fit as f32,
-            table_full: service.table_full,
-            return_counters: service.flow_counters,
-            relaxed: service.affinity == Affinity::Relaxed,
-        })
+        .map(|(id, service)| service_plan(id, service))
         .collect()
+}
+
+/// What a switch knows of a service.
+fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
+    ServicePlan {
+        id,
+        matches: service.matches.clone(),
+        symmetric: service.symmetric,
+        uplinks: service.uplinks.clone(),
+        scheduler: service.scheduler.clone(),
+        limit: service.limit.map(|limit| limit as f32),
+        fit: service.fit as f32,
+        table_full: service.table_full,
+        return_counters: service.flow_counters,
+        relaxed: service.affinity == Affinity::Relaxed,
+    }
+}
+
+/// Which packets are tried for which service first, and what becomes of the others.
+pub(super) fn matching(configuration: &Configuration) -> Matching {
+    let order = configuration.match_order().into_iter();
+    Matching {
+        order: order.map(|index| ServiceId(index as u16)).collect(),
+        unmatched: configuration.switch.unmatched,
+        other: configuration.switch.other,
+    }
+}
+
+/// The data ports of a service's instances, of a kind that the switch connects.
+fn port(service: &Service, capabilities: &Capabilities) -> PortSpec {
+    let kind = match service.port {
+        PortKind::Null => switch::PortKind::NULL,
+        PortKind::Memif if capabilities.connects(switch::PortKind::MEMIF) => switch::PortKind::MEMIF,
+        PortKind::Memif | PortKind::Device => switch::PortKind::PREPARED,
+    };
+    PortSpec {
+        data_ports: service.uplinks.len() as u8,
+        queues: u16::from(service.queues),
+        ring_slots: service.ring.slots,
+        buffer_bytes: service.ring.buffer_bytes,
+        ..PortSpec::new(kind, PORT_SOCKET)
+    }
 }
 
 /// A switch that forwards, and, where it has made the ports for instances already, the places of each service's.
@@ -300,15 +331,19 @@ pub(super) fn engine(
 ///
 /// # Errors
 /// Where arguments are given for a program that is not known.
-pub(super) fn service_settings(service: &Service, engine: &configuration::Engine) -> Result<ServiceSettings> {
+pub(super) fn service_settings(
+    service: &Service,
+    engine: &configuration::Engine,
+    capabilities: &Capabilities,
+) -> Result<ServiceSettings> {
     let container = match service.port {
         PortKind::Memif | PortKind::Device => Some(container(service, engine.is_local())?),
         PortKind::Null => None,
     };
     Ok(ServiceSettings {
         socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
-        port_socket: (service.port == PortKind::Memif).then(|| Path::new(SOCKET_DIR).join(PORT_SOCKET)),
-        ports: service.uplinks.len() as u8,
+        port: port(service, capabilities),
+        plan: service_plan(ServiceId(0), service),
         min: service.instances.min,
         max: service.instances.max,
         standby: service.instances.standby,
@@ -320,7 +355,6 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
         ready: service.ready.clone(),
         ready_deadline: service.ready_deadline,
         drain_deadline: service.drain_deadline,
-        relaxed: service.affinity == Affinity::Relaxed,
         stop_grace: service.stop_grace,
         stall_after: stall_after(service),
         ring_slots: service.ring.slots,

@@ -70,7 +70,7 @@ macro_rules! block {
 
 block! {
     /// What one worker did for one instance.
-    SlotCounters, sums into collector::SlotCounters {
+    SlotCounters, sums into switch::SlotCounters {
         /// Packets put into the instance's ring.
         to_packets,
         /// Their bytes.
@@ -112,7 +112,7 @@ block! {
 
 block! {
     /// What one worker did for one service.
-    ServiceCounters, sums into collector::ServiceCounters {
+    ServiceCounters, sums into switch::ServiceCounters {
         /// Packets of its flows, served or dropped.
         offered_packets,
         /// Their bytes.
@@ -128,7 +128,7 @@ block! {
 
 block! {
     /// What one worker did at one uplink.
-    UplinkCounters, sums into collector::UplinkCounters {
+    UplinkCounters, sums into switch::UplinkCounters {
         /// Packets received.
         received_packets,
         /// Their bytes.
@@ -144,7 +144,7 @@ block! {
 
 block! {
     /// How one worker fares.
-    WorkerFigures, sums into WorkerTotals {
+    WorkerFigures, sums into switch::WorkerTotals {
         /// The newest snapshot that it works by.
         generation,
         /// Packets received from uplinks.
@@ -182,47 +182,6 @@ block! {
         /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
         held,
     }
-}
-
-/// How one worker fares, as read by the control plane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerTotals {
-    /// The newest snapshot that it works by.
-    pub generation: u64,
-    /// Packets received from uplinks.
-    pub received: u64,
-    /// Turns of its loop.
-    pub turns: u64,
-    /// Turns that moved a packet.
-    pub busy_turns: u64,
-    /// Nanoseconds that it did not sleep.
-    pub awake_ns: u64,
-    /// Nanoseconds of turns that moved a packet.
-    pub busy_ns: u64,
-    /// The longest time between two turns without a sleep, in nanoseconds.
-    pub longest_gap_ns: u64,
-    /// Packets that are no flow of a service and were passed to an uplink.
-    pub passed: u64,
-    /// Packets handed to another worker.
-    pub handed_off: u64,
-    /// Packets taken from other workers.
-    pub taken_over: u64,
-    /// Flows in its table.
-    pub live_flows: u64,
-    /// Flows that its table can hold, IPv4 and IPv6 together.
-    pub flow_limit: u64,
-    /// Packets of flows that found no place in the table.
-    pub table_full: u64,
-    /// Moves of flows whose packets were held meanwhile, in services that allow it.
-    pub held_moves: u64,
-    /// Those of them that went on before all that they had sent was back: a limit was reached.
-    pub early_moves: u64,
-    /// Fragments waiting for their first one.
-    pub fragments_waiting: u64,
-    /// Events that found no room on their way to the control plane. Always 0 unless there is a bug.
-    pub events_lost: u64,
-    /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
-    pub held: u64,
 }
 
 /// All counters of one worker.

@@ -1,27 +1,10 @@
 //! Reading a worker's flows without stopping it.
 
-use std::net::IpAddr;
-
-use flow_table::{DumpCursor, FlowRow};
-use model::{FlowKey, ServiceId, Slot};
-
-use crate::worker::{ELEPHANT_LIMIT, HeavyFlow};
+use flow_table::DumpCursor;
+use switch::{FlowFilter, FlowRow, HEAVY_FLOW_LIMIT, HeavyFlow};
 
 /// Entries of its table that a worker looks at per step, once a millisecond: about 20 µs, and four million a second.
 pub(crate) const DUMP_ENTRIES_PER_STEP: usize = 4096;
-
-/// Which flows are wanted. Empty fields match all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FlowFilter {
-    /// Of this service.
-    pub service: Option<ServiceId>,
-    /// Pinned to this instance.
-    pub slot: Option<Slot>,
-    /// Has this address on either end.
-    pub address: Option<IpAddr>,
-    /// This flow alone.
-    pub key: Option<FlowKey>,
-}
 
 /// A dump under way: it goes to a worker with room for its rows and comes back filled.
 #[derive(Debug)]
@@ -57,7 +40,7 @@ impl HeavyDump {
         HeavyDump {
             id,
             filter,
-            rows: Vec::with_capacity(ELEPHANT_LIMIT),
+            rows: Vec::with_capacity(HEAVY_FLOW_LIMIT),
         }
     }
 }
@@ -73,24 +56,5 @@ impl FlowDump {
             cursor: DumpCursor::default(),
             complete: false,
         }
-    }
-}
-
-impl FlowFilter {
-    /// Whether a row is wanted.
-    pub fn matches(&self, row: &FlowRow) -> bool {
-        if self.slot.is_some_and(|s| !row.pins.contains(&s)) {
-            return false;
-        }
-        if self.service.is_some_and(|s| row.service != s) {
-            return false;
-        }
-        if self.key.is_some_and(|k| row.key != k) {
-            return false;
-        }
-        self.address.is_none_or(|a| {
-            let tuple = row.key.tuple(model::Direction::Forward);
-            tuple.src == a || tuple.dst == a
-        })
     }
 }

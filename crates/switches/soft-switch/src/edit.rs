@@ -1,83 +1,12 @@
-//! What the switch changes in packets on their way to an instance and back. An [`Edit`] is a value in the plan; a worker compiles it
-//! to a [`Rewrite`] when it loads the plan, so that a packet costs what its edit does, and nothing where there is none.
+//! Edits as packets need them: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan, so that a packet
+//! costs what its edit does, and nothing where there is none.
 
-use std::net::IpAddr;
-
-use model::Slot;
-use thiserror::Error;
+use switch::Edit;
 
 use crate::frame::Frame;
 
 /// Bytes of an Ethernet header's two addresses: the destination's, then the source's.
 const ADDRESSES: usize = 12;
-
-/// What the switch changes in a packet. What undoes it follows from the slot alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Edit {
-    /// Nothing.
-    #[default]
-    None,
-    /// Its MAC addresses, those that are given.
-    Mac {
-        /// The destination.
-        destination: Option<[u8; 6]>,
-        /// The source.
-        source: Option<[u8; 6]>,
-    },
-    /// The address and port of the service's end: to these, or back from them. No switch does that yet.
-    Translate {
-        /// The address.
-        address: IpAddr,
-        /// The port, where that changes, too.
-        port: Option<u16>,
-    },
-    /// Its place: it is put into a tunnel, or taken out of it. No switch does that yet.
-    Tunnel {
-        /// The near end.
-        local: IpAddr,
-        /// The far end.
-        remote: IpAddr,
-        /// The network's number.
-        network: u32,
-    },
-}
-
-/// The edits of an instance's packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Edits {
-    /// On the way to the instance.
-    pub to_instance: Edit,
-    /// On the way back, before the packet is counted with its flow.
-    pub to_uplink: Edit,
-}
-
-/// A plan that this switch cannot carry out.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum PlanError {
-    /// An edit that it does not know how to do.
-    #[error(
-        "the plan edits packets of slot {} with {what}, which the soft switch cannot do: \
-         use no edit or MAC addresses",
-        slot.0
-    )]
-    Edit {
-        /// Of which instance.
-        slot: Slot,
-        /// What was planned.
-        what: &'static str,
-    },
-}
-
-impl Edit {
-    /// What it is called, where this switch cannot do it.
-    pub(crate) fn unsupported(&self) -> Option<&'static str> {
-        match self {
-            Edit::None | Edit::Mac { .. } => None,
-            Edit::Translate { .. } => Some("address translation"),
-            Edit::Tunnel { .. } => Some("a tunnel"),
-        }
-    }
-}
 
 /// An edit as packets need it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,7 +22,7 @@ pub(crate) enum Rewrite {
 }
 
 impl Rewrite {
-    /// The compiled form. One that is [unsupported](Edit::unsupported) does nothing: no such plan is published.
+    /// The compiled form. One that the switch cannot do changes nothing: no such plan is taken.
     pub(crate) fn new(edit: &Edit) -> Rewrite {
         let Edit::Mac { destination, source } = *edit else {
             return Rewrite::None;

@@ -7,6 +7,7 @@ use std::thread::Thread;
 
 use model::{Nanos, WorkerId};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use switch::WakeUp;
 
 use crate::soft::WORKER_LIMIT;
 
@@ -123,18 +124,6 @@ impl Alarm {
         }
     }
 
-    /// Sets it. After that the thread reads the switch's counters once more: what they do not show yet will ring. Then it may
-    /// [`park`](std::thread::park_timeout).
-    pub fn set(&self) {
-        self.is_set.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// Takes it back: the thread is awake.
-    pub fn clear(&self) {
-        self.is_set.store(false, Ordering::Relaxed);
-    }
-
     /// Wakes the thread where the alarm is set. What the thread should see must be counted before this call.
     pub fn ring(&self) {
         // Pairs with the fence in `set`: either it sees our counters or we see that it is set.
@@ -167,10 +156,19 @@ impl Alarm {
             }
         }
     }
+}
 
-    /// Whether a worker has reached its mark since the last call. Where the thread parks for another reason, too, it asks this
-    /// whenever it wakes.
-    pub fn take_rise(&self) -> bool {
+impl WakeUp for Alarm {
+    fn set(&self) {
+        self.is_set.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    fn clear(&self) {
+        self.is_set.store(false, Ordering::Relaxed);
+    }
+
+    fn take_rise(&self) -> bool {
         self.has_risen.swap(false, Ordering::Acquire)
     }
 }

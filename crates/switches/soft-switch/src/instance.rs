@@ -1,11 +1,11 @@
 //! The data ports of one instance, on its home worker.
 
 use model::{InstanceId, ServiceId, UplinkId};
+use switch::{Plan, SlotPlan};
 
 use crate::counters::SlotCounters;
 use crate::edit::Rewrite;
 use crate::frame::{Frame, FrameMemory, Sizes};
-use crate::plan::{Plan, SlotPlan};
 use crate::port::{Pending, Port, Queue as _};
 use crate::worker::OUTBOX_FRAMES;
 

@@ -2,8 +2,8 @@
 //! and sends what comes back out again. It decides nothing about how many instances there are and starts none; it
 //! must never put a packet of a pinned flow on another instance.
 //!
-//! Key types: [`Switch`] (the contract), [`SoftSwitch`] (its implementation), [`Plan`] (the snapshot that workers
-//! steer by), [`Worker`] (one thread of the data plane), [`Port`] (one queue of an uplink or an instance).
+//! Key types: [`SoftSwitch`] (a [`Switch`](switch::Switch)), [`WorkerPlan`] (the snapshot that workers steer by),
+//! [`Worker`] (one thread of the data plane), [`Port`] (one queue of an uplink or an instance).
 //!
 //! The way of a packet:
 //! 1. The worker that polls an uplink copies or takes a burst of frames from it.
@@ -29,18 +29,15 @@ mod mbufs;
 mod message;
 mod plan;
 mod port;
-mod record;
 mod soft;
-mod switch;
 mod table_memory;
 mod worker;
 
 pub use counters::{
     Counter, SERVICE_LIMIT, ServiceCounters, SlotCounters, UPLINK_LIMIT, UplinkCounters, WorkerCounters,
-    WorkerFigures, WorkerTotals,
+    WorkerFigures,
 };
-pub use dump::{FlowDump, FlowFilter, HeavyDump};
-pub use edit::{Edit, Edits, PlanError};
+pub use dump::{FlowDump, HeavyDump};
 pub use frame::{
     Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
 };
@@ -50,10 +47,8 @@ pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
-pub use plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
+pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use record::{PickRecord, RecordedFlow};
 pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
-pub use switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 pub use table_memory::TableMemory;
-pub use worker::{BURST_FRAMES, ELEPHANT_LIMIT, HeavyFlow, Peers, Sleep, Worker, WorkerParts};
+pub use worker::{BURST_FRAMES, Peers, Sleep, Worker, WorkerParts};

@@ -1,13 +1,13 @@
 //! What crosses between the control plane and a worker, and between two workers, in bounded single-producer
 //! single-consumer rings.
 
-use model::{FlowKey, InstanceId, ServiceId, Slot, UplinkId};
+use model::{InstanceId, ServiceId, Slot, UplinkId};
+use switch::{Change, PickRecord};
 
 use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::FrameMemory;
 use crate::instance::InstancePorts;
 use crate::port::Port;
-use crate::record::PickRecord;
 
 /// What the control plane asks of a worker. Everything that has to be allocated comes with the command.
 pub enum Command<M: FrameMemory> {
@@ -43,25 +43,8 @@ pub enum Command<M: FrameMemory> {
         /// Whether the instance failed: its flows then count as expected moves.
         failed: bool,
     },
-    /// Removes one flow.
-    PurgeFlow {
-        /// Which one.
-        key: FlowKey,
-    },
-    /// Gives one flow of a service that allows it to another instance, in order.
-    MoveFlow {
-        /// Which one.
-        key: FlowKey,
-        /// The instance's place.
-        to: Slot,
-    },
-    /// The scheduler of a service is replaced.
-    SetScheduler {
-        /// Which service.
-        service: ServiceId,
-        /// What picks from now on.
-        scheduler: scheduling::Scheduler,
-    },
+    /// Changes what the worker has of it.
+    Change(Change),
     /// The worker serves this queue of an uplink from now on.
     AttachUplink {
         /// Which uplink.

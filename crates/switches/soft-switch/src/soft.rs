@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc;
@@ -10,24 +10,25 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowRow, FlowTable, Ownership, TableConfig};
-use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
+use flow_table::{FlowHasher, FlowTable, Ownership, TableConfig};
+use model::{DropReason, Generation, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use scheduling::Scheduler;
+use switch::{
+    Capabilities, EditKind, FlowFilter, FlowRow, HeavyFlow, PickRecord, Plan, PortKind, PortSpec, Switch,
+    SwitchError, SwitchEvent, SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
+};
 
-use crate::counters::{UPLINK_LIMIT, WorkerCounters, WorkerTotals};
-use crate::dump::{FlowDump, FlowFilter, HeavyDump};
+use crate::counters::{UPLINK_LIMIT, WorkerCounters};
+use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
 use crate::idle::{Alarm, Idle, Polling, Usual, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
-use crate::plan::{LoadBoard, Plan, home};
+use crate::plan::{LoadBoard, WorkerPlan, home};
 use crate::port::Port;
-use crate::record::PickRecord;
-use crate::switch::{AttachSpec, Switch, SwitchError, SwitchEvent, SwitchReading};
 use crate::table_memory::TableMemory;
-use crate::worker::{HeavyFlow, Peers, Sleep, Worker, WorkerParts};
+use crate::worker::{Peers, Sleep, Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
 pub const WORKER_LIMIT: usize = 32;
@@ -85,7 +86,7 @@ pub struct UplinkConfig {
     pub device: UplinkDevice,
     /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
     pub max_frame: usize,
-    /// Nothing is received from it before [`Switch::open_uplink`]: its packets wait where they are, in a ring or a capture.
+    /// Nothing is received from it before [`SwitchRequest::OpenUplink`]: its packets wait where they are, in a ring or a capture.
     pub waits: bool,
 }
 
@@ -117,16 +118,15 @@ pub struct OpenDevice<D> {
 
 /// The soft switch. Dropping it stops the workers.
 pub struct SoftSwitch<M: FrameMemory> {
-    plan: Arc<ArcSwap<Plan>>,
+    plan: Arc<ArcSwap<WorkerPlan>>,
     /// Published plans that a worker may still hold, oldest first. They are freed here, not there.
-    kept_plans: VecDeque<Arc<Plan>>,
-    generation: Generation,
+    kept_plans: VecDeque<Arc<WorkerPlan>>,
     /// Instances that failed since the last plan: the next one moves their flows.
     failing: Vec<Slot>,
     /// Answers to come from workers that were told of a failed instance.
     failures: usize,
     /// The plan that waits for these answers. Commands wait behind it.
-    held_plan: Option<Plan>,
+    held_plan: Option<WorkerPlan>,
     /// The highest slot that any plan has had, and one.
     slots_used: usize,
     loads: Arc<LoadBoard>,
@@ -306,7 +306,7 @@ impl<M: FrameMemory> WorkerHandle<M> {
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners; [`Switch::alarm`] wakes the thread that calls this. `memories` has one
+    /// Starts the workers and the uplinks' listeners; [`Switch::wake_up`] wakes the thread that calls this. `memories` has one
     /// share per worker, `devices` one for each uplink that is one.
     ///
     /// # Errors
@@ -331,15 +331,12 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     ..memif::ServerConfig::new("inco")
                 };
                 let listener =
-                    memif::Listener::bind(socket, server).map_err(|source| SwitchError::Memif {
-                        socket: socket.clone(),
-                        source,
-                    })?;
+                    memif::Listener::bind(socket, server).map_err(|source| unusable(socket, &source))?;
                 listeners.push((UplinkId(index as u8), listener));
             }
         }
         let hasher = FlowHasher::new(config.hash_key).owning(config.ownership);
-        let plan = Arc::new(ArcSwap::from_pointee(Plan::default()));
+        let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::default()));
         let loads = Arc::new(LoadBoard::default());
         let leaving = Arc::new(AtomicUsize::new(0));
         let alarm = Arc::new(Alarm::of(std::thread::current()));
@@ -403,7 +400,6 @@ impl<M: FrameMemory> SoftSwitch<M> {
         let mut switch = SoftSwitch {
             plan,
             kept_plans: VecDeque::new(),
-            generation: Generation(0),
             failing: Vec::new(),
             failures: 0,
             held_plan: None,
@@ -481,7 +477,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     }
 
     /// Connects the data ports of the instance in that slot, which are devices: the queues of each, at most one per
-    /// worker. [`SwitchEvent::Attached`] follows, as after [`Switch::attach`].
+    /// worker. [`SwitchEvent::Attached`] follows, as after [`SwitchRequest::Attach`].
     ///
     /// # Errors
     /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist; [`SwitchError::SlotInUse`].
@@ -645,7 +641,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
                         if let Some(place) = self.instances.get_mut(slot.index()) {
                             *place = None;
                         }
-                        events.push(SwitchEvent::AttachFailed { slot, error });
+                        let reason = error.to_string();
+                        events.push(SwitchEvent::AttachFailed { slot, reason });
                     }
                 }
             }
@@ -828,7 +825,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
         {
             let outstanding = *outstanding;
             *place = None;
-            events.push(SwitchEvent::Removed { slot, outstanding });
+            events.push(SwitchEvent::Detached { slot, outstanding });
         }
     }
 
@@ -916,7 +913,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
     }
 
     /// Makes a plan the one that workers steer by.
-    fn put_in_force(&mut self, plan: Plan) {
+    fn put_in_force(&mut self, plan: WorkerPlan) {
         let old = self.plan.swap(Arc::new(plan));
         self.kept_plans.push_back(old);
         for worker in &self.workers {
@@ -1000,18 +997,22 @@ fn pin_to(cpu: usize) {
 }
 
 /// Connects an instance's ports, trying again until the deadline while nobody listens.
-fn connect_ports(spec: &MemifSpec, abandoned: &AtomicBool) -> Result<Vec<memif::Link>, SwitchError> {
-    let ends = Instant::now() + Duration::from_nanos(spec.deadline.0);
+fn connect_ports(
+    port: &PortSpec,
+    queues: u16,
+    abandoned: &AtomicBool,
+) -> Result<Vec<memif::Link>, SwitchError> {
+    let ends = Instant::now() + Duration::from_nanos(port.deadline.0);
     let mut links = Vec::new();
-    for interface_id in 0..u32::from(spec.ports) {
+    for interface_id in 0..u32::from(port.data_ports) {
         let config = memif::ClientConfig {
             ring: memif::RingConfig {
-                log2_slots: spec.log2_slots,
-                buffer_bytes: spec.buffer_bytes,
-                queues: spec.queues,
+                log2_slots: port.ring_slots.max(1).ilog2() as u8,
+                buffer_bytes: port.buffer_bytes,
+                queues,
             },
             name: "inco".to_owned(),
-            ..memif::ClientConfig::new(&spec.socket, interface_id)
+            ..memif::ClientConfig::new(&port.address, interface_id)
         };
         loop {
             match memif::Client::connect(&config, HANDSHAKE) {
@@ -1026,16 +1027,18 @@ fn connect_ports(spec: &MemifSpec, abandoned: &AtomicBool) -> Result<Vec<memif::
                 {
                     std::thread::sleep(CONNECT_PAUSE);
                 }
-                Err(source) => {
-                    return Err(SwitchError::Memif {
-                        socket: spec.socket.clone(),
-                        source,
-                    });
-                }
+                Err(source) => return Err(unusable(&port.address, &source)),
             }
         }
     }
     Ok(links)
+}
+
+/// A memif socket is of no use.
+fn unusable(socket: &Path, source: &memif::Error) -> SwitchError {
+    SwitchError::Port {
+        reason: format!("memif socket {}: {source}", socket.display()),
+    }
 }
 
 /// Whether the peer gave the handshake up because it took too long: one that has little of a CPU, or of a busy one.
@@ -1043,37 +1046,14 @@ fn is_peer_slow(error: &memif::Error) -> bool {
     matches!(error, memif::Error::Disconnected { reason } if reason.contains("timed out"))
 }
 
-struct MemifSpec {
-    socket: PathBuf,
-    ports: u8,
-    queues: u16,
-    log2_slots: u8,
-    buffer_bytes: u32,
-    deadline: Nanos,
-}
-
-impl<M: FrameMemory> Switch for SoftSwitch<M> {
-    fn publish(&mut self, mut plan: Plan) -> Generation {
-        if let Err(error) = plan.validate() {
-            // The plan before stays in force.
-            tracing::error!(%error, "a plan was refused");
-            return self.generation;
-        }
-        self.generation = Generation(self.generation.0 + 1);
-        plan.generation = self.generation;
+/// What is asked for.
+impl<M: FrameMemory> SoftSwitch<M> {
+    fn steer_by(&mut self, mut plan: Plan) {
         plan.slots.truncate(Slot::LIMIT);
-        for (slot_plan, attachment) in plan.slots.iter_mut().zip(&self.instances) {
-            if let (
-                Some(slot_plan),
-                Some(Attachment {
-                    queues: Some(queues), ..
-                }),
-            ) = (slot_plan, attachment)
-            {
-                slot_plan.queues = *queues;
-            }
-        }
-        self.slots_used = self.slots_used.max(plan.slots.len()).min(Slot::LIMIT);
+        let queues = |attached: &Option<Attachment>| attached.as_ref().and_then(|of| of.queues).unwrap_or(1);
+        let queues = self.instances.iter().take(plan.slots.len()).map(queues);
+        let plan = WorkerPlan::new(plan, queues.collect());
+        self.slots_used = self.slots_used.max(plan.slots.len());
         // Not before all workers have sent on what failed instances gave back: what moves by this plan comes after it.
         if self.failures > 0 {
             self.held_plan = Some(plan);
@@ -1085,56 +1065,36 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 self.command(worker, Command::PurgeSlot { slot, failed: true });
             }
         }
-        self.generation
     }
 
-    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError> {
+    fn attach(&mut self, slot: Slot, port: PortSpec) -> Result<(), SwitchError> {
         limit("slots", slot.index() + 1, Slot::LIMIT)?;
         if self.instances[slot.index()].is_some() {
             return Err(SwitchError::SlotInUse { slot });
         }
-        // Before a plan has it, too: whether it takes a probe shows in its counters.
-        self.slots_used = self.slots_used.max(slot.index() + 1);
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let mut attachment = Attachment::new(Arc::clone(&abandoned));
-        let serial = attachment.serial;
-        match spec {
-            AttachSpec::Null => {
+        match port.kind {
+            PortKind::NULL => {
                 let workers = self.workers.len();
-                self.instances[slot.index()] = Some(attachment);
+                self.instances[slot.index()] = Some(Attachment::new(Arc::default()));
                 let sinks = || (0..PORT_LIMIT).map(|_| Port::null()).collect();
                 let by_worker = (0..workers).map(|_| sinks()).collect();
                 self.attach_ports(slot, by_worker, Some(workers as u16), String::new(), Vec::new());
             }
-            AttachSpec::Made { .. } => {
-                return Err(SwitchError::Unsupported {
-                    what: "have ports before there are instances",
-                });
-            }
-            AttachSpec::Memif {
-                service: _,
-                socket,
-                ports,
-                queues,
-                log2_slots,
-                buffer_bytes,
-                deadline,
-            } => {
-                limit("data ports of an instance", usize::from(ports), PORT_LIMIT)?;
-                let queues = queues.clamp(1, self.workers.len() as u16);
-                let spec = MemifSpec {
-                    socket,
-                    ports,
-                    queues,
-                    log2_slots,
-                    buffer_bytes,
-                    deadline,
-                };
+            PortKind::MEMIF => {
+                limit(
+                    "data ports of an instance",
+                    usize::from(port.data_ports),
+                    PORT_LIMIT,
+                )?;
+                let queues = port.queues.clamp(1, self.workers.len() as u16);
+                let abandoned = Arc::new(AtomicBool::new(false));
+                let mut attachment = Attachment::new(Arc::clone(&abandoned));
+                let serial = attachment.serial;
                 let report = self.report.clone();
                 std::thread::Builder::new()
                     .name(format!("inco-attach-{}", slot.0))
                     .spawn(move || {
-                        let links = connect_ports(&spec, &abandoned);
+                        let links = connect_ports(&port, queues, &abandoned);
                         // Nobody listens only where the switch has ended.
                         let _ended = report.send(Report::Connected { slot, serial, links });
                     })
@@ -1142,7 +1102,14 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
                 attachment.connecting = true;
                 self.instances[slot.index()] = Some(attachment);
             }
+            _ => {
+                return Err(SwitchError::Unsupported {
+                    what: "connect ports of that kind: it knows memif and null",
+                });
+            }
         }
+        // Before a plan has it, too: whether it takes a probe shows in its counters.
+        self.slots_used = self.slots_used.max(slot.index() + 1);
         Ok(())
     }
 
@@ -1162,7 +1129,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         Ok(())
     }
 
-    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
+    fn detach(&mut self, slot: Slot) -> Result<(), SwitchError> {
         let waiting_for = self.workers.len();
         self.have_room()?;
         // Its pins go with it.
@@ -1185,31 +1152,6 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         self.broadcast(|| Command::RemoveInstance { slot, failed })
     }
 
-    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.have_room()?;
-        self.command(home(slot, 0, 1, self.workers.len()), Command::Probe { slot });
-        Ok(())
-    }
-
-    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::PurgeSlot { slot, failed: false })
-    }
-
-    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::PurgeFlow { key })
-    }
-
-    fn move_flow(&mut self, key: FlowKey, to: Slot) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::MoveFlow { key, to })
-    }
-
-    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::SetScheduler {
-            service,
-            scheduler: scheduler.clone(),
-        })
-    }
-
     fn open_uplink(&mut self, uplink: UplinkId) {
         let Some(state) = self.uplinks.get_mut(uplink.index()) else {
             return;
@@ -1219,6 +1161,74 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             && let Some(link) = state.next.take()
         {
             self.attach_uplink(uplink, *link);
+        }
+    }
+
+    fn list_flows(&mut self, id: u64, filter: &FlowFilter, limit: usize) -> Result<(), SwitchError> {
+        let limit = limit.min(FLOW_ROWS_LIMIT);
+        self.broadcast(|| Command::Dump(Box::new(FlowDump::new(id, filter.clone(), limit))))?;
+        self.dumps.push(PendingDump {
+            id,
+            waiting_for: self.workers.len(),
+            rows: Vec::new(),
+            limit,
+            complete: true,
+        });
+        Ok(())
+    }
+
+    fn list_heavy_flows(&mut self, id: u64, filter: &FlowFilter) -> Result<(), SwitchError> {
+        self.broadcast(|| Command::DumpHeavy(Box::new(HeavyDump::new(id, filter.clone()))))?;
+        self.heavy_dumps.push(PendingHeavy {
+            id,
+            waiting_for: self.workers.len(),
+            rows: Vec::new(),
+        });
+        Ok(())
+    }
+}
+
+impl<M: FrameMemory> Switch for SoftSwitch<M> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ports: &[PortKind::MEMIF, PortKind::NULL],
+            edits: &[EditKind::Mac],
+            relaxed_moves: true,
+            flow_counters: true,
+            return_matching: true,
+            ring_occupancy: true,
+            pick_records: true,
+            service_changes: true,
+            waiting_uplinks: true,
+        }
+    }
+
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        match request {
+            SwitchRequest::Publish(plan) => {
+                plan.validate(&self.capabilities())?;
+                self.steer_by(Arc::unwrap_or_clone(plan));
+                Ok(())
+            }
+            SwitchRequest::Attach { slot, port, .. } => self.attach(slot, port),
+            SwitchRequest::Detach(slot) => self.detach(slot),
+            SwitchRequest::Fail(slot) => self.fail(slot),
+            SwitchRequest::Probe(slot) => {
+                self.have_room()?;
+                self.command(home(slot, 0, 1, self.workers.len()), Command::Probe { slot });
+                Ok(())
+            }
+            SwitchRequest::PurgeSlot(slot) => self.broadcast(|| Command::PurgeSlot { slot, failed: false }),
+            SwitchRequest::OpenUplink(uplink) => {
+                self.open_uplink(uplink);
+                Ok(())
+            }
+            SwitchRequest::Change(change) => self.broadcast(|| Command::Change(change.clone())),
+            SwitchRequest::Flows { id, filter, limit } => self.list_flows(id, &filter, limit),
+            SwitchRequest::HeavyFlows { id, filter } => self.list_heavy_flows(id, &filter),
+            SwitchRequest::Record { id, service } => {
+                self.broadcast(|| Command::Record(Box::new(PickRecord::new(id, service))))
+            }
         }
     }
 
@@ -1237,51 +1247,44 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         into.acknowledged = self.acknowledged();
         // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's turn.
         fence(Ordering::Acquire);
-        let sums = &mut into.counters;
         let used = self.slots_used;
-        sums.slots.iter_mut().take(used).for_each(|sum| {
-            *sum = collector::SlotCounters {
+        into.slots.iter_mut().take(used).for_each(|sum| {
+            *sum = switch::SlotCounters {
                 function: sum.function,
                 throttled_ns: sum.throttled_ns,
                 ..Default::default()
             };
         });
-        sums.services.fill(Default::default());
-        sums.uplinks.fill(Default::default());
-        sums.drops = [0; DropReason::COUNT];
+        into.services.fill(Default::default());
+        into.uplinks.fill(Default::default());
+        into.drops = [0; DropReason::COUNT];
         into.workers.fill(WorkerTotals::default());
-        for ((worker, totals), sum) in self.workers.iter().zip(&mut into.workers).zip(&mut sums.workers) {
+        for (worker, totals) in self.workers.iter().zip(&mut into.workers) {
             let counters = &worker.counters;
             counters
                 .slots
                 .iter()
                 .take(used)
-                .zip(&mut sums.slots)
+                .zip(&mut into.slots)
                 .for_each(|(part, sum)| part.add_to(sum));
             counters
                 .services
                 .iter()
-                .zip(&mut sums.services)
+                .zip(&mut into.services)
                 .for_each(|(part, sum)| part.add_to(sum));
             counters
                 .uplinks
                 .iter()
-                .zip(&mut sums.uplinks)
+                .zip(&mut into.uplinks)
                 .for_each(|(part, sum)| part.add_to(sum));
             counters
                 .drops
                 .iter()
-                .zip(&mut sums.drops)
+                .zip(&mut into.drops)
                 .for_each(|(part, sum)| *sum += part.get());
             counters.figures.add_to(totals);
-            *sum = collector::WorkerCounters {
-                turns: totals.turns,
-                awake_ns: totals.awake_ns,
-                busy_ns: totals.busy_ns,
-                longest_gap_ns: totals.longest_gap_ns,
-            };
         }
-        for (uplink, sum) in self.uplinks.iter().zip(&mut sums.uplinks) {
+        for (uplink, sum) in self.uplinks.iter().zip(&mut into.uplinks) {
             let state = uplink
                 .watch
                 .as_ref()
@@ -1290,39 +1293,12 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             sum.missed_packets = state.missed_packets;
             sum.failed_packets = state.failed_packets;
         }
-        sums.at = monotonic();
-        sums.age = Nanos::ZERO;
+        into.at = monotonic();
+        into.age = Nanos::ZERO;
         for ((id, worker), totals) in (0..).zip(&mut self.workers).zip(&into.workers) {
-            let mark = worker.usual.mark(totals.received, into.counters.at);
+            let mark = worker.usual.mark(totals.received, into.at);
             self.alarm.mark(WorkerId(id), mark);
         }
-    }
-
-    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {
-        let limit = limit.min(FLOW_ROWS_LIMIT);
-        self.broadcast(|| Command::Dump(Box::new(FlowDump::new(id, filter.clone(), limit))))?;
-        self.dumps.push(PendingDump {
-            id,
-            waiting_for: self.workers.len(),
-            rows: Vec::new(),
-            limit,
-            complete: true,
-        });
-        Ok(())
-    }
-
-    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::DumpHeavy(Box::new(HeavyDump::new(id, filter.clone()))))?;
-        self.heavy_dumps.push(PendingHeavy {
-            id,
-            waiting_for: self.workers.len(),
-            rows: Vec::new(),
-        });
-        Ok(())
-    }
-
-    fn request_record(&mut self, id: u64, service: ServiceId) -> Result<(), SwitchError> {
-        self.broadcast(|| Command::Record(Box::new(PickRecord::new(id, service))))
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -1362,8 +1338,8 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             .collect()
     }
 
-    fn alarm(&self) -> Option<Arc<Alarm>> {
-        Some(Arc::clone(&self.alarm))
+    fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
+        Some(Arc::<Alarm>::clone(&self.alarm))
     }
 
     fn stop(&mut self) {

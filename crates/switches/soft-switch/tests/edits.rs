@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
 use model::Nanos;
 use packet::build::Frame;
-use soft_switch::{Edit, Edits, HeapMemory, Plan, Port, SlotPlan};
+use soft_switch::{HeapMemory, Port};
+use switch::{Edit, Edits};
 
 mod bare;
 
@@ -130,44 +131,5 @@ fn without_an_edit_no_byte_changes() {
         send(&mut between.function, &frame(CLIENT, INSTANCE, false));
         between.turn();
         assert_eq!(take(&mut between.network), [frame(CLIENT, INSTANCE, false)]);
-    }
-}
-
-#[test]
-fn a_plan_with_an_edit_that_nobody_does_is_refused() {
-    let address = "192.0.2.9".parse().unwrap();
-    let translate = Edit::Translate { address, port: None };
-    let tunnel = Edit::Tunnel {
-        local: address,
-        remote: address,
-        network: 7,
-    };
-    let mac = Edit::Mac {
-        destination: Some(INSTANCE),
-        source: None,
-    };
-    for (to_instance, to_uplink, refusal) in [
-        (Edit::None, Edit::None, None),
-        (mac, mac, None),
-        (translate, Edit::None, Some("slot 1 with address translation")),
-        (Edit::None, tunnel, Some("slot 1 with a tunnel")),
-    ] {
-        let slot = |edits| SlotPlan {
-            edits,
-            ..bare::slot_plan(0)
-        };
-        let edits = Edits {
-            to_instance,
-            to_uplink,
-        };
-        let plan = Plan {
-            slots: vec![None, Some(slot(edits))],
-            ..Plan::default()
-        };
-        match (plan.validate(), refusal) {
-            (Ok(()), None) => {}
-            (Err(error), Some(refusal)) => assert!(error.to_string().contains(refusal), "{error}"),
-            (said, expected) => panic!("{said:?}, not {expected:?}"),
-        }
     }
 }

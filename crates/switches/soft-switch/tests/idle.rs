@@ -14,7 +14,7 @@ use model::Match;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, PATIENCE, echo, service, udp_flows};
-use soft_switch::Switch as _;
+use switch::Switch as _;
 
 fn is_worker(task: &std::path::Path) -> bool {
     std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("inco-worker"))
@@ -55,7 +55,7 @@ fn an_idle_switch_sleeps_and_wakes_for_the_first_packet() {
         share * 100.0
     );
     // So does the thread that started the switch, until the first packet wakes it.
-    let alarm = bed.switch.alarm().expect("the soft switch sees every packet");
+    let alarm = bed.switch.wake_up().expect("the soft switch sees every packet");
     let began = Instant::now();
     let mut rang = false;
     while !rang {

@@ -8,17 +8,17 @@ use std::sync::atomic::AtomicUsize;
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, TableConfig};
 use model::{
-    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts,
-    UplinkId, WorkerId,
+    DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
 };
 use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, Destination, Edits, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Peers, Plan, Polling, Port, ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet,
-    Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts,
+    Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
+    InstancePorts, LoadBoard, Peers, Polling, Port, Sleep, TableMemory, WakeSet, Waker, Worker,
+    WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
 };
+use switch::{Change, Edits, Plan, ServicePlan, SlotPlan};
 
 const HASH_KEY: [u64; 4] = [1, 2, 3, 4];
 const SINKS: u16 = 3;
@@ -30,7 +30,7 @@ struct Alone {
     events: Consumer<WorkerEvent<HeapMemory>>,
     counters: Arc<WorkerCounters>,
     loads: Arc<LoadBoard>,
-    plan: Arc<ArcSwap<Plan>>,
+    plan: Arc<ArcSwap<WorkerPlan>>,
     network: memif::Link,
     _control: memif::Control,
     /// Frames that it hands to a second worker, which the test plays.
@@ -65,25 +65,18 @@ fn alone_with(
 ) -> Alone {
     let (link, network) = link();
     let mut service = ServicePlan {
-        id: ServiceId(0),
-        matches: Match::default(),
-        symmetric: true,
-        uplinks: vec![UplinkId(0)],
-        scheduler: Scheduler::from_name("best-fit").unwrap(),
         fit: 0.9,
-        table_full: TableFull::Hash,
         return_counters: true,
-        relaxed: false,
+        ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("best-fit").unwrap())
     };
     change(&mut service);
     let slot = |id| SlotPlan {
         instance: InstanceId(id),
         service: ServiceId(0),
         state: InstanceState::Active,
-        capacity: 1e6,
+        capacity_pps: 1e6,
         active_since: Nanos::ZERO,
         weight: 256,
-        queues: workers as u16,
         edits: Edits::default(),
     };
     let plan = Plan {
@@ -92,7 +85,8 @@ fn alone_with(
         slots: (0..instances.len()).map(|id| Some(slot(id as u32))).collect(),
         ..Plan::default()
     };
-    let plan = Arc::new(ArcSwap::from_pointee(plan));
+    let queues = vec![workers as u16; plan.slots.len()];
+    let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, queues)));
     let table = TableConfig {
         ipv4_flows: 10_000,
         ipv6_flows: 1000,
@@ -332,7 +326,7 @@ fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
             .map(|s| s.live_flows.get())
             .sum::<u64>()
     };
-    let mut plan = Plan::clone(&alone.plan.load());
+    let mut plan = WorkerPlan::clone(&alone.plan.load());
     plan.generation = Generation(2);
     for slot_plan in plan.slots.iter_mut().flatten() {
         slot_plan.state = InstanceState::Draining;
@@ -346,7 +340,7 @@ fn what_the_plan_says_is_acknowledged_after_the_gauges_show_it() {
 fn a_plan_that_a_command_has_loaded_is_acknowledged_too() {
     let mut alone = alone(1);
     alone.turn();
-    let mut plan = Plan::clone(&alone.plan.load());
+    let mut plan = WorkerPlan::clone(&alone.plan.load());
     plan.generation = Generation(2);
     alone.plan.store(Arc::new(plan));
     let uplink = UplinkId(0);
@@ -363,7 +357,7 @@ fn new_flows_do_not_wander_while_a_slot_is_purged() {
     assert!(
         alone
             .commands
-            .push(Command::SetScheduler { service, scheduler })
+            .push(Command::Change(Change::SetScheduler { service, scheduler }))
             .is_ok()
     );
     alone.turn();
@@ -492,7 +486,7 @@ impl Moving {
 
     /// Takes the pins to an instance away and lets it take no new flows, as a drain does.
     fn unpin(&mut self, instance: usize, failed: bool) {
-        let mut plan = Plan::clone(&self.alone.plan.load());
+        let mut plan = WorkerPlan::clone(&self.alone.plan.load());
         plan.generation = Generation(plan.generation.0 + 1);
         plan.slots[instance].as_mut().unwrap().state = InstanceState::Draining;
         self.alone.plan.store(Arc::new(plan));
@@ -581,15 +575,13 @@ fn a_flow_that_moves_waits_for_what_it_sent_before() {
     assert_eq!(moving.moved(), (1, 0));
     // Nothing is out now: it moves on without a stop, and back, too.
     moving.unpin(new, false);
-    let plan = Plan::clone(&moving.alone.plan.load());
+    let mut plan = WorkerPlan::clone(&moving.alone.plan.load());
     let mut slots = plan.slots.clone();
     slots[old].as_mut().unwrap().state = InstanceState::Active;
     let generation = Generation(plan.generation.0 + 1);
-    moving.alone.plan.store(Arc::new(Plan {
-        slots,
-        generation,
-        ..plan
-    }));
+    plan.slots = slots;
+    plan.generation = generation;
+    moving.alone.plan.store(Arc::new(plan));
     moving.send(7..9);
     assert_eq!((moving.taken(old), moving.taken(new)), (vec![7, 8], vec![]));
     assert_eq!(moving.moved(), (1, 0));
@@ -654,7 +646,7 @@ fn one_flow_that_is_purged_waits_likewise() {
         vlan: 0,
     })
     .0;
-    moving.asks(Command::PurgeFlow { key });
+    moving.asks(Command::Change(Change::PurgeFlow(key)));
     moving.send(3..4);
     assert_eq!((moving.taken(0), moving.taken(1)), (vec![], vec![]));
     moving.gives_back(old, 0..3);

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use model::{Match, Prefix, UplinkId, protocol};
 use openflow::{Field, FieldKind};
-use soft_switch::ServicePlan;
+use switch::ServicePlan;
 
 use crate::rules::{Part, ServiceRules, Side, Spread, ports_of};
 

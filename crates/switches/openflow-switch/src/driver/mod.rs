@@ -22,18 +22,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use model::{DropReason, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
+use model::{DropReason, Nanos, ServiceId, Slot, UplinkId};
 use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec};
 use scheduling::Scheduler;
-use soft_switch::{
-    AttachSpec, FlowFilter, Plan, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
+use switch::{
+    Capabilities, Change, PortKind, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
+    SwitchRequest,
 };
 use thiserror::Error;
 
 use crate::rules::ServiceRules;
 use crate::steering::{Settings, Steering};
 use offloaded::OffloadedFlows;
-use worker::{Ask, Worker};
+use worker::Worker;
 
 /// The mark on a bridge that inco has made, and may remove.
 const MARK: (&str, &str) = ("inco", "switch");
@@ -187,12 +188,10 @@ struct Shared {
 
 /// A bridge of Open vSwitch that steers. Dropping it removes the bridge.
 pub struct OpenFlowSwitch {
-    asks: Sender<Ask>,
+    /// Where requests go; gone once it stops.
+    requests: Option<Sender<SwitchRequest>>,
     events: Receiver<SwitchEvent>,
     shared: Arc<Mutex<Shared>>,
-    generation: Generation,
-    /// Instances that failed since the last plan.
-    failing: Vec<Slot>,
     worker: Option<JoinHandle<()>>,
     queue_pairs: u16,
     database: Endpoint,
@@ -294,7 +293,7 @@ impl OpenFlowSwitch {
             reading,
             loads: Vec::new(),
         }));
-        let (asks, asked) = channel();
+        let (requests, asked) = channel();
         let (tell, events) = channel();
         let mut steering = Steering::new(config.steering.clone(), services, MONITOR);
         if is_left {
@@ -313,11 +312,9 @@ impl OpenFlowSwitch {
             .spawn(move || worker.run())
             .map_err(system("starting the thread that steers"))?;
         Ok(OpenFlowSwitch {
-            asks,
+            requests: Some(requests),
             events,
             shared,
-            generation: Generation(0),
-            failing: Vec::new(),
             worker: Some(worker),
             queue_pairs,
             database: config.database.clone(),
@@ -333,13 +330,6 @@ impl OpenFlowSwitch {
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
         lock(&self.shared)
-    }
-
-    fn ask(&self, ask: Ask) -> Result<(), SwitchError> {
-        self.asks.send(ask).map_err(|_| SwitchError::WorkerStuck {
-            worker: 0,
-            pending: 1,
-        })
     }
 }
 
@@ -490,69 +480,53 @@ fn first_ports(
 }
 
 impl Switch for OpenFlowSwitch {
-    fn publish(&mut self, mut plan: Plan) -> Generation {
-        self.generation = Generation(self.generation.0 + 1);
-        plan.generation = self.generation;
-        // Those that failed are not in the table any more: that they failed is known before. Where the thread has ended nothing is
-        // acknowledged any more.
-        for slot in std::mem::take(&mut self.failing) {
-            let _ended = self.ask(Ask::Fail(slot));
-        }
-        let _ended = self.ask(Ask::Publish(Box::new(plan)));
-        self.generation
-    }
-
-    fn attach(&mut self, slot: Slot, spec: AttachSpec) -> Result<(), SwitchError> {
-        let limit = |what, asked, limit| SwitchError::Limit { what, asked, limit };
-        if slot.index() >= Slot::LIMIT {
-            return Err(limit("slots", slot.index() + 1, Slot::LIMIT));
-        }
-        match &spec {
-            AttachSpec::Made { service, deadline } => self.ask(Ask::Attach {
-                slot,
-                service: *service,
-                deadline: *deadline,
-            }),
-            AttachSpec::Memif { .. } | AttachSpec::Null => Err(SwitchError::Unsupported {
-                what: "make a port for an instance: all are made when it starts",
-            }),
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            ports: &[PortKind::PREPARED],
+            edits: &[],
+            relaxed_moves: false,
+            flow_counters: true,
+            return_matching: false,
+            ring_occupancy: false,
+            pick_records: false,
+            service_changes: false,
+            waiting_uplinks: false,
         }
     }
 
-    fn fail(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        // Its pins move by the plan that follows.
-        self.failing.push(slot);
-        Ok(())
-    }
-
-    fn remove(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.ask(Ask::Remove(slot))
-    }
-
-    fn probe(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.ask(Ask::Probe(slot))
-    }
-
-    fn purge_slot(&mut self, slot: Slot) -> Result<(), SwitchError> {
-        self.ask(Ask::PurgeSlot(slot))
-    }
-
-    fn purge_flow(&mut self, key: FlowKey) -> Result<(), SwitchError> {
-        self.ask(Ask::PurgeFlow(key))
-    }
-
-    fn move_flow(&mut self, _key: FlowKey, _to: Slot) -> Result<(), SwitchError> {
-        Err(SwitchError::Unsupported {
-            what: "move a flow: its packets cannot be held meanwhile",
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        let unsupported = |what| Err(SwitchError::Unsupported { what });
+        match &request {
+            SwitchRequest::Attach { slot, .. } if slot.index() >= Slot::LIMIT => {
+                return Err(SwitchError::Limit {
+                    what: "slots",
+                    asked: slot.index() + 1,
+                    limit: Slot::LIMIT,
+                });
+            }
+            SwitchRequest::Attach { port, .. } if port.kind != PortKind::PREPARED => {
+                return unsupported("make a port for an instance: all are made when it starts");
+            }
+            SwitchRequest::Change(Change::MoveFlow { .. }) => {
+                return unsupported("move a flow: its packets cannot be held meanwhile");
+            }
+            SwitchRequest::Record { .. } => {
+                return unsupported("write a decision down: it is made for a bucket and not for a flow");
+            }
+            _ => {}
+        }
+        let sent = self
+            .requests
+            .as_ref()
+            .map(|requests| requests.send(request).is_ok());
+        if sent == Some(true) {
+            return Ok(());
+        }
+        // The thread has ended.
+        Err(SwitchError::WorkerStuck {
+            worker: 0,
+            pending: 1,
         })
-    }
-
-    fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) -> Result<(), SwitchError> {
-        self.ask(Ask::Scheduler(service, Box::new(scheduler)))
-    }
-
-    fn open_uplink(&mut self, _uplink: UplinkId) {
-        // None of its uplinks waits.
     }
 
     fn set_loads(&mut self, loads: &[(Slot, f32)], _expected: &[(ServiceId, f32)]) {
@@ -567,34 +541,18 @@ impl Switch for OpenFlowSwitch {
         let from = &shared.reading;
         into.acknowledged = from.acknowledged;
         into.workers.clone_from(&from.workers);
-        let (sums, counted) = (&mut into.counters, &from.counters);
-        for (sum, counted) in sums.slots.iter_mut().zip(&counted.slots) {
-            *sum = collector::SlotCounters {
+        for (sum, counted) in into.slots.iter_mut().zip(&from.slots) {
+            *sum = switch::SlotCounters {
                 function: sum.function,
                 throttled_ns: sum.throttled_ns,
                 ..*counted
             };
         }
-        sums.services.clone_from(&counted.services);
-        sums.uplinks.clone_from(&counted.uplinks);
-        sums.workers.clone_from(&counted.workers);
-        sums.drops = counted.drops;
-        sums.at = counted.at;
-        sums.age = now.since(counted.at);
-    }
-
-    fn request_flows(&mut self, id: u64, filter: FlowFilter, limit: usize) -> Result<(), SwitchError> {
-        self.ask(Ask::Flows { id, filter, limit })
-    }
-
-    fn request_heavy_flows(&mut self, id: u64, filter: FlowFilter) -> Result<(), SwitchError> {
-        self.ask(Ask::HeavyFlows { id, filter })
-    }
-
-    fn request_record(&mut self, _id: u64, _service: ServiceId) -> Result<(), SwitchError> {
-        Err(SwitchError::Unsupported {
-            what: "write a decision down: it is made for a bucket and not for a flow",
-        })
+        into.services.clone_from(&from.services);
+        into.uplinks.clone_from(&from.uplinks);
+        into.drops = from.drops;
+        into.at = from.at;
+        into.age = now.since(from.at);
     }
 
     fn poll(&mut self, _now: Nanos, events: &mut Vec<SwitchEvent>) {
@@ -611,7 +569,7 @@ impl Switch for OpenFlowSwitch {
 
     fn stop(&mut self) {
         let Some(worker) = self.worker.take() else { return };
-        let _ended = self.ask(Ask::Stop);
+        self.requests = None;
         let _result = worker.join();
         // What is still in the bridge goes with it.
         let removed = Ovsdb::connect(&self.database, REMOVE_LIMIT)
@@ -623,7 +581,7 @@ impl Switch for OpenFlowSwitch {
             let _none = std::fs::remove_file(socket);
         }
         let mut shared = self.shared();
-        let counters = &mut shared.reading.counters;
+        let counters = &mut shared.reading;
         // Instances and their rings are gone with the bridge.
         let inside: u64 = counters
             .slots

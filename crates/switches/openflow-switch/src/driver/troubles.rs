@@ -2,7 +2,7 @@
 //! with how often it has happened. However much a switch says, what is told of it is bounded.
 
 use model::Nanos;
-use soft_switch::SwitchEvent;
+use switch::SwitchEvent;
 
 /// A kind that goes on happening is told again after so long.
 const EVERY: Nanos = Nanos::from_secs(10);

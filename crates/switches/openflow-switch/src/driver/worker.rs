@@ -7,16 +7,17 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collector::SlotCounters;
-use flow_table::{FlowRow, TcpState};
+use flow_table::TcpState;
 use memif::{ControlEvent, Link, Listener};
-use model::{Direction, DropReason, FlowKey, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use model::{Direction, DropReason, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use openflow::{Event, Limits, Message, MultipartReply, MultipartRequest, PortStats, port};
 use openvswitch::{Offload, Reconnecting, Turned};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use scheduling::Scheduler;
-use soft_switch::{FlowFilter, HeavyFlow, Plan, SwitchError, SwitchEvent};
+use switch::{
+    Change, FlowFilter, FlowRow, HEAVY_FLOW_LIMIT, HeavyFlow, Plan, SlotCounters, SwitchError, SwitchEvent,
+    SwitchRequest,
+};
 
 use super::counters::{Carried, Growing, PortCounters};
 use super::offloaded::OffloadedFlows;
@@ -50,8 +51,6 @@ const UNSEEN_PATIENCE: Nanos = Nanos::from_secs(3);
 const BURST: usize = 256;
 /// The longest frame of the monitor port, in bytes.
 const FRAME_BYTES: usize = memif::MAX_PACKET_BYTES;
-/// Flows that a request for the heaviest ones gets.
-const HEAVY_LIMIT: usize = soft_switch::ELEPHANT_LIMIT;
 
 /// Monotonic time, as the control plane has it.
 pub(super) fn monotonic() -> Nanos {
@@ -77,32 +76,6 @@ fn is_dead(socket: &Path) -> bool {
     };
     // Where somebody listens it is EPROTOTYPE.
     try_it() == Err(Errno::CONNREFUSED)
-}
-
-/// What the control plane asks for.
-pub(super) enum Ask {
-    Publish(Box<Plan>),
-    Attach {
-        slot: Slot,
-        service: ServiceId,
-        deadline: Nanos,
-    },
-    Fail(Slot),
-    Remove(Slot),
-    Probe(Slot),
-    PurgeSlot(Slot),
-    PurgeFlow(FlowKey),
-    Scheduler(ServiceId, Box<Scheduler>),
-    Flows {
-        id: u64,
-        filter: FlowFilter,
-        limit: usize,
-    },
-    HeavyFlows {
-        id: u64,
-        filter: FlowFilter,
-    },
-    Stop,
 }
 
 /// An instance, and where it is on its way in or out.
@@ -212,7 +185,7 @@ enum Phase {
 
 /// Everything that the thread has.
 pub(super) struct Worker {
-    asked: Receiver<Ask>,
+    asked: Receiver<SwitchRequest>,
     tell: Sender<SwitchEvent>,
     shared: Arc<Mutex<Shared>>,
     steering: Steering,
@@ -230,7 +203,9 @@ pub(super) struct Worker {
     carried: Vec<Carried>,
     sockets: Vec<PathBuf>,
     attachments: BTreeMap<Slot, Attachment>,
-    plan: Plan,
+    plan: Arc<Plan>,
+    /// Instances that failed since the last plan.
+    failing: Vec<Slot>,
     loads: BTreeMap<Slot, f32>,
     /// The question for the ports' counters, and when it was asked.
     ports_asked: Option<(u32, Nanos)>,
@@ -273,7 +248,7 @@ impl Worker {
         adopts: bool,
         listener: Listener,
         offloaded: OffloadedFlows,
-        (asked, tell, shared): (Receiver<Ask>, Sender<SwitchEvent>, Arc<Mutex<Shared>>),
+        (asked, tell, shared): (Receiver<SwitchRequest>, Sender<SwitchEvent>, Arc<Mutex<Shared>>),
     ) -> Worker {
         for uplink in 0..config.uplinks.len() as u8 {
             // Its port is there; who is behind it shows in packets alone.
@@ -301,7 +276,8 @@ impl Worker {
             carried: vec![Carried::default(); config.uplinks.len()],
             sockets: config.sockets().cloned().collect(),
             attachments: BTreeMap::new(),
-            plan: Plan::default(),
+            plan: Arc::default(),
+            failing: Vec::new(),
             loads: BTreeMap::new(),
             ports_asked: None,
             ports_at: Nanos::ZERO,
@@ -396,28 +372,27 @@ impl Worker {
         }
     }
 
-    fn take_ask(&mut self, ask: Ask, now: Nanos) {
-        match ask {
-            Ask::Publish(plan) => self.publish(*plan, now),
-            Ask::Attach {
-                slot,
-                service,
-                deadline,
-            } => self.attach(slot, service, now + deadline, now),
-            Ask::Fail(slot) => {
-                if let Some(attachment) = self.attachments.get_mut(&slot) {
-                    attachment.failed = true;
-                }
-                self.steering.fail(slot);
+    fn take_ask(&mut self, request: SwitchRequest, now: Nanos) {
+        match request {
+            SwitchRequest::Publish(plan) => self.publish(plan, now),
+            SwitchRequest::Attach { slot, service, port } => {
+                self.attach(slot, service, now + port.deadline, now);
             }
-            Ask::Remove(slot) => self.remove(slot, now),
-            Ask::Probe(slot) => self.probe(slot, now),
-            Ask::PurgeSlot(slot) => self.steering.purge(|_, of| of == slot),
-            Ask::PurgeFlow(key) => self.steering.purge(|id, _| id.key == key),
-            Ask::Scheduler(service, scheduler) => self.steering.set_scheduler(service, *scheduler),
-            Ask::Flows { id, filter, limit } => self.tell_flows(id, &filter, limit, now),
-            Ask::HeavyFlows { id, filter } => self.tell_heavy_flows(id, &filter, now),
-            Ask::Stop => self.stopping = true,
+            SwitchRequest::Detach(slot) => self.detach(slot, now),
+            // Its pins move by the plan that follows.
+            SwitchRequest::Fail(slot) => self.failing.push(slot),
+            SwitchRequest::Probe(slot) => self.probe(slot, now),
+            SwitchRequest::PurgeSlot(slot) => self.steering.purge(|_, of| of == slot),
+            SwitchRequest::Change(Change::PurgeFlow(key)) => self.steering.purge(|id, _| id.key == key),
+            SwitchRequest::Change(Change::SetScheduler { service, scheduler }) => {
+                self.steering.set_scheduler(service, scheduler);
+            }
+            SwitchRequest::Flows { id, filter, limit } => self.tell_flows(id, &filter, limit, now),
+            SwitchRequest::HeavyFlows { id, filter } => self.tell_heavy_flows(id, &filter, now),
+            // None of its uplinks waits, and what it cannot do it was not handed.
+            SwitchRequest::OpenUplink(_)
+            | SwitchRequest::Change(Change::MoveFlow { .. })
+            | SwitchRequest::Record { .. } => {}
         }
     }
 
@@ -426,7 +401,14 @@ impl Worker {
         let _ended = self.tell.send(event);
     }
 
-    fn publish(&mut self, plan: Plan, now: Nanos) {
+    fn publish(&mut self, plan: Arc<Plan>, now: Nanos) {
+        // That they failed is known before they leave the plan.
+        for slot in std::mem::take(&mut self.failing) {
+            if let Some(attachment) = self.attachments.get_mut(&slot) {
+                attachment.failed = true;
+            }
+            self.steering.fail(slot);
+        }
         // Who is not in the table any more has no flows.
         for slot in (0..self.plan.slots.len() as u16).map(Slot) {
             if self.plan.slot(slot).is_some() && plan.slot(slot).is_none() {
@@ -484,7 +466,7 @@ impl Worker {
                 slot,
                 InstanceTerms {
                     takes_flows: row.state == InstanceState::Active,
-                    capacity: row.capacity,
+                    capacity: self.plan.capacity(row),
                     load: self.loads.get(&slot).copied().unwrap_or_default(),
                     weight: row.weight,
                     active_since: row.active_since,
@@ -499,7 +481,7 @@ impl Worker {
         if self.attachments.contains_key(&slot) {
             self.tell(SwitchEvent::AttachFailed {
                 slot,
-                error: SwitchError::SlotInUse { slot },
+                reason: SwitchError::SlotInUse { slot }.to_string(),
             });
             return;
         }
@@ -527,7 +509,7 @@ impl Worker {
         let numbers = (0..ports.len()).map(|port| instance_port(slot, port)).collect();
         let before = {
             let shared = lock(&self.shared);
-            shared.reading.counters.slots.get(slot.index()).copied()
+            shared.reading.slots.get(slot.index()).copied()
         };
         self.attachments.insert(
             slot,
@@ -558,17 +540,14 @@ impl Worker {
         }
     }
 
-    fn attach_failed(&self, slot: Slot, error: String) {
-        self.tell(SwitchEvent::AttachFailed {
-            slot,
-            error: SwitchError::Port { error },
-        });
+    fn attach_failed(&self, slot: Slot, reason: String) {
+        self.tell(SwitchEvent::AttachFailed { slot, reason });
     }
 
     /// What the instance still had when its ports went: lost where it failed, else kept by it.
     fn close(&self, slot: Slot, attachment: &Attachment) -> u64 {
         let mut shared = lock(&self.shared);
-        let counters = &mut shared.reading.counters;
+        let counters = &mut shared.reading;
         let Some(sum) = counters.slots.get_mut(slot.index()) else {
             return 0;
         };
@@ -587,7 +566,7 @@ impl Worker {
         outstanding
     }
 
-    fn remove(&mut self, slot: Slot, now: Nanos) {
+    fn detach(&mut self, slot: Slot, now: Nanos) {
         self.steering.remove(slot, now);
         self.loads.remove(&slot);
         match self.attachments.get_mut(&slot) {
@@ -603,7 +582,7 @@ impl Worker {
                     };
                 }
             },
-            None => self.tell(SwitchEvent::Removed { slot, outstanding: 0 }),
+            None => self.tell(SwitchEvent::Detached { slot, outstanding: 0 }),
         }
     }
 
@@ -680,7 +659,7 @@ impl Worker {
                     self.miss(DropReason::InstanceLost, now);
                 }
                 let outstanding = self.close(slot, &attachment);
-                self.tell(SwitchEvent::Removed { slot, outstanding });
+                self.tell(SwitchEvent::Detached { slot, outstanding });
             }
         }
     }
@@ -902,7 +881,7 @@ impl Worker {
     /// The switch was started again: what instances had not given back is lost with its rings.
     fn note_restart(&mut self, now: Nanos) {
         let mut shared = lock(&self.shared);
-        for slot in &mut shared.reading.counters.slots {
+        for slot in &mut shared.reading.slots {
             let gone = slot.back_packets + slot.lost + slot.kept;
             slot.lost += (slot.to_packets + slot.originated).saturating_sub(gone);
         }
@@ -929,7 +908,7 @@ impl Worker {
     fn settle_unseen(&mut self, now: Nanos) {
         let mut shared = lock(&self.shared);
         let reading = &mut shared.reading;
-        let slots = reading.counters.slots.iter();
+        let slots = reading.slots.iter();
         let inside: u64 = slots
             .map(|slot| slot.to_packets + slot.back_packets + slot.ring_drops)
             .sum();
@@ -946,7 +925,7 @@ impl Worker {
             && self.unseen.is_none()
             && let Some(limit) = self.skew.take()
             && missing.unsigned_abs() <= limit
-            && let Some(uplink) = reading.counters.uplinks.first_mut()
+            && let Some(uplink) = reading.uplinks.first_mut()
         {
             uplink.received_packets = uplink.received_packets.saturating_add_signed(-missing);
             self.skewed = -missing;
@@ -959,7 +938,7 @@ impl Worker {
             return;
         }
         let missing = if is_over { missing } else { unseen.least };
-        if let Some(drops) = reading.counters.drops.get_mut(unseen.reason.index()) {
+        if let Some(drops) = reading.drops.get_mut(unseen.reason.index()) {
             *drops += u64::try_from(missing).unwrap_or(0);
         }
         (unseen.since, unseen.least) = (now, i64::MAX);
@@ -975,7 +954,7 @@ impl Worker {
         let mut stalled = Vec::new();
         let shared = Arc::clone(&self.shared);
         let mut shared = lock(&shared);
-        let counters = &mut shared.reading.counters;
+        let counters = &mut shared.reading;
         for (slot, attachment) in &mut self.attachments {
             let figures = self.steering.slot_figures(*slot);
             let sum = |of: fn(&PortCounters) -> Growing| -> u64 {
@@ -1137,7 +1116,7 @@ impl Worker {
             let figures = self.steering.slot_figures(*slot);
             let drains = (self.plan.slot(*slot)).is_some_and(|row| row.state == InstanceState::Draining);
             let may_get = u64::from(drains && self.steering.may_get_flows(*slot));
-            if let Some(place) = shared.reading.counters.slots.get_mut(slot.index()) {
+            if let Some(place) = shared.reading.slots.get_mut(slot.index()) {
                 place.live_flows = figures.live_flows.max(may_get);
                 place.new_flows = place.new_flows.max(figures.new_flows);
             }
@@ -1147,8 +1126,7 @@ impl Worker {
     fn count_switch(&mut self, now: Nanos) {
         let figures = self.steering.figures();
         let mut shared = lock(&self.shared);
-        let reading = &mut shared.reading;
-        let counters = &mut reading.counters;
+        let counters = &mut shared.reading;
         for (uplink, (sum, port)) in (FIRST_UPLINK..).zip(counters.uplinks.iter_mut().zip(&self.uplinks)) {
             let carried = self.carried.get((uplink - FIRST_UPLINK) as usize);
             let mut carried = carried.copied().unwrap_or_default();
@@ -1188,21 +1166,13 @@ impl Worker {
                 *drops = packets;
             }
         }
-        if let Some(worker) = reading.workers.first_mut() {
+        if let Some(worker) = counters.workers.first_mut() {
             worker.passed = met(|of| of.to.is_some());
             worker.received = counters
                 .uplinks
                 .iter()
                 .map(|uplink| uplink.received_packets)
                 .sum();
-        }
-        if let (Some(sum), Some(worker)) = (counters.workers.first_mut(), reading.workers.first()) {
-            *sum = collector::WorkerCounters {
-                turns: worker.turns,
-                awake_ns: worker.awake_ns,
-                busy_ns: worker.busy_ns,
-                longest_gap_ns: worker.longest_gap_ns,
-            };
         }
         counters.at = now;
     }
@@ -1280,7 +1250,7 @@ impl Worker {
             .filter(|heavy| heavy.pps > 0.0 && filter.matches(&heavy.row))
             .collect();
         rows.sort_by(|a, b| b.pps.total_cmp(&a.pps));
-        rows.truncate(HEAVY_LIMIT);
+        rows.truncate(HEAVY_FLOW_LIMIT);
         self.tell(SwitchEvent::HeavyFlows { id, rows });
     }
 }

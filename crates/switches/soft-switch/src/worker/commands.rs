@@ -1,6 +1,7 @@
 //! What the control plane asks of a worker, carried out between two turns' packets.
 
 use model::{DropReason, Slot, UplinkId};
+use switch::Change;
 
 use crate::counters::UPLINK_LIMIT;
 use crate::dump::HeavyDump;
@@ -54,20 +55,20 @@ impl<M: FrameMemory> Worker<M> {
                 failed,
                 then: None,
             }),
-            Command::PurgeFlow { key } => {
+            Command::Change(Change::PurgeFlow(key)) => {
                 let hash = self.cx.hasher.hash(&key);
                 if !self.unpin_relaxed(&key, hash) {
                     self.lookup.table.purge(&key, hash);
                 }
             }
-            Command::MoveFlow { key, to } => {
+            Command::Change(Change::MoveFlow { key, to }) => {
                 let hash = self.cx.hasher.hash(&key);
                 // Its next packet waits for those before it, as one that was purged.
                 if self.unpin_relaxed(&key, hash) {
                     self.set_up.send_to(key, to);
                 }
             }
-            Command::SetScheduler { service, scheduler } => {
+            Command::Change(Change::SetScheduler { service, scheduler }) => {
                 // The plan that made the service may be newer than the last turn.
                 self.load_plan();
                 self.set_up.set_scheduler(service, scheduler);

@@ -13,7 +13,7 @@ use crate::frame::FrameMemory;
 use crate::id_map::{SlotMap, UplinkMap};
 use crate::instance::InstancePorts;
 use crate::message::WorkerEvent;
-use crate::plan::Plan;
+use crate::plan::WorkerPlan;
 use crate::port::Port;
 
 /// What all stages of a worker use.
@@ -93,15 +93,15 @@ impl<M: FrameMemory> Ports<M> {
 
 /// The published plan as a worker uses it: one for a whole turn.
 pub(crate) struct View {
-    published: Cache<Arc<ArcSwap<Plan>>, Arc<Plan>>,
-    pub(crate) plan: Arc<Plan>,
+    published: Cache<Arc<ArcSwap<WorkerPlan>>, Arc<WorkerPlan>>,
+    pub(crate) plan: Arc<WorkerPlan>,
     pub(crate) generation: Generation,
     /// What the plan says of each slot, as packets need it.
     pub(crate) routes: SlotMap<Route>,
 }
 
 impl View {
-    pub(crate) fn new(plan: &Arc<ArcSwap<Plan>>) -> View {
+    pub(crate) fn new(plan: &Arc<ArcSwap<WorkerPlan>>) -> View {
         let mut published = Cache::new(Arc::clone(plan));
         View {
             plan: Arc::clone(published.load()),
@@ -112,7 +112,7 @@ impl View {
     }
 
     /// The newest plan, which may be newer than this turn's.
-    pub(crate) fn published(&mut self) -> &Plan {
+    pub(crate) fn published(&mut self) -> &WorkerPlan {
         self.published.load()
     }
 
@@ -160,7 +160,7 @@ impl Default for Route {
 }
 
 impl Route {
-    fn new(plan: &Plan, slot: Slot, id: WorkerId, workers: usize) -> Option<Route> {
+    fn new(plan: &WorkerPlan, slot: Slot, id: WorkerId, workers: usize) -> Option<Route> {
         let slot_plan = plan.slot(slot)?;
         let service = plan.service(slot_plan.service)?;
         let first = service.uplinks.first().copied().unwrap_or_default();

@@ -4,34 +4,23 @@ use flow_table::{FlowRow, FlowTable};
 use model::{FlowKey, FlowKeyV4, Nanos};
 use packet::BURST;
 use scheduling::SpaceSaving;
+use switch::{HEAVY_FLOW_LIMIT, HeavyFlow};
 
 use crate::table_memory::TableMemory;
 
-/// Flows that a worker follows: whoever brings more than 1/64 of its packets is among them.
-pub const ELEPHANT_LIMIT: usize = 64;
 /// Over how long a rate is taken.
 const PERIOD: Nanos = Nanos::from_secs(1);
 
-/// A flow and what it brings now.
-#[derive(Clone, Copy, Debug)]
-pub struct HeavyFlow {
-    /// The flow, with its exact counters.
-    pub row: FlowRow,
-    /// Packets per second that it brings, over the last second: an estimate, never too low by more than its samples are.
-    pub pps: f32,
-    /// How much of `pps` may be other flows'.
-    pub error_pps: f32,
-}
-
-/// Finds the heaviest flows with Space-Saving, over one second after the other.
+/// Finds the heaviest flows with Space-Saving, over one second after the other: whoever brings more than 1/64 of the
+/// packets is among them.
 ///
 /// Of each burst one packet, drawn at random, is counted for as many as the burst has; where bursts are full, of every
 /// sixteenth one, for as many as came since the last draw. So a worker that is busy pays next to nothing a packet for it,
 /// and the counts are right on average.
 #[derive(Debug)]
 pub(crate) struct Elephants {
-    now: SpaceSaving<FlowKey, ELEPHANT_LIMIT>,
-    before: SpaceSaving<FlowKey, ELEPHANT_LIMIT>,
+    now: SpaceSaving<FlowKey, HEAVY_FLOW_LIMIT>,
+    before: SpaceSaving<FlowKey, HEAVY_FLOW_LIMIT>,
     began: Nanos,
     /// How long `before` is.
     span: Nanos,

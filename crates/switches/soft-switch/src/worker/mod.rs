@@ -41,7 +41,7 @@ use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::idle::{Idle, Rest, Waker};
 use crate::message::{Command, HandOff, WorkerEvent};
-use crate::plan::{LoadBoard, Plan};
+use crate::plan::{LoadBoard, WorkerPlan};
 use crate::port::MAX_RING_SLOTS;
 use crate::table_memory::TableMemory;
 use context::{Context, Ports, View};
@@ -54,7 +54,6 @@ use parse::Parser;
 use returns::{Onward, Returns};
 use set_up::SetUp;
 
-pub use elephants::{ELEPHANT_LIMIT, HeavyFlow};
 pub(crate) use outbox::OUTBOX_FRAMES;
 pub use sleep::Sleep;
 
@@ -83,7 +82,7 @@ pub struct WorkerParts<M: FrameMemory> {
     /// Secret of the fragment tracker's own hash.
     pub fragment_key: [u64; 2],
     /// The published plan.
-    pub plan: Arc<ArcSwap<Plan>>,
+    pub plan: Arc<ArcSwap<WorkerPlan>>,
     /// The published loads.
     pub loads: Arc<LoadBoard>,
     /// Its counters.

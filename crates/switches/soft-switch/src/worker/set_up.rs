@@ -7,13 +7,13 @@ use model::{Direction, DropReason, FlowKey, Nanos, ServiceId, Slot, TableFull, U
 use packet::PacketInfo;
 use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
+use switch::{PickRecord, Plan, ServicePlan, SlotPlan};
 
 use crate::counters::{SERVICE_LIMIT, WorkerCounters};
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
 use crate::message::WorkerEvent;
-use crate::plan::{LoadBoard, Plan, ServicePlan, SlotPlan};
-use crate::record::PickRecord;
+use crate::plan::LoadBoard;
 use crate::table_memory::TableMemory;
 use crate::worker::context::Context;
 use crate::worker::egress::Decision;
@@ -152,7 +152,7 @@ impl SetUp {
             if let Some(state) = self.services.iter_mut().find(|s| s.id == slot_plan.service) {
                 state.candidates.push(Candidate {
                     slot,
-                    capacity: slot_plan.capacity,
+                    capacity: plan.capacity(slot_plan),
                     load: self.loads.load(slot) + self.pinned[slot],
                     weight: slot_plan.weight,
                     live_flows: table.live(slot),

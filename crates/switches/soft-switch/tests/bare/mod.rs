@@ -5,17 +5,14 @@ use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, TableConfig};
-use model::{
-    Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts, UplinkId,
-    WorkerId,
-};
+use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, Edits, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Plan, Polling, Port,
-    ServicePlan, Sleep, SlotPlan, TableMemory, WakeSet, Waker, Worker, WorkerCounters, WorkerEvent,
-    WorkerParts,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Polling, Port, Sleep, TableMemory,
+    WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
 };
+use switch::{Edits, Plan, ServicePlan, SlotPlan};
 
 #[allow(dead_code, reason = "not everybody has functions")]
 pub(crate) mod chain;
@@ -64,10 +61,9 @@ pub(crate) fn slot_plan(id: u32) -> SlotPlan {
         instance: InstanceId(id),
         service: ServiceId(0),
         state: InstanceState::Active,
-        capacity: 1e9,
+        capacity_pps: 1e9,
         active_since: Nanos::ZERO,
         weight: 256,
-        queues: 1,
         edits: Edits::default(),
     }
 }
@@ -81,15 +77,9 @@ pub(crate) fn editing<M: FrameMemory>(
     edits: Edits,
 ) -> Bare<M> {
     let service = ServicePlan {
-        id: ServiceId(0),
-        matches: Match::default(),
-        symmetric: true,
-        uplinks: vec![UplinkId(0)],
-        scheduler: Scheduler::from_name("round-robin").unwrap(),
         fit: 1.0,
-        table_full: TableFull::Hash,
         return_counters,
-        relaxed: false,
+        ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("round-robin").unwrap())
     };
     let slot = |id| SlotPlan {
         edits,
@@ -120,7 +110,7 @@ pub(crate) fn editing<M: FrameMemory>(
         memory,
         table,
         fragment_key: [1, 2],
-        plan: Arc::new(ArcSwap::from_pointee(plan)),
+        plan: Arc::new(ArcSwap::from_pointee(WorkerPlan::new(plan, Vec::new()))),
         loads: Arc::new(LoadBoard::default()),
         counters: Arc::clone(&counters),
         commands: worker_commands,

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use flow_table::{FlowRow, Ownership, TableConfig};
 use model::{
-    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Timeouts,
-    UplinkId,
+    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Timeouts, UplinkId,
 };
 use packet::build::Frame;
 use scheduling::Scheduler;
-use soft_switch::{
-    AttachSpec, Edits, FlowFilter, HeapMemory, Plan, Polling, ServicePlan, SlotPlan, SoftSwitch,
-    SoftSwitchConfig, Switch, SwitchEvent, SwitchReading, UplinkConfig, UplinkDevice,
+use soft_switch::{HeapMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+use switch::{
+    Edits, FlowFilter, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch as _, SwitchError,
+    SwitchEvent, SwitchReading, SwitchRequest,
 };
 
 /// Frames of a bed.
@@ -185,15 +185,18 @@ pub struct Bed {
 
 pub fn service(id: u16, uplinks: &[u8], matches: Match) -> ServicePlan {
     ServicePlan {
-        id: ServiceId(id),
         matches,
-        symmetric: true,
         uplinks: uplinks.iter().map(|u| UplinkId(*u)).collect(),
-        scheduler: Scheduler::from_name("round-robin").unwrap(),
-        fit: 0.9,
-        table_full: TableFull::Hash,
-        return_counters: false,
-        relaxed: false,
+        ..ServicePlan::of_all(ServiceId(id), Scheduler::from_name("round-robin").unwrap())
+    }
+}
+
+/// Connects the ports of an instance in that slot.
+pub fn attach(slot: u16, service: u16, port: PortSpec) -> SwitchRequest {
+    SwitchRequest::Attach {
+        slot: Slot(slot),
+        service: ServiceId(service),
+        port,
     }
 }
 
@@ -249,10 +252,11 @@ impl Bed {
         let memory = memories.pop().unwrap();
         let mut switch = SoftSwitch::start(&config, memories, Vec::new()).unwrap();
         let plan = Plan {
+            generation: Generation(1),
             services,
             ..Plan::default()
         };
-        switch.publish(plan.clone());
+        switch.publish(plan.clone()).unwrap();
         let uplinks: Vec<memif::Link> = (0..uplinks)
             .map(|u| {
                 let socket = directory.path().join(format!("uplink-{u}.sock"));
@@ -309,11 +313,28 @@ impl Bed {
 
     /// Publishes the plan and waits until every worker steers by it.
     pub fn publish(&mut self) -> Generation {
-        let generation = self.switch.publish(self.plan.clone());
+        let generation = self.begin_publish();
         self.until("the plan is acknowledged", |bed| {
             bed.reading.acknowledged >= generation
         });
         generation
+    }
+
+    /// Publishes the plan.
+    pub fn begin_publish(&mut self) -> Generation {
+        self.plan.generation.0 += 1;
+        self.switch.publish(self.plan.clone()).unwrap()
+    }
+
+    /// Has the switch do something.
+    pub fn ask(&mut self, request: SwitchRequest) {
+        self.switch.request(request).unwrap();
+    }
+
+    /// Asks for one flow, whichever.
+    pub fn list_flows(&mut self, id: u64) -> Result<(), SwitchError> {
+        let (filter, limit) = (FlowFilter::default(), 1);
+        self.switch.request(SwitchRequest::Flows { id, filter, limit })
     }
 
     /// Puts an instance into the plan.
@@ -328,10 +349,9 @@ impl Bed {
             instance,
             service: ServiceId(service),
             state,
-            capacity: 1e6,
+            capacity_pps: 1e6,
             active_since: Nanos::ZERO,
             weight: 256,
-            queues: 1,
             edits: Edits::default(),
         });
         self.instances += 1;
@@ -370,17 +390,14 @@ impl Bed {
     pub fn begin_attach(&mut self, slot: u16, service: u16, socket: PathBuf, ports: u8, queues: u16) {
         self.set_state(slot, service, InstanceState::Standby);
         self.publish();
-        let spec = AttachSpec::Memif {
-            service: ServiceId(service),
-            socket,
-            ports,
+        let port = PortSpec {
+            data_ports: ports,
             queues,
-            log2_slots: 10,
-            buffer_bytes: 2048,
             deadline: Nanos::from_secs(20),
+            ..PortSpec::new(PortKind::MEMIF, socket)
         };
         self.events.clear();
-        self.switch.attach(Slot(slot), spec).unwrap();
+        self.ask(attach(slot, service, port));
     }
 
     pub fn saw(&self, which: impl Fn(&SwitchEvent) -> bool) -> bool {
@@ -390,11 +407,11 @@ impl Bed {
     /// Takes an instance out of the plan and its ports away. Returns how many packets it still held.
     pub fn remove(&mut self, slot: u16) -> u64 {
         self.unplan(slot);
-        self.switch.remove(Slot(slot)).unwrap();
+        self.ask(SwitchRequest::Detach(Slot(slot)));
         let mut held = None;
         self.until("the instance is removed", |bed| {
             held = bed.events.iter().find_map(|e| match e {
-                SwitchEvent::Removed { slot: s, outstanding } if s.0 == slot => Some(*outstanding),
+                SwitchEvent::Detached { slot: s, outstanding } if s.0 == slot => Some(*outstanding),
                 _ => None,
             });
             held.is_some()
@@ -409,18 +426,18 @@ impl Bed {
     }
 
     /// What the switch counts for an instance.
-    pub fn slot(&self, slot: u16) -> collector::SlotCounters {
-        self.reading.counters.slots[usize::from(slot)]
+    pub fn slot(&self, slot: u16) -> switch::SlotCounters {
+        self.reading.slots[usize::from(slot)]
     }
 
     /// Packets dropped for that reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.reading.counters.drops[reason.index()]
+        self.reading.drops[reason.index()]
     }
 
     /// Every flow of the table.
     pub fn flows(&mut self, filter: FlowFilter, limit: usize) -> (Vec<FlowRow>, bool) {
-        self.switch.request_flows(7, filter, limit).unwrap();
+        self.ask(SwitchRequest::Flows { id: 7, filter, limit });
         let mut found = None;
         self.until("the flows are listed", |bed| {
             while let Some(place) = bed
@@ -504,7 +521,7 @@ impl Bed {
             r.offered() + r.originated(),
             r.sent() + r.dropped(),
             "{:?}",
-            r.counters.drops
+            r.drops
         );
         assert!(r.workers.iter().all(|w| w.events_lost == 0));
         assert_eq!(self.memory.shared_frames(), self.frames, "frames were leaked");

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use model::{DropReason, InstanceState, Match, Slot};
-use soft_switch::{Switch, SwitchEvent};
+use switch::{PortKind, PortSpec, Switch as _, SwitchError, SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, Function, PATIENCE, echo, service, stamp, udp_flows};
 use crate::load::{Load, Shape};
@@ -243,12 +243,9 @@ fn a_removal_while_it_is_being_attached_ends_it() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     let socket = Function::socket(bed.directory.path(), 5);
     bed.begin_attach(0, 0, socket.clone(), 1, 1);
-    let again = soft_switch::AttachSpec::Null;
+    let again = crate::bed::attach(0, 0, PortSpec::new(PortKind::NULL, ""));
     assert!(
-        matches!(
-            bed.switch.attach(Slot(0), again),
-            Err(soft_switch::SwitchError::SlotInUse { .. })
-        ),
+        matches!(bed.switch.request(again), Err(SwitchError::SlotInUse { .. })),
         "a slot was attached twice"
     );
     assert_eq!(bed.remove(0), 0);
@@ -264,16 +261,11 @@ fn an_attachment_that_fails_says_so_and_can_be_tried_again() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
-    let spec = soft_switch::AttachSpec::Memif {
-        service: model::ServiceId(0),
-        socket: bed.directory.path().join("nobody.sock"),
-        ports: 1,
-        queues: 1,
-        log2_slots: 10,
-        buffer_bytes: 2048,
+    let port = PortSpec {
         deadline: model::Nanos::from_millis(20),
+        ..PortSpec::new(PortKind::MEMIF, bed.directory.path().join("nobody.sock"))
     };
-    bed.switch.attach(Slot(0), spec).unwrap();
+    bed.ask(crate::bed::attach(0, 0, port));
     bed.until("the attachment fails", |bed| {
         bed.saw(|e| matches!(e, SwitchEvent::AttachFailed { .. }))
     });
@@ -292,7 +284,7 @@ fn a_probe_is_taken_and_never_leaves() {
     for slot in 0..2 {
         for _ in 0..3 {
             let before = bed.slot(slot).consumed;
-            bed.switch.probe(Slot(slot)).unwrap();
+            bed.ask(SwitchRequest::Probe(Slot(slot)));
             bed.until("the probe is taken", |bed| bed.slot(slot).consumed == before + 1);
         }
     }
@@ -324,7 +316,7 @@ fn a_sink_takes_everything() {
     let mut bed = Bed::new(2, 1, vec![service(0, &[0], Match::default())]);
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
-    bed.switch.attach(Slot(0), soft_switch::AttachSpec::Null).unwrap();
+    bed.ask(crate::bed::attach(0, 0, PortSpec::new(PortKind::NULL, "")));
     bed.until("the sink is attached", |bed| {
         bed.saw(|e| matches!(e, SwitchEvent::Attached { .. }))
     });
@@ -343,7 +335,7 @@ fn a_sink_takes_everything() {
 fn more_packets_than_usual_are_told_of_and_a_few_are_not() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.add(0, 0, 1, echo);
-    let alarm = bed.switch.alarm().unwrap();
+    let alarm = bed.switch.wake_up().unwrap();
     let frames = udp_flows(400);
     bed.switch.read(&mut bed.reading);
     bed.send(0, frames[..16].iter().map(Vec::as_slice));

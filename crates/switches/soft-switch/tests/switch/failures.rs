@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use model::{DropReason, Match, Slot};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use soft_switch::{FlowFilter, Switch, SwitchEvent};
+use switch::{SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, Function, PATIENCE, echo, service, stamp, udp_flows, udp_packet, unstamped};
 use crate::load::{Load, Shape};
@@ -18,7 +18,7 @@ fn is_down(event: &SwitchEvent, slot: u16) -> bool {
 
 /// What the control plane does with an instance that failed.
 fn fail(bed: &mut Bed, slot: u16) -> u64 {
-    bed.switch.fail(Slot(slot)).unwrap();
+    bed.ask(SwitchRequest::Fail(Slot(slot)));
     bed.remove(slot)
 }
 
@@ -123,9 +123,9 @@ fn instances_may_fail_faster_than_workers_answer() {
     bed.take_all(0, 40);
     for slot in 0..3 {
         // No answer is looked at before the last of them.
-        bed.switch.fail(Slot(slot)).unwrap();
+        bed.ask(SwitchRequest::Fail(Slot(slot)));
         bed.plan.slots[usize::from(slot)] = None;
-        bed.switch.publish(bed.plan.clone());
+        bed.begin_publish();
     }
     bed.publish();
     bed.send(0, frames.iter().map(Vec::as_slice));
@@ -155,7 +155,7 @@ fn nothing_comes_out_of_a_failed_function_that_comes_back_to_life() {
         // Those of the other one. What the one that hangs was given stays in its ring.
         assert!(bed.take_all(0, 20 - its).iter().all(|f| stamp(f) == 1));
         let seen = bed.functions[0].seen.load(Ordering::Relaxed);
-        bed.switch.fail(Slot(0)).unwrap();
+        bed.ask(SwitchRequest::Fail(Slot(0)));
         bed.unplan(0);
         send(&mut bed);
         assert!(bed.take_all(0, 20).iter().all(|f| stamp(f) == 1));
@@ -196,15 +196,12 @@ fn an_uplink_that_is_down_drops_and_its_next_peer_is_served() {
     });
     bed.until("all are received", |bed| bed.reading.offered() == sent);
     bed.assert_accounts_close();
-    let before = (
-        bed.drops(DropReason::UplinkDown),
-        bed.reading.counters.uplinks[1].dropped,
-    );
+    let before = (bed.drops(DropReason::UplinkDown), bed.reading.uplinks[1].dropped);
     bed.send(0, frames.iter().map(Vec::as_slice));
     bed.until("all are dropped", |bed| {
         bed.drops(DropReason::UplinkDown) == before.0 + 50
     });
-    assert_eq!(bed.reading.counters.uplinks[1].dropped, before.1 + 50);
+    assert_eq!(bed.reading.uplinks[1].dropped, before.1 + 50);
     bed.assert_accounts_close();
     // The next peers, one coming so soon that the switch may not have seen the last one go.
     for _ in 0..5 {
@@ -365,8 +362,7 @@ fn random_bytes_are_all_accounted_for() {
         bed.send(0, burst.iter().map(Vec::as_slice));
         bed.until("the burst is done with", |bed| {
             back += bed.take(0).len() as u64;
-            bed.reading.in_flight() == 0
-                && bed.reading.offered() == bed.reading.counters.uplinks[0].received_packets
+            bed.reading.in_flight() == 0 && bed.reading.offered() == bed.reading.uplinks[0].received_packets
         });
     }
     bed.until("all have been taken and given back", |bed| {
@@ -401,9 +397,9 @@ fn a_hung_control_plane_is_told_everything_in_the_end() {
     let mut asked = 0;
     let mut refused = 0;
     for id in 0..20_000 {
-        match bed.switch.request_flows(id, FlowFilter::default(), 1) {
+        match bed.list_flows(id) {
             Ok(()) => asked += 1,
-            Err(soft_switch::SwitchError::WorkerStuck { .. }) => refused += 1,
+            Err(switch::SwitchError::WorkerStuck { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
         }
     }
@@ -423,7 +419,7 @@ fn a_hung_control_plane_is_told_everything_in_the_end() {
 fn stopping_does_not_wait_for_somebody_to_take_the_answers() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     for id in 0..20_000 {
-        let _full = bed.switch.request_flows(id, FlowFilter::default(), 1);
+        let _full = bed.list_flows(id);
     }
     bed.finish();
 }

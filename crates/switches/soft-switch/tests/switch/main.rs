@@ -10,6 +10,7 @@
 mod bed;
 mod captures;
 mod changes;
+mod contract;
 mod failures;
 mod fragments;
 mod load;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use model::{InstanceState, Match, Nanos, ServiceId, Slot};
-use soft_switch::{AttachSpec, Switch, SwitchEvent};
+use model::{InstanceState, Match, Nanos, Slot};
+use switch::{PortKind, PortSpec, SwitchEvent, SwitchRequest};
 
 use crate::bed::{Bed, Function, echo, service, stamp, udp_flows, unstamped};
 
@@ -18,16 +18,15 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
     }
     bed.publish();
     for slot in 0..COUNT {
-        let spec = AttachSpec::Memif {
-            service: ServiceId(0),
-            socket: Function::socket(bed.directory.path(), slot.into()),
-            ports: 1,
-            queues: 1,
-            log2_slots: 6,
-            buffer_bytes: 2048,
+        let port = PortSpec {
+            ring_slots: 64,
             deadline: Nanos::from_secs(20),
+            ..PortSpec::new(
+                PortKind::MEMIF,
+                Function::socket(bed.directory.path(), slot.into()),
+            )
         };
-        bed.switch.attach(Slot(slot), spec).unwrap();
+        bed.ask(crate::bed::attach(slot, 0, port));
     }
     bed.until("all are attached", |bed| {
         assert!(
@@ -66,12 +65,12 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
     bed.publish();
     bed.events.clear();
     for slot in 0..COUNT {
-        bed.switch.remove(Slot(slot)).unwrap();
+        bed.ask(SwitchRequest::Detach(Slot(slot)));
     }
     bed.until("all are removed", |bed| {
         bed.events
             .iter()
-            .filter(|e| matches!(e, SwitchEvent::Removed { outstanding: 0, .. }))
+            .filter(|e| matches!(e, SwitchEvent::Detached { outstanding: 0, .. }))
             .count()
             == usize::from(COUNT)
     });

@@ -1,7 +1,7 @@
 //! Flows that move between instances that are well, under load.
 
 use model::{InstanceState, Match, Slot};
-use soft_switch::Switch;
+use switch::SwitchRequest;
 
 use crate::bed::{Bed, echo, service};
 use crate::load::{Load, Shape};
@@ -40,7 +40,7 @@ fn flows_change_instances_under_load_and_keep_their_order() {
         load.wait_for(&mut bed, 300);
         bed.set_state(from, 0, InstanceState::Draining);
         bed.publish();
-        bed.switch.purge_slot(Slot(from)).unwrap();
+        bed.ask(SwitchRequest::PurgeSlot(Slot(from)));
         load.wait_for(&mut bed, 300);
         bed.until("it has no flow", |bed| {
             bed.slot(from).live_flows == 0 && bed.is_empty(from)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use model::{DropReason, Fallback, InstanceState, Match, Prefix, UplinkId};
 use packet::TcpFlags;
 use packet::build::{Extension, Frame, Network, Tag, Transport};
-use soft_switch::Switch;
+use switch::{FlowFilter, SwitchRequest};
 
 use crate::bed::{Bed, cross, echo, service, stamp, udp_flows, udp_packet, unstamped};
 
@@ -65,10 +65,10 @@ fn packets_wait_in_the_ring_of_an_uplink_that_is_not_open() {
     let other = udp_flows(10);
     bed.send(0, slices(&other));
     bed.until("the other uplink's packets were forwarded", |bed| {
-        bed.reading.counters.uplinks[0].received_packets == 10
+        bed.reading.uplinks[0].received_packets == 10
     });
-    assert_eq!(bed.reading.counters.uplinks[1].received_packets, 0);
-    bed.switch.open_uplink(UplinkId(1));
+    assert_eq!(bed.reading.uplinks[1].received_packets, 0);
+    bed.ask(SwitchRequest::OpenUplink(UplinkId(1)));
     assert_eq!(bed.take_all(0, 50).len(), 50);
     bed.assert_accounts_close();
     // The other uplink's packets may have come back before theirs was open.
@@ -92,7 +92,7 @@ fn frames_longer_than_an_uplink_carries_are_dropped_in_both_directions() {
         bed.assert_accounts_close();
         assert_eq!(bed.drops(DropReason::TooLarge), dropped);
     }
-    let uplinks = &bed.reading.counters.uplinks;
+    let uplinks = &bed.reading.uplinks;
     assert_eq!(
         (uplinks[1].received_packets, uplinks[1].dropped),
         (4, 2),
@@ -260,13 +260,7 @@ fn services_take_their_own_packets_and_the_first_match_counts() {
         }
     }
     bed.until("each service counts its own", |bed| {
-        let offered: Vec<_> = bed
-            .reading
-            .counters
-            .services
-            .iter()
-            .map(|s| s.offered_packets)
-            .collect();
+        let offered: Vec<_> = bed.reading.services.iter().map(|s| s.offered_packets).collect();
         offered == [2, 1, 4, 1, 1]
     });
     bed.assert_accounts_close();
@@ -426,7 +420,7 @@ fn returns_are_counted_per_flow_where_the_service_asks_for_it() {
             bed.slot(1).return_unmatched == bed.slot(1).back_packets && bed.slot(1).back_packets > 0
         });
         assert_eq!(bed.slot(0).return_unmatched, 0);
-        let (rows, complete) = bed.flows(soft_switch::FlowFilter::default(), 100);
+        let (rows, complete) = bed.flows(FlowFilter::default(), 100);
         assert!(complete && rows.len() == 10);
         for row in rows {
             let expected = if row.pins[0].0 == 0 { 4 } else { 0 };
@@ -441,17 +435,13 @@ fn returns_are_counted_per_flow_where_the_service_asks_for_it() {
 fn without_an_instance_packets_are_dropped_and_counted_with_their_service() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     bed.send(0, slices(&udp_flows(5)));
-    bed.until("five are unserved", |bed| {
-        bed.reading.counters.services[0].unserved == 5
-    });
+    bed.until("five are unserved", |bed| bed.reading.services[0].unserved == 5);
     assert_eq!(bed.drops(DropReason::NoInstance), 5);
     // One that only stands by is no better.
     bed.add(0, 0, 1, echo);
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
     bed.send(0, slices(&udp_flows(5)));
-    bed.until("ten are unserved", |bed| {
-        bed.reading.counters.services[0].unserved == 10
-    });
+    bed.until("ten are unserved", |bed| bed.reading.services[0].unserved == 10);
     bed.finish();
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use model::{DropReason, FlowKey, Match, Nanos, ServiceId, Slot, TableFull, Timeouts};
 use scheduling::Scheduler;
-use soft_switch::{FlowFilter, Switch};
+use switch::{Change, FlowFilter, Switch as _, SwitchRequest};
 
 use crate::bed::{Bed, echo, service, stamp, udp_flows, udp_packet, unstamped};
 use crate::load::{Load, Shape};
@@ -63,7 +63,7 @@ fn a_flood_of_new_flows_neither_moves_nor_ends_established_ones() {
         match policy {
             TableFull::Hash => {
                 assert_eq!(back, 10_000);
-                assert_eq!(bed.reading.counters.services[0].unpinned, over);
+                assert_eq!(bed.reading.services[0].unpinned, over);
                 assert_eq!(bed.reading.dropped(), 0);
             }
             TableFull::Drop => {
@@ -109,7 +109,7 @@ fn a_flow_without_a_pin_stays_on_one_instance_while_the_instances_stay() {
     outcome.assert_perfect();
     let instances: HashSet<_> = outcome.instance_of.values().collect();
     assert_eq!(instances.len(), 3);
-    assert!(bed.reading.counters.services[0].unpinned > 0);
+    assert!(bed.reading.services[0].unpinned > 0);
     bed.finish();
 }
 
@@ -221,7 +221,7 @@ fn a_purged_flow_begins_anew() {
     bed.add(1, 0, 1, echo);
     bed.set_state(0, 0, model::InstanceState::Draining);
     bed.publish();
-    bed.switch.purge_flow(key_of(&frames[3])).unwrap();
+    bed.ask(SwitchRequest::Change(Change::PurgeFlow(key_of(&frames[3]))));
     bed.until("it is gone", |bed| bed.slot(0).live_flows == 9);
     bed.send(0, frames.iter().map(Vec::as_slice));
     for frame in bed.take_all(0, 10) {
@@ -250,7 +250,7 @@ fn a_purged_slot_loses_its_flows_and_goes_on() {
         bed.take_all(0, burst.len());
     }
     // The only one there is: it takes packets while it is being purged.
-    bed.switch.purge_slot(Slot(0)).unwrap();
+    bed.ask(SwitchRequest::PurgeSlot(Slot(0)));
     for burst in frames.chunks(500).take(10) {
         bed.send(0, burst.iter().map(Vec::as_slice));
         bed.take_all(0, burst.len());
@@ -268,7 +268,7 @@ fn a_purged_slot_loses_its_flows_and_goes_on() {
         },
     );
     load.wait_for(&mut bed, 1000);
-    bed.switch.purge_slot(Slot(1)).unwrap();
+    bed.ask(SwitchRequest::PurgeSlot(Slot(1)));
     load.wait_for(&mut bed, 3000);
     let outcome = load.finish(&mut bed);
     // Packets that the old instance still had may come out after later ones: a purge says that this is no matter.
@@ -300,9 +300,10 @@ fn a_scheduler_is_replaced_without_touching_pinned_flows() {
         },
     );
     load.wait_for(&mut bed, 200);
-    bed.switch
-        .set_scheduler(ServiceId(0), Scheduler::from_name("best-fit").unwrap())
-        .unwrap();
+    bed.ask(SwitchRequest::Change(Change::SetScheduler {
+        service: ServiceId(0),
+        scheduler: Scheduler::from_name("best-fit").unwrap(),
+    }));
     bed.switch
         .set_loads(&[(Slot(0), 1000.0), (Slot(1), 10.0)], &[(ServiceId(0), 1.0)]);
     load.wait_for(&mut bed, 200);

@@ -2,7 +2,7 @@
 
 use flow_table::{FlowHasher, Ownership};
 use model::Match;
-use soft_switch::{ServicePlan, SwitchEvent};
+use switch::{ServicePlan, SwitchEvent};
 
 use crate::bed::{Bed, PATIENCE, cross, echo, ends, service, udp_packet};
 use crate::load::{Load, Shape};
@@ -139,9 +139,7 @@ fn an_instance_that_takes_fewer_queues_than_offered_is_reached_by_all_workers() 
     });
     let mut link = link.unwrap();
     assert_eq!(link.queues.len(), 1);
-    // The plan goes on saying two.
     bed.set_state(1, 0, model::InstanceState::Active);
-    bed.plan.slots[1].as_mut().unwrap().queues = 2;
     bed.publish();
     bed.send(0, crate::bed::udp_flows(100).iter().map(Vec::as_slice));
     let mut taken = 0;

@@ -1,0 +1,447 @@
+//! How many instances there should be, and which.
+
+use autoscaling::Decision;
+use collector::Collector;
+use engine::{CpuQuota, Exchange, Request};
+use model::{
+    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Nanos, ServiceId, Slot,
+};
+
+use super::{Controller, scaler_name};
+use crate::instance::{Container, Instance, Op, Port, Rung};
+use crate::settings::{
+    CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
+};
+
+/// An overload that is not seen for this long is over: what comes after it is another one.
+const OVERLOAD_GAP: Nanos = Nanos::from_millis(20);
+
+/// How many instances a service has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// Active ones that stay, and that somebody wants drained.
+    active: u32,
+    leaving: u32,
+    /// Those on their way to Active.
+    coming: u32,
+    /// Those in the pool or on their way there.
+    pooled: u32,
+}
+
+impl Controller {
+    /// Fills every service's observation and lets its autoscaler decide, where there are new counters.
+    pub(super) fn observe(&mut self, collector: &mut Collector) {
+        let sampled_at = collector.sampled_at();
+        let is_new = sampled_at > self.sampled_at && self.now.since(sampled_at) <= OLDEST_COUNTERS;
+        if !is_new {
+            return;
+        }
+        self.sampled_at = sampled_at;
+        for index in 0..self.services.len() {
+            let service = &mut self.services[index];
+            let rates = collector.service(service.id);
+            if service.settings.capacity_pps.is_none()
+                && let Some(learned) = rates.learned_capacity_pps
+                && (learned - service.capacity_pps).abs() > CAPACITY_STEP * learned
+            {
+                service.capacity_pps = learned;
+                self.plan_changed = true;
+            }
+            let observation = &mut service.observation;
+            observation.wanted = service.wanted;
+            let mut count = 0;
+            for instance in self.instances.iter().filter(|i| i.service == service.id) {
+                let slot = if instance.port == Port::Up {
+                    instance.slot
+                } else {
+                    Slot::NONE
+                };
+                let capacity_pps = service.settings.capacity_of(service.capacity_pps, instance.cpus);
+                // Mostly they are those of the time before; what is counted of them is filled in below.
+                match observation.instances.get_mut(count) {
+                    Some(seen) if seen.id == instance.id => {
+                        seen.slot = slot;
+                        seen.state = instance.state;
+                        seen.capacity_pps = capacity_pps;
+                        seen.cpu_quota = instance.cpus;
+                    }
+                    _ => {
+                        observation.instances.truncate(count);
+                        observation.instances.push(InstanceObservation {
+                            id: instance.id,
+                            slot,
+                            state: instance.state,
+                            capacity_pps,
+                            arrivals_fast_pps: 0.0,
+                            arrivals_stable_pps: 0.0,
+                            returns_fast_pps: 0.0,
+                            ring_drops_fast_pps: 0.0,
+                            ring_occupancy: 0.0,
+                            ring_packets: 0,
+                            live_flows: 0,
+                            new_flows_fast_per_s: 0.0,
+                            busy: None,
+                            cpu_quota: instance.cpus,
+                        });
+                    }
+                }
+                count += 1;
+            }
+            observation.instances.truncate(count);
+            collector.observe(observation);
+            self.decide(index);
+            self.tell_overload(index, rates.overcommitted, collector);
+        }
+    }
+
+    pub(super) fn decide(&mut self, index: usize) {
+        let now = self.now;
+        let service = &mut self.services[index];
+        let scaler = &mut service.settings.autoscaler;
+        let decision = scaler.step(&service.observation, now);
+        if let Some(fit) = scaler.take_fit() {
+            self.out.fits.push((service.id, fit));
+        }
+        if service.wanted < service.settings.max && scaler.is_overloaded(&service.observation) {
+            service.overloaded_since.get_or_insert(now);
+            service.overloaded_at = now;
+        } else if now.since(service.overloaded_at) > OVERLOAD_GAP {
+            service.overloaded_since = None;
+        }
+        // A policy's promise is checked where it matters: nothing leaves the limits.
+        let desired = decision
+            .desired
+            .max(service.settings.min)
+            .min(service.settings.max);
+        let would = desired;
+        let desired = service.held_back.allowed(would, service.wanted);
+        let is_held = desired != would;
+        service.shadow = service.shadow.filter(|_| is_held || decision.shadow.is_some());
+        if !decision.quotas.is_empty() && !service.held_back.dry_run {
+            self.resize(index, &decision);
+        }
+        if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
+            self.tell_shadow(index, would, &decision);
+        }
+        let service = &mut self.services[index];
+        if service.manual || desired == service.wanted {
+            return;
+        }
+        let from = std::mem::replace(&mut service.wanted, desired);
+        service.reason = decision.reason.to_string();
+        if desired > from
+            && let Some(since) = service.overloaded_since.take()
+        {
+            self.reactions.detect.note(now.since(since));
+        }
+        let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        let kind = EventKind::Scaled {
+            from,
+            to: desired,
+            policy,
+            reason: service.reason.clone(),
+            case: decision.case,
+        };
+        self.event(Some(id), None, kind);
+    }
+
+    /// What an autoscaler that may not act would do, whenever that becomes something else.
+    fn tell_shadow(&mut self, index: usize, would: u32, decision: &Decision) {
+        let service = &mut self.services[index];
+        let wanted = service.wanted;
+        if service.shadow.replace(would) == Some(would) || would == wanted {
+            return;
+        }
+        let kind = EventKind::Shadowed {
+            wanted,
+            would,
+            policy: scaler_name(&service.settings.autoscaler),
+            reason: decision.reason.to_string(),
+        };
+        let id = service.id;
+        self.event(Some(id), None, kind);
+    }
+
+    /// Remembers the quotas that instances should have; the engine gives them what differs from what they have.
+    fn resize(&mut self, index: usize, decision: &Decision) {
+        let service = &self.services[index];
+        let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
+        for quota in &decision.quotas {
+            let Some(at) = self.position(quota.instance) else {
+                continue;
+            };
+            let to_cpus = CpuQuota::of_cpus(quota.cpus).cpus();
+            let instance = &mut self.instances[at];
+            if instance.service != id || instance.wanted_cpus == Some(to_cpus) {
+                continue;
+            }
+            let from_cpus = instance.wanted_cpus.replace(to_cpus);
+            let kind = EventKind::Resized {
+                from_cpus,
+                to_cpus,
+                policy: policy.clone(),
+                reason: decision.reason.to_string(),
+                case: decision.case.clone(),
+            };
+            self.event(Some(id), Some(quota.instance), kind);
+        }
+    }
+
+    /// Events about rings and flows that do not fit: at most one a second about the same thing.
+    pub(super) fn tell_overload(&mut self, index: usize, overcommitted: u64, collector: &Collector) {
+        let now = self.now;
+        let service = &mut self.services[index];
+        let id = service.id;
+        let flows = overcommitted.saturating_sub(service.overcommitted_told);
+        if flows > 0
+            && service
+                .overcommitted_at
+                .is_none_or(|at| now.since(at) >= SAME_EVENT_AGAIN)
+        {
+            service.overcommitted_told = overcommitted;
+            service.overcommitted_at = Some(now);
+            self.event(Some(id), None, EventKind::Overcommitted { flows });
+        }
+        if !self.services[index].observation.hot {
+            return;
+        }
+        for at in 0..self.instances.len() {
+            let instance = &mut self.instances[at];
+            if instance.service != id || instance.hot_told.is_some_and(|t| now.since(t) < SAME_EVENT_AGAIN) {
+                continue;
+            }
+            if let Some(rates) = collector.slot(instance.slot)
+                && rates.hot
+            {
+                instance.hot_told = Some(now);
+                let (instance, occupancy) = (instance.id, rates.ring_occupancy);
+                self.event(Some(id), Some(instance), EventKind::Hot { occupancy });
+            }
+        }
+    }
+
+    /// Brings the instances of a service to the count that is wanted, and its pool to its size.
+    pub(super) fn reconcile(&mut self, index: usize, collector: &Collector) {
+        let service = &self.services[index];
+        let (id, wanted, pool) = (service.id, service.wanted, service.settings.standby);
+        let (min, max) = (service.settings.min, service.settings.max);
+
+        let mut there = self.tally(id);
+        if there.leaving > 0 {
+            self.let_leave(id, min, max);
+            there = self.tally(id);
+        }
+        while there.active + there.coming < wanted {
+            if !self.add_one(index) {
+                break;
+            }
+            there = self.tally(id);
+        }
+        while there.active + there.coming > wanted {
+            let spare = if there.coming > 0 {
+                self.give_up_one(id, pool)
+            } else {
+                self.drain_one(id, collector)
+            };
+            if !spare {
+                break;
+            }
+            there = self.tally(id);
+        }
+        let mut pooled = there.pooled;
+        // What is wanted as Active comes first.
+        while pooled < pool && there.active + there.coming >= wanted && self.create(index, false) {
+            pooled += 1;
+        }
+        while pooled > pool {
+            let youngest = self
+                .instances
+                .iter()
+                .rposition(|i| i.service == id && i.is_for_pool());
+            let Some(at) = youngest else { break };
+            self.stop(at, "the pool has more than it should");
+            pooled -= 1;
+        }
+    }
+
+    /// Counts a service's instances.
+    fn tally(&self, id: ServiceId) -> Tally {
+        let mut tally = Tally::default();
+        for instance in self.instances.iter().filter(|i| i.service == id) {
+            match instance.state {
+                InstanceState::Active if instance.leaving => tally.leaving += 1,
+                InstanceState::Active => tally.active += 1,
+                _ => {
+                    tally.coming += u32::from(instance.is_on_its_way());
+                    tally.pooled += u32::from(instance.is_for_pool());
+                }
+            }
+        }
+        tally
+    }
+
+    /// Lets instances go that somebody wants drained, as soon as the service has enough without them. Where it has
+    /// as many as it may, one must go before another can come.
+    pub(super) fn let_leave(&mut self, id: ServiceId, min: u32, max: u32) {
+        for index in 0..self.instances.len() {
+            let instance = &self.instances[index];
+            if instance.service != id || !instance.leaving || instance.state != InstanceState::Active {
+                continue;
+            }
+            let active = self.count(id, |i| i.state == InstanceState::Active);
+            let others = self.count(id, |i| i.state == InstanceState::Active && !i.leaving);
+            if others >= min || active >= max {
+                self.drain(index, "somebody asked for it");
+            }
+        }
+    }
+
+    /// Gets one more instance on its way to Active, the cheapest way first. False where nothing can be done now.
+    pub(super) fn add_one(&mut self, index: usize) -> bool {
+        let service = &self.services[index];
+        let (id, max) = (service.id, service.settings.max);
+        let active = self.count(id, |i| i.state == InstanceState::Active);
+        let find =
+            |test: &dyn Fn(&Instance) -> bool| self.instances.iter().position(|i| i.service == id && test(i));
+        if active < max
+            && let Some(at) =
+                find(&|i| i.state == InstanceState::Draining && !i.leaving && i.port == Port::Up)
+        {
+            self.undrain(at, "the load came back");
+            return true;
+        }
+        let is_ready = |i: &Instance| i.is_for_pool() && i.state == InstanceState::Standby;
+        let warm = find(&|i| is_ready(i) && i.container != Container::Paused && i.op.is_none());
+        let found = match warm {
+            Some(at) => Some((at, Rung::Warm)),
+            // One that is just being frozen or thawed is as good as a frozen one.
+            None => match find(&is_ready) {
+                Some(at) => Some((at, Rung::Paused)),
+                None => find(&|i| i.is_for_pool() && i.state == InstanceState::Starting)
+                    .or_else(|| find(&Instance::is_for_pool))
+                    .map(|at| (at, Rung::Create)),
+            },
+        };
+        if let Some((at, rung)) = found {
+            let instance = &mut self.instances[at];
+            instance.for_active = true;
+            instance.decided = Some((self.now, rung, None));
+            return true;
+        }
+        self.create(index, true)
+    }
+
+    /// One that is on its way is not wanted any more: the youngest goes to the pool where there is room, else away.
+    pub(super) fn give_up_one(&mut self, id: ServiceId, pool: u32) -> bool {
+        let pooled = self.count(id, Instance::is_for_pool);
+        let youngest = self
+            .instances
+            .iter()
+            .rposition(|i| i.service == id && i.is_on_its_way());
+        let Some(at) = youngest else { return false };
+        if pooled < pool {
+            let instance = &mut self.instances[at];
+            instance.for_active = false;
+            instance.decided = None;
+        } else {
+            self.stop(at, "it is not wanted any more");
+        }
+        true
+    }
+
+    /// Drains the Active instance with the fewest live flows, the youngest among equals.
+    pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
+        let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.live_flows);
+        let victim = self
+            .instances
+            .iter()
+            .enumerate()
+            .filter(|(_, i)| i.service == id && i.state == InstanceState::Active && !i.leaving)
+            .min_by_key(|(_, i)| (flows(i), std::cmp::Reverse(i.id)))
+            .map(|(at, i)| (at, flows(i)));
+        let Some((at, flows)) = victim else { return false };
+        self.drain(
+            at,
+            format!("fewer are wanted, and it has the fewest flows ({flows})"),
+        );
+        true
+    }
+
+    /// Asks the engine for one more instance. False where that must wait.
+    pub(super) fn create(&mut self, index: usize, for_active: bool) -> bool {
+        let creating = self.instances.iter().filter(|i| i.op == Some(Op::Create)).count();
+        let service = &self.services[index];
+        if self.engine_down.is_some()
+            || creating >= self.settings.creates_at_once as usize
+            || !service.back_off.is_over(self.now)
+        {
+            return false;
+        }
+        let id = service.id;
+        let Some(slot) = self.take_slot(id) else {
+            if !std::mem::replace(&mut self.services[index].no_slot_told, true) {
+                let reason = match &self.services[index].settings.places {
+                    Some(places) => format!(
+                        "all {} ports that were made for its instances are taken, those that drain included; it waits for one",
+                        places.len()
+                    ),
+                    None => format!(
+                        "all {} places for instances are taken; it waits for one",
+                        Slot::LIMIT
+                    ),
+                };
+                self.event(
+                    Some(id),
+                    None,
+                    EventKind::Failure {
+                        what: "switch".to_owned(),
+                        reason,
+                    },
+                );
+            }
+            return false;
+        };
+        self.services[index].no_slot_told = false;
+        let instance_id = InstanceId(self.next_id);
+        self.next_id = self.next_id.saturating_add(1);
+        let mut instance = self.new_instance(instance_id, id, slot, for_active);
+        let container = self.services[index].settings.container.clone();
+        let Some(mut spec) = container else {
+            // Nothing to create: a sink is there when its port is.
+            self.instances.push(instance);
+            self.transition(
+                self.instances.len() - 1,
+                InstanceStep::Started,
+                "it has no container",
+            );
+            return true;
+        };
+        let settings = &self.services[index].settings;
+        spec.name.clone_from(&instance.name);
+        let mark = self.settings.label();
+        spec.labels.insert(mark.key, mark.value.unwrap_or_default());
+        spec.labels
+            .insert(LABEL_SERVICE.to_owned(), settings.name.clone());
+        spec.labels
+            .insert(LABEL_INSTANCE.to_owned(), instance_id.0.to_string());
+        spec.labels.insert(LABEL_SLOT.to_owned(), slot.0.to_string());
+        let mut places = settings.places.iter().flatten();
+        if let Some(place) = places.find(|place| place.slot == slot) {
+            spec.mounts.extend(place.mounts.iter().cloned());
+            spec.env.extend(place.env.iter().cloned());
+            spec.functions.clone_from(&place.functions);
+        }
+        spec.exchange = settings.socket_dir_in_container.clone().map(|target| Exchange {
+            source: instance.socket_dir.clone(),
+            target,
+        });
+        spec.env
+            .push(("INCO_INSTANCE_ID".to_owned(), instance_id.0.to_string()));
+        instance.cpus = spec.cpu.map(|quota| quota.cpus());
+        instance.wanted_cpus = instance.cpus;
+        self.instances.push(instance);
+        let at = self.instances.len() - 1;
+        self.submit(at, Op::Create, Request::Create(Box::new(spec)));
+        true
+    }
+}

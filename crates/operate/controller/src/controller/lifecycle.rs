@@ -1,0 +1,560 @@
+//! What instances do by themselves, step by step, and the plan that follows from it.
+
+use std::sync::Arc;
+
+use collector::Collector;
+use engine::{Request, Ticket};
+use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, Ready, ServiceId, StandbyMode};
+use switch::{Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, SwitchRequest};
+
+use super::{Controller, Target};
+use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
+use crate::settings::{CHECK_LIMIT, YOUNG};
+
+impl Controller {
+    /// Whether an instance takes flows or stands by, and nothing is to be done about it: what most do, seen at one look.
+    #[inline]
+    pub(super) fn rests(&self, instance: &Instance) -> bool {
+        let Some(service) = self.services.get(instance.service.index()) else {
+            return false;
+        };
+        let rests = match instance.state {
+            InstanceState::Active => {
+                instance.wanted_cpus == instance.cpus
+                    && self.now.since(instance.since) < service.settings.stall_after
+            }
+            InstanceState::Standby => !instance.for_active && instance.container == Container::Paused,
+            _ => false,
+        };
+        rests && !service.back_off.has_failed()
+    }
+
+    /// Moves one instance on as far as it goes now. False where it is gone from the list.
+    pub(super) fn advance(&mut self, index: usize, collector: &mut Collector) -> bool {
+        match self.instances[index].state {
+            InstanceState::Creating => {}
+            InstanceState::Starting => self.advance_starting(index, collector),
+            InstanceState::Standby => {}
+            InstanceState::Active => self.advance_serving(index, collector),
+            InstanceState::Draining => {
+                self.advance_serving(index, collector);
+                self.advance_draining(index, collector);
+            }
+            InstanceState::Stopping | InstanceState::Failed => self.advance_leaving(index, collector),
+            InstanceState::Gone => {}
+        }
+        if self.instances[index].state == InstanceState::Standby {
+            // It may just have become ready or been parked: the same step then takes it further.
+            self.advance_standby(index);
+        }
+        if self.instances[index].state == InstanceState::Gone {
+            let instance = self.instances.remove(index);
+            if let Some(used) = self.slot_used.get_mut(instance.slot.index()) {
+                *used = false;
+            }
+            if self.has_container(instance.service) && self.shutdown != Some(true) {
+                self.out.remove_dirs.push(instance.socket_dir);
+            }
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn advance_starting(&mut self, index: usize, collector: &mut Collector) {
+        let now = self.now;
+        let Some(service) = self.services.get(self.instances[index].service.index()) else {
+            return;
+        };
+        let deadline = service.settings.ready_deadline;
+        let ready = ReadyKind::of(&service.settings.ready);
+        let instance = &mut self.instances[index];
+        if now.since(instance.started) >= deadline {
+            let seconds = deadline.as_secs_f64();
+            let port = &service.settings.port;
+            let last = match (&service.settings.socket_dir_in_container, instance.port) {
+                (Some(dir), Port::Attaching) if port.kind == PortKind::MEMIF => {
+                    format!("nothing answers on {}", dir.join(&port.address).display())
+                }
+                _ => instance.reason.clone(),
+            };
+            let reason = format!("it was not ready within {seconds:.0} s: {last}");
+            self.fail(index, reason);
+            return;
+        }
+        if instance.container == Container::Paused {
+            // An adopted one that was frozen: it cannot connect before it runs.
+            if instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now) {
+                self.submit_simple(index, Op::Resume);
+            }
+            return;
+        }
+        match instance.port {
+            Port::Absent if now >= instance.again => {
+                instance.port = Port::Attaching;
+                collector.assign(instance.slot, instance.service, instance.id);
+                let port = &service.settings.port;
+                self.out.switch.push(SwitchRequest::Attach {
+                    slot: instance.slot,
+                    service: instance.service,
+                    port: PortSpec {
+                        address: instance.socket_dir.join(&port.address),
+                        ..port.clone()
+                    },
+                });
+            }
+            Port::Up => match ready {
+                ReadyKind::Connected => self.ready(index, "its ports are up"),
+                ReadyKind::Consumes => {
+                    let taken = collector.slot(instance.slot).map_or(0, |rates| rates.consumed);
+                    match instance.probed {
+                        None => {
+                            instance.probed = Some(taken);
+                            self.out.switch.push(SwitchRequest::Probe(instance.slot));
+                        }
+                        Some(before) if taken > before => self.ready(index, "it took the probe packet"),
+                        Some(_) => {}
+                    }
+                }
+                ReadyKind::Exec => {
+                    if !instance.check_running && now >= instance.again && self.engine_down.is_none() {
+                        self.check(index);
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// Runs the readiness command in the instance's container.
+    fn check(&mut self, index: usize) {
+        let Some(instance) = self.instances.get_mut(index) else {
+            return;
+        };
+        let service = self.services.get(instance.service.index());
+        let Some(Ready::Exec(command)) = service.map(|s| &s.settings.ready) else {
+            return;
+        };
+        instance.check_running = true;
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.in_hand.insert(ticket, Target::Check(instance.id));
+        let request = Request::Exec {
+            name: instance.name.clone(),
+            command: command.clone(),
+            limit: CHECK_LIMIT,
+        };
+        self.out.engine.push((ticket, request));
+    }
+
+    /// The instance is ready: it joins the pool, and Active ones where it is wanted there.
+    pub(super) fn ready(&mut self, index: usize, reason: &str) {
+        if !self.transition(index, InstanceStep::Ready, reason) {
+            return;
+        }
+        let now = self.now;
+        let instance = &mut self.instances[index];
+        instance.ready = Some(now);
+        if !instance.adopted {
+            self.reactions.create.note(now.since(instance.requested));
+        }
+    }
+
+    pub(super) fn advance_standby(&mut self, index: usize) {
+        let now = self.now;
+        let paused_pool = self
+            .services
+            .get(self.instances[index].service.index())
+            .is_some_and(|s| {
+                s.settings.standby_mode == StandbyMode::Paused && s.settings.container.is_some()
+            });
+        let instance = &self.instances[index];
+        let may_ask = instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now);
+        let (id, service) = (instance.id, instance.service);
+        if instance.for_active && instance.container == Container::Paused {
+            if may_ask {
+                self.submit_simple(index, Op::Resume);
+            }
+        } else if instance.for_active {
+            let max = self.services.get(service.index()).map_or(0, |s| s.settings.max);
+            let active = self.count(service, |i| i.state == InstanceState::Active);
+            // A freeze that is under way ends first.
+            if active < max && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
+                self.transition(index, InstanceStep::Activate, "it is wanted");
+                self.instances[index].drain = None;
+            }
+        } else if paused_pool && may_ask && instance.container == Container::Running {
+            // Workers must know first that it takes no flows, so that none is caught in a frozen instance.
+            if instance.drain.is_none_or(|drain| drain.acknowledged.is_some()) {
+                self.submit_simple(index, Op::Pause);
+            }
+        }
+        if let Some(ready) = self.position(id).and_then(|at| self.instances[at].ready) {
+            self.forgive(service, ready);
+        }
+    }
+
+    pub(super) fn advance_serving(&mut self, index: usize, collector: &Collector) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        let service = instance.service;
+        if let Some(ready) = instance.ready {
+            self.forgive(service, ready);
+        }
+        let instance = &self.instances[index];
+        let stall_after = self
+            .services
+            .get(service.index())
+            .map_or(Nanos(u64::MAX), |s| s.settings.stall_after);
+        // Not for what waited in its ring while it was frozen.
+        if now.since(instance.since) >= stall_after
+            && let Some(rates) = collector.slot(instance.slot)
+            && rates.waiting >= stall_after
+        {
+            let waited = rates.waiting.as_millis();
+            self.fail(
+                index,
+                format!("it stalled: its ring is not empty and it took nothing for {waited} ms"),
+            );
+            return;
+        }
+        if instance.wanted_cpus != instance.cpus
+            && instance.op.is_none()
+            && self.engine_down.is_none()
+            && instance.container == Container::Running
+            && instance.retry.is_over(now)
+        {
+            self.submit_simple(index, Op::Quota);
+        }
+    }
+
+    pub(super) fn advance_draining(&mut self, index: usize, collector: &Collector) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        if instance.state != InstanceState::Draining {
+            return;
+        }
+        let Some(drain) = instance.drain else { return };
+        let service = instance.service;
+        let Some(settings) = self.services.get(service.index()).map(|s| &s.settings) else {
+            return;
+        };
+        let deadline = settings.drain_deadline;
+        let may_move = settings.plan.relaxed && !drain.moves && drain.acknowledged.is_some();
+        if may_move && self.count(service, |i| i.state == InstanceState::Active) > 0 {
+            self.unpin(index, "it is drained, and `affinity` is relaxed".to_owned());
+            if let Some(drain) = &mut self.instances[index].drain {
+                drain.moves = true;
+            }
+            return;
+        }
+        let rates = collector.slot(instance.slot);
+        // Only counters read after the acknowledgement can say that no worker will add a flow.
+        let is_empty = rates.is_some_and(|rates| {
+            drain.acknowledged.is_some_and(|at| rates.at > at) && rates.live_flows == 0 && rates.rings_empty
+        });
+        let reason = if is_empty && drain.moves {
+            "its flows have moved".to_owned()
+        } else if is_empty {
+            "its last flow has ended".to_owned()
+        } else if now.since(drain.since) >= deadline {
+            let flows = rates.map_or(0, |rates| rates.live_flows);
+            let reason = format!("the drain's deadline passed with {flows} flows left");
+            self.unpin(index, reason.clone());
+            reason
+        } else {
+            return;
+        };
+        self.reactions.drain.note(now.since(drain.since));
+        let pooled = self.count(service, Instance::is_for_pool);
+        let pool = self
+            .services
+            .get(service.index())
+            .map_or(0, |s| s.settings.standby);
+        if pooled < pool && self.shutdown.is_none() {
+            self.transition(index, InstanceStep::Park, reason);
+            let instance = &mut self.instances[index];
+            instance.for_active = false;
+            instance.leaving = false;
+            // The Standby plan has to be known before it may be frozen.
+            instance.drain = Some(Drain {
+                since: now,
+                generation: None,
+                acknowledged: None,
+                moves: false,
+            });
+        } else {
+            self.stop(index, reason);
+        }
+    }
+
+    /// Takes the pins of all its flows away: each moves on its next packet.
+    pub(super) fn unpin(&mut self, index: usize, reason: String) {
+        let instance = &self.instances[index];
+        let (slot, service, id) = (instance.slot, instance.service, instance.id);
+        self.out.switch.push(SwitchRequest::PurgeSlot(slot));
+        self.event(Some(service), Some(id), EventKind::Unpinned { reason });
+    }
+
+    /// Stopping and Failed: out of the switch, then out of the engine.
+    pub(super) fn advance_leaving(&mut self, index: usize, collector: &mut Collector) {
+        let now = self.now;
+        let keep = self.shutdown == Some(true);
+        let acknowledged = self.acknowledged;
+        let instance = &mut self.instances[index];
+        match instance.port {
+            Port::Up | Port::Attaching => {
+                if instance
+                    .left_plan
+                    .is_some_and(|generation| generation <= acknowledged)
+                {
+                    if now < instance.again {
+                        return;
+                    }
+                    instance.port = Port::Detaching;
+                    self.out.switch.push(SwitchRequest::Detach(instance.slot));
+                }
+                return;
+            }
+            Port::Detaching => return,
+            Port::Absent => {}
+        }
+        if instance.op.is_some() {
+            return;
+        }
+        let is_failed = instance.state == InstanceState::Failed;
+        if !self.has_container(self.instances[index].service) || (keep && !is_failed) {
+            collector.release(self.instances[index].slot);
+            let reason = if keep {
+                "its container goes on running"
+            } else {
+                "its port is gone"
+            };
+            self.transition(index, InstanceStep::Removed, reason);
+            return;
+        }
+        if self.engine_down.is_some() || !self.instances[index].retry.is_over(now) {
+            return;
+        }
+        let is_alive = matches!(
+            self.instances[index].container,
+            Container::Running | Container::Paused
+        );
+        if is_alive && !is_failed {
+            self.submit_simple(index, Op::Stop);
+        } else {
+            self.submit_simple(index, Op::Remove);
+        }
+    }
+
+    pub(super) fn remove_orphans(&mut self) {
+        if self.engine_down.is_some() || self.orphans.is_empty() || self.shutdown == Some(true) {
+            return;
+        }
+        for index in 0..self.orphans.len() {
+            let orphan = &mut self.orphans[index];
+            if orphan.removing || !orphan.retry.is_over(self.now) {
+                continue;
+            }
+            orphan.removing = true;
+            let name = orphan.name.clone();
+            let ticket = Ticket(self.next_ticket);
+            self.next_ticket += 1;
+            self.in_hand.insert(ticket, Target::Orphan(name.clone()));
+            self.out.engine.push((ticket, Request::Remove { name }));
+        }
+    }
+
+    /// Tells of failed instances, and publishes the plan where it has changed: without them, so that their flows move.
+    pub(super) fn publish(&mut self) {
+        for slot in self.fail_slots.drain(..) {
+            self.out.switch.push(SwitchRequest::Fail(slot));
+        }
+        if self.plan_changed {
+            self.plan_changed = false;
+            let generation = Generation(self.plan.generation.0 + 1);
+            let mut slots = Vec::new();
+            for instance in &mut self.instances {
+                if instance.is_in_plan() {
+                    let service = self.services.get(instance.service.index());
+                    let capacity =
+                        service.map_or(0.0, |s| s.settings.capacity_of(s.capacity_pps, instance.cpus));
+                    let place = instance.slot.index();
+                    slots.resize(slots.len().max(place + 1), None);
+                    slots[place] = Some(SlotPlan {
+                        instance: instance.id,
+                        service: instance.service,
+                        state: instance.state,
+                        capacity_pps: capacity as f32,
+                        active_since: instance.since,
+                        weight: FULL_WEIGHT,
+                        edits: Edits::default(),
+                    });
+                } else if matches!(instance.state, InstanceState::Stopping | InstanceState::Failed) {
+                    instance.left_plan.get_or_insert(generation);
+                }
+                if let Some(drain) = &mut instance.drain {
+                    drain.generation.get_or_insert(generation);
+                }
+                if instance.state == InstanceState::Active
+                    && let Some((_, _, published)) = &mut instance.decided
+                {
+                    published.get_or_insert(generation);
+                }
+            }
+            let matching = &self.settings.matching;
+            let mut services: Vec<ServicePlan> = Vec::with_capacity(self.services.len());
+            services.extend(self.services.iter().map(|service| service.settings.plan.clone()));
+            // Stable: those that are not said come last, by id.
+            let place = |id| matching.order.iter().position(|of| *of == id);
+            services.sort_by_key(|service| place(service.id).unwrap_or(usize::MAX));
+            self.plan = Arc::new(Plan {
+                generation,
+                services,
+                slots,
+                unmatched: matching.unmatched,
+                other: matching.other,
+            });
+            self.out
+                .switch
+                .push(SwitchRequest::Publish(Arc::clone(&self.plan)));
+        }
+    }
+
+    /// Takes one step of the state machine and tells it. False where the state has no such step, which leaves
+    /// everything as it is.
+    pub(super) fn transition(&mut self, index: usize, step: InstanceStep, reason: impl Into<String>) -> bool {
+        let now = self.now;
+        let instance = &mut self.instances[index];
+        let from = instance.state;
+        let Ok(to) = from.step(step) else {
+            debug_assert!(false, "{from:?} has no {step:?}");
+            return false;
+        };
+        let reason = reason.into();
+        instance.state = to;
+        instance.since = now;
+        instance.reason.clone_from(&reason);
+        if instance.port == Port::Up || instance.port == Port::Attaching {
+            self.plan_changed = true;
+        }
+        let (service, id) = (instance.service, instance.id);
+        self.event(Some(service), Some(id), EventKind::State { from, to, reason });
+        true
+    }
+
+    pub(super) fn drain(&mut self, index: usize, reason: impl Into<String>) {
+        if self.transition(index, InstanceStep::Drain, reason) {
+            let now = self.now;
+            let instance = &mut self.instances[index];
+            instance.drain = Some(Drain {
+                since: now,
+                generation: None,
+                acknowledged: None,
+                moves: false,
+            });
+            instance.decided = None;
+        }
+    }
+
+    pub(super) fn undrain(&mut self, index: usize, reason: &str) {
+        if self.transition(index, InstanceStep::Undrain, reason) {
+            let now = self.now;
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.leaving = false;
+            instance.for_active = true;
+            instance.decided = Some((now, Rung::Undrain, None));
+        }
+    }
+
+    /// Sends an instance away, from whatever state it is in.
+    pub(super) fn stop(&mut self, index: usize, reason: impl Into<String>) {
+        let reason = reason.into();
+        match self.instances[index].state {
+            InstanceState::Stopping | InstanceState::Failed | InstanceState::Gone => return,
+            InstanceState::Active => {
+                self.drain(index, reason.as_str());
+            }
+            _ => {}
+        }
+        if self.transition(index, InstanceStep::Stop, reason) {
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.decided = None;
+            instance.for_active = false;
+            instance.retry.worked();
+        }
+    }
+
+    /// The instance is of no use any more: its flows move at once, another takes its place.
+    pub(super) fn fail(&mut self, index: usize, reason: String) {
+        let now = self.now;
+        let instance = &self.instances[index];
+        let (service, state) = (instance.service, instance.state);
+        if matches!(
+            state,
+            InstanceState::Failed | InstanceState::Stopping | InstanceState::Gone
+        ) {
+            return;
+        }
+        let (slot, had_flows) = (instance.slot, instance.is_in_plan());
+        let is_young = instance.ready.is_none_or(|ready| now.since(ready) < YOUNG);
+        // A create that failed is counted where its error is known.
+        if is_young && state != InstanceState::Creating {
+            self.count_failure(service, &reason);
+        }
+        if self.transition(index, InstanceStep::Fail, reason) {
+            if had_flows {
+                self.fail_slots.push(slot);
+            }
+            let instance = &mut self.instances[index];
+            instance.drain = None;
+            instance.decided = None;
+            instance.for_active = false;
+            instance.retry.worked();
+        }
+    }
+
+    /// Notes that making an instance, or a young one, has failed; gives the wait until the next is made.
+    pub(super) fn count_failure(&mut self, service: ServiceId, reason: &str) -> Nanos {
+        let now = self.now;
+        let Some(service) = self.services.get_mut(service.index()) else {
+            return Nanos::ZERO;
+        };
+        let failures = service.failures.as_ref().map_or(0, |(failures, _)| *failures);
+        service.failures = Some((failures.saturating_add(1), reason.to_owned()));
+        service.back_off.failed(now)
+    }
+
+    /// What failed before is forgiven once an instance that became ready after it has grown old.
+    pub(super) fn forgive(&mut self, service: ServiceId, ready: Nanos) {
+        if self.now.since(ready) >= YOUNG
+            && let Some(service) = self.services.get_mut(service.index())
+        {
+            service.back_off.worked_since(ready);
+            if !service.back_off.has_failed() {
+                service.failures = None;
+            }
+        }
+    }
+}
+
+/// The share of new flows of an instance that nobody has weighed, out of 256.
+const FULL_WEIGHT: u16 = 256;
+
+/// [`Ready`] without its command, so that a step need not copy it.
+enum ReadyKind {
+    Connected,
+    Consumes,
+    Exec,
+}
+
+impl ReadyKind {
+    fn of(ready: &Ready) -> ReadyKind {
+        match ready {
+            Ready::Connected => ReadyKind::Connected,
+            Ready::Consumes => ReadyKind::Consumes,
+            Ready::Exec(_) => ReadyKind::Exec,
+        }
+    }
+}

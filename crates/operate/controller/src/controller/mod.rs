@@ -1,0 +1,624 @@
+//! The core: its state, its step, and what everything in it uses. What happened, what is decided and what instances
+//! do by themselves are in the files beside.
+
+mod decisions;
+mod happened;
+mod lifecycle;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use engine::{CpuQuota, Request, Ticket};
+use model::{
+    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, ServiceId,
+    Slot, StandbyMode,
+};
+use switch::{Plan, ServicePlan};
+
+use crate::backoff::BackOff;
+use crate::instance::{Container, Instance, Op, Port, Rung};
+use crate::message::{CommandError, Inputs, Outputs};
+use crate::reaction::Reactions;
+use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
+
+/// One service as the controller runs it.
+#[derive(Debug)]
+struct Service {
+    id: ServiceId,
+    settings: ServiceSettings,
+    observation: Observation,
+    wanted: u32,
+    manual: bool,
+    /// What the autoscaler said when it last changed its mind.
+    reason: String,
+    /// What an autoscaler that may not act last said that it would want.
+    shadow: Option<u32>,
+    held_back: HeldBack,
+    capacity_pps: f64,
+    back_off: BackOff,
+    /// Failures in a row of instances that were young, and of creating them, and the reason of the last one.
+    failures: Option<(u32, String)>,
+    overloaded_since: Option<Nanos>,
+    overloaded_at: Nanos,
+    overcommitted_told: u64,
+    overcommitted_at: Option<Nanos>,
+    no_slot_told: bool,
+}
+
+impl Service {
+    fn new(id: ServiceId, mut settings: ServiceSettings) -> Service {
+        settings.plan.id = id;
+        Service {
+            id,
+            observation: Observation {
+                service: id,
+                at: Nanos::ZERO,
+                counter_age: Nanos::ZERO,
+                min: settings.min,
+                max: settings.max,
+                wanted: settings.min,
+                offered_fast_pps: 0.0,
+                offered_stable_pps: 0.0,
+                unserved_fast_pps: 0.0,
+                hot: false,
+                instances: Vec::new(),
+            },
+            wanted: settings.min,
+            manual: false,
+            reason: String::new(),
+            shadow: None,
+            held_back: HeldBack::default(),
+            capacity_pps: settings.capacity_pps.unwrap_or(0.0),
+            back_off: BackOff::default(),
+            failures: None,
+            overloaded_since: None,
+            overloaded_at: Nanos::ZERO,
+            overcommitted_told: 0,
+            overcommitted_at: None,
+            no_slot_told: false,
+            settings,
+        }
+    }
+}
+
+/// How a service's autoscaler is held back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBack {
+    /// It may not ask for fewer instances.
+    pub pause_in: bool,
+    /// It may not ask for more instances.
+    pub pause_out: bool,
+    /// It may do nothing.
+    pub dry_run: bool,
+}
+
+impl HeldBack {
+    /// The count that holds where `desired` is wanted and there are `wanted`.
+    fn allowed(self, desired: u32, wanted: u32) -> u32 {
+        let held = self.dry_run || self.pause_in && desired < wanted || self.pause_out && desired > wanted;
+        if held { wanted } else { desired }
+    }
+}
+
+/// A container that carries our label and belongs to no instance.
+#[derive(Debug)]
+struct Orphan {
+    name: String,
+    removing: bool,
+    retry: BackOff,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    Instance(InstanceId, Op),
+    /// Its readiness command.
+    Check(InstanceId),
+    Orphan(String),
+}
+
+/// One service's figures for whoever asks.
+#[derive(Clone, Debug)]
+pub struct ServiceStatus<'a> {
+    /// Which one.
+    pub id: ServiceId,
+    /// Its name.
+    pub name: &'a str,
+    /// Active instances wanted.
+    pub wanted: u32,
+    /// Whether somebody set that by hand.
+    pub manual: bool,
+    /// Why so many: what the autoscaler last said.
+    pub reason: &'a str,
+    /// Limits on active instances.
+    pub min: u32,
+    /// See `min`.
+    pub max: u32,
+    /// Instances kept in the pool.
+    pub standby: u32,
+    /// The autoscaler.
+    pub autoscaler: &'a Autoscaler,
+    /// How it is held back.
+    pub held_back: HeldBack,
+    /// What it would want, where it may not act and wants something else.
+    pub would: Option<u32>,
+    /// Packets per second that an instance is taken to process; 0 where that is not known yet.
+    pub capacity_pps: f64,
+    /// What the autoscaler last saw.
+    pub observation: &'a Observation,
+    /// Which packets are its, and how they are given to instances.
+    pub plan: &'a ServicePlan,
+    /// That its instances fail, where they do.
+    pub failing: Option<Failing<'a>>,
+}
+
+/// Instances of a service fail as soon as they are there, or cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failing<'a> {
+    /// How many have since one was well for 10 s.
+    pub failures: u32,
+    /// Why the last one has.
+    pub last: &'a str,
+    /// When the next one is made, at the earliest.
+    pub next_try: Nanos,
+}
+
+/// The core: every instance's state, and what is to be done about it. See the crate's documentation.
+#[derive(Debug)]
+pub struct Controller {
+    settings: Settings,
+    services: Vec<Service>,
+    /// In ascending order of id.
+    instances: Vec<Instance>,
+    orphans: Vec<Orphan>,
+    slot_used: Box<[bool]>,
+    next_id: u32,
+    next_ticket: u64,
+    in_hand: BTreeMap<Ticket, Target>,
+    engine_down: Option<Nanos>,
+    /// When the engine's containers were asked for, to be compared with what should be there.
+    listing_since: Option<Nanos>,
+    /// The newest plan that was published.
+    plan: Arc<Plan>,
+    acknowledged: Generation,
+    plan_changed: bool,
+    /// Slots whose flows must move, after the plan is published.
+    fail_slots: Vec<Slot>,
+    sampled_at: Nanos,
+    shutdown: Option<bool>,
+    reactions: Reactions,
+    sequence: u64,
+    now: Nanos,
+    out: Outputs,
+}
+
+impl Controller {
+    /// A controller that has no instances yet. Its services are [`ServiceId`] 0, 1, … in the order given; the
+    /// collector must have been told of the same ones, each with its autoscaler's
+    /// [`stable_window`](Autoscaler::stable_window).
+    pub fn new(settings: Settings, services: Vec<ServiceSettings>) -> Controller {
+        let services = (0..)
+            .map(ServiceId)
+            .zip(services)
+            .map(|(id, settings)| Service::new(id, settings))
+            .collect();
+        Controller {
+            settings,
+            services,
+            instances: Vec::new(),
+            orphans: Vec::new(),
+            slot_used: vec![false; Slot::LIMIT].into_boxed_slice(),
+            next_id: 1,
+            next_ticket: 1,
+            in_hand: BTreeMap::new(),
+            engine_down: None,
+            listing_since: None,
+            plan: Arc::default(),
+            acknowledged: Generation(0),
+            // The first plan may have no instances, but workers wait for one.
+            plan_changed: true,
+            fail_slots: Vec::new(),
+            sampled_at: Nanos::ZERO,
+            shutdown: None,
+            reactions: Reactions::default(),
+            sequence: 0,
+            now: Nanos::ZERO,
+            out: Outputs::default(),
+        }
+    }
+
+    /// Takes over the containers of an earlier run, found by [`Settings::label`]: each keeps its id. Those of services
+    /// that are no more, with an id that another one has, or ended, are removed. To be called before the first step.
+    pub fn adopt(&mut self, containers: &[engine::Container], now: Nanos) {
+        self.now = now;
+        let mut adopted = 0;
+        for container in containers {
+            let label = |key: &str| container.labels.get(key);
+            let id = label(LABEL_INSTANCE)
+                .and_then(|id| id.parse().ok())
+                .map(InstanceId);
+            if let Some(id) = id {
+                self.next_id = self.next_id.max(id.0.saturating_add(1));
+            }
+            let service = label(LABEL_SERVICE).and_then(|name| {
+                self.services
+                    .iter()
+                    .find(|s| s.settings.name == *name && s.settings.container.is_some())
+            });
+            let usable = match (service, id) {
+                (Some(service), Some(id)) => (container.state != engine::ContainerState::Exited
+                    && container.name == self.settings.container_name(&service.settings.name, id)
+                    && self.position(id).is_none())
+                .then_some((service.id, id)),
+                _ => None,
+            };
+            let slot = usable.and_then(|(service, _)| {
+                let slot = label(LABEL_SLOT).and_then(|slot| slot.parse().ok()).map(Slot);
+                self.take_slot_again(service, slot)
+            });
+            let (Some((service, id)), Some(slot)) = (usable, slot) else {
+                self.add_orphan(&container.name);
+                continue;
+            };
+            let mut instance = self.new_instance(id, service, slot, true);
+            instance.adopted = true;
+            let spec = self.services[service.index()].settings.container.as_ref();
+            instance.cpus = spec.and_then(|spec| spec.cpu).map(|quota| quota.cpus());
+            instance.wanted_cpus = instance.cpus;
+            instance.decided = None;
+            instance.pid = (container.pid != 0).then_some(container.pid);
+            instance.started = now;
+            instance.container = match container.state {
+                engine::ContainerState::Paused => Container::Paused,
+                _ => Container::Running,
+            };
+            // A frozen one was in the pool and goes back there.
+            instance.for_active = instance.container == Container::Running;
+            let at = self.instances.partition_point(|i| i.id < id);
+            self.instances.insert(at, instance);
+            adopted += 1;
+            self.transition(
+                at,
+                InstanceStep::Started,
+                "adopted: its container was found running",
+            );
+        }
+        for index in 0..self.services.len() {
+            let id = self.services[index].id;
+            let running = self
+                .instances
+                .iter()
+                .filter(|i| i.service == id && i.for_active)
+                .count() as u32;
+            let service = &mut self.services[index];
+            let settings = &service.settings;
+            // A warm pool runs like the rest: it was full, or it is filled again first.
+            let pool = if settings.standby_mode == StandbyMode::Warm {
+                settings.standby
+            } else {
+                0
+            };
+            let wanted = running.saturating_sub(pool).max(settings.min).min(settings.max);
+            service.wanted = wanted;
+            let mut active = 0;
+            for instance in self
+                .instances
+                .iter_mut()
+                .filter(|i| i.service == id && i.for_active)
+            {
+                active += 1;
+                instance.for_active = active <= wanted;
+            }
+        }
+        self.event(None, None, EventKind::Started { adopted });
+    }
+
+    /// One step: takes in what has happened and puts what is to be done into `out`, which is emptied first. `now`
+    /// never goes back. The collector must have been given its sample for this step.
+    pub fn step(&mut self, inputs: Inputs<'_>, collector: &mut Collector, now: Nanos, out: &mut Outputs) {
+        // What adoption had to say is still in `self.out`.
+        if !self.out.events.is_empty() {
+            out.clear();
+            out.events.append(&mut self.out.events);
+        } else {
+            out.clear();
+        }
+        std::mem::swap(&mut self.out, out);
+        self.now = now;
+        for event in inputs.engine {
+            self.engine_event(event);
+        }
+        if let Some(containers) = inputs.containers {
+            self.compare_containers(containers);
+        }
+        for event in inputs.switch {
+            self.switch_event(event, collector);
+        }
+        if inputs.acknowledged > self.acknowledged {
+            self.acknowledged = inputs.acknowledged;
+            // A counter that was read before an acknowledgement may be older than what it acknowledges.
+            self.note_acknowledged(now.max(collector.sampled_at()));
+        }
+        for (id, command) in inputs.commands {
+            let answer = self.command(command, collector);
+            self.out.answers.push((*id, answer));
+        }
+        for (id, fitted) in inputs.fitted {
+            if let Some(service) = self.services.get_mut(id.index()) {
+                service.settings.autoscaler.give(fitted.clone());
+            }
+        }
+        if self.shutdown.is_none() {
+            self.observe(collector);
+            for index in 0..self.services.len() {
+                self.reconcile(index, collector);
+            }
+        }
+        let mut index = 0;
+        while index < self.instances.len() {
+            // Gone instances leave the list; the next one then stands in their place.
+            if self.rests(&self.instances[index]) || self.advance(index, collector) {
+                index += 1;
+            }
+        }
+        self.remove_orphans();
+        self.publish();
+        std::mem::swap(&mut self.out, out);
+    }
+
+    /// What it was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Every instance, in ascending order of id.
+    pub fn instances(&self) -> &[Instance] {
+        &self.instances
+    }
+
+    /// Every service.
+    pub fn services(&self) -> impl Iterator<Item = ServiceStatus<'_>> {
+        self.services.iter().map(|service| ServiceStatus {
+            id: service.id,
+            name: &service.settings.name,
+            wanted: service.wanted,
+            manual: service.manual,
+            min: service.settings.min,
+            max: service.settings.max,
+            standby: service.settings.standby,
+            autoscaler: &service.settings.autoscaler,
+            held_back: service.held_back,
+            would: service.shadow.filter(|would| *would != service.wanted),
+            capacity_pps: service.capacity_pps,
+            reason: &service.reason,
+            observation: &service.observation,
+            plan: &service.settings.plan,
+            failing: service.failures.as_ref().map(|(failures, last)| Failing {
+                failures: *failures,
+                last,
+                next_try: service.back_off.until(),
+            }),
+        })
+    }
+
+    /// How fast it has been.
+    pub fn reactions(&self) -> &Reactions {
+        &self.reactions
+    }
+
+    /// The newest plan that was published.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The newest plan that every worker steers by.
+    pub fn acknowledged(&self) -> Generation {
+        self.acknowledged
+    }
+
+    /// Since when the engine does not answer; [`None`] while it does.
+    pub fn engine_down_since(&self) -> Option<Nanos> {
+        self.engine_down
+    }
+
+    /// Whether nothing is under way: every instance stands by or takes flows, as many as are wanted, the engine answers and has
+    /// nothing in hand, and every worker steers by the newest plan.
+    pub fn is_settled(&self) -> bool {
+        let stays = |i: &Instance| {
+            matches!(i.state, InstanceState::Standby | InstanceState::Active) && i.op.is_none()
+        };
+        let has_wanted = |service: &Service| {
+            let of_service = self.instances.iter().filter(|i| i.service == service.id);
+            let active = of_service.filter(|i| i.state == InstanceState::Active).count();
+            active == service.wanted as usize
+        };
+        self.in_hand.is_empty()
+            && self.orphans.is_empty()
+            && self.engine_down.is_none()
+            && self.listing_since.is_none()
+            && self.shutdown.is_none()
+            && self.plan.generation == self.acknowledged
+            && self.instances.iter().all(stays)
+            && self.services.iter().all(has_wanted)
+    }
+
+    /// Whether a shutdown was asked for and nothing is left to be done for it.
+    pub fn is_finished(&self) -> bool {
+        self.shutdown.is_some()
+            && self.instances.is_empty()
+            && (self.orphans.is_empty() || self.shutdown == Some(true))
+    }
+
+    /// The instances that the switch has made ports for beforehand, and how many of them there are; [`None`] where it makes none.
+    pub fn places(&self) -> Option<(usize, usize)> {
+        let has_places = |of: &&Service| of.settings.places.is_some();
+        let services: Vec<&Service> = self.services.iter().filter(has_places).collect();
+        let made = services.iter().flat_map(|of| &of.settings.places).map(Vec::len);
+        let is_there = |i: &&Instance| services.iter().any(|of| of.id == i.service);
+        (!services.is_empty()).then(|| (made.sum(), self.instances.iter().filter(is_there).count()))
+    }
+
+    fn new_instance(&self, id: InstanceId, service: ServiceId, slot: Slot, for_active: bool) -> Instance {
+        let name = self.services.get(service.index()).map_or_else(String::new, |s| {
+            self.settings.container_name(&s.settings.name, id)
+        });
+        Instance {
+            id,
+            service,
+            socket_dir: self.settings.run_dir.join("instances").join(&name),
+            name,
+            slot,
+            state: InstanceState::Creating,
+            since: self.now,
+            reason: String::new(),
+            container: Container::Absent,
+            port: Port::Absent,
+            pid: None,
+            op: None,
+            for_active,
+            adopted: false,
+            requested: self.now,
+            started: self.now,
+            ready: None,
+            again: Nanos::ZERO,
+            retry: BackOff::default(),
+            check_running: false,
+            probed: None,
+            drain: None,
+            leaving: false,
+            left_plan: None,
+            decided: for_active.then_some((self.now, Rung::Create, None)),
+            cpus: None,
+            wanted_cpus: None,
+            hot_told: None,
+        }
+    }
+
+    fn submit_simple(&mut self, index: usize, op: Op) {
+        let instance = &self.instances[index];
+        let name = instance.name.clone();
+        let grace = self
+            .services
+            .get(instance.service.index())
+            .map_or(Nanos::ZERO, |s| s.settings.stop_grace);
+        let request = match op {
+            Op::Pause => Request::Pause { name },
+            Op::Resume => Request::Resume { name },
+            Op::Quota => Request::SetQuota {
+                name,
+                quota: instance.wanted_cpus.map(|cpus| self.quota_for(index, cpus)),
+            },
+            Op::Stop => Request::Stop { name, grace },
+            // A create is asked for with its specification, where that is made.
+            Op::Remove | Op::Create => Request::Remove { name },
+        };
+        self.submit(index, op, request);
+    }
+
+    /// A quota of so many CPUs, in periods that the instance's ring survives at the rate that it is given now.
+    fn quota_for(&self, index: usize, cpus: f64) -> CpuQuota {
+        let instance = &self.instances[index];
+        let Some(service) = self.services.get(instance.service.index()) else {
+            return CpuQuota::of_cpus(cpus);
+        };
+        let seen = service.observation.instances.iter().find(|i| i.id == instance.id);
+        let rate_pps = seen.map_or(0.0, |i| i.arrivals_fast_pps.max(i.arrivals_stable_pps));
+        CpuQuota::for_ring(cpus, service.settings.ring_slots, rate_pps)
+    }
+
+    fn submit(&mut self, index: usize, op: Op, request: Request) {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let instance = &mut self.instances[index];
+        instance.op = Some(op);
+        self.in_hand.insert(ticket, Target::Instance(instance.id, op));
+        self.out.engine.push((ticket, request));
+    }
+
+    fn add_orphan(&mut self, name: &str) {
+        if !self.orphans.iter().any(|orphan| orphan.name == name) {
+            let reason = format!("the container {name} belongs to no instance; it is removed");
+            self.event(
+                None,
+                None,
+                EventKind::Failure {
+                    what: "engine".to_owned(),
+                    reason,
+                },
+            );
+            self.orphans.push(Orphan {
+                name: name.to_owned(),
+                removing: false,
+                retry: BackOff::default(),
+            });
+        }
+    }
+
+    /// A slot for a new instance: any, or the first of the service's own places.
+    fn take_slot(&mut self, service: ServiceId) -> Option<Slot> {
+        let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
+        let slot = match &self.services.get(service.index())?.settings.places {
+            Some(places) => places.iter().map(|place| place.slot).find(is_free),
+            None => (0..self.slot_used.len() as u16).map(Slot).find(is_free),
+        }?;
+        self.slot_used[slot.index()] = true;
+        Some(slot)
+    }
+
+    /// A slot for an instance that had `before`: that one where it has to do with its port.
+    fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>) -> Option<Slot> {
+        let Some(places) = &self.services.get(service.index())?.settings.places else {
+            return self.take_slot(service);
+        };
+        let slot = before.filter(|slot| places.iter().any(|place| place.slot == *slot))?;
+        let used = self.slot_used.get_mut(slot.index())?;
+        (!std::mem::replace(used, true)).then_some(slot)
+    }
+
+    fn has_container(&self, service: ServiceId) -> bool {
+        self.services
+            .get(service.index())
+            .is_some_and(|s| s.settings.container.is_some())
+    }
+
+    fn service(&self, id: ServiceId) -> Result<&Service, CommandError> {
+        self.services
+            .get(id.index())
+            .ok_or(CommandError::UnknownService { service: id })
+    }
+
+    fn count(&self, service: ServiceId, test: impl Fn(&Instance) -> bool) -> u32 {
+        self.instances
+            .iter()
+            .filter(|i| i.service == service && test(i))
+            .count() as u32
+    }
+
+    fn position(&self, id: InstanceId) -> Option<usize> {
+        self.instances.binary_search_by_key(&id, |i| i.id).ok()
+    }
+
+    fn at_slot(&self, slot: Slot) -> Option<usize> {
+        self.instances.iter().position(|i| i.slot == slot)
+    }
+
+    fn event(&mut self, service: Option<ServiceId>, instance: Option<InstanceId>, kind: EventKind) {
+        self.sequence += 1;
+        let name = service
+            .and_then(|id| self.services.get(id.index()))
+            .map(|s| s.settings.name.clone());
+        self.out.events.push(Event {
+            sequence: self.sequence,
+            at: self.now,
+            unix_ms: self.settings.unix_ms_at_zero.saturating_add(self.now.as_millis()),
+            service: name,
+            instance,
+            kind,
+        });
+    }
+}
+
+fn scaler_name(autoscaler: &Autoscaler) -> String {
+    autoscaler.name().to_owned()
+}

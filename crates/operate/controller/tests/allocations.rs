@@ -1,0 +1,97 @@
+//! A step in which nothing changes allocates nothing, with several hundred instances.
+// UNSAFETY: a counting allocator can only be written with `unsafe impl GlobalAlloc`.
+#![expect(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use controller::{Controller, Inputs, Outputs, ServiceSettings, Settings};
+use model::{Generation, InstanceState, Nanos};
+use switch::{SwitchEvent, SwitchReading, SwitchRequest};
+
+struct Counting;
+
+thread_local! {
+    // Per thread: the test harness allocates on its own while the test runs.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn an_idle_step_of_256_instances_allocates_nothing() {
+    let scaler = Autoscaler::from_name("smartinco").unwrap();
+    // Sinks without a container: what is measured is the controller.
+    let mut service = ServiceSettings::new("sink", None, scaler);
+    (service.min, service.max, service.capacity_pps) = (256, 256, Some(1e6));
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let mut raw = SwitchReading::new(1, 1, 1);
+    let mut out = Outputs::default();
+    let (mut replies, mut acknowledged) = (Vec::new(), Generation(0));
+    let mut idle_step = 0;
+    let mut took = Vec::with_capacity(2_000);
+    for ms in 1..2_000 {
+        raw.at = Nanos::from_millis(ms);
+        for slot in collector.assigned().to_vec() {
+            raw.slots[slot.index()].to_packets += 1;
+        }
+        raw.services[0].offered_packets += 256;
+        collector.sample(&raw);
+        let is_acknowledged = acknowledged > controller.acknowledged();
+        let before = ALLOCATIONS.get();
+        let inputs = Inputs {
+            switch: &replies,
+            acknowledged,
+            ..Inputs::default()
+        };
+        let began = std::time::Instant::now();
+        controller.step(inputs, &mut collector, raw.at, &mut out);
+        let allocated = ALLOCATIONS.get() - before;
+        let elapsed = began.elapsed();
+        let is_quiet = replies.is_empty() && !is_acknowledged && out.is_empty();
+        replies.clear();
+        for request in out.switch.drain(..) {
+            match request {
+                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
+                    slot,
+                    peer: String::new(),
+                }),
+                SwitchRequest::Publish(plan) => acknowledged = plan.generation,
+                _ => {}
+            }
+        }
+        if is_quiet {
+            idle_step += 1;
+            took.push(elapsed);
+            assert_eq!(allocated, 0, "at {ms} ms");
+        }
+    }
+    assert!(idle_step > 1_900);
+    assert!(
+        controller
+            .instances()
+            .iter()
+            .all(|i| i.state() == InstanceState::Active)
+    );
+    took.sort_unstable();
+    println!("median idle step with 256 instances: {:?}", took[took.len() / 2]);
+}

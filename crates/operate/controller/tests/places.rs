@@ -1,0 +1,129 @@
+//! Instances whose ports were made beforehand: each has a place of its service's own, and an adopted one the place that it had.
+#![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
+
+use std::collections::BTreeMap;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use controller::{
+    Controller, Inputs, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, Outputs, PortPlace, ServiceSettings,
+    Settings,
+};
+use engine::{Container, ContainerSpec, ContainerState, Request};
+use model::{EventKind, Mount, Nanos, Slot};
+use switch::SwitchReading;
+
+/// A service of that many instances with the places 4 and 5.
+fn controller(instances: u32) -> Controller {
+    let place = |slot: u16| PortPlace {
+        slot: Slot(slot),
+        mounts: vec![Mount {
+            source: format!("/ports/{slot}").into(),
+            target: "/run/inco-port".into(),
+            read_only: true,
+        }],
+        env: vec![("INCO_ROLE".to_owned(), "client".to_owned())],
+        functions: Vec::new(),
+    };
+    let scaler = Autoscaler::from_name("fixed").unwrap();
+    let service = ServiceSettings {
+        places: Some(vec![place(4), place(5)]),
+        min: instances,
+        max: instances,
+        ..ServiceSettings::new("nf", Some(ContainerSpec::new("", "image")), scaler)
+    };
+    Controller::new(Settings::default(), vec![service])
+}
+
+/// What it asks for, and tells, in one step.
+fn step(controller: &mut Controller, at: Nanos) -> Outputs {
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut raw = SwitchReading::new(1, 0, 0);
+    raw.at = at;
+    collector.sample(&raw);
+    let mut out = Outputs::default();
+    controller.step(Inputs::default(), &mut collector, at, &mut out);
+    out
+}
+
+fn created(out: &Outputs) -> Vec<&ContainerSpec> {
+    let requests = out.engine.iter().filter_map(|(_, request)| match request {
+        Request::Create(spec) => Some(&**spec),
+        _ => None,
+    });
+    requests.collect()
+}
+
+fn told(out: &Outputs) -> usize {
+    let of = |kind: &EventKind| matches!(kind, EventKind::Failure { what, reason } if what == "switch" && reason.contains("all 2 ports"));
+    out.events.iter().filter(|event| of(&event.kind)).count()
+}
+
+#[test]
+fn there_are_as_many_instances_as_places_and_it_is_said_once() {
+    let mut controller = controller(3);
+    controller.adopt(&[], Nanos::ZERO);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let specs = created(&out);
+    let slots: Vec<&str> = specs
+        .iter()
+        .map(|spec| spec.labels[LABEL_SLOT].as_str())
+        .collect();
+    assert_eq!(slots, ["4", "5"]);
+    let sources: Vec<String> = specs[1]
+        .mounts
+        .iter()
+        .map(|mount| mount.source.display().to_string())
+        .collect();
+    assert_eq!(sources[0], "/ports/5");
+    assert!(
+        specs[1]
+            .env
+            .contains(&("INCO_ROLE".to_owned(), "client".to_owned()))
+    );
+    assert_eq!(controller.places(), Some((2, 2)));
+    let again = step(&mut controller, Nanos::from_millis(2));
+    assert_eq!((told(&out), created(&again).len(), told(&again)), (1, 0, 0));
+}
+
+#[test]
+fn an_adopted_container_has_the_place_that_it_was_made_for() {
+    let container = |id: u32, slot: &str| Container {
+        name: format!("inco-nf-{id}"),
+        labels: BTreeMap::from(
+            [
+                (LABEL_SERVICE, "nf"),
+                (LABEL_INSTANCE, &id.to_string()),
+                (LABEL_SLOT, slot),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        ),
+        pid: 0,
+        state: ContainerState::Running,
+        started_unix_ms: 0,
+    };
+    let mut controller = controller(2);
+    // One of another place than the service has, and one whose place is taken, are of no use.
+    let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
+    controller.adopt(&containers, Nanos::ZERO);
+    let adopted: Vec<(u32, Slot)> = controller
+        .instances()
+        .iter()
+        .map(|i| (i.id().0, i.slot()))
+        .collect();
+    assert_eq!(adopted, [(1, Slot(5))]);
+    let out = step(&mut controller, Nanos::from_millis(1));
+    let mut removed: Vec<&str> = Vec::new();
+    for (_, request) in &out.engine {
+        if let Request::Remove { name } = request {
+            removed.push(name);
+        }
+    }
+    assert_eq!(removed, ["inco-nf-2", "inco-nf-3"]);
+    let slots: Vec<&str> = created(&out)
+        .iter()
+        .map(|spec| spec.labels[LABEL_SLOT].as_str())
+        .collect();
+    assert_eq!(slots, ["4"]);
+}

@@ -1,0 +1,1453 @@
+//! The real controller, autoscalers and collector over the fake engine and a fake switch, with faults of named
+//! probabilities, for many seeds. A seed that fails is printed; `INCO_SEED=n` runs that one alone.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a failed expectation fails the test, in its helpers too"
+)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use autoscaling::Autoscaler;
+use collector::Collector;
+use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSettings, Settings};
+use engine::{
+    ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
+};
+use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, Ready, ServiceId, Slot, StandbyMode};
+use switch::{Plan, PortKind, PortSpec, SlotPlan, SwitchEvent, SwitchReading, SwitchRequest};
+
+const WORKERS: usize = 2;
+const RING: u64 = 64;
+/// Packets per millisecond that an instance takes, and that a flow brings in a thousand milliseconds.
+const CAPACITY_PER_MS: u64 = 10;
+const FLOW_PPS: u64 = 400;
+
+/// What goes wrong, each as a probability for each time that it could.
+#[derive(Clone, Copy, Debug, Default)]
+struct Probabilities {
+    /// Of an instance: its port never connects.
+    port_never_connects: f64,
+    /// Of an acknowledgement: it takes 100 times as long.
+    acknowledged_late: f64,
+    /// Per second and service: a container is killed.
+    container_killed: f64,
+    /// Per second and service: a container hangs.
+    container_hangs: f64,
+    /// Per second and service: a port goes down.
+    port_down: f64,
+    /// Per second: the engine is away for 30 s.
+    engine_down: f64,
+    /// Per second: somebody asks for something.
+    command: f64,
+    /// Per second and service: the load changes.
+    load_changes: f64,
+    /// Of a detach: the switch cannot take it now.
+    detach_refused: f64,
+    /// Of a step: it comes late, by up to 20 ms.
+    step_late: f64,
+}
+
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < probability
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    service: ServiceId,
+    worker: usize,
+    slot: Slot,
+    ends: Nanos,
+}
+
+#[derive(Default)]
+struct PortSim {
+    instance: InstanceId,
+    name: String,
+    ring: u64,
+    hung: bool,
+    /// Its flows were moved on purpose: by a failure, a purge or a deadline.
+    moved: bool,
+}
+
+/// A switch with two workers that learn of tables late, one after the other.
+#[derive(Default)]
+struct FakeSwitch {
+    /// Attached ones; in `connecting` before.
+    ports: BTreeMap<Slot, PortSim>,
+    connecting: BTreeMap<Slot, (Nanos, InstanceId, String, bool)>,
+    detaching: BTreeMap<Slot, Nanos>,
+    probes: Vec<(Nanos, Slot)>,
+    plans: VecDeque<(Arc<Plan>, [Nanos; WORKERS])>,
+    worker_plan: [Arc<Plan>; WORKERS],
+    acknowledged: Generation,
+    published: Generation,
+    /// Failed since the last table: the next one moves their flows.
+    failing: Vec<Slot>,
+    flows: Vec<Flow>,
+    replies: Vec<SwitchEvent>,
+    flows_on_active: u64,
+    drained_clean: u64,
+}
+
+struct Simulation {
+    seed: u64,
+    chance: Chance,
+    probabilities: Probabilities,
+    now: Nanos,
+    engine: FakeEngine,
+    controller: Controller,
+    collector: Collector,
+    raw: SwitchReading,
+    switch: FakeSwitch,
+    outputs: Outputs,
+    events: Vec<EngineEvent>,
+    containers: Option<Vec<engine::Container>>,
+    commands: Vec<(CommandId, Command)>,
+    engine_up_at: Option<Nanos>,
+    flows_wanted: [usize; 2],
+    states: BTreeMap<InstanceId, InstanceState>,
+    seen: BTreeSet<String>,
+    last_sequence: u64,
+    ids_used: BTreeSet<InstanceId>,
+    most_at_once: usize,
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "seed {} fails at {} ms: INCO_SEED={}",
+                self.seed,
+                self.now.as_millis(),
+                self.seed
+            );
+        }
+    }
+}
+
+fn services() -> Vec<ServiceSettings> {
+    let scaler = |json: &str| {
+        Autoscaler::with_parameters("smartinco", &mut serde_json::Deserializer::from_str(json))
+            .expect("parameters")
+    };
+    let mut warm = ServiceSettings::new(
+        "firewall",
+        Some(ContainerSpec::new("inco-x", "inco/forward")),
+        scaler(r#"{"window":"100ms","scale_down_window":"500ms"}"#),
+    );
+    (warm.min, warm.max, warm.standby) = (2, 6, 1);
+    warm.port = PortSpec::new(PortKind::MEMIF, "port.sock");
+    warm.capacity_pps = Some((CAPACITY_PER_MS * 1_000) as f64);
+    (warm.ready_deadline, warm.drain_deadline) = (Nanos::from_secs(2), Nanos::from_secs(3));
+    let mut paused = warm.clone();
+    paused.name = "gateway".to_owned();
+    (paused.min, paused.max, paused.standby) = (1, 4, 2);
+    paused.standby_mode = StandbyMode::Paused;
+    paused.ready = Ready::Consumes;
+    vec![warm, paused]
+}
+
+impl Simulation {
+    fn new(seed: u64, probabilities: Probabilities, faults: Faults) -> Simulation {
+        let engine = FakeEngine::new(FakeConfig {
+            seed,
+            faults,
+            ..FakeConfig::default()
+        });
+        Simulation::over(seed, probabilities, engine, Nanos::ZERO)
+    }
+
+    /// A new run of the controller over an engine that may have containers of an earlier one.
+    fn over(seed: u64, probabilities: Probabilities, mut engine: FakeEngine, now: Nanos) -> Simulation {
+        let services = services();
+        let mut collector = Collector::new();
+        for service in &services {
+            collector.add_service(service.autoscaler.stable_window());
+        }
+        let mut controller = Controller::new(Settings::default(), services);
+        let found = engine
+            .list(&Label::any(controller::LABEL_SERVICE))
+            .expect("the engine answers");
+        controller.adopt(&found, now);
+        Simulation {
+            seed,
+            chance: Chance(seed ^ 0x5eed),
+            probabilities,
+            now,
+            engine,
+            controller,
+            collector,
+            raw: SwitchReading::new(2, 1, WORKERS),
+            switch: FakeSwitch::default(),
+            outputs: Outputs::default(),
+            events: Vec::new(),
+            containers: None,
+            commands: Vec::new(),
+            engine_up_at: None,
+            flows_wanted: [4, 2],
+            states: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            last_sequence: 0,
+            ids_used: BTreeSet::new(),
+            most_at_once: 0,
+        }
+    }
+
+    fn step(&mut self, dt: Nanos) {
+        let late = if self.chance.happens(self.probabilities.step_late) {
+            self.chance.below(20)
+        } else {
+            0
+        };
+        self.now = self.now + dt + Nanos::from_millis(late);
+        let ms = dt.as_millis().max(1) + late;
+        self.break_things(ms);
+        self.engine.advance(self.now);
+        self.events.clear();
+        Engine::poll(&mut self.engine, &mut self.events);
+        self.run_switch(ms);
+        self.raw.at = self.now;
+        self.collector.sample(&self.raw);
+        let replies = std::mem::take(&mut self.switch.replies);
+        let containers = self.containers.take();
+        let inputs = Inputs {
+            engine: &self.events,
+            containers: containers.as_deref(),
+            switch: &replies,
+            acknowledged: self.switch.acknowledged,
+            commands: &self.commands,
+            fitted: &[],
+        };
+        self.controller
+            .step(inputs, &mut self.collector, self.now, &mut self.outputs);
+        self.commands.clear();
+        let mut outputs = std::mem::take(&mut self.outputs);
+        for (ticket, request) in outputs.engine.drain(..) {
+            self.engine.submit(ticket, request);
+        }
+        for request in outputs.switch.drain(..) {
+            self.switch_request(request);
+        }
+        if outputs.list_containers {
+            self.containers = self.engine.list(&Label::any(controller::LABEL_SERVICE)).ok();
+        }
+        self.check_events(&outputs);
+        self.outputs = outputs;
+        self.check();
+    }
+
+    fn run(&mut self, steps: u64, dt: Nanos) {
+        for _ in 0..steps {
+            self.step(dt);
+        }
+    }
+
+    fn break_things(&mut self, ms: u64) {
+        let p = self.probabilities;
+        let per_step = |per_second: f64| per_second * ms as f64 / 1_000.0;
+        for service in [ServiceId(0), ServiceId(1)] {
+            let running: Vec<(String, Slot)> = self
+                .controller
+                .instances()
+                .iter()
+                .filter(|i| i.service() == service && i.container() == controller::Container::Running)
+                .map(|i| (i.name().to_owned(), i.slot()))
+                .collect();
+            if running.is_empty() {
+                continue;
+            }
+            let (name, slot) = running[self.chance.below(running.len() as u64) as usize].clone();
+            if self.chance.happens(per_step(p.container_killed)) {
+                self.engine.kill(&name, 9);
+                self.seen.insert("killed".into());
+            }
+            if self.chance.happens(per_step(p.container_hangs)) {
+                self.engine.hang(&name);
+                if let Some(port) = self.switch.ports.get_mut(&slot) {
+                    port.hung = true;
+                }
+            }
+            if self.chance.happens(per_step(p.port_down)) && self.switch.ports.contains_key(&slot) {
+                let reason = "it went down".to_owned();
+                self.switch.replies.push(SwitchEvent::PortDown { slot, reason });
+            }
+            if self.chance.happens(per_step(p.load_changes)) {
+                self.flows_wanted[service.index()] =
+                    self.chance.below(if service.0 == 0 { 120 } else { 60 }) as usize;
+            }
+        }
+        if self.engine_up_at.is_none() && self.chance.happens(per_step(p.engine_down)) {
+            self.engine.set_down(true);
+            self.engine_up_at = Some(self.now + Nanos::from_secs(30));
+        }
+        if self.engine_up_at.is_some_and(|at| self.now >= at) {
+            self.engine_up();
+        }
+        if self.chance.happens(per_step(p.command)) {
+            let ids: Vec<InstanceId> = self.controller.instances().iter().map(|i| i.id()).collect();
+            let instance = if ids.is_empty() {
+                InstanceId(0)
+            } else {
+                ids[self.chance.below(ids.len() as u64) as usize]
+            };
+            let service = ServiceId(self.chance.below(3) as u16);
+            let command = match self.chance.below(6) {
+                0 => Command::Scale {
+                    service,
+                    count: Some(self.chance.below(8) as u32),
+                },
+                1 | 2 => Command::Scale { service, count: None },
+                3 => Command::Drain { instance },
+                4 => Command::Undrain { instance },
+                _ => Command::Purge { instance },
+            };
+            self.commands.push((CommandId(self.now.0), command));
+        }
+    }
+
+    fn engine_up(&mut self) {
+        self.engine_up_at = None;
+        self.engine.set_down(false);
+    }
+
+    fn switch_request(&mut self, request: SwitchRequest) {
+        let switch = &mut self.switch;
+        match request {
+            SwitchRequest::Attach { slot, port, .. } => {
+                assert_eq!(port.data_ports, 1);
+                let instance = self.controller.instances().iter().find(|i| i.slot() == slot);
+                let instance = instance.expect("it is an instance's").id();
+                assert!(!switch.ports.contains_key(&slot), "{slot} is in use");
+                assert!(!switch.connecting.contains_key(&slot), "{slot} is connecting");
+                assert!(!switch.detaching.contains_key(&slot), "{slot} is still detaching");
+                let name = (port.address.parent())
+                    .and_then(|directory| directory.file_name())
+                    .and_then(|n| n.to_str())
+                    .expect("a name")
+                    .to_owned();
+                // The same instance always has the same luck.
+                let mut luck = Chance(self.seed ^ u64::from(instance.0));
+                let never = luck.happens(self.probabilities.port_never_connects);
+                let at = self.now + Nanos::from_millis(1 + self.chance.below(5));
+                switch.connecting.insert(slot, (at, instance, name, never));
+            }
+            SwitchRequest::Publish(plan) => {
+                assert_eq!(plan.generation.0, switch.published.0 + 1);
+                switch.published = plan.generation;
+                for slot in std::mem::take(&mut switch.failing) {
+                    assert!(plan.slot(slot).is_none(), "{slot} has failed");
+                    switch.ports.get_mut(&slot).expect("it is attached").moved = true;
+                    switch.flows.retain(|flow| flow.slot != slot);
+                }
+                for (slot, row) in plan.instances() {
+                    let port = switch
+                        .ports
+                        .get(&slot)
+                        .expect("only what is attached is in the plan");
+                    assert_eq!(port.instance, row.instance);
+                    assert!(matches!(
+                        row.state,
+                        InstanceState::Active | InstanceState::Draining | InstanceState::Standby
+                    ));
+                }
+                let mut at = [self.now; WORKERS];
+                for worker in &mut at {
+                    let late = if self.chance.happens(self.probabilities.acknowledged_late) {
+                        100
+                    } else {
+                        1
+                    };
+                    *worker = self.now + Nanos::from_micros(10 + self.chance.below(2_000) * late);
+                }
+                switch.plans.push_back((plan, at));
+            }
+            SwitchRequest::Probe(slot) => {
+                assert!(switch.ports.contains_key(&slot));
+                switch.probes.push((self.now + Nanos::from_millis(1), slot));
+            }
+            SwitchRequest::Fail(slot) => {
+                assert!(switch.ports.contains_key(&slot), "it is attached");
+                switch.failing.push(slot);
+            }
+            SwitchRequest::PurgeSlot(slot) => {
+                let port = switch.ports.get_mut(&slot).expect("it is attached");
+                port.moved = true;
+                switch.flows.retain(|flow| flow.slot != slot);
+            }
+            SwitchRequest::Detach(slot) => {
+                let published = switch.plans.iter().map(|(plan, _)| plan);
+                for plan in switch.worker_plan.iter().chain(published) {
+                    assert!(plan.slot(slot).is_none(), "{slot} is still in a worker's plan");
+                }
+                if self.chance.happens(self.probabilities.detach_refused) {
+                    switch.replies.push(SwitchEvent::DetachFailed { slot });
+                    return;
+                }
+                switch.connecting.remove(&slot);
+                if let Some(port) = switch.ports.get(&slot)
+                    && !port.moved
+                    && self
+                        .controller
+                        .instances()
+                        .iter()
+                        .any(|i| i.slot() == slot && !i.reason().contains("inco stops"))
+                {
+                    // It left in good order: nothing of it may be lost.
+                    assert!(
+                        switch.flows.iter().all(|flow| flow.slot != slot),
+                        "{slot} still has flows"
+                    );
+                    assert_eq!(port.ring, 0, "{slot} still has packets");
+                    switch.drained_clean += 1;
+                }
+                switch
+                    .detaching
+                    .insert(slot, self.now + Nanos::from_micros(self.chance.below(3_000)));
+            }
+            other => panic!("the controller asks for no {other:?}"),
+        }
+    }
+
+    fn run_switch(&mut self, ms: u64) {
+        let now = self.now;
+        let running: BTreeSet<String> = self
+            .engine
+            .containers()
+            .into_iter()
+            .filter(|c| c.state == ContainerState::Running)
+            .map(|c| c.name)
+            .collect();
+        let switch = &mut self.switch;
+        let due: Vec<Slot> = switch
+            .connecting
+            .iter()
+            .filter(|(_, c)| c.0 <= now)
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in due {
+            let Some((_, instance, name, never)) = switch.connecting.remove(&slot) else {
+                continue;
+            };
+            if never || !running.contains(&name) {
+                let reason = "nobody listens".to_owned();
+                switch.replies.push(SwitchEvent::AttachFailed { slot, reason });
+            } else {
+                switch.ports.insert(
+                    slot,
+                    PortSim {
+                        instance,
+                        name,
+                        ..PortSim::default()
+                    },
+                );
+                let peer = String::new();
+                switch.replies.push(SwitchEvent::Attached { slot, peer });
+            }
+        }
+        let due: Vec<Slot> = switch
+            .detaching
+            .iter()
+            .filter(|(_, at)| **at <= now)
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in due {
+            switch.detaching.remove(&slot);
+            let port = switch.ports.remove(&slot);
+            let outstanding = port.map_or(0, |port| port.ring);
+            switch.flows.retain(|flow| flow.slot != slot);
+            self.raw.slots[slot.index()] = Default::default();
+            switch.replies.push(SwitchEvent::Detached { slot, outstanding });
+        }
+        for (plan, at) in &switch.plans {
+            for (known, at) in switch.worker_plan.iter_mut().zip(at) {
+                if *at <= now && known.generation < plan.generation {
+                    *known = Arc::clone(plan);
+                }
+            }
+        }
+        let known = switch
+            .worker_plan
+            .iter()
+            .map(|plan| plan.generation)
+            .min()
+            .unwrap_or_default();
+        if known > switch.acknowledged {
+            switch.acknowledged = known;
+            switch.plans.retain(|(plan, _)| plan.generation > known);
+        }
+        switch.probes.retain(|(at, slot)| {
+            let takes = switch
+                .ports
+                .get(slot)
+                .is_some_and(|port| !port.hung && running.contains(&port.name));
+            if *at <= now && takes {
+                self.raw.slots[slot.index()].consumed += 1;
+            }
+            *at > now
+        });
+
+        // Flows end, begin where a worker's own table says, and send.
+        switch.flows.retain(|flow| flow.ends > now);
+        for service in [ServiceId(0), ServiceId(1)] {
+            let here = switch.flows.iter().filter(|flow| flow.service == service).count();
+            let missing = self.flows_wanted[service.index()]
+                .saturating_sub(here)
+                .min(5 * ms as usize);
+            for _ in 0..missing {
+                let worker = self.chance.below(WORKERS as u64) as usize;
+                let rows: Vec<(Slot, &SlotPlan)> = switch.worker_plan[worker]
+                    .instances()
+                    .filter(|(_, row)| row.service == service && row.state.takes_new_flows())
+                    .collect();
+                let counters = &mut self.raw.services[service.index()];
+                if rows.is_empty() {
+                    counters.offered_packets += 1;
+                    counters.unserved += 1;
+                    continue;
+                }
+                let slot = rows[self.chance.below(rows.len() as u64) as usize].0;
+                // A worker whose table is old may still name one that is being detached: its ports are closed.
+                if let Some(port) = switch.ports.get(&slot) {
+                    let paused = self
+                        .engine
+                        .containers()
+                        .iter()
+                        .any(|c| c.name == port.name && c.state == ContainerState::Paused);
+                    assert!(!paused, "a new flow went to a frozen instance");
+                    let ends = now + Nanos::from_millis(20 + self.chance.below(800));
+                    switch.flows.push(Flow {
+                        service,
+                        worker,
+                        slot,
+                        ends,
+                    });
+                    switch.flows_on_active += 1;
+                    self.raw.slots[slot.index()].new_flows += 1;
+                }
+            }
+        }
+        for flow in &switch.flows {
+            debug_assert!(flow.worker < WORKERS);
+            let packets = if self.chance.below(1_000) < FLOW_PPS * ms % 1_000 {
+                1
+            } else {
+                0
+            } + FLOW_PPS * ms / 1_000;
+            self.raw.services[flow.service.index()].offered_packets += packets;
+            if let Some(port) = switch.ports.get_mut(&flow.slot) {
+                let slot = &mut self.raw.slots[flow.slot.index()];
+                let fits = packets.min(RING.saturating_sub(port.ring));
+                port.ring += fits;
+                slot.to_packets += fits;
+                slot.ring_drops += packets - fits;
+            }
+        }
+        for (slot, port) in &mut switch.ports {
+            let counters = &mut self.raw.slots[slot.index()];
+            if !port.hung && running.contains(&port.name) {
+                let taken = port.ring.min(CAPACITY_PER_MS * ms);
+                port.ring -= taken;
+                counters.consumed += taken;
+                counters.back_packets += taken;
+            }
+            counters.ring_used = port.ring;
+            counters.ring_slots = RING;
+            counters.live_flows = switch.flows.iter().filter(|flow| flow.slot == *slot).count() as u64;
+        }
+    }
+
+    fn check_events(&mut self, outputs: &Outputs) {
+        for event in &outputs.events {
+            assert_eq!(event.sequence, self.last_sequence + 1, "events are without gaps");
+            self.last_sequence = event.sequence;
+            match &event.kind {
+                EventKind::State { from, to, reason } => {
+                    let id = event.instance.expect("a state has an instance");
+                    let before = self.states.insert(id, *to);
+                    match before {
+                        Some(before) => assert_eq!(before, *from, "instance {id}: {reason}"),
+                        None => assert!(self.ids_used.insert(id), "id {id} was used twice"),
+                    }
+                    assert!(!reason.is_empty());
+                    self.seen.insert(format!("{}→{}", from.name(), to.name()));
+                    if reason.contains("last flow has ended") {
+                        let slot = self.slot_of(id.0);
+                        assert!(
+                            self.switch.flows.iter().all(|flow| flow.slot != slot),
+                            "{id} still has flows"
+                        );
+                        let takes =
+                            |(_, row): (Slot, &SlotPlan)| row.instance == id && row.state.takes_new_flows();
+                        let mut plans = self.switch.worker_plan.iter();
+                        assert!(
+                            !plans.any(|plan| plan.instances().any(takes)),
+                            "{id} may get flows"
+                        );
+                        self.switch.drained_clean += 1;
+                    }
+                    if reason.contains("stalled") {
+                        self.seen.insert("stalled".into());
+                    }
+                    if reason.contains("not ready within") {
+                        self.seen.insert("not ready".into());
+                    }
+                    if reason.contains("deadline passed") {
+                        self.seen.insert("drain deadline".into());
+                    }
+                }
+                EventKind::Failure { what, reason }
+                    if what == "engine" && reason.contains("steering goes on") =>
+                {
+                    self.seen.insert("engine down".into());
+                }
+                EventKind::Recovered { .. } => {
+                    self.seen.insert("engine up".into());
+                }
+                EventKind::Scaled {
+                    from,
+                    to,
+                    policy,
+                    reason,
+                    case,
+                } => {
+                    assert_ne!(from, to);
+                    assert!(!reason.is_empty());
+                    self.seen.insert(policy.clone());
+                    assert_eq!(case.is_some(), policy != "manual");
+                    if let Some(case) = case {
+                        assert_eq!(explained(&case.to_string()), u64::from(*to), "{case}");
+                        let event = serde_json::to_string(event).expect("an event is JSON");
+                        assert_eq!(
+                            explained(&event),
+                            u64::from(*to),
+                            "the event as it is logged: {event}"
+                        );
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        let settings = services();
+        let instances = self.controller.instances();
+        assert!(instances.is_sorted_by_key(|i| i.id()));
+        let slots: BTreeSet<Slot> = instances.iter().map(|i| i.slot()).collect();
+        assert_eq!(slots.len(), instances.len(), "a slot belongs to two instances");
+        // The lowest free one is taken, so no more of them are ever touched than there were instances at once.
+        self.most_at_once = self.most_at_once.max(instances.len());
+        let most = self.most_at_once;
+        assert!(
+            slots.iter().all(|slot| slot.index() < most + 4),
+            "slots are not used again: {slots:?}"
+        );
+        let creating = instances
+            .iter()
+            .filter(|i| i.state() == InstanceState::Creating)
+            .count();
+        assert!(creating <= 4, "{creating} creates at once");
+        for (index, service) in settings.iter().enumerate() {
+            let of_it = || instances.iter().filter(|i| i.service().index() == index);
+            let active = of_it().filter(|i| i.state() == InstanceState::Active).count();
+            assert!(
+                active <= service.max as usize,
+                "{active} active of at most {}",
+                service.max
+            );
+            // Nothing piles up: what is on its way, active and pooled is bounded; only what is leaving comes on top.
+            let staying = of_it()
+                .filter(|i| {
+                    !matches!(
+                        i.state(),
+                        InstanceState::Draining | InstanceState::Stopping | InstanceState::Failed
+                    )
+                })
+                .count();
+            let limit = service.max as usize + service.standby as usize + 1;
+            assert!(staying <= limit, "{staying} of {}", service.name);
+        }
+    }
+
+    /// All is well again: after a while each service has what it should.
+    fn settle(&mut self) {
+        self.probabilities = Probabilities::default();
+        self.engine.set_faults(Faults::default());
+        if self.engine_up_at.is_some() {
+            self.engine_up();
+        }
+        for service in [ServiceId(0), ServiceId(1)] {
+            self.commands
+                .push((CommandId(1), Command::Scale { service, count: None }));
+        }
+        self.run(7_500, Nanos::from_millis(10));
+        for port in self.switch.ports.values() {
+            assert!(!port.hung, "a hung instance is still there");
+        }
+        let services: Vec<_> = self
+            .controller
+            .services()
+            .map(|s| (s.id, s.min, s.wanted, s.standby))
+            .collect();
+        for (id, min, wanted, standby) in services {
+            let count = |state: InstanceState| {
+                self.controller
+                    .instances()
+                    .iter()
+                    .filter(|i| i.service() == id && i.state() == state)
+                    .count() as u32
+            };
+            assert!(wanted >= min);
+            let around: Vec<_> = self
+                .controller
+                .instances()
+                .iter()
+                .map(|i| (i.id(), i.state()))
+                .collect();
+            assert_eq!(count(InstanceState::Active), wanted, "{id}: {around:?}");
+            assert!(count(InstanceState::Standby) >= standby, "{id}: {around:?}");
+        }
+        // What the engine has is what the controller knows of.
+        let known: BTreeSet<&str> = self.controller.instances().iter().map(|i| i.name()).collect();
+        for container in self.engine.containers() {
+            assert!(
+                known.contains(container.name.as_str()),
+                "{} is nobody's",
+                container.name
+            );
+        }
+    }
+
+    fn shut_down(&mut self, keep: bool) {
+        self.commands.push((CommandId(9), Command::Shutdown { keep }));
+        for _ in 0..20_000 {
+            self.step(Nanos::from_millis(5));
+            if self.controller.is_finished() {
+                break;
+            }
+        }
+        assert!(self.controller.is_finished(), "{:?}", self.controller.instances());
+        assert!(self.switch.ports.is_empty() && self.switch.connecting.is_empty());
+        assert!(self.collector.assigned().is_empty());
+        if !keep {
+            assert_eq!(self.engine.containers(), vec![]);
+        }
+    }
+}
+
+fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("INCO_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => (1..=count).collect(),
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_the_promises_hold_and_it_recovers() {
+    let mut seen = BTreeSet::new();
+    let (mut flows, mut drained) = (0, 0);
+    for seed in seeds(16) {
+        // Each seed has its own mix, from nothing wrong at all to nearly everything.
+        let mut mix = Chance(seed);
+        let mut up_to = |most: f64| most * mix.below(4) as f64 / 3.0;
+        let probabilities = Probabilities {
+            port_never_connects: up_to(0.2),
+            acknowledged_late: up_to(0.1),
+            container_killed: up_to(0.5),
+            container_hangs: up_to(0.3),
+            port_down: up_to(0.3),
+            engine_down: up_to(0.05),
+            command: up_to(4.0),
+            load_changes: 1.0,
+            detach_refused: up_to(0.3),
+            step_late: up_to(0.05),
+        };
+        let faults = Faults {
+            create_fails: up_to(0.3),
+            create_is_slow: up_to(0.1),
+            dies_at_start: up_to(0.2),
+            pause_fails: up_to(0.2),
+            quota_fails: up_to(0.2),
+            remove_fails: up_to(0.3),
+        };
+        let mut simulation = Simulation::new(seed, probabilities, faults);
+        simulation.run(20_000, Nanos::from_millis(1));
+        simulation.settle();
+        simulation.shut_down(false);
+        seen.extend(simulation.seen.iter().cloned());
+        flows += simulation.switch.flows_on_active;
+        drained += simulation.switch.drained_clean;
+    }
+    if std::env::var("INCO_SEED").is_err() {
+        // The faults have really happened and every way through the state machine was taken.
+        for what in [
+            "killed",
+            "stalled",
+            "not ready",
+            "engine down",
+            "engine up",
+            "smartinco",
+            "manual",
+            "creating→starting",
+            "starting→standby",
+            "standby→active",
+            "active→draining",
+            "draining→active",
+            "draining→standby",
+            "draining→stopping",
+            "creating→failed",
+            "starting→failed",
+            "active→failed",
+            "draining→failed",
+            "standby→failed",
+            "standby→stopping",
+            "failed→gone",
+            "stopping→gone",
+        ] {
+            assert!(seen.contains(what), "{what} never happened: {seen:?}");
+        }
+        assert!(
+            flows > 100_000 && drained > 100,
+            "{flows} flows, {drained} drained"
+        );
+    }
+}
+
+// ---- one thing at a time
+
+fn quiet(seed: u64) -> Simulation {
+    Simulation::new(seed, Probabilities::default(), Faults::default())
+}
+
+impl Simulation {
+    /// Runs a steady load until everything that it asks for is there.
+    fn steady(&mut self, firewall: usize, gateway: usize, seconds: u64) {
+        for _ in 0..seconds * 1_000 {
+            self.flows_wanted = [firewall, gateway];
+            self.step(Nanos::from_millis(1));
+        }
+    }
+
+    fn ids(&self, service: u16, state: InstanceState) -> Vec<u32> {
+        let of_it = self
+            .controller
+            .instances()
+            .iter()
+            .filter(|i| i.service() == ServiceId(service));
+        of_it.filter(|i| i.state() == state).map(|i| i.id().0).collect()
+    }
+
+    fn slot_of(&self, id: u32) -> Slot {
+        let found = self
+            .controller
+            .instances()
+            .iter()
+            .find(|i| i.id() == InstanceId(id));
+        found.map_or(Slot::NONE, |i| i.slot())
+    }
+
+    fn ask(&mut self, command: Command) -> Result<String, controller::CommandError> {
+        self.commands.push((CommandId(77), command));
+        // Settled loads hardly change within a step.
+        self.flows_wanted = [0, 0];
+        self.step(Nanos::from_millis(1));
+        let answers = &self.outputs.answers;
+        assert_eq!(answers.len(), 1);
+        answers[0].1.clone()
+    }
+
+    fn scale(&mut self, service: u16, count: u32) {
+        let command = Command::Scale {
+            service: ServiceId(service),
+            count: Some(count),
+        };
+        assert!(self.ask(command).is_ok());
+    }
+}
+
+#[test]
+fn a_run_starts_with_the_least_and_a_full_pool() {
+    let mut sim = quiet(1);
+    sim.steady(0, 0, 1);
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+    assert_eq!(sim.ids(0, InstanceState::Standby).len(), 1);
+    assert_eq!(sim.ids(1, InstanceState::Active).len(), 1);
+    assert_eq!(sim.ids(1, InstanceState::Standby).len(), 2);
+    let paused = sim
+        .engine
+        .containers()
+        .iter()
+        .filter(|c| c.state == ContainerState::Paused)
+        .count();
+    assert_eq!(paused, 2, "the gateway's pool is frozen");
+    assert_eq!(sim.controller.reactions().create.count, 6);
+    sim.shut_down(false);
+}
+
+#[test]
+fn more_come_from_a_drain_first_then_from_the_pool_and_last_from_the_engine() {
+    let mut sim = quiet(2);
+    sim.steady(20, 0, 1);
+    let pool = sim.ids(0, InstanceState::Standby);
+    sim.scale(0, 4);
+    // The warm one is Active and published within the step that decided it.
+    assert!(sim.ids(0, InstanceState::Active).contains(&pool[0]), "{pool:?}");
+    assert_eq!(
+        sim.ids(0, InstanceState::Creating).len(),
+        2,
+        "one for the count, one for the pool"
+    );
+    sim.steady(40, 0, 1);
+    let before = sim.ids(0, InstanceState::Active);
+    assert_eq!(before.len(), 4);
+    sim.scale(0, 3);
+    let draining = sim.ids(0, InstanceState::Draining);
+    assert_eq!(draining.len(), 1);
+    let flows = sim.switch.flows.len();
+    sim.scale(0, 4);
+    assert_eq!(
+        sim.ids(0, InstanceState::Active),
+        before,
+        "the drain is taken back"
+    );
+    assert!(sim.switch.flows.len() + 5 >= flows, "and moved no flow");
+    assert_eq!(
+        sim.controller.reactions().undrain.count,
+        0,
+        "not yet known to the workers"
+    );
+    sim.steady(40, 0, 1);
+    let reactions = sim.controller.reactions();
+    assert_eq!((reactions.undrain.count, reactions.activate.count), (1, 1));
+    assert!(
+        reactions.undrain.longest <= Nanos::from_millis(4),
+        "{reactions:?}"
+    );
+    assert!(
+        reactions.activate.longest <= Nanos::from_millis(4),
+        "{reactions:?}"
+    );
+    assert!(reactions.create_and_activate.count >= 4);
+}
+
+#[test]
+fn a_paused_standby_is_resumed_before_it_is_given_flows() {
+    let mut sim = quiet(3);
+    sim.steady(0, 4, 1);
+    let pool = sim.ids(1, InstanceState::Standby);
+    sim.scale(1, 2);
+    assert_eq!(sim.ids(1, InstanceState::Active).len(), 1, "it is still frozen");
+    sim.steady(0, 20, 1);
+    assert!(sim.ids(1, InstanceState::Active).contains(&pool[0]));
+    assert_eq!(sim.controller.reactions().resume.count, 1);
+    assert_eq!(
+        sim.ids(1, InstanceState::Standby).len(),
+        2,
+        "the pool is full again"
+    );
+}
+
+#[test]
+fn the_one_with_the_fewest_flows_goes_and_among_equals_the_youngest() {
+    let mut sim = quiet(4);
+    sim.scale(0, 4);
+    sim.steady(0, 0, 3);
+    let active = sim.ids(0, InstanceState::Active);
+    sim.scale(0, 3);
+    assert_eq!(
+        sim.ids(0, InstanceState::Draining),
+        [active[3]],
+        "none has flows: the youngest"
+    );
+    sim.steady(0, 0, 1);
+    // Give the others flows by hand, the second one the fewest.
+    let until = sim.now + Nanos::from_secs(60);
+    for (id, count) in [(active[0], 5), (active[1], 2), (active[2], 4)] {
+        let slot = sim.slot_of(id);
+        for _ in 0..count {
+            sim.switch.flows.push(Flow {
+                service: ServiceId(0),
+                worker: 0,
+                slot,
+                ends: until,
+            });
+        }
+    }
+    sim.step(Nanos::from_millis(1));
+    sim.scale(0, 2);
+    assert_eq!(sim.ids(0, InstanceState::Draining), [active[1]]);
+}
+
+#[test]
+fn a_drain_ends_after_the_last_flow_and_not_before_every_worker_knows() {
+    let mut sim = quiet(5);
+    sim.scale(0, 3);
+    sim.steady(0, 0, 2);
+    sim.probabilities.acknowledged_late = 1.0;
+    sim.scale(0, 2);
+    let draining = sim.ids(0, InstanceState::Draining);
+    assert_eq!(draining.len(), 1);
+    // It has no flow, but workers learn of the drain only after up to 200 ms.
+    while sim.switch.acknowledged < sim.switch.published {
+        assert_eq!(sim.ids(0, InstanceState::Draining), draining);
+        sim.step(Nanos::from_millis(1));
+    }
+    sim.run(3, Nanos::from_millis(1));
+    assert_eq!(sim.ids(0, InstanceState::Draining), Vec::<u32>::new());
+}
+
+#[test]
+fn a_drain_waits_for_what_is_in_the_rings() {
+    let mut sim = quiet(5);
+    sim.scale(0, 3);
+    sim.steady(0, 0, 2);
+    // The one that will go is slow for a while, less than a stall, with packets in its ring.
+    let youngest = sim.ids(0, InstanceState::Active)[2];
+    let slot = sim.slot_of(youngest);
+    let port = sim.switch.ports.get_mut(&slot).unwrap();
+    (port.ring, port.hung) = (5, true);
+    sim.step(Nanos::from_millis(1));
+    sim.scale(0, 2);
+    sim.run(50, Nanos::from_millis(1));
+    assert_eq!(sim.ids(0, InstanceState::Draining), [youngest]);
+    sim.switch.ports.get_mut(&slot).unwrap().hung = false;
+    sim.run(5, Nanos::from_millis(1));
+    assert_eq!(sim.ids(0, InstanceState::Draining), Vec::<u32>::new());
+    assert!(!sim.seen.contains("stalled"));
+}
+
+#[test]
+fn a_drain_that_takes_too_long_ends_at_its_deadline_and_says_so() {
+    let mut sim = quiet(6);
+    sim.scale(0, 3);
+    sim.steady(0, 0, 2);
+    let until = sim.now + Nanos::from_secs(60);
+    for id in sim.ids(0, InstanceState::Active) {
+        let slot = sim.slot_of(id);
+        sim.switch.flows.push(Flow {
+            service: ServiceId(0),
+            worker: 0,
+            slot,
+            ends: until,
+        });
+    }
+    sim.step(Nanos::from_millis(1));
+    sim.scale(0, 2);
+    sim.run(2_900, Nanos::from_millis(1));
+    assert_eq!(sim.ids(0, InstanceState::Draining).len(), 1);
+    assert!(!sim.seen.contains("drain deadline"));
+    sim.run(200, Nanos::from_millis(1));
+    assert!(sim.seen.contains("drain deadline"));
+    assert_eq!(sim.switch.flows.len(), 2, "its flow was given away");
+}
+
+#[test]
+fn somebody_may_drain_all_and_the_service_keeps_its_least() {
+    let mut sim = quiet(7);
+    sim.scale(0, 2);
+    sim.steady(0, 0, 1);
+    let pool = sim.ids(0, InstanceState::Standby);
+    let victims = sim.ids(0, InstanceState::Active);
+    // One standby can stand in at once; for the other one another must be created.
+    for victim in &victims {
+        assert!(
+            sim.ask(Command::Drain {
+                instance: InstanceId(*victim)
+            })
+            .is_ok()
+        );
+    }
+    for _ in 0..100 {
+        assert!(sim.ids(0, InstanceState::Active).len() >= 2);
+        sim.step(Nanos::from_millis(1));
+    }
+    let active = sim.ids(0, InstanceState::Active);
+    assert!(active.len() == 2 && active.contains(&pool[0]), "{active:?}");
+    assert!(
+        !victims.iter().any(|victim| active.contains(victim)),
+        "{active:?}"
+    );
+    assert!(
+        sim.ask(Command::Drain {
+            instance: InstanceId(9_999)
+        })
+        .is_err()
+    );
+    let outside = Command::Scale {
+        service: ServiceId(0),
+        count: Some(7),
+    };
+    assert!(sim.ask(outside).unwrap_err().to_string().contains("from 2 to 6"));
+}
+
+#[test]
+fn a_killed_instance_is_noticed_served_by_others_and_replaced() {
+    let mut sim = quiet(8);
+    sim.steady(60, 0, 15);
+    let before = sim.ids(0, InstanceState::Active);
+    let victim = before[0];
+    let slot = sim.slot_of(victim);
+    assert!(sim.switch.flows.iter().any(|flow| flow.slot == slot));
+    let pool = sim.ids(0, InstanceState::Standby)[0];
+    sim.engine.kill(&format!("inco-firewall-{victim}"), 9);
+    for _ in 0..3 {
+        sim.flows_wanted = [60, 0];
+        sim.step(Nanos::from_millis(1));
+    }
+    assert!(!sim.ids(0, InstanceState::Active).contains(&victim));
+    assert!(
+        sim.ids(0, InstanceState::Active).contains(&pool),
+        "the standby stands in"
+    );
+    assert!(
+        sim.switch
+            .flows
+            .iter()
+            .all(|flow| flow.slot != slot || flow.ends <= sim.now)
+    );
+    sim.steady(60, 0, 1);
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), before.len());
+    assert_eq!(
+        sim.ids(0, InstanceState::Standby).len(),
+        1,
+        "and the pool is full again, without any wait"
+    );
+}
+
+#[test]
+fn a_hung_instance_is_failed_after_the_stall_time() {
+    let mut sim = quiet(9);
+    sim.steady(60, 0, 12);
+    let victim = sim.ids(0, InstanceState::Active)[0];
+    let slot = sim.slot_of(victim);
+    sim.switch.ports.get_mut(&slot).unwrap().hung = true;
+    let since = sim.now;
+    while sim.ids(0, InstanceState::Active).contains(&victim) {
+        sim.flows_wanted = [60, 0];
+        sim.step(Nanos::from_millis(1));
+        assert!(sim.now.since(since) <= Nanos::from_millis(120), "not noticed");
+    }
+    assert!(sim.seen.contains("stalled"));
+}
+
+#[test]
+fn while_the_engine_is_away_steering_goes_on_and_scaling_waits_and_says_so_once() {
+    let mut sim = quiet(10);
+    sim.steady(20, 0, 2);
+    let before = sim.ids(0, InstanceState::Active).len();
+    sim.engine.set_down(true);
+    let told = sim.last_sequence;
+    let flows = sim.switch.flows_on_active;
+    let mut failures = 0;
+    for _ in 0..30_000 {
+        sim.flows_wanted = [120, 0];
+        sim.step(Nanos::from_millis(1));
+        let is_failure = |e: &&model::Event| matches!(e.kind, EventKind::Failure { .. });
+        failures += sim.outputs.events.iter().filter(is_failure).count();
+    }
+    assert_eq!(failures, 1, "said once, in {} events", sim.last_sequence - told);
+    assert!(sim.switch.flows_on_active > flows + 1_000);
+    assert_eq!(
+        sim.ids(0, InstanceState::Active).len(),
+        before + 1,
+        "the standby needs no engine"
+    );
+    let wanted = sim.controller.services().next().map(|s| s.wanted);
+    assert_eq!(wanted, Some(6));
+    sim.engine.set_down(false);
+    sim.steady(120, 0, 1);
+    assert_eq!(
+        sim.ids(0, InstanceState::Active).len(),
+        6,
+        "within a second of its return"
+    );
+    assert!(sim.seen.contains("engine up"));
+}
+
+#[test]
+fn creates_that_fail_are_tried_again_less_and_less_often() {
+    let faults = Faults {
+        create_fails: 1.0,
+        ..Faults::default()
+    };
+    let mut sim = Simulation::new(11, Probabilities::default(), faults);
+    let mut creates_at: Vec<u64> = Vec::new();
+    for _ in 0..130_000 {
+        sim.flows_wanted = [0, 0];
+        sim.step(Nanos::from_millis(1));
+        for event in &sim.outputs.events {
+            if let EventKind::State {
+                to: InstanceState::Failed,
+                ..
+            } = event.kind
+                && event.service.as_deref() == Some("firewall")
+            {
+                creates_at.push(event.at.as_millis() / 1_000);
+            }
+        }
+    }
+    creates_at.dedup();
+    // 1, 2, 4, 8, 16, 32 and 60 seconds apart, give or take what a create takes.
+    let gaps: Vec<u64> = creates_at.windows(2).map(|w| w[1] - w[0]).collect();
+    assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 60], "{creates_at:?}");
+    // The service says so, for as long as that is so.
+    let failing = |sim: &Simulation| {
+        let service = sim.controller.services().next().unwrap();
+        service
+            .failing
+            .map(|of| (of.failures, of.last.to_owned(), of.next_try > sim.now))
+    };
+    let (failures, last, waits) = failing(&sim).unwrap();
+    assert!(failures as usize >= creates_at.len() && waits, "{failures}");
+    assert!(!last.is_empty());
+    sim.engine.set_faults(Faults::default());
+    sim.steady(0, 0, 61);
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 2);
+    sim.steady(0, 0, 11);
+    assert_eq!(failing(&sim), None);
+    sim.shut_down(false);
+}
+
+#[test]
+fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys() {
+    let mut sim = quiet(12);
+    sim.steady(60, 10, 3);
+    let running: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();
+    let active = sim.ids(0, InstanceState::Active);
+    let highest = sim.controller.instances().iter().map(|i| i.id().0).max().unwrap();
+    // Killed: nothing was told to anybody. Meanwhile a container ended, and strange ones are about.
+    let dead = format!("inco-firewall-{}", active[0]);
+    let mut engine = sim.engine.clone();
+    let now = sim.now;
+    drop(sim);
+    engine.kill(&dead, 9);
+    let strange = |name: &str, service: &str, id: &str| {
+        let mut spec = ContainerSpec::new(name, "inco/forward");
+        spec.labels
+            .insert(controller::LABEL_SERVICE.into(), service.into());
+        spec.labels.insert(controller::LABEL_INSTANCE.into(), id.into());
+        engine::Request::Create(Box::new(spec))
+    };
+    let taken = active[1].to_string();
+    engine.submit(engine::Ticket(1_000_001), strange("inco-gone-1", "gone", "1"));
+    engine.submit(
+        engine::Ticket(1_000_002),
+        strange("inco-firewall-copy", "firewall", &taken),
+    );
+    engine.submit(
+        engine::Ticket(1_000_003),
+        strange("inco-firewall-x", "firewall", "x"),
+    );
+    engine.submit(engine::Ticket(1_000_004), strange("inco-gone-500", "gone", "500"));
+    engine.advance(now + Nanos::from_secs(1));
+    Engine::poll(&mut engine, &mut Vec::new());
+
+    let mut sim = Simulation::over(12, Probabilities::default(), engine, now + Nanos::from_secs(1));
+    let adopted: BTreeSet<String> = sim
+        .controller
+        .instances()
+        .iter()
+        .map(|i| i.name().to_owned())
+        .collect();
+    let mut expected = running.clone();
+    expected.remove(&dead);
+    assert_eq!(adopted, expected, "the same ids, none doubled");
+    sim.steady(60, 10, 2);
+    let after: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();
+    for name in [
+        "inco-gone-1",
+        "inco-firewall-copy",
+        "inco-firewall-x",
+        "inco-gone-500",
+        dead.as_str(),
+    ] {
+        assert!(!after.contains(name), "{name} is still there");
+    }
+    for id in &active[1..] {
+        assert!(sim.ids(0, InstanceState::Active).contains(id), "{id} works on");
+    }
+    assert!(highest < 500);
+    sim.scale(0, 6);
+    sim.steady(60, 10, 1);
+    let new = sim
+        .controller
+        .instances()
+        .iter()
+        .filter(|i| !i.is_adopted())
+        .map(|i| i.id().0);
+    assert!(
+        new.clone().count() > 0 && new.clone().all(|id| id > 500),
+        "ids go on counting"
+    );
+
+    // And once more after a stop that keeps them.
+    let names: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();
+    sim.shut_down(true);
+    assert_eq!(
+        sim.engine
+            .containers()
+            .into_iter()
+            .map(|c| c.name)
+            .collect::<BTreeSet<_>>(),
+        names
+    );
+    let (engine, now) = (sim.engine.clone(), sim.now);
+    drop(sim);
+    let mut sim = Simulation::over(12, Probabilities::default(), engine, now);
+    assert_eq!(sim.controller.instances().len(), names.len());
+    sim.steady(60, 10, 1);
+    sim.shut_down(false);
+}
+
+#[test]
+fn a_readiness_command_is_run_until_it_passes() {
+    let mut service = services().remove(0);
+    service.ready = Ready::Exec(vec!["/bin/check".into()]);
+    (service.min, service.standby) = (1, 0);
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut engine = FakeEngine::new(FakeConfig::default());
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let mut out = Outputs::default();
+    let mut asked = 0;
+    let (mut replies, mut acknowledged) = (Vec::new(), Generation(0));
+    let mut reason = String::new();
+    for ms in 1..600 {
+        let now = Nanos::from_millis(ms);
+        engine.advance(now);
+        let mut events = Vec::new();
+        Engine::poll(&mut engine, &mut events);
+        let inputs = Inputs {
+            engine: &events,
+            switch: &replies,
+            acknowledged,
+            ..Inputs::default()
+        };
+        controller.step(inputs, &mut collector, now, &mut out);
+        replies = Vec::new();
+        for (ticket, request) in out.engine.drain(..) {
+            if let Request::Exec { name, command, limit } = &request {
+                assert_eq!(
+                    (name.as_str(), &command[..]),
+                    ("inco-firewall-1", &["/bin/check".to_owned()][..])
+                );
+                asked += 1;
+                // The third one passes.
+                engine.set_exec_status(Some(if asked == 3 { 0 } else { 3 }));
+                assert_eq!(*limit, controller::CHECK_LIMIT);
+            }
+            engine.submit(ticket, request);
+        }
+        for request in out.switch.drain(..) {
+            match request {
+                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
+                    slot,
+                    peer: String::new(),
+                }),
+                SwitchRequest::Publish(plan) => acknowledged = plan.generation,
+                _ => {}
+            }
+        }
+        if let Some(instance) = controller.instances().first()
+            && instance.state() == InstanceState::Starting
+            && instance.reason().contains("readiness")
+        {
+            instance.reason().clone_into(&mut reason);
+        }
+    }
+    assert_eq!(asked, 3, "100 ms apart");
+    assert_eq!(reason, "its readiness command exited with 3");
+    assert_eq!(controller.instances()[0].state(), InstanceState::Active);
+}
+
+#[test]
+fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
+    let scaler = Autoscaler::from_name("fixed").expect("a policy");
+    let mut service = ServiceSettings::new("sink", None, scaler);
+    (service.min, service.max) = (1, 2);
+    let mut collector = Collector::new();
+    collector.add_service(Nanos::from_secs(1));
+    let mut controller = Controller::new(Settings::default(), vec![service]);
+    let mut raw = SwitchReading::new(1, 0, 1);
+    let mut out = Outputs::default();
+    let (mut replies, mut held) = (Vec::new(), None);
+    let mut acknowledged = Generation(0);
+    let scale = |count| Command::Scale {
+        service: ServiceId(0),
+        count: Some(count),
+    };
+    let mut draining_at = Vec::new();
+    for ms in 1..100 {
+        let now = Nanos::from_millis(ms);
+        // As the control loop does it: the turn has its time first, then it reads counters, then generations.
+        raw.at = now + Nanos::from_micros(100);
+        collector.sample(&raw);
+        let commands: &[_] = match ms {
+            10 => &[(CommandId(1), scale(2))],
+            30 => &[(CommandId(2), scale(1))],
+            _ => &[],
+        };
+        if ms == 50 {
+            acknowledged = held.take().unwrap_or(acknowledged);
+        }
+        let inputs = Inputs {
+            switch: &replies,
+            acknowledged,
+            commands,
+            ..Inputs::default()
+        };
+        controller.step(inputs, &mut collector, now, &mut out);
+        replies.clear();
+        for request in out.switch.drain(..) {
+            match request {
+                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
+                    slot,
+                    peer: String::new(),
+                }),
+                SwitchRequest::Publish(plan) if ms < 30 => acknowledged = plan.generation,
+                SwitchRequest::Publish(plan) => held = Some(plan.generation),
+                _ => {}
+            }
+        }
+        if controller
+            .instances()
+            .iter()
+            .any(|i| i.state() == InstanceState::Draining)
+        {
+            draining_at.push(ms);
+        }
+    }
+    // Acknowledged at 50; the counters of that turn may be older than what was acknowledged, the next ones are not.
+    assert_eq!(draining_at, (30..=50).collect::<Vec<u64>>());
+}
+
+/// How many instances the policy wants in a case of the event log.
+fn explained(case: &str) -> u64 {
+    let answer = autoscaling::explain::explain(case).expect("a case of the log is an input");
+    let answer = serde_json::to_value(answer).expect("an answer is JSON");
+    let replicas = answer
+        .get("replicas")
+        .or_else(|| answer["steps"][0].get("replicas"));
+    replicas
+        .and_then(serde_json::Value::as_u64)
+        .expect("it decides again")
+}

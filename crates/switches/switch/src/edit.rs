@@ -1,0 +1,78 @@
+//! What a switch changes in packets on their way to an instance and back. What a driver can do it declares in
+//! [`Capabilities::edits`](crate::Capabilities::edits).
+
+use std::net::IpAddr;
+
+/// What the switch changes in a packet. What undoes it follows from the slot alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edit {
+    /// Nothing.
+    #[default]
+    None,
+    /// Its MAC addresses, those that are given.
+    Mac {
+        /// The destination.
+        destination: Option<[u8; 6]>,
+        /// The source.
+        source: Option<[u8; 6]>,
+    },
+    /// The address and port of the service's end: to these, or back from them. No switch does that yet.
+    Translate {
+        /// The address.
+        address: IpAddr,
+        /// The port, where that changes, too.
+        port: Option<u16>,
+    },
+    /// Its place: it is put into a tunnel, or taken out of it. No switch does that yet.
+    Tunnel {
+        /// The near end.
+        local: IpAddr,
+        /// The far end.
+        remote: IpAddr,
+        /// The network's number.
+        network: u32,
+    },
+}
+
+/// The edits of an instance's packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// On the way to the instance.
+    pub to_instance: Edit,
+    /// On the way back, before the packet is counted with its flow.
+    pub to_uplink: Edit,
+}
+
+/// A kind of edits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EditKind {
+    /// [`Edit::Mac`].
+    Mac,
+    /// [`Edit::Translate`].
+    Translate,
+    /// [`Edit::Tunnel`].
+    Tunnel,
+}
+
+impl EditKind {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            EditKind::Mac => "MAC addresses",
+            EditKind::Translate => "address translation",
+            EditKind::Tunnel => "a tunnel",
+        }
+    }
+}
+
+impl Edit {
+    /// Of which kind it is; [`None`] where nothing changes.
+    pub fn kind(&self) -> Option<EditKind> {
+        match self {
+            Edit::None => None,
+            Edit::Mac { .. } => Some(EditKind::Mac),
+            Edit::Translate { .. } => Some(EditKind::Translate),
+            Edit::Tunnel { .. } => Some(EditKind::Tunnel),
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The contract of a switch: what the control plane may ask of whatever forwards packets, and what it is told. It
+//! forwards nothing itself and reads no clock.
+//!
+//! Key types: [`Switch`] (the trait), [`SwitchRequest`] and [`SwitchEvent`] (what is asked and told), [`Plan`] (what is
+//! steered by), [`PortSpec`] (where an instance's data ports are), [`SwitchReading`] (what is counted), [`Capabilities`]
+//! (what a driver need not be able to do), [`FakeSwitch`] (a switch for tests), `conformance` (the suite that every driver
+//! passes, a feature).
+//!
+//! The life of an instance at a switch:
+//! 1. [`SwitchRequest::Attach`] connects its data ports; [`SwitchEvent::Attached`] or [`SwitchEvent::AttachFailed`]
+//!    follows.
+//! 2. [`SwitchRequest::Publish`] a plan in which it is Active: new flows come. Publish it as Draining: no more, once
+//!    [`SwitchReading::acknowledged`] has reached that plan's generation.
+//! 3. [`SwitchRequest::Publish`] a plan without it, and [`SwitchRequest::Detach`] it once that is acknowledged;
+//!    [`SwitchEvent::Detached`] says that nothing refers to the slot any more, and how many packets the instance still
+//!    held. Only then may the slot be used again.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod contract;
+mod edit;
+mod fake;
+mod flows;
+mod plan;
+mod ports;
+mod reading;
+mod record;
+
+pub use contract::{Capabilities, Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
+pub use edit::{Edit, EditKind, Edits};
+pub use fake::{FakeConfig, FakeSwitch, Faults};
+pub use flow_table::FlowRow;
+pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};
+pub use plan::{Plan, ServicePlan, SlotPlan};
+pub use ports::{PortKind, PortSpec};
+pub use reading::{
+    FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals,
+};
+pub use record::{PickRecord, RecordedFlow};

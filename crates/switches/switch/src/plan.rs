@@ -1,0 +1,211 @@
+//! What a switch steers by: services, instances and what happens to the rest. Loads change every millisecond and are
+//! no part of it ([`Switch::set_loads`](crate::Switch::set_loads)).
+
+use model::{
+    Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Tuple,
+    UplinkId,
+};
+use scheduling::Scheduler;
+
+use crate::contract::{Capabilities, SwitchError};
+use crate::edit::Edits;
+
+/// What a switch knows of a service.
+#[derive(Clone, Debug)]
+pub struct ServicePlan {
+    /// Which service. Its place in [`Plan::services`] is the order in which matches are tried.
+    pub id: ServiceId,
+    /// Its packets.
+    pub matches: Match,
+    /// Whether both directions of a flow go to one instance.
+    pub symmetric: bool,
+    /// Its uplinks: data port k of an instance belongs to the k-th one. One or two.
+    pub uplinks: Vec<UplinkId>,
+    /// The scheduler, in its first state.
+    pub scheduler: Scheduler,
+    /// What one instance takes in the scheduler's metric, where that is not packets.
+    pub limit: Option<f32>,
+    /// Share of an instance's capacity that scheduling may use, 0 to 1.
+    pub fit: f32,
+    /// What happens when the flow table is full.
+    pub table_full: TableFull,
+    /// Whether returned packets are counted per flow.
+    pub return_counters: bool,
+    /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its packets
+    /// held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
+    pub relaxed: bool,
+}
+
+/// What a switch knows of an instance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlotPlan {
+    /// Which instance has the slot.
+    pub instance: InstanceId,
+    /// Of which service.
+    pub service: ServiceId,
+    /// Whether it takes new flows, serves those it has, or neither.
+    pub state: InstanceState,
+    /// Packets per second that it can process; 0 where that is not known.
+    pub capacity_pps: f32,
+    /// Since when it has taken new flows, where it does.
+    pub active_since: Nanos,
+    /// Share of new flows, out of 256, for schedulers that go by weight.
+    pub weight: u16,
+    /// What the switch changes in its packets.
+    pub edits: Edits,
+}
+
+/// The immutable snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Which plan this is: whoever publishes gives it a higher number than any before it, from 1 on.
+    pub generation: Generation,
+    /// Services in the order in which their matches are tried.
+    pub services: Vec<ServicePlan>,
+    /// Instances by slot.
+    pub slots: Vec<Option<SlotPlan>>,
+    /// What happens to IP packets of no service.
+    pub unmatched: Fallback,
+    /// What happens to packets that are not IP.
+    pub other: Fallback,
+}
+
+impl Plan {
+    /// Whether a switch that can do that much can carry it out. A driver asks that first of what it is given.
+    ///
+    /// # Errors
+    /// [`SwitchError::Edit`].
+    pub fn validate(&self, can: &Capabilities) -> Result<(), SwitchError> {
+        for (slot, row) in self.instances() {
+            for edit in [row.edits.to_instance, row.edits.to_uplink] {
+                if let Some(kind) = edit.kind()
+                    && !can.edits.contains(&kind)
+                {
+                    return Err(SwitchError::Edit { slot, kind });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The instance in that slot.
+    #[inline]
+    pub fn slot(&self, slot: Slot) -> Option<&SlotPlan> {
+        self.slots.get(slot.index())?.as_ref()
+    }
+
+    /// The instances, in ascending order of slot.
+    pub fn instances(&self) -> impl Iterator<Item = (Slot, &SlotPlan)> {
+        (0..)
+            .map(Slot)
+            .zip(&self.slots)
+            .filter_map(|(slot, of)| Some((slot, of.as_ref()?)))
+    }
+
+    /// What that instance takes in the metric of its service's scheduler; 0 where that is not known.
+    pub fn capacity(&self, of: &SlotPlan) -> f32 {
+        let limit = self.service(of.service).and_then(|service| service.limit);
+        limit.unwrap_or(of.capacity_pps)
+    }
+
+    /// The service of that id.
+    pub fn service(&self, id: ServiceId) -> Option<&ServicePlan> {
+        self.services.iter().find(|s| s.id == id)
+    }
+
+    /// The service that a packet with these addresses, received on that uplink, belongs to, by its place.
+    /// A symmetric service also takes the packets of the opposite direction.
+    #[inline]
+    pub fn classify(&self, tuple: impl Fn() -> Tuple, uplink: UplinkId) -> Option<usize> {
+        self.services.iter().position(|service| {
+            service.uplinks.contains(&uplink) && (service.matches.is_any() || service.takes(&tuple))
+        })
+    }
+}
+
+impl ServicePlan {
+    /// A symmetric service of all IP packets of the first uplink, with nothing that is optional.
+    pub fn of_all(id: ServiceId, scheduler: Scheduler) -> ServicePlan {
+        ServicePlan {
+            id,
+            matches: Match::default(),
+            symmetric: true,
+            uplinks: vec![UplinkId(0)],
+            scheduler,
+            limit: None,
+            fit: 0.9,
+            table_full: TableFull::Hash,
+            return_counters: false,
+            relaxed: false,
+        }
+    }
+
+    /// Whether a packet with these addresses is its own: out of the way of services that take all.
+    #[inline(never)]
+    fn takes(&self, tuple: &impl Fn() -> Tuple) -> bool {
+        let tuple = tuple();
+        let back = || Tuple {
+            src: tuple.dst,
+            dst: tuple.src,
+            src_port: tuple.dst_port,
+            dst_port: tuple.src_port,
+            ..tuple
+        };
+        self.matches.matches(&tuple) || self.symmetric && self.matches.matches(&back())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::Prefix;
+
+    use super::*;
+
+    fn tuple(src: &str, dst: &str, dst_port: u16) -> Tuple {
+        Tuple {
+            src: src.parse().unwrap(),
+            dst: dst.parse().unwrap(),
+            src_port: 1000,
+            dst_port,
+            protocol: 6,
+            vlan: 0,
+        }
+    }
+
+    #[test]
+    fn a_symmetric_service_takes_both_directions_and_only_its_uplinks() {
+        let mut plan = Plan::default();
+        plan.services.push(ServicePlan {
+            id: ServiceId(0),
+            matches: Match {
+                protocol: Some(6),
+                dst: Some(Prefix {
+                    address: "10.128.0.0".parse().unwrap(),
+                    bits: 16,
+                }),
+                dst_port: Some(80..=443),
+                ..Match::default()
+            },
+            symmetric: true,
+            uplinks: vec![UplinkId(0)],
+            ..ServicePlan::of_all(ServiceId(0), Scheduler::from_name("round-robin").unwrap())
+        });
+        let there = tuple("192.0.2.1", "10.128.9.9", 443);
+        let back = Tuple {
+            src: there.dst,
+            dst: there.src,
+            src_port: there.dst_port,
+            dst_port: there.src_port,
+            ..there
+        };
+        assert_eq!(plan.classify(|| there, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(|| back, UplinkId(0)), Some(0));
+        assert_eq!(plan.classify(|| there, UplinkId(1)), None);
+        assert_eq!(
+            plan.classify(|| tuple("192.0.2.1", "10.128.9.9", 444), UplinkId(0)),
+            None
+        );
+        plan.services[0].symmetric = false;
+        assert_eq!(plan.classify(|| back, UplinkId(0)), None);
+    }
+}
