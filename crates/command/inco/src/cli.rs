@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Instances(InstancesArgs),
     /// List flows and the instances that they are pinned to
     Flows(FlowsArgs),
+    /// Show everything that is known of a service or an instance, on one page
+    Describe(DescribeArgs),
     /// List what happened, and why
     Events(EventsArgs),
     /// Show services, instances, flows and events live in a terminal, and act on them
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Set the number of active instances by hand, or let the autoscaler decide again
     Scale(ScaleArgs),
+    /// Replace the instances of a service, one after the other
+    Rollout(RolloutArgs),
     /// Give a running service another policy, without a restart
     Policy(PolicyArgs),
     /// Say what a policy decides in a situation that is written down, and why
@@ -261,6 +265,21 @@ fn flow(text: &str) -> Result<String, String> {
 
 #[derive(Debug, Args)]
 #[command(
+    after_help = "Examples:\n  inco describe firewall\n  inco describe firewall/3\n  inco describe firewall --all      also the settings that have their defaults\n  inco describe firewall --json | jq .decisions"
+)]
+pub(crate) struct DescribeArgs {
+    /// A service, or an instance by its service and id
+    #[arg(value_name = "SERVICE|SERVICE/ID")]
+    pub(crate) target: String,
+    /// Show the settings that have their defaults as well
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
     after_help = "Examples:\n  inco events\n  inco events --follow --service firewall\n  inco events --json --last 1000 > events.jsonl"
 )]
 pub(crate) struct EventsArgs {
@@ -298,7 +317,9 @@ pub(crate) struct TopArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall --auto")]
+#[command(
+    after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall 5 --wait --timeout 30\n  inco scale firewall --auto"
+)]
 pub(crate) struct ScaleArgs {
     /// Which service
     pub(crate) service: String,
@@ -306,8 +327,29 @@ pub(crate) struct ScaleArgs {
     #[arg(required_unless_present = "auto", conflicts_with = "auto")]
     pub(crate) instances: Option<u32>,
     /// Let the autoscaler decide again
-    #[arg(long)]
+    #[arg(long, conflicts_with = "wait")]
     pub(crate) auto: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco rollout firewall --wait\n  inco rollout firewall --status\n  inco rollout firewall --cancel\n\nFirst the standbys, then the active ones: a replacement is ready and takes new flows before an old instance drains, so\nthere are never fewer than before. A replacement that fails ends it, and the old instances that are left stay."
+)]
+pub(crate) struct RolloutArgs {
+    /// Of which service
+    pub(crate) service: String,
+    /// Say how far it is; exit status 1 where it was aborted
+    #[arg(long, conflicts_with_all = ["cancel", "wait"])]
+    pub(crate) status: bool,
+    /// End it; what is not replaced yet stays
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) cancel: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
     #[command(flatten)]
     pub(crate) act: Act,
 }
@@ -400,6 +442,17 @@ pub(crate) struct ExplainInput {
     pub(crate) json: bool,
 }
 
+/// Whether a command waits until what it asked for is there.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Return when it is done; exit status 1 where it is not in time, with what is still missing
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// For how long, at most
+    #[arg(long, value_name = "SECONDS", default_value = "300", requires = "wait", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+}
+
 /// How an action is asked for.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Act {
@@ -411,11 +464,15 @@ pub(crate) struct Act {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5")]
+#[command(
+    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left"
+)]
 pub(crate) struct InstanceArgs {
     /// Which instances, by the ids that `inco instances` shows
     #[arg(required = true, value_name = "ID")]
     pub(crate) instances: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
     #[command(flatten)]
     pub(crate) act: Act,
 }
@@ -439,8 +496,10 @@ pub(crate) struct PurgeArgs {
     #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
     pub(crate) instance: Option<u32>,
     /// This flow alone
-    #[arg(long, value_name = "FLOW", value_parser = flow)]
+    #[arg(long, value_name = "FLOW", value_parser = flow, conflicts_with = "wait")]
     pub(crate) flow: Option<String>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
     #[command(flatten)]
     pub(crate) act: Act,
 }
@@ -480,11 +539,13 @@ pub(crate) struct HoldBackArgs {
 )]
 pub(crate) struct ReloadArgs {
     /// Change nothing: say what would change, and whether it may while inco runs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "wait")]
     pub(crate) check: bool,
     /// Show each changed key with its old and its new value
     #[arg(long)]
     pub(crate) diff: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
     #[command(flatten)]
     pub(crate) act: Act,
 }

@@ -5,18 +5,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use api::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, PortPool, ServiceRow,
-    Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, PolicyChoice, PortPool, Refusal,
+    ServiceRow, Status,
 };
 use api::{ApiError, Client};
-use model::{Event, InstanceId, KeyChange};
+use model::{Event, InstanceId, KeyChange, RolloutState};
 use serde::Serialize;
 
 use crate::cli::{
     Act, EventsArgs, ExplainFlowArgs, FlowsArgs, HoldBackArgs, InstanceArgs, InstancesArgs, MoveArgs,
-    PolicyArgs, PurgeArgs, ReloadArgs, ScaleArgs, ServicesArgs, Show, StatusArgs, StopArgs, UndrainArgs,
-    Where,
+    PolicyArgs, PurgeArgs, ReloadArgs, RolloutArgs, ScaleArgs, ServicesArgs, Show, StatusArgs, StopArgs,
+    UndrainArgs, Where,
 };
+use crate::wait;
 use api::run_dir;
 use display::event::{clock, event_text};
 use display::output::{self, WrongUsage};
@@ -28,7 +29,7 @@ const STOP_TIME: Duration = Duration::from_secs(60);
 /// How often it looks.
 const STOP_LOOK: Duration = Duration::from_millis(20);
 
-fn connect(place: &Where) -> anyhow::Result<Client> {
+pub(crate) fn connect(place: &Where) -> anyhow::Result<Client> {
     Ok(Client::connect(&run_dir::api_socket(place.socket.as_deref()))?)
 }
 
@@ -232,20 +233,34 @@ fn services_text(rows: &[ServiceRow]) -> String {
 
 /// Why there are as many instances as there are, and what holds the autoscaler back.
 fn service_reason(row: &ServiceRow) -> String {
+    let reason = row.failing.as_ref().unwrap_or(&row.reason);
+    let rollout = row
+        .rollout
+        .as_ref()
+        .filter(|of| of.state == RolloutState::Running);
+    let marks = [
+        rollout.map(|of| format!("rollout {}/{}", of.replaced, of.total)),
+        held_back(row),
+    ];
+    let marks: Vec<String> = marks.into_iter().flatten().collect();
+    if marks.is_empty() {
+        return reason.clone();
+    }
+    format!("[{}] {reason}", marks.join(", "))
+}
+
+/// What holds the autoscaler back, and what it would want without.
+pub(crate) fn held_back(row: &ServiceRow) -> Option<String> {
     let held = [
         ("pause-in", row.pause_in),
         ("pause-out", row.pause_out),
         ("dry-run", row.dry_run),
     ];
     let held: Vec<&str> = held.iter().filter(|(_, on)| *on).map(|(how, _)| *how).collect();
-    let reason = row.failing.as_ref().unwrap_or(&row.reason);
-    if held.is_empty() {
-        return reason.clone();
-    }
     let would = row
         .would
         .map_or_else(String::new, |would| format!(", would want {would}"));
-    format!("[{}{would}] {reason}", held.join(", "))
+    (!held.is_empty()).then(|| format!("{}{would}", held.join(", ")))
 }
 
 pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
@@ -254,7 +269,7 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
         if let Some(service) = &args.service {
             let services = client.services()?;
             if !services.iter().any(|row| row.name == *service) {
-                return Err(ApiError::Refused(api::types::Refusal::new(
+                return Err(ApiError::Refused(Refusal::new(
                     format!("there is no service {service:?}"),
                     unknown_service(service, &services),
                 )));
@@ -266,14 +281,14 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
     show(&args.show, ask, |rows| instances_text(rows))
 }
 
-fn unknown_service(service: &str, services: &[ServiceRow]) -> String {
+pub(crate) fn unknown_service(service: &str, services: &[ServiceRow]) -> String {
     match configuration::nearest(service, services.iter().map(|row| row.name.as_str())) {
         Some(near) => format!("did you mean {near}?"),
         None => "see `inco services`".to_owned(),
     }
 }
 
-fn instances_text(rows: &[InstanceRow]) -> String {
+pub(crate) fn instances_text(rows: &[InstanceRow]) -> String {
     let mut table = Table::new(&[
         ">id",
         "service",
@@ -329,7 +344,7 @@ pub(crate) fn flows(args: &FlowsArgs) -> anyhow::Result<()> {
 }
 
 /// The heaviest flows: what they bring comes first.
-fn heavy_flows_text(page: &FlowPage) -> String {
+pub(crate) fn heavy_flows_text(page: &FlowPage) -> String {
     let mut table = Table::new(&[
         "flow",
         "service",
@@ -415,24 +430,68 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Does something and says what came of it.
-fn act(args: &Act, action: &Action) -> anyhow::Result<()> {
+/// Does something and says what came of it. Gives the client, for what comes after.
+fn act(args: &Act, action: &Action) -> anyhow::Result<Client> {
     let client = connect(&args.place)?;
     let outcome = client
         .act(action)
         .with_context(|| format!("cannot {}", action.name()))?;
-    say(args, &outcome)
+    say(args, &outcome)?;
+    Ok(client)
 }
 
 pub(crate) fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
     let instances = if args.auto { None } else { args.instances };
-    act(
+    let client = act(
         &args.act,
         &Action::Scale {
             service: args.service.clone(),
             instances,
         },
-    )
+    )?;
+    let services = std::slice::from_ref(&args.service);
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_active(snapshot, services)
+    })
+}
+
+pub(crate) fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
+    if args.status {
+        return rollout_status(args);
+    }
+    let (service, cancel) = (args.service.clone(), args.cancel);
+    let client = act(&args.act, &Action::Rollout { service, cancel })?;
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_rollout(snapshot, &args.service)
+    })
+}
+
+/// How far a rollout is.
+fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
+    let services = connect(&args.act.place)?.services()?;
+    let name = &args.service;
+    let Some(row) = services.iter().find(|row| row.name == *name) else {
+        let hint = unknown_service(name, &services);
+        return Err(Refusal::new(format!("there is no service {name:?}"), hint).into());
+    };
+    if args.act.json {
+        output::json(&row.rollout, true)?;
+    }
+    match &row.rollout {
+        _ if args.act.json => {}
+        None => output::line(format!("{name} had no rollout since inco started"))?,
+        Some(of) => output::line(format!(
+            "{name}: {}, {} of {} replaced: {}",
+            of.state.name(),
+            of.replaced,
+            of.total,
+            of.reason
+        ))?,
+    }
+    match &row.rollout {
+        Some(of) if of.state == RolloutState::Aborted => anyhow::bail!("the rollout of {name} was aborted"),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
@@ -451,7 +510,7 @@ pub(crate) fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
             autoscaler: choice(&args.autoscaler),
         },
     };
-    act(&args.act, &action)
+    act(&args.act, &action).map(drop)
 }
 
 /// The same action for several instances; all are tried.
@@ -475,7 +534,12 @@ fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Act
 }
 
 pub(crate) fn drain(args: &InstanceArgs) -> anyhow::Result<()> {
-    act_on_each(&args.act, &args.instances, |instance| Action::Drain { instance })
+    act_on_each(&args.act, &args.instances, |instance| Action::Drain { instance })?;
+    let instances: Vec<InstanceId> = args.instances.iter().copied().map(InstanceId).collect();
+    let client = connect(&args.act.place)?;
+    wait::until(&args.wait, &client, |snapshot| {
+        Ok(wait::for_drained(snapshot, &instances))
+    })
 }
 
 pub(crate) fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
@@ -500,7 +564,16 @@ pub(crate) fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
             );
         }
     };
-    act(&args.act, &action)
+    // By its own clock, before anything is unpinned.
+    let before = match args.wait.wait {
+        true => connect(&args.act.place)?.snapshot()?.unix_ms,
+        false => 0,
+    };
+    let client = act(&args.act, &action)?;
+    let instance = InstanceId(args.instance.unwrap_or_default());
+    wait::until(&args.wait, &client, |_| {
+        wait::for_unpinned(&client, instance, before)
+    })
 }
 
 pub(crate) fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
@@ -511,26 +584,28 @@ pub(crate) fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
             instance: InstanceId(args.instance),
         },
     )
+    .map(drop)
 }
 
 pub(crate) fn pause_in(args: &HoldBackArgs) -> anyhow::Result<()> {
     let (service, on) = (args.service.clone(), !args.off);
-    act(&args.act, &Action::PauseIn { service, on })
+    act(&args.act, &Action::PauseIn { service, on }).map(drop)
 }
 
 pub(crate) fn pause_out(args: &HoldBackArgs) -> anyhow::Result<()> {
     let (service, on) = (args.service.clone(), !args.off);
-    act(&args.act, &Action::PauseOut { service, on })
+    act(&args.act, &Action::PauseOut { service, on }).map(drop)
 }
 
 pub(crate) fn dry_run(args: &HoldBackArgs) -> anyhow::Result<()> {
     let (service, on) = (args.service.clone(), !args.off);
-    act(&args.act, &Action::DryRun { service, on })
+    act(&args.act, &Action::DryRun { service, on }).map(drop)
 }
 
 pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     let action = Action::Reload { check: args.check };
-    let outcome = connect(&args.act.place)?.act(&action).context("cannot reload")?;
+    let client = connect(&args.act.place)?;
+    let outcome = client.act(&action).context("cannot reload")?;
     let is_refused = args.check && outcome.changes.iter().any(|change| change.needs_restart);
     if args.act.json {
         output::json(&outcome, true)?;
@@ -545,7 +620,21 @@ pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     if is_refused {
         anyhow::bail!(outcome.result);
     }
-    Ok(())
+    let services = changed_services(&outcome.changes);
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_active(snapshot, &services)
+    })
+}
+
+/// The services that changed, each once.
+fn changed_services(changes: &[KeyChange]) -> Vec<String> {
+    let name = |change: &KeyChange| {
+        let key = change.key.strip_prefix("service.")?;
+        key.split('.').next().map(str::to_owned)
+    };
+    let mut services: Vec<String> = changes.iter().filter_map(name).collect();
+    services.dedup();
+    services
 }
 
 /// A line for each key: from which value to which.

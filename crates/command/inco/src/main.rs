@@ -6,12 +6,14 @@
 mod check;
 mod cli;
 mod client_commands;
+mod describe;
 mod explain;
 mod image;
 mod shell;
 #[cfg(feature = "simulation")]
 mod sim_command;
 mod traffic_command;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -40,10 +42,12 @@ fn main() -> ExitCode {
         Command::Services(args) => client_commands::services(&args),
         Command::Instances(args) => client_commands::instances(&args),
         Command::Flows(args) => client_commands::flows(&args),
+        Command::Describe(args) => describe::run(&args),
         Command::Events(args) => client_commands::events(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => top::run(args.place.socket.as_deref(), args.interval, args.ascii),
         Command::Scale(args) => client_commands::scale(&args),
+        Command::Rollout(args) => client_commands::rollout(&args),
         Command::Policy(args) => client_commands::policy(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Drain(args) => client_commands::drain(&args),

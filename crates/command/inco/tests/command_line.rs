@@ -8,10 +8,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
 use api::types::{
-    Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Refusal, ServiceRow, Snapshot, Status,
+    Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Policies, Refusal, ServiceRow, Snapshot, Status,
 };
 use api::{EventLog, Limits, Question, Server, questions};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
 
 fn inco(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inco"));
@@ -382,6 +382,14 @@ impl Fake {
                 match question {
                     Question::Status(answer) => answer.give(snapshot().status),
                     Question::Services(answer) => answer.give(snapshot().services),
+                    Question::Settings(service, answer) => answer.give(match service.as_str() {
+                        "web" => Ok(vec![Setting {
+                            key: "fit".to_owned(),
+                            value: "0.8".to_owned(),
+                            is_written: true,
+                        }]),
+                        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+                    }),
                     Question::Instances(answer) => answer.give(snapshot().instances),
                     Question::Snapshot(answer) => answer.give(snapshot()),
                     Question::Flows(_, answer) => answer.give(Ok(FlowPage {
@@ -409,8 +417,8 @@ impl Fake {
                         why: vec!["no packet of it is in the flow table".to_owned()],
                         ..FlowExplanation::default()
                     })),
-                    // No command asks for these.
-                    Question::Policies(_) | Question::Counters(_) => {}
+                    Question::Policies(answer) => answer.give(Policies::default()),
+                    Question::Counters(answer) => answer.give(Box::default()),
                 }
             }
         });
@@ -456,6 +464,13 @@ fn snapshot() -> Snapshot {
         services: vec![ServiceRow {
             name: "web".to_owned(),
             active: 3,
+            desired: 3,
+            rollout: Some(Rollout {
+                state: RolloutState::Aborted,
+                replaced: 1,
+                total: 3,
+                reason: "replacement 7 failed: its program exited with 2".to_owned(),
+            }),
             ..ServiceRow::default()
         }],
         instances: vec![instance(3, "web"), instance(4, "dns")],
@@ -566,6 +581,97 @@ fn actions_say_what_came_of_them() {
         err(&output)
     );
     assert_eq!(said(&["stop", "--keep", "--no-wait"]), "Stop { keep: true }");
+}
+
+#[test]
+fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
+    let fake = Fake::start();
+    let wait = |arguments: &[&str]| fake.run(&[arguments, &["--wait", "--timeout", "0.3"]].concat());
+    assert!(wait(&["scale", "web", "3"]).status.success());
+    // No flow is pinned to it.
+    assert!(wait(&["purge", "3"]).status.success());
+    for (arguments, said) in [
+        (
+            &["drain", "3"][..],
+            "inco: not within 0.3 s: instance 3 is active until a replacement is ready\n",
+        ),
+        (
+            &["scale", "dns", "3"],
+            "inco: there is no service \"dns\" any more\n",
+        ),
+        (
+            &["rollout", "web"],
+            "inco: web: the rollout was aborted, 1 of 3 are replaced: replacement 7 failed: its program exited with 2\n",
+        ),
+    ] {
+        let output = wait(arguments);
+        assert_eq!((output.status.code(), err(&output).as_str()), (Some(1), said));
+    }
+    let output = fake.run(&["rollout", "web", "--status"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        out(&output).starts_with("web: aborted, 1 of 3 replaced: replacement 7"),
+        "{}",
+        out(&output)
+    );
+    // A time without a wait, and a wait for nobody, are mistakes.
+    for arguments in [
+        &["scale", "web", "3", "--timeout", "1"][..],
+        &["scale", "web", "--auto", "--wait"],
+        &["reload", "--check", "--wait"],
+    ] {
+        assert_eq!(fake.run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_service_and_an_instance_are_described_on_one_page() {
+    let fake = Fake::start();
+    fake.events.push(event(1));
+    let text = out(&fake.run(&["describe", "web"]));
+    for said in [
+        "service    web\n",
+        "instances  3 active of 3 wanted",
+        "rollout    aborted: 1 of 3 replaced (replacement 7 failed",
+        "\nSettings\n  fit  0.8\n",
+        "\nInstances\n  ID",
+        "\nHeaviest flows\n",
+        "\nDecisions\n  none\n",
+        "\nFailures\n  00:00:01.000Z      1 web/3: ring 25.0% full\n",
+        "\nEvents\n  none\n",
+    ] {
+        assert!(text.contains(said), "{text}\nhas no\n{said}");
+    }
+    let text = out(&fake.run(&["describe", "web/3"]));
+    for said in [
+        "instance   web/3\n",
+        "state      active for 10ms\n",
+        "traffic    in 1.50k pps",
+        "1 web/3: ring",
+    ] {
+        assert!(text.contains(said), "{text}\nhas no\n{said}");
+    }
+    let output = fake.run(&["describe", "3", "--json"]);
+    let described: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (
+            &described["instance"]["id"],
+            &described["failures"][0]["sequence"]
+        ),
+        (&3.into(), &1.into())
+    );
+    for (target, said) in [
+        ("wed", "there is no service \"wed\"; did you mean web?"),
+        ("web/4", "there is no instance 4 of web; "),
+        ("17", "there is no instance 17; "),
+    ] {
+        let output = fake.run(&["describe", target]);
+        assert!(
+            output.status.code() == Some(1) && err(&output).contains(said),
+            "{}",
+            err(&output)
+        );
+    }
 }
 
 #[test]

@@ -23,3 +23,15 @@ impl fmt::Display for KeyChange {
         write!(f, "{}: {} -> {}", self.key, text(&self.old), text(&self.new))
     }
 }
+
+/// A key of a service as it holds in a running inco.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Setting {
+    /// The key in the service's table: `fit`, `match.dst`.
+    pub key: String,
+    /// Its value, as TOML. Of `env` the names alone.
+    pub value: String,
+    /// Whether the file writes it.
+    pub is_written: bool,
+}

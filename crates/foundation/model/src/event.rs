@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{InstanceId, InstanceState, Nanos};
+use crate::{InstanceId, InstanceState, Nanos, RolloutState};
 
 /// An entry of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,6 +122,17 @@ pub enum EventKind {
         /// The peer, or why it disconnected.
         detail: String,
     },
+    /// A rollout began, got on or ended.
+    Rollout {
+        /// How far it is.
+        state: RolloutState,
+        /// Instances that are replaced.
+        replaced: u32,
+        /// Instances that there were when it began.
+        total: u32,
+        /// What it waits for, or why it ended.
+        reason: String,
+    },
     /// An external failure; `reason` includes the reaction.
     Failure {
         /// What failed: engine, port, uplink, instance.
@@ -168,6 +179,7 @@ impl EventKind {
         "picked",
         "overcommitted",
         "uplink",
+        "rollout",
         "failure",
         "recovered",
         "action",
@@ -187,6 +199,7 @@ impl EventKind {
             EventKind::Picked { .. } => "picked",
             EventKind::Overcommitted { .. } => "overcommitted",
             EventKind::Uplink { .. } => "uplink",
+            EventKind::Rollout { .. } => "rollout",
             EventKind::Failure { .. } => "failure",
             EventKind::Recovered { .. } => "recovered",
             EventKind::Action { .. } => "action",

@@ -14,12 +14,13 @@ mod histogram;
 mod ids;
 mod instance;
 mod observation;
+mod rollout;
 mod service;
 pub mod span;
 mod time;
 pub mod written;
 
-pub use change::KeyChange;
+pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind};
 pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};
@@ -27,6 +28,7 @@ pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
 pub use observation::{InstanceObservation, Observation};
+pub use rollout::{Rollout, RolloutState};
 pub use service::{
     Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,
 };

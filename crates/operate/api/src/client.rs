@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
-use model::Event;
+use model::{Event, Setting};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -76,6 +76,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn services(&self) -> Result<Vec<ServiceRow>, ApiError> {
         self.get("/v1/services")
+    }
+
+    /// Every key of that service as it holds now.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn settings(&self, service: &str) -> Result<Vec<Setting>, ApiError> {
+        self.get(&format!("/v1/services/{}/settings", escaped(service)))
     }
 
     /// Every instance, in the order of ids.
@@ -351,12 +359,19 @@ impl Query {
         self.any = true;
         self.path.push_str(name);
         self.path.push('=');
-        for byte in value.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                self.path.push(char::from(byte));
-            } else {
-                self.path.push_str(&format!("%{byte:02X}"));
-            }
+        self.path.push_str(&escaped(value));
+    }
+}
+
+/// A value as a part of a path or a query.
+fn escaped(value: &str) -> String {
+    let mut text = String::new();
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
         }
     }
+    text
 }

@@ -1,6 +1,7 @@
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
+use model::Setting;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::counters::Counters;
@@ -44,6 +45,8 @@ pub enum Question {
     Status(Answer<Status>),
     /// What services are there?
     Services(Answer<Vec<ServiceRow>>),
+    /// What settings has the service of that name?
+    Settings(String, Answer<Result<Vec<Setting>, Refusal>>),
     /// What instances are there?
     Instances(Answer<Vec<InstanceRow>>),
     /// Which flows are there? The filter's flow is one that could be parsed.

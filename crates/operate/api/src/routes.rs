@@ -8,7 +8,7 @@ use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Json, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use model::{FlowKey, InstanceId};
+use model::{FlowKey, InstanceId, Setting};
 use serde::Deserialize;
 use utoipa::openapi::OpenApi;
 use utoipa::{IntoParams, OpenApi as _};
@@ -104,6 +104,7 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(history))
         .routes(routes!(services))
         .routes(routes!(service))
+        .routes(routes!(settings))
         .routes(routes!(instances))
         .routes(routes!(instance))
         .routes(routes!(flows))
@@ -274,6 +275,24 @@ async fn service(
             hint,
         )
     })
+}
+
+/// Every key of a service as it holds now, written in the file or not. Of `env` the names alone.
+#[utoipa::path(get, path = "/v1/services/{name}/settings", tag = "look", params(("name" = String, Path, description = "Its name")),
+    responses(
+        (status = OK, body = Vec<Setting>),
+        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    ))]
+async fn settings(
+    State(shared): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Vec<Setting>>, Problem> {
+    let Path(name) = name?;
+    let answer = ask(&shared, |answer| Question::Settings(name, answer)).await?;
+    answer
+        .map(Json)
+        .map_err(|refusal| Problem::new(StatusCode::NOT_FOUND, refusal.error, refusal.hint))
 }
 
 /// Every instance, in the order of ids.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{DropReason, Event, InstanceId, InstanceState, KeyChange};
+use model::{DropReason, Event, InstanceId, InstanceState, KeyChange, Rollout};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use utoipa::{IntoParams, ToSchema};
@@ -247,6 +247,9 @@ pub struct ServiceRow {
     /// That its instances fail, how often they have in a row, and why: absent where they do not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
+    /// The rollout under way, or the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<Rollout>,
     /// Whether the autoscaler may not ask for fewer instances.
     #[serde(default)]
     pub pause_in: bool,
@@ -427,6 +430,15 @@ pub enum Action {
         /// How many, at most [`Action::RECORD_LIMIT`].
         decisions: u32,
     },
+    /// Every instance that a service has is replaced, one after the other: another is ready before one is drained. A
+    /// replacement that fails ends it. `ServiceRow::rollout` says how far it is.
+    Rollout {
+        /// Of which service.
+        service: String,
+        /// Instead: one that is under way ends.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        cancel: bool,
+    },
     /// No new flows for an instance; it goes when its flows have ended.
     Drain {
         /// Which one.
@@ -512,6 +524,7 @@ impl Action {
             Action::Scale { .. } => "scale",
             Action::Policy { .. } => "policy",
             Action::Record { .. } => "record",
+            Action::Rollout { .. } => "rollout",
             Action::Drain { .. } => "drain",
             Action::Undrain { .. } => "undrain",
             Action::Purge { .. } => "purge",

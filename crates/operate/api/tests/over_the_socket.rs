@@ -16,7 +16,7 @@ use api::types::{
     ServiceRow, Snapshot, Status,
 };
 use api::{ApiError, Client, EventLog, Limits, Question, Server, questions};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
 
 /// A server whose control loop says what is known here.
 struct Fake {
@@ -46,6 +46,14 @@ impl Fake {
                             ..ServiceRow::default()
                         }]);
                     }
+                    Question::Settings(service, answer) => answer.give(match service.as_str() {
+                        "web" => Ok(vec![Setting {
+                            key: "fit".to_owned(),
+                            value: "0.8".to_owned(),
+                            is_written: true,
+                        }]),
+                        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+                    }),
                     Question::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
                     Question::Flows(filter, answer) => {
                         let _ = note.send(format!("{filter:?}"));

@@ -75,6 +75,13 @@ fn actions_have_these_shapes() {
             },
             json!({"action": "dry_run", "service": "web", "on": true}),
         ),
+        (
+            Action::Rollout {
+                service: "web".to_owned(),
+                cancel: false,
+            },
+            json!({"action": "rollout", "service": "web"}),
+        ),
         (Action::Reload { check: false }, json!({"action": "reload"})),
         (
             Action::Reload { check: true },

@@ -25,6 +25,8 @@
 //! More instances, in this order: a drain taken back, a warm standby, a paused standby, one that is on its way to
 //! the pool, a new one. Fewer: those not ready yet, then the Active one with the fewest live flows, the youngest
 //! among equals.
+//!
+//! A rollout replaces the pool, then the Active ones, one after the other: a replacement is Active before one drains.
 
 mod backoff;
 mod controller;

@@ -71,6 +71,14 @@ pub enum Command {
         /// Whether the scheduler in `settings` gives new flows from now on; if not, the present one goes on, with its limit.
         scheduler: bool,
     },
+    /// Every instance that the service has is replaced, one after the other: another is ready before one is drained. A
+    /// replacement that fails ends it.
+    Rollout {
+        /// Of which service.
+        service: ServiceId,
+        /// Instead: one that is under way ends.
+        cancel: bool,
+    },
     /// No new flows for this instance; it goes when its flows have ended. Another takes its place where the service
     /// would otherwise have fewer than it should.
     Drain {
@@ -141,6 +149,16 @@ pub enum CommandError {
         min: u32,
         /// At most.
         max: u32,
+    },
+    /// Its instances are being replaced already.
+    #[error("{service} rolls out already: {replaced} of {total} are replaced")]
+    RollsOut {
+        /// The service's name.
+        service: String,
+        /// Instances that are replaced.
+        replaced: u32,
+        /// Instances that there were when it began.
+        total: u32,
     },
     /// Everything is being removed already.
     #[error("inco is stopping")]

@@ -15,7 +15,10 @@ use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSetting
 use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
-use model::{EventKind, Generation, InstanceId, InstanceState, Nanos, Ready, ServiceId, Slot, StandbyMode};
+use model::{
+    EventKind, Generation, InstanceId, InstanceState, Nanos, Ready, RolloutState, ServiceId, Slot,
+    StandbyMode,
+};
 use switch::{Plan, PortKind, PortSpec, SlotPlan, SwitchEvent, SwitchReading, SwitchRequest};
 
 const WORKERS: usize = 2;
@@ -310,7 +313,11 @@ impl Simulation {
                 ids[self.chance.below(ids.len() as u64) as usize]
             };
             let service = ServiceId(self.chance.below(3) as u16);
-            let command = match self.chance.below(6) {
+            let command = match self.chance.below(7) {
+                6 => Command::Rollout {
+                    service,
+                    cancel: self.chance.happens(0.2),
+                },
                 0 => Command::Scale {
                     service,
                     count: Some(self.chance.below(8) as u32),
@@ -669,8 +676,13 @@ impl Simulation {
         for (index, service) in settings.iter().enumerate() {
             let of_it = || instances.iter().filter(|i| i.service().index() == index);
             let active = of_it().filter(|i| i.state() == InstanceState::Active).count();
+            // One that is replaced may still be active beside its replacement.
+            let status = self.controller.services().nth(index).expect("the service");
+            let rolls = status
+                .rollout
+                .is_some_and(|rollout| rollout.state == RolloutState::Running);
             assert!(
-                active <= service.max as usize,
+                active <= service.max as usize + usize::from(rolls),
                 "{active} active of at most {}",
                 service.max
             );
@@ -683,7 +695,7 @@ impl Simulation {
                     )
                 })
                 .count();
-            let limit = service.max as usize + service.standby as usize + 1;
+            let limit = service.max as usize + service.standby as usize + 1 + usize::from(rolls);
             assert!(staying <= limit, "{staying} of {}", service.name);
         }
     }
@@ -1097,6 +1109,150 @@ fn somebody_may_drain_all_and_the_service_keeps_its_least() {
         count: Some(7),
     };
     assert!(sim.ask(outside).unwrap_err().to_string().contains("from 2 to 6"));
+}
+
+/// The rollout of the firewall.
+fn rollout(sim: &Simulation) -> model::Rollout {
+    let service = sim.controller.services().next().expect("the firewall");
+    service.rollout.expect("a rollout").clone()
+}
+
+#[test]
+fn a_rollout_replaces_one_after_the_other_and_never_has_fewer() {
+    let mut sim = quiet(21);
+    for count in [3, 6] {
+        sim.scale(0, count);
+        sim.steady(40, 0, 2);
+        let old = [InstanceState::Active, InstanceState::Standby].map(|state| sim.ids(0, state));
+        assert_eq!((old[0].len(), old[1].len()), (count as usize, 1));
+        let newest = old.iter().flatten().max().copied().expect("instances");
+        let service = ServiceId(0);
+        let said = sim.ask(Command::Rollout {
+            service,
+            cancel: false,
+        });
+        assert_eq!(
+            said,
+            Ok(format!(
+                "firewall: {} instances are replaced, one after the other",
+                count + 1
+            ))
+        );
+        let refused = sim.ask(Command::Rollout {
+            service,
+            cancel: false,
+        });
+        assert!(
+            matches!(refused, Err(controller::CommandError::RollsOut { .. })),
+            "{refused:?}"
+        );
+        let mut steps = 0;
+        while rollout(&sim).state == RolloutState::Running {
+            sim.flows_wanted = [40, 0];
+            sim.step(Nanos::from_millis(1));
+            let active = sim.ids(0, InstanceState::Active);
+            assert!(
+                active.len() >= count as usize,
+                "{} of {count}: {active:?}",
+                active.len()
+            );
+            let coming_or_going =
+                sim.ids(0, InstanceState::Draining).len() + sim.ids(0, InstanceState::Creating).len();
+            assert!(coming_or_going <= 2, "more than one at a time");
+            steps += 1;
+            assert!(steps < 120_000, "{:?}", rollout(&sim));
+        }
+        assert_eq!(rollout(&sim).state, RolloutState::Finished, "{:?}", rollout(&sim));
+        assert_eq!(
+            (rollout(&sim).replaced, rollout(&sim).total),
+            (count + 1, count + 1)
+        );
+        sim.steady(40, 0, 1);
+        for state in [InstanceState::Active, InstanceState::Standby] {
+            assert!(
+                sim.ids(0, state).iter().all(|id| *id > newest),
+                "{:?}",
+                sim.ids(0, state)
+            );
+        }
+        assert_eq!(sim.ids(0, InstanceState::Active).len(), count as usize);
+        assert_eq!(sim.ids(0, InstanceState::Standby).len(), 1, "the pool is full");
+    }
+    // Nothing was moved: each drain waited for the flows.
+    assert!(!sim.seen.contains("unpinned"));
+    sim.shut_down(false);
+}
+
+#[test]
+fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
+    let mut sim = quiet(22);
+    sim.scale(0, 3);
+    sim.steady(40, 0, 2);
+    let active = sim.ids(0, InstanceState::Active);
+    sim.engine.set_faults(Faults {
+        create_fails: 1.0,
+        ..Faults::default()
+    });
+    let service = ServiceId(0);
+    assert!(
+        sim.ask(Command::Rollout {
+            service,
+            cancel: false
+        })
+        .is_ok()
+    );
+    sim.steady(40, 0, 2);
+    let ended = rollout(&sim);
+    assert_eq!(ended.state, RolloutState::Aborted, "{ended:?}");
+    assert!(
+        ended.reason.contains("replacement") && ended.reason.contains("could not be created"),
+        "{ended:?}"
+    );
+    assert_eq!(sim.ids(0, InstanceState::Active), active);
+    // Among the active ones: the one whose turn it was takes flows again.
+    sim.engine.set_faults(Faults::default());
+    sim.steady(40, 0, 40);
+    assert!(
+        sim.ask(Command::Rollout {
+            service,
+            cancel: false
+        })
+        .is_ok()
+    );
+    while sim.ids(0, InstanceState::Active) == active {
+        sim.flows_wanted = [40, 0];
+        sim.step(Nanos::from_millis(1));
+    }
+    let made = *sim.ids(0, InstanceState::Active).last().expect("a replacement");
+    let slot = sim.slot_of(made);
+    let reason = "it was cut".to_owned();
+    sim.switch.replies.push(SwitchEvent::PortDown { slot, reason });
+    sim.steady(40, 0, 2);
+    let ended = rollout(&sim);
+    assert_eq!(ended.state, RolloutState::Aborted, "{ended:?}");
+    assert_eq!(
+        ended.reason,
+        format!("replacement {made} failed: its data port went down")
+    );
+    assert_eq!(sim.ids(0, InstanceState::Active).len(), 3);
+    assert!(sim.ids(0, InstanceState::Active).contains(&active[1]));
+    // Somebody may end one, too.
+    assert!(
+        sim.ask(Command::Rollout {
+            service,
+            cancel: false
+        })
+        .is_ok()
+    );
+    assert!(
+        sim.ask(Command::Rollout {
+            service,
+            cancel: true
+        })
+        .is_ok()
+    );
+    assert_eq!(rollout(&sim).state, RolloutState::Aborted);
+    sim.shut_down(false);
 }
 
 #[test]

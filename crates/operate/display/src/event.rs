@@ -72,6 +72,15 @@ pub fn event_sentence(event: &Event) -> String {
             up: false,
             detail,
         } => format!("uplink {uplink} is down: {detail}"),
+        EventKind::Rollout {
+            state,
+            replaced,
+            total,
+            reason,
+        } => format!(
+            "rollout {}: {replaced} of {total} replaced ({reason})",
+            state.name()
+        ),
         EventKind::Failure { what, reason } => format!("{what} failed: {reason}"),
         EventKind::Recovered { what, after_ms } => format!("{what} works again after {}", span_ms(*after_ms)),
         EventKind::Action {

@@ -4,13 +4,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
-    PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, ServicePolicies, ServiceRow, Snapshot,
-    Status, UplinkRow, WorkerRow, drops_by_reason,
+    PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies, ServiceRow,
+    Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use collector::SAMPLE_PERIOD;
 use controller::Failing;
-use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Slot, UplinkId, WorkerId};
+use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Setting, Slot, UplinkId, WorkerId};
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
 use switch::{FunctionCounters, SlotCounters};
@@ -214,6 +214,7 @@ impl ControlLoop {
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
                     reason: status.reason.to_owned(),
                     failing: status.failing.map(|of| failing_text(of, now)),
+                    rollout: status.rollout.cloned(),
                     pause_in: status.held_back.pause_in,
                     pause_out: status.held_back.pause_out,
                     dry_run: status.held_back.dry_run,
@@ -221,6 +222,13 @@ impl ControlLoop {
                 }
             })
             .collect()
+    }
+
+    /// Every key of a service as the running configuration has it.
+    pub(super) fn settings(&self, service: &str) -> Result<Vec<Setting>, Refusal> {
+        self.service_id(service)?;
+        let service = self.configuration.service(service);
+        Ok(service.map_or_else(Vec::new, |(_, service)| self.configuration.settings_of(service)))
     }
 
     pub(super) fn snapshot(&self, now: Nanos) -> Snapshot {

@@ -687,6 +687,7 @@ impl ControlLoop {
                     answer.give(self.status(now));
                 }
                 Question::Services(answer) => answer.give(self.service_rows(now)),
+                Question::Settings(service, answer) => answer.give(self.settings(&service)),
                 Question::Instances(answer) => answer.give(self.instance_rows(now)),
                 Question::Flows(filter, answer) => self.ask_flows(&filter, answer),
                 Question::Snapshot(answer) => {
@@ -781,7 +782,7 @@ impl ControlLoop {
         }
     }
 
-    fn service_id(&self, name: &str) -> Result<ServiceId, Refusal> {
+    pub(super) fn service_id(&self, name: &str) -> Result<ServiceId, Refusal> {
         let known = || {
             self.configuration
                 .services
@@ -953,6 +954,7 @@ impl ControlLoop {
             Action::Scale { service, .. }
             | Action::Policy { service, .. }
             | Action::Record { service, .. }
+            | Action::Rollout { service, .. }
             | Action::PauseIn { service, .. }
             | Action::PauseOut { service, .. }
             | Action::DryRun { service, .. } => (Some(service.clone()), None),
@@ -1013,6 +1015,10 @@ impl ControlLoop {
             Action::Policy { .. } | Action::Record { .. } | Action::Move { .. } | Action::Reload { .. } => {
                 return Ok(None);
             }
+            Action::Rollout { service, cancel } => Command::Rollout {
+                service: self.service_id(service)?,
+                cancel: *cancel,
+            },
             Action::PauseIn { service, on } => self.hold_back(service, HoldBack::In, *on)?,
             Action::PauseOut { service, on } => self.hold_back(service, HoldBack::Out, *on)?,
             Action::DryRun { service, on } => self.hold_back(service, HoldBack::DryRun, *on)?,
@@ -1264,6 +1270,7 @@ fn hint(error: &CommandError) -> &'static str {
             "`inco instances` shows the instances and their states"
         }
         CommandError::OutOfLimits { .. } => "change `instances` in the configuration",
+        CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",
         CommandError::ShuttingDown => "wait, then start it again",
     }
 }

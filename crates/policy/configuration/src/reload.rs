@@ -1,6 +1,6 @@
 //! What a reload may change.
 
-use model::KeyChange;
+use model::{KeyChange, Setting};
 
 use crate::keys::Reload;
 use crate::read::KeptValue;
@@ -73,6 +73,27 @@ impl Configuration {
         }));
         changes.sort_by(|a, b| a.key.cmp(&b.key));
         changes
+    }
+
+    /// Every key of that service, in the order of their names.
+    pub fn settings_of(&self, service: &Service) -> Vec<Setting> {
+        let path = format!("service.{}.", service.name);
+        let setting = |(key, kept): (&String, &KeptValue)| {
+            let key = key.strip_prefix(&path)?;
+            let value = if key == "env" && kept.is_written {
+                // Secrets come to programs that way.
+                let names = service.env.iter().map(|(name, _)| name.as_str());
+                format!("{} (values are not shown)", names.collect::<Vec<_>>().join(", "))
+            } else {
+                kept.text.trim_end_matches(" (default)").to_owned()
+            };
+            Some(Setting {
+                key: key.to_owned(),
+                value,
+                is_written: kept.is_written,
+            })
+        };
+        self.values.iter().filter_map(setting).collect()
     }
 
     /// Whether that key cannot become what it is in `new` while inco runs.

@@ -88,6 +88,27 @@ fn each_key_is_told_with_its_old_and_new_value() {
 }
 
 #[test]
+fn the_settings_of_a_service_are_told_and_its_secrets_not() {
+    let text = format!("{SOFT}env = {{ TOKEN = \"s3cret\", LEVEL = \"info\" }}\n")
+        .replace("match = { dst = \"10.0.0.0/8\" }\n", "");
+    let configuration = good(&text.replace(
+        "[service.a]",
+        "[service.ab]\nimage = \"x\"\nmatch = { vlan = 7 }\n[service.a]",
+    ));
+    let (_, service) = configuration.service("a").unwrap_or_else(|| panic!("no a"));
+    let settings = configuration.settings_of(service);
+    let of = |key: &str| {
+        let found = settings.iter().find(|setting| setting.key == key);
+        found.map(|setting| (setting.value.as_str(), setting.is_written))
+    };
+    assert_eq!(of("instances"), Some(("2", true)));
+    assert_eq!(of("fit"), Some(("0.9", false)));
+    assert_eq!(of("match.vlan"), Some(("any", false)));
+    assert_eq!(of("env"), Some(("LEVEL, TOKEN (values are not shown)", true)));
+    assert!(settings.iter().all(|setting| !setting.value.contains("s3cret")));
+}
+
+#[test]
 fn keys_that_need_a_restart_are_told_by_name() {
     for (from, to, keys) in [
         (

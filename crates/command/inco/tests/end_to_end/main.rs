@@ -34,6 +34,7 @@ mod readiness;
 mod refusals;
 mod relaxed;
 mod restart;
+mod rollout;
 mod service;
 mod small_machines;
 mod support;

@@ -222,13 +222,14 @@ impl Controller {
 
     /// Brings the instances of a service to the count that is wanted, and its pool to its size.
     pub(super) fn reconcile(&mut self, index: usize, collector: &Collector) {
+        self.roll(index);
         let service = &self.services[index];
         let (id, wanted, pool) = (service.id, service.wanted, service.settings.standby);
         let (min, max) = (service.settings.min, service.settings.max);
 
         let mut there = self.tally(id);
         if there.leaving > 0 {
-            self.let_leave(id, min, max);
+            self.let_leave(id, wanted, min, max);
             there = self.tally(id);
         }
         while there.active + there.coming < wanted {
@@ -281,8 +282,9 @@ impl Controller {
     }
 
     /// Lets instances go that somebody wants drained, as soon as the service has enough without them. Where it has
-    /// as many as it may, one must go before another can come.
-    pub(super) fn let_leave(&mut self, id: ServiceId, min: u32, max: u32) {
+    /// as many as it may, one must go before another can come. One that is replaced goes when as many as are wanted are there
+    /// without it.
+    pub(super) fn let_leave(&mut self, id: ServiceId, wanted: u32, min: u32, max: u32) {
         for index in 0..self.instances.len() {
             let instance = &self.instances[index];
             if instance.service != id || !instance.leaving || instance.state != InstanceState::Active {
@@ -290,7 +292,11 @@ impl Controller {
             }
             let active = self.count(id, |i| i.state == InstanceState::Active);
             let others = self.count(id, |i| i.state == InstanceState::Active && !i.leaving);
-            if others >= min || active >= max {
+            if self.is_being_replaced(&self.instances[index]) {
+                if others >= wanted {
+                    self.drain(index, "its replacement is ready");
+                }
+            } else if others >= min || active >= max {
                 self.drain(index, "somebody asked for it");
             }
         }
@@ -349,7 +355,7 @@ impl Controller {
         true
     }
 
-    /// Drains the Active instance with the fewest live flows, the youngest among equals.
+    /// Drains the Active instance with the fewest live flows, the youngest among equals; first one that is to be replaced.
     pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
         let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.live_flows);
         let victim = self
@@ -357,7 +363,7 @@ impl Controller {
             .iter()
             .enumerate()
             .filter(|(_, i)| i.service == id && i.state == InstanceState::Active && !i.leaving)
-            .min_by_key(|(_, i)| (flows(i), std::cmp::Reverse(i.id)))
+            .min_by_key(|(_, i)| (!self.is_replaced(i), flows(i), std::cmp::Reverse(i.id)))
             .map(|(at, i)| (at, flows(i)));
         let Some((at, flows)) = victim else { return false };
         self.drain(

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use collector::Collector;
 use engine::{EngineError, EngineEvent, Exit};
-use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos, ServiceId};
+use model::{EventKind, InstanceId, InstanceState, InstanceStep, Nanos, RolloutState, ServiceId};
 use scheduling::Scheduler;
 use switch::{Change, SwitchEvent, SwitchRequest};
 
@@ -497,6 +497,33 @@ impl Controller {
                     self.event(Some(id), None, kind);
                 }
                 Ok(format!("from {from} to {count} active instances"))
+            }
+            Command::Rollout { service: id, cancel } => {
+                let index = self.service(id)?.id.index();
+                let running = self.services[index]
+                    .rollout
+                    .as_ref()
+                    .map(|rollout| &rollout.status);
+                let running = running.filter(|status| status.state == RolloutState::Running);
+                let name = self.services[index].settings.name.clone();
+                match (running, cancel) {
+                    (Some(status), false) => Err(CommandError::RollsOut {
+                        service: name,
+                        replaced: status.replaced,
+                        total: status.total,
+                    }),
+                    (Some(_), true) => {
+                        self.abort_rollout(index, "somebody asked for it".to_owned());
+                        Ok(format!("{name}: the instances that are not replaced stay"))
+                    }
+                    (None, true) => Ok(format!("{name}: no rollout is under way")),
+                    (None, false) => {
+                        let total = self.begin_rollout(index);
+                        Ok(format!(
+                            "{name}: {total} instances are replaced, one after the other"
+                        ))
+                    }
+                }
             }
             Command::Drain { instance: id } => {
                 let index = self

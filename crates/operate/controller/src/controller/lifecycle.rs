@@ -177,8 +177,10 @@ impl Controller {
         } else if instance.for_active {
             let max = self.services.get(service.index()).map_or(0, |s| s.settings.max);
             let active = self.count(service, |i| i.state == InstanceState::Active);
+            // The one whose turn it is in a rollout goes as soon as this one takes flows.
+            let beside = self.count(service, |i| self.is_being_replaced(i));
             // A freeze that is under way ends first.
-            if active < max && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
+            if active < max + beside && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
                 self.transition(index, InstanceStep::Activate, "it is wanted");
                 self.instances[index].drain = None;
             }
@@ -270,7 +272,7 @@ impl Controller {
             .services
             .get(service.index())
             .map_or(0, |s| s.settings.standby);
-        if pooled < pool && self.shutdown.is_none() {
+        if pooled < pool && self.shutdown.is_none() && !self.is_replaced(&self.instances[index]) {
             self.transition(index, InstanceStep::Park, reason);
             let instance = &mut self.instances[index];
             instance.for_active = false;
@@ -498,11 +500,13 @@ impl Controller {
             return;
         }
         let (slot, had_flows) = (instance.slot, instance.is_in_plan());
+        let is_replacement = self.is_replacement(instance).then_some(instance.id);
         let is_young = instance.ready.is_none_or(|ready| now.since(ready) < YOUNG);
         // A create that failed is counted where its error is known.
         if is_young && state != InstanceState::Creating {
             self.count_failure(service, &reason);
         }
+        let why = is_replacement.map(|id| format!("replacement {id} failed: {reason}"));
         if self.transition(index, InstanceStep::Fail, reason) {
             if had_flows {
                 self.fail_slots.push(slot);
@@ -512,6 +516,9 @@ impl Controller {
             instance.decided = None;
             instance.for_active = false;
             instance.retry.worked();
+            if let Some(why) = why {
+                self.abort_rollout(service.index(), why);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 mod decisions;
 mod happened;
 mod lifecycle;
+mod rollout;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use autoscaling::Autoscaler;
 use collector::Collector;
 use engine::{CpuQuota, Request, Ticket};
 use model::{
-    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, ServiceId,
-    Slot, StandbyMode,
+    Event, EventKind, Generation, InstanceId, InstanceState, InstanceStep, Nanos, Observation, Rollout,
+    RolloutState, ServiceId, Slot, StandbyMode,
 };
 use switch::{Plan, ServicePlan};
 
@@ -21,6 +22,8 @@ use crate::backoff::BackOff;
 use crate::instance::{Container, Instance, Op, Port, Rung};
 use crate::message::{CommandError, Inputs, Outputs};
 use crate::reaction::Reactions;
+use rollout::RolloutPlan;
+
 use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
 
 /// One service as the controller runs it.
@@ -45,6 +48,8 @@ struct Service {
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
+    /// The one under way, or the last one.
+    rollout: Option<RolloutPlan>,
 }
 
 impl Service {
@@ -78,6 +83,7 @@ impl Service {
             overcommitted_told: 0,
             overcommitted_at: None,
             no_slot_told: false,
+            rollout: None,
             settings,
         }
     }
@@ -151,6 +157,8 @@ pub struct ServiceStatus<'a> {
     pub plan: &'a ServicePlan,
     /// That its instances fail, where they do.
     pub failing: Option<Failing<'a>>,
+    /// The rollout under way, or the last one.
+    pub rollout: Option<&'a Rollout>,
 }
 
 /// Instances of a service fail as soon as they are there, or cannot be made.
@@ -399,6 +407,7 @@ impl Controller {
                 last,
                 next_try: service.back_off.until(),
             }),
+            rollout: service.rollout.as_ref().map(|rollout| &rollout.status),
         })
     }
 
@@ -431,7 +440,9 @@ impl Controller {
         let has_wanted = |service: &Service| {
             let of_service = self.instances.iter().filter(|i| i.service == service.id);
             let active = of_service.filter(|i| i.state == InstanceState::Active).count();
+            let rolls = service.rollout.as_ref();
             active == service.wanted as usize
+                && rolls.is_none_or(|rollout| rollout.status.state != RolloutState::Running)
         };
         self.in_hand.is_empty()
             && self.orphans.is_empty()

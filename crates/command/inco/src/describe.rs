@@ -1,0 +1,470 @@
+//! `inco describe`: everything that is known of a service or an instance, on one page.
+
+use std::fmt::Write as _;
+
+use api::counters::{InstanceCounters, ServiceCounters};
+use api::types::{FlowFilter, FlowPage, InstanceRow, Refusal, ServicePolicies, ServiceRow, Snapshot};
+use api::{ApiError, Client, EVENT_LIMIT};
+use display::event::event_text;
+use display::output;
+use display::table::{grouped, or_dash, percent, short, span_ms};
+use model::{Event, EventKind, InstanceId, InstanceState, Setting};
+use serde::Serialize;
+
+use crate::cli::DescribeArgs;
+use crate::client_commands::{connect, heavy_flows_text, held_back, instances_text, unknown_service};
+
+/// Flows that are shown.
+const FLOWS: u32 = 5;
+/// Decisions, failures and other events that are shown of each.
+const EVENTS: usize = 10;
+
+/// What is meant: a service, or one of its instances.
+#[derive(Debug, PartialEq, Eq)]
+struct Target<'a> {
+    service: Option<&'a str>,
+    instance: Option<InstanceId>,
+}
+
+impl Target<'_> {
+    /// `firewall`, `firewall/3` or `3`.
+    fn of(text: &str) -> Target<'_> {
+        let id = |text: &str| text.parse().ok().map(InstanceId);
+        match text.split_once('/') {
+            Some((service, instance)) => Target {
+                service: Some(service),
+                instance: Some(id(instance).unwrap_or(InstanceId(u32::MAX))),
+            },
+            None => match id(text) {
+                Some(instance) => Target {
+                    service: None,
+                    instance: Some(instance),
+                },
+                None => Target {
+                    service: Some(text),
+                    instance: None,
+                },
+            },
+        }
+    }
+}
+
+/// Everything about a service.
+#[derive(Debug, Serialize)]
+struct OfService {
+    service: ServiceRow,
+    settings: Vec<Setting>,
+    policies: Option<ServicePolicies>,
+    counters: Option<ServiceCounters>,
+    instances: Vec<InstanceRow>,
+    heaviest_flows: FlowPage,
+    #[serde(flatten)]
+    past: Past,
+}
+
+/// Everything about an instance.
+#[derive(Debug, Serialize)]
+struct OfInstance {
+    instance: InstanceRow,
+    counters: Option<InstanceCounters>,
+    heaviest_flows: FlowPage,
+    #[serde(flatten)]
+    past: Past,
+}
+
+/// What happened lately, oldest first.
+#[derive(Debug, Default, Serialize)]
+struct Past {
+    decisions: Vec<Event>,
+    failures: Vec<Event>,
+    events: Vec<Event>,
+}
+
+impl Past {
+    /// Of these events, the newest of each kind.
+    fn of(events: impl IntoIterator<Item = Event>) -> Past {
+        let mut past = Past::default();
+        for event in events {
+            let kind = match &event.kind {
+                EventKind::Scaled { .. }
+                | EventKind::Shadowed { .. }
+                | EventKind::Resized { .. }
+                | EventKind::Picked { .. } => &mut past.decisions,
+                EventKind::State {
+                    to: InstanceState::Failed,
+                    ..
+                }
+                | EventKind::Failure { .. }
+                | EventKind::Hot { .. }
+                | EventKind::Overcommitted { .. } => &mut past.failures,
+                _ => &mut past.events,
+            };
+            kind.push(event);
+        }
+        for kind in [&mut past.decisions, &mut past.failures, &mut past.events] {
+            kind.drain(..kind.len().saturating_sub(EVENTS));
+        }
+        past
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (heading, events) in [
+            ("Decisions", &self.decisions),
+            ("Failures", &self.failures),
+            ("Events", &self.events),
+        ] {
+            let _ = writeln!(text, "\n{heading}");
+            if events.is_empty() {
+                text.push_str("  none\n");
+            }
+            for event in events {
+                let _ = writeln!(text, "  {}", event_text(event));
+            }
+        }
+        text
+    }
+}
+
+pub(crate) fn run(args: &DescribeArgs) -> anyhow::Result<()> {
+    let client = connect(&args.act.place)?;
+    let target = Target::of(&args.target);
+    let snapshot = client.snapshot()?;
+    match target.instance {
+        Some(id) => {
+            let of = of_instance(&client, &snapshot, id, target.service)?;
+            show(args, &of, instance_text)
+        }
+        None => {
+            let of = of_service(&client, snapshot, target.service.unwrap_or_default())?;
+            show(args, &of, |of| service_text(of, args.all))
+        }
+    }
+}
+
+fn show<T: Serialize>(args: &DescribeArgs, of: &T, text: impl Fn(&T) -> String) -> anyhow::Result<()> {
+    if args.act.json {
+        output::json(of, true)
+    } else {
+        output::text(&text(of))
+    }
+}
+
+fn of_service(client: &Client, snapshot: Snapshot, name: &str) -> anyhow::Result<OfService> {
+    let Some(service) = snapshot.services.iter().find(|row| row.name == name).cloned() else {
+        let hint = unknown_service(name, &snapshot.services);
+        return Err(Refusal::new(format!("there is no service {name:?}"), hint).into());
+    };
+    let filter = FlowFilter {
+        service: Some(name.to_owned()),
+        top: Some(FLOWS),
+        ..FlowFilter::default()
+    };
+    let counters = client.counters()?.services.into_iter();
+    let policies = client.policies()?.services.into_iter();
+    let events = client.events(EVENT_LIMIT)?.into_iter();
+    Ok(OfService {
+        settings: client.settings(name)?,
+        policies: policies.into_iter().find(|of| of.service == name),
+        counters: counters.into_iter().find(|of| of.name == name),
+        instances: snapshot
+            .instances
+            .into_iter()
+            .filter(|row| row.service == name)
+            .collect(),
+        heaviest_flows: heaviest(client, &filter)?,
+        past: Past::of(events.filter(|event| event.service.as_deref() == Some(name))),
+        service,
+    })
+}
+
+fn of_instance(
+    client: &Client,
+    snapshot: &Snapshot,
+    id: InstanceId,
+    service: Option<&str>,
+) -> anyhow::Result<OfInstance> {
+    let is_it = |row: &&InstanceRow| row.id == id && service.is_none_or(|service| row.service == service);
+    let Some(instance) = snapshot.instances.iter().find(is_it).cloned() else {
+        let whose = service.map_or_else(String::new, |service| format!(" of {service}"));
+        let hint = "`inco instances` shows those that there are, `inco events` those that there were";
+        return Err(Refusal::new(format!("there is no instance {id}{whose}"), hint).into());
+    };
+    let filter = FlowFilter {
+        instance: Some(id),
+        top: Some(FLOWS),
+        ..FlowFilter::default()
+    };
+    let counters = client.counters()?.instances.into_iter();
+    let events = client.events(EVENT_LIMIT)?.into_iter();
+    Ok(OfInstance {
+        counters: counters.into_iter().find(|of| of.id == id.0),
+        heaviest_flows: heaviest(client, &filter)?,
+        past: Past::of(events.filter(|event| event.instance == Some(id))),
+        instance,
+    })
+}
+
+/// The heaviest flows, where the switch knows them.
+fn heaviest(client: &Client, filter: &FlowFilter) -> Result<FlowPage, ApiError> {
+    match client.flows(filter) {
+        Err(ApiError::Refused(_)) => Ok(FlowPage::default()),
+        answer => answer,
+    }
+}
+
+/// Names on the left, what they are on the right.
+fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let rows: Vec<_> = rows.into_iter().filter(|(_, value)| !value.is_empty()).collect();
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let line = |(name, value): (&str, String)| {
+        let value = value.replace(|c: char| c.is_control(), " ");
+        format!("{name:<width$}  {value}\n")
+    };
+    rows.into_iter().map(line).collect()
+}
+
+fn policy(of: &api::types::PolicyChoice) -> String {
+    if of.parameters.is_empty() {
+        return of.policy.clone();
+    }
+    let parameters = of
+        .parameters
+        .iter()
+        .map(|(name, value)| format!("{name} = {value}"));
+    format!("{} ({})", of.policy, parameters.collect::<Vec<_>>().join(", "))
+}
+
+fn service_text(of: &OfService, all: bool) -> String {
+    let row = &of.service;
+    let counters = of.counters.clone().unwrap_or_default();
+    let who = if row.fixed { "manual" } else { &row.autoscaler };
+    let rollout = row.rollout.as_ref().map_or_else(String::new, |rollout| {
+        let (state, reason) = (rollout.state.name(), &rollout.reason);
+        format!(
+            "{state}: {} of {} replaced ({reason})",
+            rollout.replaced, rollout.total
+        )
+    });
+    let mut text = pairs([
+        ("service", row.name.clone()),
+        ("image", row.image.clone().unwrap_or_else(|| "(sink)".to_owned())),
+        (
+            "instances",
+            format!(
+                "{} active of {} wanted ({who}), {} to {}; {} standby, {} starting, {} draining",
+                row.active, row.desired, row.min, row.max, row.standby, row.starting, row.draining
+            ),
+        ),
+        ("reason", row.reason.clone()),
+        ("failing", row.failing.clone().unwrap_or_default()),
+        ("rollout", rollout),
+        ("held back", held_back(row).unwrap_or_default()),
+        (
+            "traffic",
+            format!(
+                "in {} pps, out {} pps, {} new flows/s; load {}",
+                short(row.offered_pps),
+                short(row.returned_pps),
+                short(row.new_flows_per_s),
+                or_dash(row.utilisation, percent)
+            ),
+        ),
+        (
+            "packets",
+            format!(
+                "{} offered, {} returned; dropped: {} ring full, {} without an instance",
+                grouped(counters.offered_packets),
+                grouped(counters.returned_packets),
+                grouped(counters.ring_full_packets),
+                grouped(counters.unserved_packets)
+            ),
+        ),
+        (
+            "pins",
+            format!(
+                "{} flows pinned; {} new flows so far, {} beyond capacity, {} moved after failures",
+                grouped(row.live_flows),
+                grouped(counters.new_flows),
+                grouped(counters.overcommitted_flows),
+                grouped(counters.expected_moves)
+            ),
+        ),
+        (
+            "capacity",
+            counters.capacity_pps.map_or_else(
+                || "not known yet".to_owned(),
+                |pps| format!("{} pps each", short(pps)),
+            ),
+        ),
+        (
+            "scheduler",
+            of.policies
+                .as_ref()
+                .map_or_else(String::new, |of| policy(&of.scheduler)),
+        ),
+        (
+            "autoscaler",
+            of.policies
+                .as_ref()
+                .map_or_else(String::new, |of| policy(&of.autoscaler)),
+        ),
+    ]);
+    text.push_str("\nSettings\n");
+    let shown = of.settings.iter().filter(|setting| all || setting.is_written);
+    let mark = |is_written| if is_written { "" } else { " (default)" };
+    let lines = pairs(shown.map(|of| (of.key.as_str(), format!("{}{}", of.value, mark(of.is_written)))));
+    text.extend(lines.lines().map(|line| format!("  {line}\n")));
+    let defaults = of.settings.iter().filter(|setting| !setting.is_written).count();
+    if !all && defaults > 0 {
+        let _ = writeln!(text, "  ({defaults} more have their defaults: see --all)");
+    }
+    text.push_str("\nInstances\n");
+    text.extend(
+        instances_text(&of.instances)
+            .lines()
+            .map(|line| format!("  {line}\n")),
+    );
+    text.push_str(&flows_text(&of.heaviest_flows));
+    text.push_str(&of.past.text());
+    text
+}
+
+fn instance_text(of: &OfInstance) -> String {
+    let row = &of.instance;
+    let counters = of.counters.clone().unwrap_or_default();
+    let drops: Vec<String> = counters
+        .drops
+        .iter()
+        .filter(|(_, packets)| **packets > 0)
+        .map(|(reason, packets)| format!("{} {reason}", grouped(*packets)))
+        .collect();
+    let mut text = pairs([
+        ("instance", format!("{}/{}", row.service, row.id)),
+        (
+            "state",
+            format!("{} for {}", row.state.name(), span_ms(row.state_ms)),
+        ),
+        ("reason", row.reason.clone()),
+        ("container", or_dash(row.container.clone(), |name| name)),
+        (
+            "process",
+            row.pid.map_or_else(String::new, |pid| {
+                let adopted = if row.adopted { ", of an earlier run" } else { "" };
+                format!("{pid}{adopted}")
+            }),
+        ),
+        (
+            "traffic",
+            format!("in {} pps, out {} pps", short(row.to_pps), short(row.back_pps)),
+        ),
+        (
+            "packets",
+            format!(
+                "{} in, {} out, {} generated by the function; dropped: {}",
+                grouped(row.to_packets),
+                grouped(row.back_packets),
+                grouped(counters.originated_packets),
+                if drops.is_empty() {
+                    "0".to_owned()
+                } else {
+                    drops.join(", ")
+                }
+            ),
+        ),
+        (
+            "pins",
+            format!(
+                "{} flows pinned, {} new flows so far",
+                grouped(row.live_flows),
+                grouped(counters.new_flows)
+            ),
+        ),
+        (
+            "ring",
+            format!(
+                "{} of {} slots used",
+                grouped(counters.ring_used),
+                grouped(counters.ring_slots)
+            ),
+        ),
+        (
+            "capacity",
+            row.capacity_pps
+                .map_or_else(|| "not known yet".to_owned(), |pps| format!("{} pps", short(pps))),
+        ),
+        (
+            "cpu",
+            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2} CPUs at most")),
+        ),
+        ("busy", row.busy.map_or_else(String::new, percent)),
+        (
+            "memory",
+            row.memory_bytes
+                .map_or_else(String::new, configuration::show_size),
+        ),
+    ]);
+    text.push_str(&flows_text(&of.heaviest_flows));
+    text.push_str(&of.past.text());
+    text
+}
+
+fn flows_text(page: &FlowPage) -> String {
+    let table = heavy_flows_text(page);
+    let lines: String = table.lines().map(|line| format!("  {line}\n")).collect();
+    format!("\nHeaviest flows\n{lines}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_service_or_an_instance() {
+        let of = |text| {
+            let Target { service, instance } = Target::of(text);
+            (service, instance.map(|id| id.0))
+        };
+        assert_eq!(of("web"), (Some("web"), None));
+        assert_eq!(of("web/3"), (Some("web"), Some(3)));
+        assert_eq!(of("3"), (None, Some(3)));
+        assert_eq!(of("web/x"), (Some("web"), Some(u32::MAX)));
+    }
+
+    #[test]
+    fn the_newest_of_each_kind_are_kept() {
+        let event = |sequence, kind| Event {
+            sequence,
+            at: model::Nanos(0),
+            unix_ms: 0,
+            service: Some("web".to_owned()),
+            instance: None,
+            kind,
+        };
+        let events = (0..30).flat_map(|n| {
+            [
+                event(3 * n, EventKind::Hot { occupancy: 1.0 }),
+                event(
+                    3 * n + 1,
+                    EventKind::Shadowed {
+                        wanted: 1,
+                        would: 2,
+                        policy: "ladder".to_owned(),
+                        reason: "r".to_owned(),
+                    },
+                ),
+                event(3 * n + 2, EventKind::Stopping { keep: false }),
+            ]
+        });
+        let past = Past::of(events);
+        for (kind, last) in [(&past.failures, 87), (&past.decisions, 88), (&past.events, 89)] {
+            assert_eq!((kind.len(), kind.last().unwrap().sequence), (EVENTS, last));
+        }
+        let text = past.text();
+        let place = |what: &str| text.find(what).unwrap();
+        assert!(
+            place("Decisions") < place("Failures") && place("Failures") < place("Events"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,39 @@
+use serde::{Deserialize, Serialize};
+
+/// The replacement of a service's instances, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Rollout {
+    /// How far it is.
+    pub state: RolloutState,
+    /// Instances that are replaced, or left meanwhile for another reason.
+    pub replaced: u32,
+    /// Instances that there were when it began.
+    pub total: u32,
+    /// What it waits for, or why it ended.
+    pub reason: String,
+}
+
+/// How far a rollout is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum RolloutState {
+    /// Under way.
+    Running,
+    /// Every instance is replaced.
+    Finished,
+    /// Ended before: a replacement failed, or somebody asked for it. The instances that are left stay.
+    Aborted,
+}
+
+impl RolloutState {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RolloutState::Running => "running",
+            RolloutState::Finished => "finished",
+            RolloutState::Aborted => "aborted",
+        }
+    }
+}
