@@ -430,7 +430,7 @@ impl Simulation {
                     .detaching
                     .insert(slot, self.now + Nanos::from_micros(self.chance.below(3_000)));
             }
-            other => panic!("the controller asks for no {other:?}"),
+            other => unreachable!("the controller asks for no {other:?}"),
         }
     }
 

@@ -81,8 +81,11 @@ pub fn tuple_of(frame: &[u8]) -> Option<Tuple> {
     }
 }
 
+/// A case of the suite: what the switch under test must do.
+pub type Case = fn(&mut Conforming<'_>);
+
 /// The cases, each with its name.
-pub const CASES: &[(&str, fn(&mut Conforming<'_>))] = &[
+pub const CASES: &[(&str, Case)] = &[
     (
         "plans are acknowledged by their generation",
         plans_are_acknowledged,
