@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::interface::Interface;
 use crate::options::{Forward, Role};
-use crate::pace::{Pacer, SLICE_NS};
+use crate::pace::Pacer;
 
 /// Packets per queue before the next queue and the pacer have their turn.
 const BURST: usize = 32;
@@ -254,8 +254,6 @@ impl Runner {
     /// Pauses for the pacer; a termination signal ends the pause.
     fn pause(&mut self, ns: u64) -> Result<()> {
         self.publish();
-        // Long pauses (after the process was stopped or delayed) are split.
-        let ns = ns.min(10 * SLICE_NS);
         memif::wait(&mut [], &[self.stop.as_fd()], Duration::from_nanos(ns))?;
         Ok(())
     }
