@@ -1,4 +1,5 @@
-//! The fast path of established flows through the table: a burst of packets, side by side, step by step.
+//! The fast path of established flows through the flow table. Each step processes a whole burst, in columns, so that the
+//! compiler can vectorize it and memory accesses overlap.
 #![allow(
     clippy::manual_memcpy,
     clippy::needless_range_loop,
@@ -15,11 +16,11 @@ use crate::{FlowHasher, Line};
 
 /// Marks a candidate as an entry of an IPv6 flow. Entry numbers have 24 bits.
 pub(crate) const V6: u32 = 1 << 31;
-/// A packet that needs more than the short way: set in the upper byte of its ports word, where no entry has it.
+/// Marks a packet that the fast path cannot take. The bit is in the upper byte of the packet's ports word; no entry sets it.
 const EXCEPTION: u64 = 1 << 63;
-/// Beside that: odd only because it opens a TCP connection.
+/// Set beside [`EXCEPTION`] if the only reason is that the packet opens a TCP connection.
 const OPENING: u64 = 1 << 62;
-/// What the upper byte of a steady entry has (see `State::is_established`), beside which the short way must not pass.
+/// The upper byte of an established flow's entry (see `State::is_established`). The fast path takes no other entry.
 const ESTABLISHED: u64 = 1 << 56;
 /// The bits of an entry's first word that must be as expected.
 const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | EXCEPTION;
@@ -32,38 +33,38 @@ const GROUP: usize = 8;
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Burst {
-    /// Each packet as the entry of its flow has it: ports and state, what is to be added to the forward and to the reverse
+    /// Each packet in the layout of its flow's entry: ports and state, the increments of the forward and of the reverse
     /// word (one of them 0), the addresses.
     pub(crate) packets: [[u64; 4]; BURST],
     pub(crate) hashes: [u64; BURST],
-    /// The direction, in all bits.
+    /// The direction: all bits 0 for forward, all bits 1 for reverse.
     pub(crate) directions: [u32; BURST],
-    /// The entry that may be the packet's; `u32::MAX` where there is none.
+    /// The candidate entry of each packet; `u32::MAX` if there is none.
     pub(crate) candidates: [u32; BURST],
     pub(crate) len: usize,
-    /// What the flow cache tells flows by, where it was asked.
+    /// Tags of the flow cache, if it was probed.
     pub(crate) marks: [u32; BURST],
-    /// Plain packets that the flow cache had nothing for, a bit each: those have a hash.
+    /// Fast-path packets that missed the flow cache, a bit each. Only these have a hash.
     pub(crate) missed: u64,
-    /// Packets that were made odd, a bit each.
+    /// Packets that [`Burst::mark_exception`] took off the fast path, a bit each.
     pub(crate) marked_exceptions: u64,
-    /// Of IPv6 packets the other words of the addresses.
+    /// The remaining address words of IPv6 packets.
     pub(crate) rest: [[u64; 4]; BURST],
     /// Fast-path eligible IPv6 packets, a bit each.
     pub(crate) v6: u64,
-    /// Upper halves of the first words, and lower halves of the second and third ones, on their way there.
+    /// Columns before they become rows of `packets`: upper halves of word 0, lower halves of words 1 and 2.
     columns: [[u32; BURST]; 3],
 }
 
-/// What a packet of a burst needs that the fast path did not take.
+/// The result of [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) for a packet that the fast path did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupOutcome {
-    /// Its flow is in the table, which was found only now: the fast path may be tried again.
+    /// The flow is in the table. The caller may try the fast path again.
     Hit,
-    /// Its flow is not in the table.
+    /// The flow is not in the table.
     Miss,
-    /// The slow path: it is an exception (and does not open a flow), its flow is not established or without a lane, or a counter
-    /// carries.
+    /// The packet needs the slow path: it is an exception that does not open a flow, its flow is not established, its flow's
+    /// instance has no lane, or a counter of the entry carries.
     Exception,
 }
 
@@ -86,23 +87,23 @@ impl Default for Burst {
 }
 
 impl Burst {
-    /// Packets in it.
+    /// Number of packets.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether it holds no packet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Replaces what it holds. Packets that are not plain have no short way.
+    /// Replaces the packets. Packets that are not eligible for the fast path become exceptions.
     #[inline(always)]
     pub fn fill<W: Words>(&mut self, packets: &PacketColumns) {
         self.len = packets.len.min(BURST);
         self.marked_exceptions = 0;
         self.v6 = 0;
-        // Whole groups: the loops then need no remainder.
+        // Round up to whole groups, so that the loops have no remainder.
         let n = (self.len + GROUP - 1) & !(GROUP - 1) & (2 * BURST - 1);
         let [states, forward, reverse] = &mut self.columns;
         let (states, forward, reverse) = (&mut states[..n], &mut forward[..n], &mut reverse[..n]);
@@ -111,7 +112,7 @@ impl Burst {
         let (is_fast, has_syn_fin_rst) = (&packets.is_fast[..n], &packets.has_syn_fin_rst[..n]);
         let (is_reverse, is_opening) = (&packets.is_reverse[..n], &packets.is_opening[..n]);
         for i in 0..n {
-            // Counters of an entry have not the room for a longer one.
+            // The counters of an entry have no room for a longer packet.
             let is_long = bytes[i] >> 16 != 0;
             let needs_slow_path = !is_fast[i] | if is_long { u32::MAX } else { 0 };
             let is_exception = needs_slow_path | has_syn_fin_rst[i];
@@ -151,14 +152,14 @@ impl Burst {
         }
     }
 
-    /// Gives an IPv6 packet of so many bytes the fast path, in a place that [`Burst::fill`] left without.
+    /// Puts an IPv6 packet of `bytes` bytes on the fast path, in a place that [`Burst::fill`] left as an exception.
     #[inline(always)]
     pub fn put_v6(&mut self, at: usize, packet: &FastPacketV6, bytes: u32) {
         let at = at % BURST;
         let [a0, a1, b0, b1] = packet.addresses;
         let mut ports = u64::from(packet.ports) | u64::from(packet.protocol) << 48 | ESTABLISHED;
         let flags = packet.tcp_flags.0 & TcpFlags::SYN_FIN_RST;
-        // Counters of an entry have not the room for a longer one.
+        // The counters of an entry have no room for a longer packet.
         let is_long = bytes >> 16 != 0;
         if is_long || flags != 0 {
             ports |= EXCEPTION;
@@ -174,25 +175,25 @@ impl Burst {
         self.v6 |= 1 << at;
     }
 
-    /// Whether it is an IPv6 packet that [has the fast path](Burst::put_v6).
+    /// Whether the packet is IPv6 and [on the fast path](Burst::put_v6).
     #[inline(always)]
     pub fn is_v6(&self, at: usize) -> bool {
         self.v6 >> (at % BURST) & 1 != 0
     }
 
-    /// IPv6 packets that have the fast path, a bit each.
+    /// IPv6 packets on the fast path, a bit each.
     #[inline]
     pub fn v6(&self) -> u64 {
         self.v6
     }
 
-    /// The hash of a packet's flow, once [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) was asked about it; 0 where there is none.
+    /// The hash of a packet's flow after [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst); 0 if it has none.
     #[inline]
     pub fn hash(&self, at: usize) -> u64 {
         self.hashes.get(at).copied().unwrap_or(0)
     }
 
-    /// The worker that owns a packet's flow, as [`FlowHasher::owner`] says; meaningless for one that is not plain.
+    /// The worker that owns a packet's flow, see [`FlowHasher::owner`]. Meaningless for packets off the fast path.
     #[inline]
     pub fn owner(&self, at: usize, hasher: &FlowHasher, workers: usize) -> usize {
         if self.is_v6(at) {
@@ -202,7 +203,7 @@ impl Burst {
         }
     }
 
-    /// Makes a packet odd after all.
+    /// Takes a packet off the fast path.
     #[inline]
     pub fn mark_exception(&mut self, at: usize) {
         if let Some([ports, ..]) = self.packets.get_mut(at) {
@@ -211,14 +212,14 @@ impl Burst {
         }
     }
 
-    /// Whether a packet was made odd.
+    /// Whether [`Burst::mark_exception`] took the packet off the fast path.
     #[inline]
     pub fn is_marked_exception(&self, at: usize) -> bool {
         self.marked_exceptions >> (at % BURST) & 1 != 0
     }
 
-    /// Whether a flow may begin with the packet by [`FlowTable::open`](crate::FlowTable::open): it is not TCP, or opens a
-    /// connection. Of a packet that the table calls [`LookupOutcome::Miss`].
+    /// Whether [`FlowTable::open`](crate::FlowTable::open) may open a flow with this packet: it is not TCP, or it opens a TCP
+    /// connection. Meaningful for packets with [`LookupOutcome::Miss`].
     #[inline]
     pub fn is_opening(&self, at: usize) -> bool {
         self.packets
@@ -226,7 +227,7 @@ impl Burst {
             .is_some_and(|[ports, ..]| ports & OPENING != 0 || protocol_of(*ports) != protocol::TCP)
     }
 
-    /// The entry of a flow that begins with this packet, with these usable pins, at that tick: the packet is counted in it.
+    /// The entry of a flow that this packet opens at `tick`, with usable pins. The packet is counted in it.
     #[inline(always)]
     pub(crate) fn entry(&self, at: usize, pins: [Slot; 2], tick: u64) -> [u64; 4] {
         let at = at % BURST;
@@ -247,26 +248,26 @@ impl Burst {
         self.packets[at][0] & EXCEPTION != 0
     }
 
-    /// Whether it is odd for another reason than that it opens a TCP connection.
+    /// Whether the packet is an exception for another reason than opening a TCP connection.
     #[inline(always)]
     pub(crate) fn needs_slow_path(&self, at: usize) -> bool {
         self.packets[at][0] & (EXCEPTION | OPENING) == EXCEPTION
     }
 
-    /// Whether the packet may have a short way as far as is known.
+    /// Whether the packet has a candidate entry and is no exception.
     #[inline]
     pub fn has_candidate(&self, at: usize) -> bool {
         self.candidates.get(at).is_some_and(|&entry| entry != u32::MAX) && !self.is_exception(at)
     }
 
-    /// Whether an entry is that of the packet's flow.
+    /// Whether `entry` belongs to the packet's flow.
     #[inline(always)]
     pub(crate) fn is_of(&self, at: usize, entry: &[u64; 4]) -> bool {
         let [ports, _, _, addresses] = self.packets[at % BURST];
         (entry[0] ^ ports) & PORTS_MASK == 0 && entry[3] == addresses
     }
 
-    /// Whether an IPv6 entry is that of the packet's flow.
+    /// Whether the IPv6 `entry` belongs to the packet's flow.
     #[inline(always)]
     pub(crate) fn is_of_v6(&self, at: usize, entry: &Line) -> bool {
         let [a1, b0, b1, _] = *entry.half(1);
@@ -295,10 +296,10 @@ impl Burst {
     }
 }
 
-// Upper and lower halves of words lie in memory as a processor that counts from the little end reads them.
+// The layout of half words assumes a little-endian processor.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// A direction that is written in all bits.
+/// The direction that `bits` encodes: all bits 0 or all bits 1.
 #[inline(always)]
 fn direction(bits: u32) -> Direction {
     if bits == 0 {
@@ -308,8 +309,8 @@ fn direction(bits: u32) -> Direction {
     }
 }
 
-/// An entry with a packet counted; `None` where it is another flow's, or not steady, or the packet is odd, or a counter
-/// carries. All four words at once: the first and the last are compared, those between are added to.
+/// Counts a packet in its entry. Returns `None` if the entry belongs to another flow, the flow is not established, the packet is
+/// an exception, or a counter carries. All four words at once: the first and the last are compared, the two between are added to.
 #[inline(always)]
 pub(crate) fn counted<W: Words>(entry: &[u64; 4], packet: &[u64; 4]) -> Option<W> {
     const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;
@@ -317,19 +318,19 @@ pub(crate) fn counted<W: Words>(entry: &[u64; 4], packet: &[u64; 4]) -> Option<W
     let alike = W::load(&[EXPECTED, CARRIES, CARRIES, u64::MAX]);
     let (entry, packet) = (W::load(entry), W::load(packet));
     let sum = entry.plus(packet.and(counters));
-    // Of a sum the carries, of the others the differences.
+    // The carries of the sums, and the differences of the compared words.
     let wrong = sum.xor(packet).xor(entry.and(counters)).and(alike);
     if wrong.are_zero() { Some(sum) } else { None }
 }
 
-/// Whether the other words of an IPv6 entry are those of the packet.
+/// Whether the remaining address words of an IPv6 entry equal the packet's.
 #[inline(always)]
 pub(crate) fn has_rest<W: Words>(entry: &[u64; 4], rest: &[u64; 4]) -> bool {
     let addresses = W::load(&[u64::MAX, u64::MAX, u64::MAX, 0]);
     W::load(entry).xor(W::load(rest)).and(addresses).are_zero()
 }
 
-/// The same entry, last seen then.
+/// The entry with `tick` as the time last seen.
 #[inline(always)]
 pub(crate) fn seen<W: Words>(entry: W, tick: u64) -> W {
     let [forward, reverse] = half::seen(tick);
@@ -337,8 +338,7 @@ pub(crate) fn seen<W: Words>(entry: W, tick: u64) -> W {
     entry.and(below).or(W::load(&[0, forward, reverse, 0]))
 }
 
-/// Numbers by which pins are told: the caller's own, for each slot, and none for a slot to which no packet goes the
-/// short way.
+/// The caller's lane number for each slot. A slot without a lane gets no packet by the fast path.
 #[derive(Clone, Debug)]
 pub struct Lanes(pub(crate) Box<[u16; 1 << 11]>);
 
@@ -351,19 +351,19 @@ impl Default for Lanes {
 impl Lanes {
     pub(crate) const NONE: u16 = u16::MAX;
 
-    /// Forgets all numbers.
+    /// Removes all lanes.
     pub fn clear(&mut self) {
         self.0.fill(Lanes::NONE);
     }
 
-    /// The number of a slot that has one.
+    /// The lane of a slot, if it has one.
     #[inline]
     pub fn of(&self, slot: Slot) -> Option<u16> {
         let lane = self.0.get(slot.index()).copied()?;
         (lane != Lanes::NONE).then_some(lane)
     }
 
-    /// Gives a slot a number below `u16::MAX`; one that cannot be stays without.
+    /// Sets the lane of a slot. A lane of `u16::MAX` or a slot beyond [`Slot::LIMIT`] is ignored.
     pub fn set(&mut self, slot: Slot, lane: u16) {
         if slot.index() < Slot::LIMIT
             && let Some(place) = self.0.get_mut(slot.index())
