@@ -10,6 +10,9 @@ use crate::types::{self, Refusal};
 /// The content type of a [`types::Problem`].
 pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
+const ACTION_HINT: &str =
+    "send JSON such as {\"action\":\"drain\",\"instance\":3} with content-type: application/json";
+
 /// A refusal with its status.
 #[derive(Debug)]
 pub(crate) struct Problem(pub(crate) StatusCode, pub(crate) Refusal);
@@ -22,6 +25,12 @@ impl Problem {
     /// What was asked for cannot be done as things are.
     pub(crate) fn conflict(refusal: Refusal) -> Problem {
         Problem(StatusCode::CONFLICT, refusal)
+    }
+
+    /// JSON that describes no action.
+    pub(crate) fn not_an_action(error: serde_json::Error) -> Problem {
+        let error = format!("this is not an action: {error}");
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error, ACTION_HINT)
     }
 }
 
@@ -74,8 +83,6 @@ impl From<PathRejection> for Problem {
 
 impl From<JsonRejection> for Problem {
     fn from(rejection: JsonRejection) -> Problem {
-        let hint =
-            "send JSON such as {\"action\":\"drain\",\"instance\":3} with content-type: application/json";
-        Problem::new(rejection.status(), rejection.body_text(), hint)
+        Problem::new(rejection.status(), rejection.body_text(), ACTION_HINT)
     }
 }

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use model::{FlowKey, InstanceId, Setting};
 use serde::Deserialize;
+use serde_json::Value;
 use utoipa::openapi::OpenApi;
 use utoipa::{IntoParams, OpenApi as _};
 use utoipa_axum::router::OpenApiRouter;
@@ -378,10 +379,9 @@ fn events_about(events: &EventLog, flow: &str) -> Vec<model::Event> {
     let is_it = |text: &str| wanted.is_some() && key(text) == wanted;
     let about = |event: &model::Event| match &event.kind {
         model::EventKind::Picked { flow, .. } => is_it(flow),
-        model::EventKind::Action { request, .. } => request
-            .get("flow")
-            .and_then(serde_json::Value::as_str)
-            .is_some_and(is_it),
+        model::EventKind::Action { request, .. } => {
+            request.get("flow").and_then(Value::as_str).is_some_and(is_it)
+        }
         _ => false,
     };
     let newest = events.last(EVENTS_SEARCHED).events;
@@ -558,9 +558,11 @@ fn without_end(seat: &Seat, response: Response) -> Result<Response, Problem> {
 async fn act(
     State(shared): State<Shared>,
     Extension(caller): Extension<Caller>,
-    action: Result<Json<Action>, JsonRejection>,
+    body: Result<Json<Value>, JsonRejection>,
 ) -> Result<Json<Outcome>, Problem> {
-    let Json(action) = action?;
+    let Json(mut body) = body?;
+    write_integers(&mut body);
+    let action: Action = serde_json::from_value(body).map_err(Problem::not_an_action)?;
     match &action {
         Action::Purge { instance, flow } => {
             check_flow(flow.as_deref())?;
@@ -577,6 +579,27 @@ async fn act(
     }
     let answer = ask(&shared, |answer| Question::Act(action, caller, answer)).await?;
     answer.map(Json).map_err(Problem::conflict)
+}
+
+/// Writes each number that has no fraction as an integer, at any depth: `3.0` is an integer of JSON Schema, and clients
+/// that know only floating-point numbers send it so.
+fn write_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            // Every integer up to 2^53 is an `f64`; a larger number with a point stays as it is.
+            const EXACT: f64 = 9_007_199_254_740_992.0;
+            if let Some(float) = number.as_f64()
+                && number.is_f64()
+                && float.fract() == 0.0
+                && float.abs() <= EXACT
+            {
+                *number = (float as i64).into();
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(write_integers),
+        Value::Object(fields) => fields.values_mut().for_each(write_integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
 
 /// This description.

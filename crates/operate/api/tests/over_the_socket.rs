@@ -535,6 +535,11 @@ fn errors_are_json_whatever_is_sent() {
             422,
             "unknown field",
         ),
+        (
+            post("{\"action\":\"drain\",\"instance\":3.5}"),
+            422,
+            "floating point",
+        ),
         (post(&"x".repeat(70_000)), 413, "send JSON such as"),
     ];
     for (answer, status, said) in cases {
@@ -545,6 +550,9 @@ fn errors_are_json_whatever_is_sent() {
         let refusal = Refusal::from(problem);
         assert!(refusal.to_string().contains(said), "{refusal} has no {said}");
     }
+    // An integer of JSON Schema.
+    let done = post("{\"action\":\"drain\",\"instance\":3.0}");
+    assert!(done.starts_with("HTTP/1.1 200 "), "{done}");
 }
 
 #[test]

@@ -673,7 +673,7 @@ fn the_buffers_of_dpdk_are_in_hugepages_as_the_configuration_says() {
         let file = bare(&place, "hugepages = \"on\"");
         let output = place.output(&["run", "-f", file.to_str().unwrap()]);
         let said = crate::support::text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
         let expected = ["switch.hugepages: DPDK's buffers take ", "vm.nr_hugepages=N"];
         assert!(expected.iter().all(|words| said.contains(words)), "{said}");
     }
