@@ -609,7 +609,7 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImageCommand {
     /// Make an image of a built-in function: FROM scratch, with one static program
     Build(ImageBuildArgs),
-    /// Make an image of a root file system, or of this machine's dpdk-testpmd
+    /// Make an image of one with layers, of a root file system, or of this machine's dpdk-testpmd
     Import(ImageImportArgs),
     /// List images
     List(ImageListArgs),
@@ -647,14 +647,14 @@ pub(crate) struct ImageBuildArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  docker export $(docker create alpine) > alpine.tar && inco image import alpine alpine.tar -- /bin/sh\n  inco image import lab/ids ./rootfs -- /usr/bin/ids --fast\n  inco image import testpmd                this machine's dpdk-testpmd with its libraries"
+    after_help = "Examples:\n  docker save lab/ids > ids.tar && inco image import lab/ids ids.tar\n  inco image import lab/ids ./oci-layout -- /usr/bin/ids --fast     runs this instead of what it says itself\n  inco image import lab/swap ./rootfs -- /usr/bin/swap\n  inco image import testpmd                                         this machine's dpdk-testpmd with its libraries\n\nAn image with layers (an OCI image layout, or what docker save writes) says what it runs, where and as whom. A root\nfile system (a directory, or what docker export writes) needs a COMMAND."
 )]
 pub(crate) struct ImageImportArgs {
     /// The image's name; `testpmd` without a source means this machine's dpdk-testpmd
     pub(crate) name: String,
-    /// A tar archive or a directory
+    /// A tar archive or a directory: an image with layers, or a root file system
     pub(crate) source: Option<PathBuf>,
-    /// Program and arguments of its containers
+    /// Program and arguments of its containers, instead of those that the image says
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
     /// Environment of its containers

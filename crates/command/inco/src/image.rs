@@ -35,20 +35,14 @@ fn import(args: &ImageImportArgs) -> anyhow::Result<()> {
     let name = ImageRef::from(args.name.as_str());
     let image = match &args.source {
         Some(source) => {
-            if args.command.is_empty() {
-                let example = format!(
-                    "inco image import {} {} -- /path/to/program",
-                    args.name,
-                    source.display()
-                );
-                return Err(WrongUsage(format!(
-                    "which program it runs is not said; write for example\n  {example}"
-                ))
-                .into());
-            }
             let imported = store()
                 .import(&name, source, &args.command, &args.env)
                 .map_err(|error| match error {
+                    EngineError::NoProgram => {
+                        let source = source.display();
+                        let example = format!("inco image import {} {source} -- /path/to/program", args.name);
+                        WrongUsage(format!("{error}; write for example\n  {example}")).into()
+                    }
                     // It is not the store's fault.
                     EngineError::BadImage { .. } => error.into(),
                     _ => in_store(error.into()),
@@ -76,7 +70,7 @@ fn tell(image: &Image, json: bool) -> anyhow::Result<()> {
         "{}: {}, runs {}",
         image.name,
         configuration::show_size(image.bytes),
-        image.entrypoint.join(" ")
+        image.command(&[]).join(" ")
     ))
 }
 
@@ -95,7 +89,7 @@ fn list(args: &ImageListArgs) -> anyhow::Result<()> {
             image.name.clone(),
             configuration::show_size(image.bytes),
             span_ms(now_ms.saturating_sub(image.created_unix_ms)),
-            image.entrypoint.join(" "),
+            image.command(&[]).join(" "),
         ]);
     }
     let mut text = table.text();

@@ -55,6 +55,7 @@ pub(crate) fn stage(
     rootfs: &Path,
     place: PathBuf,
     first_id: Option<u32>,
+    image: &Image,
 ) -> Result<Stage, EngineError> {
     let mounts = spec.mounts.iter().map(|mount| Shown {
         source: mount.source.clone(),
@@ -70,6 +71,8 @@ pub(crate) fn stage(
     Ok(Stage {
         place,
         first_id,
+        user: image.user,
+        directory: image.directory.clone(),
         rootfs: rootfs.to_owned(),
         shown: mounts.chain(exchange).collect(),
         devices: devices.collect::<Result<_, _>>()?,
@@ -87,9 +90,9 @@ pub(crate) fn config(
     cgroup: &str,
 ) -> Value {
     let arguments = if spec.command.is_empty() {
-        &image.entrypoint
+        image.command(&[])
     } else {
-        &spec.command
+        spec.command.clone()
     };
     let mut env = vec![format!("PATH={PATH}")];
     env.extend(
@@ -133,10 +136,10 @@ pub(crate) fn config(
         "hostname": spec.name.chars().take(63).collect::<String>(),
         "process": {
             "terminal": false,
-            "user": { "uid": 0, "gid": 0 },
+            "user": { "uid": image.user.uid, "gid": image.user.gid },
             "args": arguments,
             "env": env,
-            "cwd": "/",
+            "cwd": image.directory,
             "capabilities": {
                 "bounding": rights, "effective": rights, "inheritable": [], "permitted": rights, "ambient": [],
             },
@@ -201,13 +204,16 @@ mod tests {
     use libcontainer::oci_spec::runtime::Spec;
 
     use super::*;
-    use crate::Exchange;
+    use crate::{Exchange, Owner};
     use model::Mount;
 
     fn image() -> Image {
         Image {
             name: "a:latest".into(),
-            entrypoint: vec!["/a".into(), "-v".into()],
+            entrypoint: vec!["/a".into()],
+            arguments: vec!["-v".into()],
+            directory: "/work".into(),
+            user: Owner { uid: 7, gid: 8 },
             env: vec![("A".into(), "1".into())],
             created_unix_ms: 0,
             bytes: 0,
@@ -226,6 +232,7 @@ mod tests {
             Path::new("/images/a/rootfs"),
             "/mnt".into(),
             first_id,
+            &image(),
         )
     }
 
@@ -253,6 +260,8 @@ mod tests {
         let config = read(&spec);
         let process = config.process().as_ref().unwrap();
         assert_eq!(process.args().as_ref().unwrap(), &["/a", "-v"]);
+        assert_eq!((process.user().uid(), process.user().gid()), (7, 8));
+        assert_eq!(process.cwd(), Path::new("/work"));
         assert_eq!(process.env().as_ref().unwrap()[1..], ["A=1", "B=2"]);
         let resources = config.linux().as_ref().unwrap().resources().as_ref().unwrap();
         assert_eq!(resources.memory().as_ref().unwrap().limit(), Some(1 << 20));

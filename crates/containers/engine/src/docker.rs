@@ -42,7 +42,7 @@ use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
-    ImageRef, Label, MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, exchange, seccomp,
+    ImageRef, Label, MAX_OUTPUT_BYTES, Owner, Request, SYS, Ticket, Usage, exchange, seccomp,
 };
 
 /// How long the engine may take for anything but a create.
@@ -261,8 +261,9 @@ async fn import(docker: &Docker, store: &Store, name: &ImageRef) -> Result<(), E
 fn changes(image: &Image) -> Vec<String> {
     // By it a later build is told from this one.
     let mut changes = vec![format!("LABEL {CREATED_LABEL}={}", image.created_unix_ms)];
-    if !image.entrypoint.is_empty() {
-        let words = serde_json::to_string(&image.entrypoint).unwrap_or_default();
+    let command = image.command(&[]);
+    if !command.is_empty() {
+        let words = serde_json::to_string(&command).unwrap_or_default();
         // Not ENTRYPOINT: a container's command would be appended to it.
         changes.push(format!("CMD {words}"));
     }
@@ -288,7 +289,7 @@ fn refused(verb: &'static str, name: &str, error: Error) -> EngineError {
         Error::DockerResponseServerError {
             status_code: 404,
             message,
-        } if message.contains("o such image") => EngineError::ImageMissing {
+        } if message.contains("o such image") => EngineError::NotInDocker {
             image: message.rsplit(": ").next().unwrap_or_default().to_owned(),
         },
         Error::DockerResponseServerError { status_code: 404, .. } => EngineError::NotFound { name },
@@ -570,18 +571,18 @@ impl Service {
         }
         let limit = Duration::from_nanos(self.config.create_timeout.0);
         let name = spec.name.clone();
-        self.ensure_image(&spec.image, limit).await?;
+        let image = self.ensure_image(&spec.image, limit).await?;
         if let Some(of) = &spec.exchange {
             if self.entries.borrow().contains_key(&name) {
                 return Err(EngineError::NameTaken { name });
             }
-            // Docker's root is the host's.
-            exchange::make(&of.source, 0)?;
+            // Docker's ids are the host's.
+            exchange::make(&of.source, image.as_ref().map_or(Owner::ROOT, |image| image.user))?;
             self.exchanges
                 .borrow_mut()
                 .insert(name.clone(), of.source.clone());
         }
-        let made = match self.make(&spec, &given, limit).await {
+        let made = match self.make(&spec, &given, image.as_ref(), limit).await {
             Ok(()) => match self.start(&spec, limit).await {
                 Ok(started) => Ok(started),
                 Err(error) => {
@@ -604,16 +605,16 @@ impl Service {
     }
 
     /// Gives Docker the image from our store, where it does not have it or has an earlier build of it. An image of that name that did not come
-    /// from our store is left as it is.
-    async fn ensure_image(&self, name: &ImageRef, limit: Duration) -> Result<(), EngineError> {
+    /// from our store is left as it is. Gives what our store says of it, where it has it.
+    async fn ensure_image(&self, name: &ImageRef, limit: Duration) -> Result<Option<Image>, EngineError> {
         let Some(store) = &self.config.images else {
-            return Ok(());
+            return Ok(None);
         };
         let Ok((_, image)) = store.resolve(name) else {
-            return Ok(());
+            return Ok(None);
         };
         if self.imported.borrow().get(&image.name) == Some(&image.created_unix_ms) {
-            return Ok(());
+            return Ok(Some(image));
         }
         let asked = self.docker.inspect_image(&image.name);
         let current = match self.ask("inspect image", &image.name, ANSWER, asked).await {
@@ -622,7 +623,7 @@ impl Service {
                 let build = labels.get(CREATED_LABEL);
                 build.is_none_or(|build| *build == image.created_unix_ms.to_string())
             }
-            Err(EngineError::NotFound { .. } | EngineError::ImageMissing { .. }) => false,
+            Err(EngineError::NotFound { .. } | EngineError::NotInDocker { .. }) => false,
             Err(error) => return Err(error),
         };
         if !current {
@@ -632,21 +633,27 @@ impl Service {
         }
         self.imported
             .borrow_mut()
-            .insert(image.name, image.created_unix_ms);
-        Ok(())
+            .insert(image.name.clone(), image.created_unix_ms);
+        Ok(Some(image))
     }
 
-    async fn make(&self, spec: &ContainerSpec, given: &Given, limit: Duration) -> Result<(), EngineError> {
+    async fn make(
+        &self,
+        spec: &ContainerSpec,
+        given: &Given,
+        image: Option<&Image>,
+        limit: Duration,
+    ) -> Result<(), EngineError> {
         let options = CreateContainerOptions {
             name: Some(spec.name.clone()),
             ..CreateContainerOptions::default()
         };
         let asked = self
             .docker
-            .create_container(Some(options), body(spec, given, self.is_podman));
+            .create_container(Some(options), body(spec, given, image, self.is_podman));
         match self.ask("create", &spec.name, limit, asked).await {
             Ok(_) => Ok(()),
-            Err(EngineError::ImageMissing { .. }) => Err(EngineError::ImageMissing {
+            Err(EngineError::NotInDocker { .. }) => Err(EngineError::NotInDocker {
                 image: spec.image.with_tag(),
             }),
             Err(error @ EngineError::Timeout { .. }) => {
@@ -1215,7 +1222,10 @@ fn device(path: &Path) -> DeviceMapping {
     }
 }
 
-fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreateBody {
+/// `image` is what our store says of it: one that only Docker has runs as root, in `/`.
+fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: bool) -> ContainerCreateBody {
+    let user = image.map_or(Owner::ROOT, |image| image.user);
+    let directory = image.map_or_else(|| "/".to_owned(), |image| image.directory.display().to_string());
     let mounts = spec
         .mounts
         .iter()
@@ -1290,8 +1300,8 @@ fn body(spec: &ContainerSpec, given: &Given, is_podman: bool) -> ContainerCreate
                 .collect(),
         ),
         labels: Some(spec.labels.clone().into_iter().chain(exchange_label).collect()),
-        user: Some("0:0".to_owned()),
-        working_dir: Some("/".to_owned()),
+        user: Some(format!("{}:{}", user.uid, user.gid)),
+        working_dir: Some(directory),
         host_config: Some(host),
         ..ContainerCreateBody::default()
     }
@@ -1324,9 +1334,8 @@ mod tests {
 
     #[test]
     fn docker_is_asked_for_the_same_confinement() {
-        let host = body(&ContainerSpec::new("inco-a-1", "a"), &Given::default(), false)
-            .host_config
-            .unwrap();
+        let spec = ContainerSpec::new("inco-a-1", "a");
+        let host = body(&spec, &Given::default(), None, false).host_config.unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("none"));
         assert_eq!(host.readonly_rootfs, Some(true));
         assert_eq!(host.cap_drop, Some(vec!["ALL".to_owned()]));
@@ -1358,7 +1367,10 @@ mod tests {
     fn values_of_the_environment_are_quoted_for_docker() {
         let image = Image {
             name: "a:1".into(),
-            entrypoint: vec!["/a".into(), "b \"c\"".into()],
+            entrypoint: vec!["/a".into()],
+            arguments: vec!["b \"c\"".into()],
+            directory: "/".into(),
+            user: Owner::ROOT,
             env: vec![("X".into(), "a \"b\" $c \\".into())],
             created_unix_ms: 7,
             bytes: 0,

@@ -35,6 +35,14 @@ pub enum EngineError {
         /// The image asked for.
         image: String,
     },
+    /// Neither Docker nor our store has an image of that name.
+    #[error(
+        "Docker has no image {image}: get it by `docker pull {image}`, `docker load` or `docker build --tag {image}`"
+    )]
+    NotInDocker {
+        /// The image asked for.
+        image: String,
+    },
     /// What an image was to be made of is none, or has what no image has.
     #[error("cannot import {}: {reason}", path.display())]
     BadImage {
@@ -43,6 +51,9 @@ pub enum EngineError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// Nobody says what an image that is imported runs: a root file system does not.
+    #[error("which program it runs is not said")]
+    NoProgram,
     /// The specification asks for what cannot be.
     #[error("the container cannot have {what}: {reason}")]
     BadSpec {

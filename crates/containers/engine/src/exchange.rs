@@ -14,19 +14,19 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use crate::EngineError;
+use crate::{EngineError, Owner};
 
 /// Room in it, in bytes. Sockets take none.
 pub const EXCHANGE_BYTES: u64 = 1 << 20;
 /// Files in it at most, itself among them: the two sockets of a function, and some.
 pub const EXCHANGE_FILES: u64 = 64;
 
-/// Makes it, for the container whose root has this id on the host. One that an earlier container of that name left is replaced.
+/// Makes it, for the container whose program is run by this user of the host. One that an earlier container of that name left is replaced.
 /// Where this process may not mount, it is a directory like any other.
 ///
 /// # Errors
 /// [`EngineError::Io`].
-pub(crate) fn make(dir: &Path, owner: u32) -> Result<(), EngineError> {
+pub(crate) fn make(dir: &Path, owner: Owner) -> Result<(), EngineError> {
     remove(dir)?;
     let failed = |error: &io::Error| EngineError::io("make directory", dir, error);
     let private = fs::Permissions::from_mode(0o700);
@@ -38,8 +38,8 @@ pub(crate) fn make(dir: &Path, owner: u32) -> Result<(), EngineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    let options =
-        format!("size={EXCHANGE_BYTES},nr_inodes={EXCHANGE_FILES},mode=0700,uid={owner},gid={owner}");
+    let Owner { uid, gid } = owner;
+    let options = format!("size={EXCHANGE_BYTES},nr_inodes={EXCHANGE_FILES},mode=0700,uid={uid},gid={gid}");
     let options = std::ffi::CString::new(options).unwrap_or_default();
     let mounted = || {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

@@ -1,5 +1,5 @@
-//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There are no layers and no registry:
-//! an image is one static binary, or what was imported.
+//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There is no registry: an image
+//! is one static binary, or what was imported. Layers are laid over each other when they are imported.
 //!
 //! Containers share the root file system of their image, read-only; replacing or removing an image while they run is safe for what they
 //! have open, and new ones get the new one.
@@ -16,8 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::layers::{Layered, Settings};
 use crate::unpack::{self, Limits, Tree};
-use crate::{EngineError, ImageRef, LeftOut};
+use crate::{EngineError, ImageRef, LeftOut, Owner};
 
 /// The longest name of an image, in bytes.
 pub const MAX_IMAGE_NAME_BYTES: usize = 200;
@@ -33,14 +34,42 @@ const PRIVATE: u32 = 0o700;
 pub struct Image {
     /// With its tag.
     pub name: String,
-    /// Program and arguments where a container gives none.
+    /// Program, and arguments that it always has, where a container gives no command.
     pub entrypoint: Vec<String>,
+    /// Arguments where a container gives none; the program, too, where there is no entrypoint.
+    #[serde(default)]
+    pub arguments: Vec<String>,
     /// Environment, before a container's own.
     pub env: Vec<(String, String)>,
+    /// Where the program starts.
+    #[serde(default = "root")]
+    pub directory: PathBuf,
+    /// Who runs it.
+    #[serde(default)]
+    pub user: Owner,
     /// When it was made, in milliseconds since 1970.
     pub created_unix_ms: u64,
     /// The size of its files, in bytes.
     pub bytes: u64,
+}
+
+fn root() -> PathBuf {
+    PathBuf::from("/")
+}
+
+impl Image {
+    /// What a container runs that gives no command: the program, and these arguments instead of the image's where there are any.
+    pub fn command(&self, arguments: &[String]) -> Vec<String> {
+        let own = if arguments.is_empty() {
+            self.arguments.as_slice()
+        } else if self.entrypoint.is_empty() {
+            // The program is what they follow.
+            self.arguments.get(..1).unwrap_or_default()
+        } else {
+            &[]
+        };
+        [&self.entrypoint, own, arguments].concat()
+    }
 }
 
 /// An image that was imported.
@@ -113,31 +142,34 @@ impl Store {
         entrypoint: &[String],
         env: &[(String, String)],
     ) -> Result<Image, EngineError> {
-        let filled = self.build(name, entrypoint, env, Path::new("/"), |tree| {
+        let filled = self.build(name, Path::new("/"), |tree| {
             // Names of one file here are names of one file there: a library that is found by two names must be loaded once.
             let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
             for file in files {
                 let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
                 let real = fs::canonicalize(&file.source).map_err(|e| read(&e))?;
                 if let Some(first) = placed.get(&real) {
-                    tree.add_symlink(&file.target, first)?;
+                    tree.add_symlink(&file.target, first, Owner::ROOT)?;
                     continue;
                 }
                 let mut content = File::open(&real).map_err(|e| read(&e))?;
-                tree.add_file(&file.target, file.mode, &mut content)?;
+                tree.add_file(&file.target, file.mode, Owner::ROOT, &mut content)?;
                 placed.insert(real, &file.target);
             }
-            Ok(())
+            Ok(Settings::of(entrypoint, env))
         });
         filled.map(|imported| imported.image)
     }
 
-    /// Makes an image of a root file system: a directory, or a tar archive as `docker export` writes it. One of
-    /// that name is replaced. All files then belong to the container's root.
+    /// Makes an image of a root file system (a directory, or a tar archive as `docker export` writes it), or of an image with layers
+    /// (an OCI image layout, or what `docker save` writes, as a directory or a tar archive). One of that name is replaced.
+    ///
+    /// Files of a root file system belong to the container's root; layers say whose theirs are. An image with layers says what it
+    /// runs, where and as whom; `entrypoint` is then run instead, and `env` added.
     ///
     /// # Errors
-    /// [`EngineError::BadSpec`] for a name that cannot be; [`EngineError::BadImage`] for what is no root file system, or
-    /// is above its limits; [`EngineError::Io`].
+    /// [`EngineError::BadSpec`] for a name that cannot be; [`EngineError::NoProgram`] where nobody says what to run;
+    /// [`EngineError::BadImage`] for what is neither, is not what its digests say, or is above its limits; [`EngineError::Io`].
     pub fn import(
         &self,
         name: &ImageRef,
@@ -147,17 +179,31 @@ impl Store {
     ) -> Result<Imported, EngineError> {
         let read = |error: &std::io::Error| EngineError::io("read", source, error);
         let kind = fs::metadata(source).map_err(|e| read(&e))?;
-        self.build(name, entrypoint, env, source, |tree| {
-            if kind.is_dir() {
-                unpack::copy(tree, source, Path::new(""))?;
-            } else if kind.is_file() {
-                let mut file = File::open(source).map_err(|e| read(&e))?;
-                check_is_archive(tree, &mut file).map_err(|e| read(&e))??;
-                unpack::unpack(tree, file)?;
-            } else {
-                return Err(tree.refused("it is neither a folder nor a tar archive".to_owned()));
+        let given = Settings::of(entrypoint, env);
+        let mut archive = None;
+        let layered = if kind.is_dir() {
+            Layered::in_folder(source)?
+        } else if kind.is_file() {
+            let mut file = File::open(source).map_err(|e| read(&e))?;
+            check_is_archive(source, &mut file)?;
+            let layered = Layered::in_archive(source, &file)?;
+            archive = Some(tar::Archive::new(file));
+            layered
+        } else {
+            return Err(bad(source, "it is neither a folder nor a tar archive"));
+        };
+        if let Some(layered) = layered {
+            let fill = |tree: &mut Tree<'_>| layered.unpack(tree, Limits::default())?.with(given).check();
+            return self.build(name, source, fill);
+        }
+        // Before anything is made: it may be the wrong folder.
+        let settings = given.check()?;
+        self.build(name, source, |tree| {
+            match archive {
+                Some(mut archive) => unpack::unpack(tree, archive.entries().map_err(|e| read(&e))?)?,
+                None => unpack::copy(tree, source, Path::new(""))?,
             }
-            check_is_root(tree)
+            Ok(settings)
         })
     }
 
@@ -267,29 +313,25 @@ impl Store {
     fn build(
         &self,
         name: &ImageRef,
-        entrypoint: &[String],
-        env: &[(String, String)],
         source: &Path,
-        fill: impl FnOnce(&mut Tree<'_>) -> Result<(), EngineError>,
+        fill: impl FnOnce(&mut Tree<'_>) -> Result<Settings, EngineError>,
     ) -> Result<Imported, EngineError> {
         let dir = self.dir_of(name)?;
         let work = self.work()?;
-        let built = self
-            .build_in(&work.dir, name, entrypoint, env, source, fill)
-            .and_then(|imported| {
-                // A directory cannot be exchanged for another in one step without a gap; a reader in the gap sees no image.
-                let aside = self.temporary("old");
-                match fs::rename(&dir, &aside) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(EngineError::io("replace", &dir, &error));
-                    }
-                    _ => {}
+        let built = self.build_in(&work.dir, name, source, fill).and_then(|imported| {
+            // A directory cannot be exchanged for another in one step without a gap; a reader in the gap sees no image.
+            let aside = self.temporary("old");
+            match fs::rename(&dir, &aside) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(EngineError::io("replace", &dir, &error));
                 }
-                fs::rename(&work.dir, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
-                // What of the old one cannot be removed is in nobody's way.
-                let _ = remove_all(&aside);
-                Ok(imported)
-            });
+                _ => {}
+            }
+            fs::rename(&work.dir, &dir).map_err(|error| EngineError::io("make", &dir, &error))?;
+            // What of the old one cannot be removed is in nobody's way.
+            let _ = remove_all(&aside);
+            Ok(imported)
+        });
         if built.is_err() {
             let _ = remove_all(&work.dir);
         }
@@ -300,28 +342,30 @@ impl Store {
         &self,
         work: &Path,
         name: &ImageRef,
-        entrypoint: &[String],
-        env: &[(String, String)],
         source: &Path,
-        fill: impl FnOnce(&mut Tree<'_>) -> Result<(), EngineError>,
+        fill: impl FnOnce(&mut Tree<'_>) -> Result<Settings, EngineError>,
     ) -> Result<Imported, EngineError> {
         let rootfs = work.join("rootfs");
         make_dir(&rootfs)?;
         set_mode(&rootfs, 0o755)?;
         let mut tree = Tree::open(&rootfs, source, Limits::default())?;
         for point in MOUNT_POINTS {
-            tree.add_dir(Path::new(point), 0o755)?;
+            tree.add_dir(Path::new(point), 0o755, Owner::ROOT)?;
         }
-        fill(&mut tree)?;
+        let settings = fill(&mut tree)?;
+
         // Older programs, DPDK's among them, write here what belongs into /run.
         let var_run = Path::new("var/run");
         if tree.is_free(var_run) {
-            tree.add_symlink(var_run, Path::new("/run"))?;
+            tree.add_symlink(var_run, Path::new("/run"), Owner::ROOT)?;
         }
         let image = Image {
             name: name.with_tag(),
-            entrypoint: entrypoint.to_vec(),
-            env: env.to_vec(),
+            entrypoint: settings.entrypoint,
+            arguments: settings.arguments,
+            env: settings.env,
+            directory: settings.directory,
+            user: settings.user,
             created_unix_ms: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_millis() as u64),
@@ -404,34 +448,29 @@ impl Store {
 }
 
 /// Whether this begins as a tar archive does. Leaves the file at its beginning.
-fn check_is_archive(tree: &Tree<'_>, file: &mut File) -> std::io::Result<Result<(), EngineError>> {
+fn check_is_archive(source: &Path, file: &mut File) -> Result<(), EngineError> {
     let mut head = Vec::new();
-    Read::by_ref(file).take(265).read_to_end(&mut head)?;
-    file.rewind()?;
+    Read::by_ref(file)
+        .take(265)
+        .read_to_end(&mut head)
+        .and_then(|_| file.rewind())
+        .map_err(|error| EngineError::io("read", source, &error))?;
     if head.get(257..262) == Some(b"ustar") {
-        return Ok(Ok(()));
+        return Ok(());
     }
     let reason = if head.starts_with(&[0x1f, 0x8b]) {
         "it is compressed: run gunzip first"
     } else {
         "it is no tar archive"
     };
-    Ok(Err(tree.refused(reason.to_owned())))
+    Err(bad(source, reason))
 }
 
-/// Whether this is a root file system, and not the layers of one, whole or broken.
-fn check_is_root(tree: &Tree<'_>) -> Result<(), EngineError> {
-    let has = |path: &str| !tree.is_free(Path::new(path));
-    let what = if has("manifest.json") && (has("blobs") || has("repositories")) {
-        "what `docker save` writes"
-    } else if has("oci-layout") || has("blobs/sha256") {
-        "an OCI image layout"
-    } else {
-        return Ok(());
-    };
-    let write = "load it into Docker and export its files: `docker load` or `skopeo copy`, then \
-                 `docker export $(docker create IMAGE) -o image.tar`, and import image.tar";
-    Err(tree.refused(format!("it is {what}, with layers instead of files; {write}")))
+fn bad(source: &Path, reason: &str) -> EngineError {
+    EngineError::BadImage {
+        path: source.to_owned(),
+        reason: reason.to_owned(),
+    }
 }
 
 /// Removes a directory. That another one is just doing the same is no error.
@@ -588,8 +627,12 @@ mod tests {
             (imported.bytes, imported.entrypoint),
             (built.bytes, built.entrypoint)
         );
-        let again = store.import(&image("copy:2"), &rootfs, &[], &[]).unwrap();
+        let again = store
+            .import(&image("copy:2"), &rootfs, &["/program".to_owned()], &[])
+            .unwrap();
         assert_eq!(again.image.bytes, built.bytes);
+        let nothing_to_run = store.import(&image("copy:3"), &rootfs, &[], &[]).unwrap_err();
+        assert_eq!(nothing_to_run, EngineError::NoProgram);
 
         store.remove(&image("inco/forward")).unwrap();
         let missing = store.resolve(&image("inco/forward")).unwrap_err();
@@ -688,26 +731,25 @@ mod tests {
         header.set_size(0);
         builder.append_link(&mut header, "var", &elsewhere).unwrap();
         builder.finish().unwrap();
-        store.import(&image("a"), &archive, &[], &[]).unwrap();
+        let run = ["/program".to_owned()];
+        store.import(&image("a"), &archive, &run, &[]).unwrap();
         let (rootfs, _) = store.resolve(&image("a")).unwrap();
         assert_eq!(fs::read_link(rootfs.join("var")).unwrap(), elsewhere);
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     }
 
     #[test]
-    fn layers_are_not_taken_for_a_root_file_system() {
+    fn broken_layers_are_not_taken_for_a_root_file_system() {
         let (dir, store) = store();
         for (number, (files, word)) in [
-            (
-                &["oci-layout", "index.json", "blobs/sha256/0"][..],
-                "an OCI image layout",
-            ),
-            (&["oci-layout"], "an OCI image layout"),
-            (&["index.json", "blobs/sha256/0"], "an OCI image layout"),
-            (&["manifest.json", "repositories", "0/layer.tar"], "`docker save`"),
+            (&["oci-layout", "index.json", "blobs/sha256/0"][..], "index.json"),
+            (&["oci-layout"], "index.json is missing"),
+            (&["index.json", "blobs/sha256/0"], "index.json"),
+            (&["manifest.json", "repositories", "0/layer.tar"], "manifest.json"),
+            (&["manifest.json", "0/layer.tar"], "manifest.json"),
             (
                 &["manifest.json", "oci-layout", "blobs/sha256/0"],
-                "`docker save`",
+                "manifest.json",
             ),
         ]
         .into_iter()
@@ -724,14 +766,44 @@ mod tests {
             builder.append_dir_all(".", &folder).unwrap();
             builder.finish().unwrap();
             for source in [&folder, &archive] {
-                let error = store
-                    .import(&image("a"), source, &[], &[])
-                    .unwrap_err()
-                    .to_string();
-                assert!(error.contains(word) && error.contains("docker export"), "{error}");
+                let run = ["/program".to_owned()];
+                let error = store.import(&image("a"), source, &run, &[]).unwrap_err();
+                let is_bad = matches!(error, EngineError::BadImage { .. });
+                assert!(is_bad && error.to_string().contains(word), "{error}");
             }
         }
         assert_eq!(store.list().unwrap(), vec![]);
+    }
+
+    #[test]
+    fn arguments_take_the_place_of_an_images_own() {
+        let of = |entrypoint: &[&str], arguments: &[&str]| {
+            let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+            Image {
+                name: "a:1".to_owned(),
+                entrypoint: words(entrypoint),
+                arguments: words(arguments),
+                env: Vec::new(),
+                directory: root(),
+                user: Owner::ROOT,
+                created_unix_ms: 0,
+                bytes: 0,
+            }
+        };
+        let given = ["-x".to_owned()];
+        for (image, own, with) in [
+            (of(&["/a", "run"], &["-v"]), "/a run -v", "/a run -x"),
+            (of(&["/a"], &[]), "/a", "/a -x"),
+            (of(&[], &["/a", "-v"]), "/a -v", "/a -x"),
+            (of(&[], &[]), "", "-x"),
+        ] {
+            assert_eq!(image.command(&[]).join(" "), own);
+            assert_eq!(image.command(&given).join(" "), with);
+        }
+        // As an earlier inco wrote it.
+        let old = r#"{"name":"a:1","entrypoint":["/a"],"env":[],"created_unix_ms":1,"bytes":2}"#;
+        let old: Image = serde_json::from_str(old).unwrap();
+        assert_eq!((old.directory, old.user), (PathBuf::from("/"), Owner::ROOT));
     }
 
     #[test]

@@ -45,7 +45,7 @@ use seccompiler::BpfProgram;
 
 use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
-use crate::{EngineError, OPEN_FILES, seccomp};
+use crate::{EngineError, OPEN_FILES, Owner, seccomp};
 
 /// For how long a launcher that keeps files waits for the next run of its program.
 pub const MAX_ORPHAN: Duration = Duration::from_secs(60);
@@ -340,8 +340,8 @@ struct Filters {
 #[derive(Clone)]
 struct Exec {
     filter: Rc<Filters>,
-    /// The user namespace that a command beside a container's program is still to enter: the runtime leaves it out.
-    user: Option<Arc<OwnedFd>>,
+    /// The user namespace that a command beside a container's program is still to enter, and as whom: the runtime leaves it out.
+    user: Option<(Arc<OwnedFd>, Owner)>,
     /// Closed by a successful exec; otherwise the reason is written to it.
     failure: Arc<OwnedFd>,
 }
@@ -363,7 +363,8 @@ impl Executor for Exec {
             Some(devices) if !devices.is_empty() => &self.filter.with_frames,
             _ => &self.filter.usual,
         };
-        let entered = self.user.as_ref().map_or(Ok(()), |user| enter(user, spec));
+        let user = self.user.as_ref();
+        let entered = user.map_or(Ok(()), |(namespace, user)| enter(namespace, *user, spec));
         let reason = match entered.map(|()| seccompiler::apply_filter(filter)) {
             Ok(Ok(())) => {
                 let error = Command::new(program).args(rest).exec();
@@ -383,12 +384,13 @@ impl Executor for Exec {
     }
 }
 
-/// Makes this process root in a user namespace, with the capabilities of that specification and no others. It takes none to get
+/// Makes this process that user of a user namespace, with the capabilities of that specification and no others. It takes none to get
 /// there for who is, on the host, the one that made the namespace.
-fn enter(user: &OwnedFd, spec: &Spec) -> Result<(), String> {
-    move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
-        .and_then(|()| set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT))
-        .and_then(|()| set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT))
+fn enter(namespace: &OwnedFd, user: Owner, spec: &Spec) -> Result<(), String> {
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User))
+        .and_then(|()| set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| set_thread_res_uid(uid, uid, uid))
         .map_err(words("enter the user namespace"))?;
     // It came with all of them.
     let process = spec.process().as_ref();
@@ -837,7 +839,7 @@ impl Started {
         name: &str,
         state: &str,
         filter: &Rc<Filters>,
-        user: Option<Arc<OwnedFd>>,
+        user: Option<(Arc<OwnedFd>, Owner)>,
     ) -> Result<Started, String> {
         raise_open_files().map_err(in_full)?;
         // Those of the host's root are not for a container.
@@ -897,7 +899,7 @@ fn try_exec(
     let user = |_| {
         let path = format!("/proc/{beside}/ns/user");
         File::open(&path)
-            .map(|file| Arc::new(OwnedFd::from(file)))
+            .map(|file| (Arc::new(OwnedFd::from(file)), stage.user))
             .map_err(|error| format!("{path}: {error}"))
     };
     let user = stage.first_id.map(user).transpose()?;
@@ -908,8 +910,17 @@ fn try_exec(
         output,
         failure,
     } = Started::new(name, state, filter, user)?;
+    // In a user namespace it is root until it is there.
+    let own = if stage.first_id.is_some() {
+        Owner::ROOT
+    } else {
+        stage.user
+    };
     let pid = builder
         .as_tenant()
+        .with_user(Some(own.uid))
+        .with_group(Some(own.gid))
+        .with_cwd(Some(&stage.directory))
         .with_container_args(command)
         .with_detach(true)
         .build()

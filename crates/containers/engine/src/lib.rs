@@ -33,6 +33,7 @@ mod front;
 mod function;
 pub mod image;
 pub mod launcher;
+mod layers;
 mod none;
 mod oci;
 mod program;
@@ -54,7 +55,7 @@ pub use launcher::{Launcher, LauncherCommand};
 pub use none::NoEngine;
 pub use oci::{OciConfig, OciEngine, functions_in_use};
 pub use program::Program;
-pub use unpack::LeftOut;
+pub use unpack::{LeftOut, Owner};
 
 use model::Nanos;
 

@@ -782,7 +782,7 @@ impl Worker {
             });
         }
         let (rootfs, image) = self.config.images.resolve(&spec.image)?;
-        if spec.command.is_empty() && image.entrypoint.is_empty() {
+        if spec.command.is_empty() && image.command(&[]).is_empty() {
             let reason = format!("image {} has no entrypoint, and no command is given", image.name);
             return Err(EngineError::BadSpec {
                 what: "no program",
@@ -795,7 +795,7 @@ impl Worker {
         let given = Given::find(&spec.functions, Path::new(SYS))?;
         let first_id = self.free_ids(spec.user_namespace)?;
         let place = stage::place(&self.config.run_dir)?;
-        let stage = bundle::stage(&spec, &given, &rootfs, place, first_id)?;
+        let stage = bundle::stage(&spec, &given, &rootfs, place, first_id, &image)?;
         let group = self.group(&name);
         let record = Record {
             labels: spec.labels.clone(),
@@ -819,7 +819,7 @@ impl Worker {
                 write_json(&dir.join("config.json"), &config)
             })
             .and_then(|()| match &spec.exchange {
-                Some(of) => exchange::make(&of.source, first_id.unwrap_or(0)),
+                Some(of) => exchange::make(&of.source, stage.owner()),
                 None => Ok(()),
             })
             .and_then(|()| {

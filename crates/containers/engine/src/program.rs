@@ -36,12 +36,11 @@ impl Store {
         let path = settings.find(|(name, _)| name == "PATH");
         let path = path.map_or(PATH, |(_, value)| value.as_str());
         let places: Vec<PathBuf> = if program.contains('/') {
-            // The working directory of a container is its root.
-            vec![Path::new("/").join(program)]
+            vec![image.directory.join(program)]
         } else {
             let folders = path.split(':');
             folders
-                .map(|folder| Path::new("/").join(folder).join(program))
+                .map(|folder| image.directory.join(folder).join(program))
                 .collect()
         };
         let mut found = None;

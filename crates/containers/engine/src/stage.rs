@@ -30,7 +30,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
+use crate::{EngineError, Owner};
 
 /// Ids of the host that a container has to itself: as many as images use.
 pub(crate) const IDS: u32 = 65_536;
@@ -66,6 +66,10 @@ pub(crate) struct Stage {
     pub(crate) place: PathBuf,
     /// What the container's root is on the host; `None` for one that has the host's ids.
     pub(crate) first_id: Option<u32>,
+    /// Who runs its program, by the container's own ids.
+    pub(crate) user: Owner,
+    /// Where its program starts, and commands beside it.
+    pub(crate) directory: PathBuf,
     /// The root file system of its image.
     pub(crate) rootfs: PathBuf,
     /// What it is shown beside that, each by its number.
@@ -125,6 +129,11 @@ impl Stage {
         self.first_id.map(|_| self.place.join(USER))
     }
 
+    /// Who runs its program, by the ids of the host.
+    pub(crate) fn owner(&self) -> Owner {
+        self.user.on_host(self.first_id)
+    }
+
     /// The stage of a bundle.
     pub(crate) fn of_bundle(bundle: &Path) -> Result<Stage, String> {
         let path = bundle.join(FILE);
@@ -172,16 +181,22 @@ impl Stage {
         for (number, (tree, is_dir)) in shown.iter().enumerate() {
             put(tree, &self.shown_path(number), *is_dir)?;
         }
-        let owner = self.first_id.unwrap_or(0);
+        let owner = self.owner();
         for (number, &(major, minor)) in self.devices.iter().enumerate() {
             let path = self.device_path(number);
             let mode = Mode::RUSR | Mode::WUSR;
             mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(major, minor))
-                .and_then(|()| chown(&path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner))))
+                .and_then(|()| {
+                    chown(
+                        &path,
+                        Some(Uid::from_raw(owner.uid)),
+                        Some(Gid::from_raw(owner.gid)),
+                    )
+                })
                 .map_err(|errno| format!("make device file {major}:{minor}: {errno}"))?;
         }
         if self.hugepages {
-            let options = format!("uid={owner},gid={owner},mode=0700");
+            let options = format!("uid={},gid={},mode=0700", owner.uid, owner.gid);
             self.mount(&self.hugepages_path(), "hugetlbfs", &options)?;
         }
         if let (Some(user), Some(path)) = (&user, self.user_path()) {

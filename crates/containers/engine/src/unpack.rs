@@ -1,25 +1,28 @@
-//! Fills a folder with files that others wrote: the members of an archive, another folder. Whatever names they have, nothing is made
-//! outside of the folder: each path is resolved beneath it by the kernel (`openat2`), and no link is followed, neither one that the
-//! archive brought nor any other.
+//! Fills a folder with files that others wrote: the members of an archive, the layers of an image, another folder. Whatever names they
+//! have, nothing is made outside of the folder: each path is resolved beneath it by the kernel (`openat2`), and no link is followed,
+//! neither one that the archive brought nor any other.
 //!
-//! Set-user-id and set-group-id bits are taken away, since the files lie on the host. Device files, pipes and sockets are left out.
-//! Everything is bounded by [`Limits`].
+//! Set-user-id and set-group-id bits and file capabilities are taken away, since the files lie on the host. Device files, pipes and
+//! sockets are left out. Everything is bounded by [`Limits`].
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, ResolveFlags, fchmod, linkat, mkdirat, openat2, symlinkat, unlinkat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, fchmod, fchown, linkat, mkdirat,
+    openat2, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
-use tar::{Archive, EntryType, PaxExtensions};
+use serde::{Deserialize, Serialize};
+use tar::{Entries, Entry, EntryType, PaxExtensions};
 
 use crate::EngineError;
+use crate::stage::IDS;
 
 /// Members that an image may have: files, folders and links. A distribution's full installation has a third of it.
 pub(crate) const MAX_MEMBERS: u64 = 1_000_000;
@@ -31,6 +34,16 @@ pub(crate) const MAX_PATH_PARTS: usize = 128;
 pub(crate) const MAX_UNPACKED_BYTES: u64 = 16 << 30;
 /// Bytes of a header that extends another one (long names, PAX records): these are read into memory.
 const MAX_EXTENSION_BYTES: u64 = 64 << 10;
+/// Headers that extend one member. Writers use up to three.
+const MAX_EXTENSIONS: u32 = 8;
+/// Bytes of a file that is read as text: the users of an image.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+/// What a layer names a file by that it takes away from the layers below.
+const WHITEOUT: &[u8] = b".wh.";
+/// What it names all of a folder by.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// What its writer names its own notes by.
+const NOTES: &[u8] = b".wh..wh.";
 
 /// How much may be unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +66,36 @@ impl Default for Limits {
 pub struct LeftOut {
     /// Device files, pipes, sockets and what else is no file, folder or link.
     pub special_files: u64,
-    /// Set-user-id and set-group-id bits.
+    /// Set-user-id and set-group-id bits, and files with capabilities.
     pub privileged_bits: u64,
+}
+
+/// Whose a file is, by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl Owner {
+    /// The container's root.
+    pub const ROOT: Owner = Owner { uid: 0, gid: 0 };
+
+    /// The same one on the host, for a container whose first id is this there; without one, ids are the host's.
+    pub(crate) fn on_host(self, first_id: Option<u32>) -> Owner {
+        let first_id = first_id.unwrap_or(0);
+        Owner {
+            uid: first_id + self.uid,
+            gid: first_id + self.gid,
+        }
+    }
+
+    /// Whether every container has these ids.
+    pub(crate) fn is_mapped(self) -> bool {
+        self.uid < IDS && self.gid < IDS
+    }
 }
 
 /// A folder that is being filled.
@@ -67,6 +108,8 @@ pub(crate) struct Tree<'a> {
     members: u64,
     bytes: u64,
     left_out: LeftOut,
+    /// Whether files may be given to others.
+    is_root: bool,
     /// The folder of the last member: the next one is mostly in the same.
     last: Option<(PathBuf, OwnedFd)>,
 }
@@ -90,6 +133,7 @@ impl<'a> Tree<'a> {
             members: 0,
             bytes: 0,
             left_out: LeftOut::default(),
+            is_root: rustix::process::geteuid().is_root(),
             last: None,
         })
     }
@@ -104,8 +148,8 @@ impl<'a> Tree<'a> {
         &self.left_out
     }
 
-    /// A folder; one that is there gets the mode.
-    pub(crate) fn add_dir(&mut self, path: &Path, mode: u32) -> Result<(), EngineError> {
+    /// A folder; one that is there gets the mode and the owner.
+    pub(crate) fn add_dir(&mut self, path: &Path, mode: u32, owner: Owner) -> Result<(), EngineError> {
         self.count(path)?;
         let parts = self.parts(path)?;
         let dir = self.dir(&parts)?;
@@ -113,7 +157,10 @@ impl<'a> Tree<'a> {
         let mode = self.permissions(mode, 0o1777) | Mode::RWXU;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&dir, ".", flags, Mode::empty())
-            .and_then(|dir| fchmod(dir, mode))
+            .and_then(|dir| {
+                self.give(&dir, owner)?;
+                fchmod(dir, mode)
+            })
             .map_err(|errno| self.failed("make", path, errno))
     }
 
@@ -122,6 +169,7 @@ impl<'a> Tree<'a> {
         &mut self,
         path: &Path,
         mode: u32,
+        owner: Owner,
         content: &mut dyn Read,
     ) -> Result<(), EngineError> {
         self.count(path)?;
@@ -140,13 +188,42 @@ impl<'a> Tree<'a> {
             return Err(self.refused(format!("it has more than {limit} bytes of files")));
         }
         self.bytes += written;
-        fchmod(&file, mode).map_err(|errno| self.failed("set the permissions of", path, errno))
+        self.give(&file, owner)
+            .and_then(|()| fchmod(&file, mode))
+            .map_err(|errno| self.failed("set the permissions of", path, errno))
+    }
+
+    /// Gives a file to its owner in the container.
+    fn give(&self, file: impl AsFd, owner: Owner) -> Result<(), Errno> {
+        match self.given(owner) {
+            Some((uid, gid)) => fchown(file, Some(uid), Some(gid)),
+            None => Ok(()),
+        }
+    }
+
+    /// To whom a file of this owner is given. Where this process may not, it stays its own, which Docker and the mapping of owners
+    /// take for the container's root.
+    fn given(&self, owner: Owner) -> Option<(Uid, Gid)> {
+        let may = self.is_root && owner != Owner::ROOT && owner.is_mapped();
+        may.then(|| (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid)))
     }
 
     /// A symbolic link, wherever it points: nothing here follows it. What is there is replaced.
-    pub(crate) fn add_symlink(&mut self, path: &Path, target: &Path) -> Result<(), EngineError> {
+    pub(crate) fn add_symlink(
+        &mut self,
+        path: &Path,
+        target: &Path,
+        owner: Owner,
+    ) -> Result<(), EngineError> {
         self.count(path)?;
-        self.place(path, |dir, name| symlinkat(target, dir, name))
+        let owner = self.given(owner);
+        self.place(path, |dir, name| {
+            symlinkat(target, dir, name)?;
+            match owner {
+                Some((uid, gid)) => chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Another name of a file that is there.
@@ -160,6 +237,31 @@ impl<'a> Tree<'a> {
         self.place(path, |dir, new| linkat(&from, *name, dir, new, AtFlags::empty()))
     }
 
+    /// A member of an archive, whatever it is.
+    fn add(&mut self, member: &Member, content: &mut dyn Read) -> Result<(), EngineError> {
+        self.left_out.privileged_bits += u64::from(member.has_capabilities);
+        let Member {
+            path,
+            target,
+            mode,
+            owner,
+            ..
+        } = member;
+        let leads_nowhere = target.as_os_str().is_empty();
+        let no_mode = || self.refused(format!("{} has no permissions", path.display()));
+        let mode = mode.ok_or_else(no_mode);
+        match member.kind {
+            EntryType::Regular | EntryType::Continuous => self.add_file(path, mode?, *owner, content),
+            EntryType::Directory => self.add_dir(path, mode?, *owner),
+            EntryType::Symlink | EntryType::Link if leads_nowhere => {
+                Err(self.refused(format!("the link {} leads nowhere", path.display())))
+            }
+            EntryType::Symlink => self.add_symlink(path, target, *owner),
+            EntryType::Link => self.add_hard_link(path, target),
+            _ => self.leave_out(path),
+        }
+    }
+
     /// What is no file, folder or link.
     pub(crate) fn leave_out(&mut self, path: &Path) -> Result<(), EngineError> {
         self.left_out.special_files += 1;
@@ -170,6 +272,75 @@ impl<'a> Tree<'a> {
     pub(crate) fn is_free(&self, path: &Path) -> bool {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat2(&self.root, path, flags, Mode::empty(), BENEATH).map(drop) == Err(Errno::NOENT)
+    }
+
+    /// The text of a file, if there is one at that path, and no link on the way.
+    ///
+    /// # Errors
+    /// [`EngineError::BadImage`] where it is longer than a mebibyte; [`EngineError::Io`].
+    pub(crate) fn text(&self, path: &Path) -> Result<Option<String>, EngineError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match openat2(&self.root, path, flags, Mode::empty(), BENEATH) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(None),
+            Err(errno) => return Err(self.failed("read", path, errno)),
+        };
+        let mut bytes = Vec::new();
+        file.take(MAX_TEXT_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| EngineError::io("read", &self.source.join(path), &error))?;
+        if bytes.len() as u64 > MAX_TEXT_BYTES {
+            return Err(self.refused(format!(
+                "its {} has more than {MAX_TEXT_BYTES} bytes",
+                path.display()
+            )));
+        }
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Removes what is at that path, with all below it; nothing where nothing is.
+    pub(crate) fn remove(&mut self, path: &Path) -> Result<(), EngineError> {
+        let parts = self.parts(path)?;
+        let Some((name, parents)) = parts.split_last() else {
+            return Err(self.refused("it takes its own root away".to_owned()));
+        };
+        let Some(dir) = self.dir_there(parents)? else {
+            return Ok(());
+        };
+        // The folder that is remembered may be below.
+        self.last = None;
+        remove_at(&dir, name).map_err(|errno| self.failed("remove", path, errno))
+    }
+
+    /// Empties the folder at that path; nothing where there is none.
+    pub(crate) fn clear(&mut self, path: &Path) -> Result<(), EngineError> {
+        let parts = self.parts(path)?;
+        let Some(dir) = self.dir_there(&parts)? else {
+            return Ok(());
+        };
+        self.last = None;
+        clear(&dir).map_err(|errno| self.failed("empty", path, errno))
+    }
+
+    /// Removes what a member of a layer cannot be put over: a folder where it is none, anything else where it is one.
+    fn make_way(&mut self, path: &Path, is_dir: bool) -> Result<(), EngineError> {
+        let parts = self.parts(path)?;
+        let Some((name, parents)) = parts.split_last() else {
+            return Ok(());
+        };
+        let Some(dir) = self.dir_there(parents)? else {
+            return Ok(());
+        };
+        let there = match rustix::fs::statat(&dir, *name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) => FileType::from_raw_mode(there.st_mode),
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(self.failed("look at", path, errno)),
+        };
+        if (there == FileType::Directory) == is_dir {
+            return Ok(());
+        }
+        self.last = None;
+        remove_at(&dir, name).map_err(|errno| self.failed("replace", path, errno))
     }
 
     fn count(&mut self, path: &Path) -> Result<(), EngineError> {
@@ -229,18 +400,32 @@ impl<'a> Tree<'a> {
             Err(Errno::NOENT) => self.make_dirs(parts),
             other => other,
         };
-        let dir = dir.map_err(|errno| match errno {
+        let dir = dir.map_err(|errno| self.in_the_way(&path, errno))?;
+        let copy = copy_of(&dir).map_err(|errno| self.failed("open", &path, errno))?;
+        self.last = Some((path, copy));
+        Ok(dir)
+    }
+
+    /// The folder at this path, if it is there.
+    fn dir_there(&self, parts: &[&OsStr]) -> Result<Option<OwnedFd>, EngineError> {
+        let path: PathBuf = parts.iter().collect();
+        match step(&self.root, if parts.is_empty() { Path::new(".") } else { &path }) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.in_the_way(&path, errno)),
+        }
+    }
+
+    fn in_the_way(&self, path: &Path, errno: Errno) -> EngineError {
+        match errno {
             Errno::LOOP | Errno::NOTDIR => {
                 let path = path.display();
                 self.refused(format!(
                     "it has members below {path}, where a link or a file is in the way"
                 ))
             }
-            other => self.failed("make", &path, other),
-        })?;
-        let copy = copy_of(&dir).map_err(|errno| self.failed("open", &path, errno))?;
-        self.last = Some((path, copy));
-        Ok(dir)
+            other => self.failed("make", path, other),
+        }
     }
 
     fn make_dirs(&self, parts: &[&OsStr]) -> Result<OwnedFd, Errno> {
@@ -314,6 +499,30 @@ fn copy_of(dir: &OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(dir, 3)
 }
 
+/// Removes what has that name in a folder. It calls itself once for each part of a path, of which there are [`MAX_PATH_PARTS`].
+fn remove_at(dir: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+    match unlinkat(dir, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        other => return other,
+    }
+    clear(&step(dir, Path::new(name))?)?;
+    unlinkat(dir, name, AtFlags::REMOVEDIR)
+}
+
+fn clear(dir: &OwnedFd) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let entries = Dir::new(rustix::fs::openat(dir, ".", flags, Mode::empty())?)?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name != c"." && name != c".." {
+            remove_at(dir, OsStr::from_bytes(name.to_bytes()))?;
+        }
+    }
+    Ok(())
+}
+
 /// A path as it stands in a header.
 fn path_of(bytes: &[u8]) -> PathBuf {
     // Some writers end it with the NUL of their language.
@@ -327,21 +536,28 @@ struct Extension {
     path: Option<PathBuf>,
     target: Option<PathBuf>,
     size: Option<u64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
+    has_capabilities: bool,
 }
 
 impl Extension {
-    fn read(&mut self, tree: &Tree<'_>, kind: EntryType, bytes: &[u8]) -> Result<(), EngineError> {
+    fn read(&mut self, source: &Path, kind: EntryType, bytes: &[u8]) -> Result<(), EngineError> {
         match kind {
             EntryType::GNULongName => self.path = Some(path_of(bytes)),
             EntryType::GNULongLink => self.target = Some(path_of(bytes)),
             _ => {
                 for record in PaxExtensions::new(bytes) {
-                    let record = record.map_err(|error| tree.refused(format!("a PAX record: {error}")))?;
+                    let record = record.map_err(|error| bad(source, format!("a PAX record: {error}")))?;
+                    let number = || record.value().ok().and_then(|text| text.parse().ok());
                     match record.key_bytes() {
                         b"path" => self.path = Some(path_of(record.value_bytes())),
                         b"linkpath" => self.target = Some(path_of(record.value_bytes())),
-                        b"size" => self.size = record.value().ok().and_then(|text| text.parse().ok()),
-                        key if key.starts_with(b"GNU.sparse") => return Err(sparse(tree)),
+                        b"size" => self.size = number(),
+                        b"uid" => self.uid = number(),
+                        b"gid" => self.gid = number(),
+                        b"SCHILY.xattr.security.capability" => self.has_capabilities = true,
+                        key if key.starts_with(b"GNU.sparse") => return Err(sparse(source)),
                         _ => {}
                     }
                 }
@@ -351,78 +567,176 @@ impl Extension {
     }
 }
 
-fn sparse(tree: &Tree<'_>) -> EngineError {
-    tree.refused("it has a sparse file: pack it again without --sparse".to_owned())
+fn bad(source: &Path, reason: String) -> EngineError {
+    EngineError::BadImage {
+        path: source.to_owned(),
+        reason,
+    }
 }
 
-/// Fills the tree with the members of an archive, in their order.
+fn sparse(source: &Path) -> EngineError {
+    bad(
+        source,
+        "it has a sparse file: pack it again without --sparse".to_owned(),
+    )
+}
+
+/// A member of an archive, as its headers describe it.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) path: PathBuf,
+    /// What a link leads to; empty where its header does not say.
+    pub(crate) target: PathBuf,
+    pub(crate) kind: EntryType,
+    mode: Option<u32>,
+    owner: Owner,
+    has_capabilities: bool,
+    /// Where its content is in the archive, and how long it is, in bytes.
+    pub(crate) at: u64,
+    pub(crate) size: u64,
+}
+
+/// Visits the members of an archive, in their order.
 ///
 /// # Errors
-/// [`EngineError::BadImage`] for what no archive of an image has; [`EngineError::Io`].
-pub(crate) fn unpack(tree: &mut Tree<'_>, archive: impl Read) -> Result<(), EngineError> {
-    let source = tree.source;
-    let broken = |error: io::Error| EngineError::BadImage {
-        path: source.to_owned(),
-        reason: format!("the archive is broken: {error}"),
-    };
-    let mut archive = Archive::new(archive);
+/// [`EngineError::BadImage`] for what no archive of an image has; those of `visit`.
+pub(crate) fn walk<R: Read>(
+    source: &Path,
+    entries: Entries<'_, R>,
+    mut visit: impl FnMut(Member, &mut Entry<'_, R>) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let broken = |error: io::Error| bad(source, format!("the archive is broken: {error}"));
     let mut next = Extension::default();
+    let mut extensions = 0;
     // Raw: what extends a header is read here, where it is bounded.
-    for entry in archive.entries().map_err(broken)?.raw(true) {
+    for entry in entries.raw(true) {
         let mut entry = entry.map_err(broken)?;
         let kind = entry.header().entry_type();
         let size = entry.header().entry_size().map_err(broken)?;
-        if matches!(
-            kind,
-            EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader
-        ) {
-            if size > MAX_EXTENSION_BYTES {
-                return Err(tree.refused(format!("a header has {size} bytes, {MAX_EXTENSION_BYTES} may be")));
+        let is_global = kind == EntryType::XGlobalHeader;
+        if is_global
+            || matches!(
+                kind,
+                EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader
+            )
+        {
+            extensions += 1;
+            if extensions > MAX_EXTENSIONS {
+                let reason = format!("a member has more than {MAX_EXTENSIONS} headers");
+                return Err(bad(source, reason));
             }
-            let mut bytes = Vec::new();
-            entry.read_to_end(&mut bytes).map_err(broken)?;
-            // Each counts: no archive is to consist of nothing else.
-            tree.count(Path::new("a header"))?;
-            next.read(tree, kind, &bytes)?;
+            if size > MAX_EXTENSION_BYTES {
+                let reason = format!("a header has {size} bytes, {MAX_EXTENSION_BYTES} may be");
+                return Err(bad(source, reason));
+            }
+            // A global one is about the archive.
+            if !is_global {
+                let mut bytes = Vec::new();
+                entry.read_to_end(&mut bytes).map_err(broken)?;
+                next.read(source, kind, &bytes)?;
+            }
             continue;
         }
+        extensions = 0;
         let said = std::mem::take(&mut next);
         if said.size.is_some_and(|said| said != size) {
-            return Err(tree.refused("the size of a member is said in two ways".to_owned()));
+            let reason = "the size of a member is said in two ways".to_owned();
+            return Err(bad(source, reason));
         }
-        let path = said.path.unwrap_or_else(|| path_of(&entry.header().path_bytes()));
-        let target = || {
-            let own = || Some(path_of(&entry.header().link_name_bytes()?));
-            said.target.or_else(own).ok_or_else(|| tree_link(source, &path))
+        if kind == EntryType::GNUSparse {
+            return Err(sparse(source));
+        }
+        let header = entry.header();
+        // Many leave out what does not matter to them.
+        let id = |said: Option<u64>, own: io::Result<u64>| {
+            let id = said.or(own.ok()).unwrap_or_default();
+            u32::try_from(id).unwrap_or(u32::MAX)
         };
-        match kind {
-            EntryType::Regular | EntryType::Continuous => {
-                let mode = entry.header().mode().map_err(broken)?;
-                tree.add_file(&path, mode, &mut entry)?;
-            }
-            EntryType::Directory => tree.add_dir(&path, entry.header().mode().map_err(broken)?)?,
-            EntryType::Symlink => {
-                let target = target()?;
-                tree.add_symlink(&path, &target)?;
-            }
-            EntryType::Link => {
-                let target = target()?;
-                tree.add_hard_link(&path, &target)?;
-            }
-            EntryType::GNUSparse => return Err(sparse(tree)),
-            // It is about the archive.
-            EntryType::XGlobalHeader => tree.count(Path::new("a header"))?,
-            _ => tree.leave_out(&path)?,
-        }
+        let member = Member {
+            path: said.path.unwrap_or_else(|| path_of(&header.path_bytes())),
+            target: said
+                .target
+                .or_else(|| Some(path_of(&header.link_name_bytes()?)))
+                .unwrap_or_default(),
+            kind,
+            mode: header.mode().ok(),
+            owner: Owner {
+                uid: id(said.uid, header.uid()),
+                gid: id(said.gid, header.gid()),
+            },
+            has_capabilities: said.has_capabilities,
+            at: entry.raw_file_position(),
+            size,
+        };
+        visit(member, &mut entry)?;
     }
     Ok(())
 }
 
-fn tree_link(source: &Path, path: &Path) -> EngineError {
-    EngineError::BadImage {
-        path: source.to_owned(),
-        reason: format!("the link {} leads nowhere", path.display()),
-    }
+/// Fills the tree with the members of an archive. All belong to the container's root.
+///
+/// # Errors
+/// [`EngineError::BadImage`] for what no archive of an image has; [`EngineError::Io`].
+pub(crate) fn unpack<R: Read>(tree: &mut Tree<'_>, entries: Entries<'_, R>) -> Result<(), EngineError> {
+    let source = tree.source;
+    walk(source, entries, |member, content| {
+        let member = Member {
+            owner: Owner::ROOT,
+            ..member
+        };
+        tree.add(&member, content)
+    })
+}
+
+/// Takes away from the tree what a layer names as removed: the first half of its application. A layer removes nothing of what it
+/// brings itself, in whatever order that stands.
+///
+/// # Errors
+/// As [`unpack`].
+pub(crate) fn remove_by_layer<R: Read>(
+    tree: &mut Tree<'_>,
+    entries: Entries<'_, R>,
+) -> Result<(), EngineError> {
+    let source = tree.source;
+    walk(source, entries, |member, _| {
+        let Some(name) = whiteout_of(&member.path) else {
+            return Ok(());
+        };
+        tree.count(&member.path)?;
+        let folder = member.path.parent().unwrap_or(Path::new(""));
+        if name == OPAQUE {
+            tree.clear(folder)
+        } else if name.starts_with(NOTES) {
+            Ok(())
+        } else {
+            let removed = OsStr::from_bytes(name.strip_prefix(WHITEOUT).unwrap_or_default());
+            if removed.is_empty() || removed == "." || removed == ".." {
+                return Err(tree.refused(format!("{} removes nothing", member.path.display())));
+            }
+            tree.remove(&folder.join(removed))
+        }
+    })
+}
+
+/// Fills the tree with what a layer brings: the second half. It replaces what is there, also a folder by a file.
+///
+/// # Errors
+/// As [`unpack`].
+pub(crate) fn add_by_layer<R: Read>(tree: &mut Tree<'_>, entries: Entries<'_, R>) -> Result<(), EngineError> {
+    let source = tree.source;
+    walk(source, entries, |member, content| {
+        if whiteout_of(&member.path).is_some() {
+            return Ok(());
+        }
+        tree.make_way(&member.path, member.kind == EntryType::Directory)?;
+        tree.add(&member, content)
+    })
+}
+
+/// The name of a member that takes something away.
+fn whiteout_of(path: &Path) -> Option<&[u8]> {
+    let name = path.file_name()?.as_bytes();
+    name.starts_with(WHITEOUT).then_some(name)
 }
 
 /// Fills the tree with what a folder holds, below `at` in the tree.
@@ -432,7 +746,7 @@ fn tree_link(source: &Path, path: &Path) -> EngineError {
 pub(crate) fn copy(tree: &mut Tree<'_>, from: &Path, at: &Path) -> Result<(), EngineError> {
     let read = |path: &Path, error: &io::Error| EngineError::io("read", path, error);
     let data = fs::metadata(from).map_err(|e| read(from, &e))?;
-    tree.add_dir(at, data.mode())?;
+    tree.add_dir(at, data.mode(), Owner::ROOT)?;
     for entry in fs::read_dir(from).map_err(|e| read(from, &e))? {
         let entry = entry.map_err(|e| read(from, &e))?;
         let (source, path) = (entry.path(), at.join(entry.file_name()));
@@ -441,7 +755,7 @@ pub(crate) fn copy(tree: &mut Tree<'_>, from: &Path, at: &Path) -> Result<(), En
             copy(tree, &source, &path)?;
         } else if kind.is_symlink() {
             let target = fs::read_link(&source).map_err(|e| read(&source, &e))?;
-            tree.add_symlink(&path, &target)?;
+            tree.add_symlink(&path, &target, Owner::ROOT)?;
         } else if kind.is_file() {
             let no_link = OFlags::NOFOLLOW.bits() as i32;
             let mut options = fs::OpenOptions::new();
@@ -451,7 +765,7 @@ pub(crate) fn copy(tree: &mut Tree<'_>, from: &Path, at: &Path) -> Result<(), En
                 .open(&source)
                 .map_err(|e| read(&source, &e))?;
             let mode = file.metadata().map_err(|e| read(&source, &e))?.mode();
-            tree.add_file(&path, mode, &mut file)?;
+            tree.add_file(&path, mode, Owner::ROOT, &mut file)?;
         } else {
             tree.leave_out(&path)?;
         }
@@ -498,10 +812,14 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
+    fn unpack_bytes(tree: &mut Tree<'_>, bytes: &[u8]) -> Result<(), EngineError> {
+        unpack(tree, tar::Archive::new(bytes).entries().unwrap())
+    }
+
     fn fill_with(limits: Limits, bytes: &[u8]) -> (tempfile::TempDir, Result<(u64, LeftOut), EngineError>) {
         let dir = tempfile::tempdir().unwrap();
         let mut tree = Tree::open(dir.path(), Path::new("a.tar"), limits).unwrap();
-        let filled = unpack(&mut tree, bytes).map(|()| (tree.bytes(), tree.left_out().clone()));
+        let filled = unpack_bytes(&mut tree, bytes).map(|()| (tree.bytes(), tree.left_out().clone()));
         (dir, filled)
     }
 
@@ -606,7 +924,16 @@ mod tests {
         huge.set_entry_type(EntryType::XHeader);
         huge.set_size(1 << 40);
         huge.set_cksum();
+        let mut headers = Vec::new();
+        for _ in 0..=MAX_EXTENSIONS {
+            let mut header = tar::Header::new_ustar();
+            header.set_entry_type(EntryType::XHeader);
+            header.set_size(0);
+            header.set_cksum();
+            headers.extend_from_slice(header.as_bytes());
+        }
         for (bytes, word) in [
+            (headers, "more than 8 headers"),
             (of(&deep), "128 may be"),
             (of(&long), "4095 may be"),
             (archive(&[file("a"), file("b"), file("c")]), "more than 16 bytes"),
@@ -696,7 +1023,7 @@ mod tests {
             let bytes = archive(&members);
             let root = place.path().join("in");
             let mut tree = Tree::open(&root, Path::new("a.tar"), Limits::default()).unwrap();
-            let _ = unpack(&mut tree, bytes.get(..cut.min(bytes.len())).unwrap());
+            let _ = unpack_bytes(&mut tree, bytes.get(..cut.min(bytes.len())).unwrap());
             prop_assert_eq!(fs::read_dir(place.path().join("out")).unwrap().count(), 0);
             prop_assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
         }

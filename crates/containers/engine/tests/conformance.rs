@@ -170,12 +170,18 @@ fn what_cannot_be_is_refused_and_leaves_nothing(subject: &mut dyn Subject) {
     let mut missing = spec.clone();
     missing.image = "inco/no-such-image:1".into();
     let error = ask(subject, &missing);
-    assert_eq!(
-        error,
-        EngineError::ImageMissing {
-            image: "inco/no-such-image:1".into()
-        }
-    );
+    let image = "inco/no-such-image:1".to_owned();
+    let is_docker = subject.told().engine.driver() == "docker";
+    let (expected, advice) = if is_docker {
+        (
+            EngineError::NotInDocker { image },
+            "`docker pull inco/no-such-image:1`",
+        )
+    } else {
+        (EngineError::ImageMissing { image }, "`inco image import`")
+    };
+    assert_eq!(error, expected);
+    assert!(error.to_string().contains(advice), "{error}");
     let mut bad = spec.clone();
     bad.name = "inco-../../x".into();
     assert!(matches!(ask(subject, &bad), EngineError::BadName { .. }));

@@ -18,6 +18,7 @@ use traffic::MemifPort;
 use super::Interrupt;
 use super::SwitchName;
 use super::open_vswitch::OpenVSwitch;
+use engine::image::Store;
 use images::EngineName;
 
 /// How long its instances may take to be there. An environment layer of DPDK takes seconds.
@@ -249,6 +250,8 @@ impl<'g> Session<'g> {
             .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
             .arg(&file)
             .env("INCO_RUN_DIR", &ground.directory)
+            // With the images that were made for it.
+            .env("INCO_STATE_DIR", Store::state_dir())
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)

@@ -232,7 +232,8 @@ impl Facts for Machine {
             // Docker has it, and tells when it makes a container.
             return Ok(());
         };
-        let Some(program) = command.first().or(image.entrypoint.first()) else {
+        let own = image.command(&[]);
+        let Some(program) = command.first().or(own.first()) else {
             return Err(Unusable::new(
                 format!("the image {} names no program", spec.image.with_tag()),
                 "write command = [\"/PROGRAM\"]",
@@ -716,13 +717,39 @@ mod tests {
         assert_eq!(pci_device("net_null0,size=64"), Ok(()));
     }
 
-    #[test]
-    fn an_engine_that_does_not_answer_is_told() {
-        let engine = Engine {
+    /// Docker, where none is.
+    fn docker() -> Engine {
+        Engine {
             driver: EngineDriver::Docker,
             host: "unix:///nonexistent/docker.sock".to_owned(),
             tls: None,
+        }
+    }
+
+    #[test]
+    fn a_missing_image_is_got_where_the_engine_has_its_images_from() {
+        let oci = Engine {
+            driver: EngineDriver::Oci,
+            ..docker()
         };
+        for (engine, image, write) in [
+            (docker(), "nobody/has-this", "`docker pull nobody/has-this`"),
+            (
+                oci,
+                "nobody/has-this",
+                "`inco image import nobody/has-this SOURCE`",
+            ),
+        ] {
+            let error = Machine::now().image(&engine, image).unwrap_err();
+            assert!(error.write.contains(write), "{error:?}");
+            let is_docker = engine.driver == EngineDriver::Docker;
+            assert_eq!(error.write.contains("inco image import"), !is_docker, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_does_not_answer_is_told() {
+        let engine = docker();
         let error = Machine::now().engine(&engine).unwrap_err();
         assert!(
             error

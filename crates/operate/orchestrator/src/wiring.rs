@@ -379,7 +379,7 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
     let mut spec = ContainerSpec::new(String::new(), image.as_str());
     spec.command = service.command.clone();
     if spec.command.is_empty() && !service.args.is_empty() {
-        // Arguments come after the image's own program.
+        // They come after the image's own program, in the place of its own arguments.
         let (_, known) = Store::at(Store::default_dir())
             .resolve(&spec.image)
             .with_context(|| {
@@ -388,9 +388,10 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
                     service.name
                 )
             })?;
-        spec.command = known.entrypoint;
+        spec.command = known.command(&service.args);
+    } else {
+        spec.command.extend(service.args.iter().cloned());
     }
-    spec.command.extend(service.args.iter().cloned());
     spec.env = vec![("INCO_PORTS".to_owned(), service.uplinks.len().to_string())];
     if service.port == PortKind::Memif {
         let socket = format!("{SOCKET_DIR}/{PORT_SOCKET}");

@@ -11,6 +11,8 @@
  *   beside        the same, for a command beside the container's program, whose group it must be in
  *   flood         writes to its output for ever
  *   cat FILE      prints what is in a file
+ *   remove FILE   removes a file
+ *   whoami        prints who runs it, and where
  *   meet DIR      listens on DIR/port.sock, and says so to whoever connects
  *   fill DIR      makes files in a directory, and one as long as can be, until neither goes on; prints how many and how long; sleeps
  */
@@ -172,6 +174,12 @@ int main(int argc, char **argv) {
         int file = open(argv[2], O_RDONLY), length = read(file, text, sizeof text);
         if (length < 0) { perror(argv[2]); return 1; }
         return write(1, text, length) != length;
+    }
+    if (!strcmp(verb, "remove")) return unlink(argv[2]) != 0;
+    if (!strcmp(verb, "whoami")) {
+        char where[4096];
+        printf("%d:%d %s\n", getuid(), getgid(), getcwd(where, sizeof where));
+        return 0;
     }
     if (!strcmp(verb, "meet")) {
         struct sockaddr_un address = {AF_UNIX};
