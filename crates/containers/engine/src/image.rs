@@ -124,11 +124,20 @@ impl Store {
         Store { dir: dir.into() }
     }
 
-    /// Where images are unless something else is said: `images` in `$INCO_STATE_DIR`, or in `/var/lib/inco`.
+    /// Where images are unless something else is said: `images` in [`Store::state_dir`].
     pub fn default_dir() -> PathBuf {
-        let state =
-            std::env::var_os("INCO_STATE_DIR").map_or_else(|| PathBuf::from("/var/lib/inco"), PathBuf::from);
-        state.join("images")
+        Store::state_dir().join("images")
+    }
+
+    /// Where that is kept which outlives inco: `$INCO_STATE_DIR`, or `/var/lib/inco`. With another run directory than the usual
+    /// one it is in there: two incos share images only where somebody says so.
+    pub fn state_dir() -> PathBuf {
+        let given = |name| {
+            std::env::var_os(name)
+                .filter(|text| !text.is_empty())
+                .map(PathBuf::from)
+        };
+        state_dir(given("INCO_STATE_DIR"), given("INCO_RUN_DIR"))
     }
 
     /// Makes an image of these files and nothing else. One of that name is replaced.
@@ -447,6 +456,13 @@ impl Store {
     }
 }
 
+fn state_dir(given: Option<PathBuf>, run_dir: Option<PathBuf>) -> PathBuf {
+    let other_run_dir = run_dir.filter(|dir| dir != Path::new("/run/inco"));
+    given
+        .or(other_run_dir)
+        .unwrap_or_else(|| PathBuf::from("/var/lib/inco"))
+}
+
 /// Whether this begins as a tar archive does. Leaves the file at its beginning.
 fn check_is_archive(source: &Path, file: &mut File) -> Result<(), EngineError> {
     let mut head = Vec::new();
@@ -697,6 +713,19 @@ mod tests {
             store.resolve(&image("a/../b")),
             Err(EngineError::ImageMissing { .. })
         ));
+    }
+
+    #[test]
+    fn incos_with_run_directories_of_their_own_share_no_images_unawares() {
+        let dir = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        for (state, run, expected) in [
+            ("", "", "/var/lib/inco"),
+            ("", "/run/inco", "/var/lib/inco"),
+            ("", "/run/other", "/run/other"),
+            ("/srv/inco", "/run/other", "/srv/inco"),
+        ] {
+            assert_eq!(state_dir(dir(state), dir(run)), Path::new(expected));
+        }
     }
 
     #[test]
