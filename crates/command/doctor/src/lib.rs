@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
-use configuration::{Configuration, EngineDriver, PortKind, SwitchDriver, check_facts};
+use configuration::{Configuration, EngineDriver, PortKind, check_facts};
 use serde::Serialize;
 
 use display::output;
@@ -169,7 +169,7 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
 
 /// The ports that the switch makes for instances when it starts.
 fn ports(configuration: &Configuration) -> Option<Finding> {
-    if configuration.switch.driver != SwitchDriver::OpenFlow {
+    if !configuration.switch.can.prepared_ports {
         return None;
     }
     let spare = configuration.switch.openflow.spare_ports;
@@ -243,7 +243,7 @@ mod tests {
     fn what_a_configuration_names_and_the_machine_lacks_fails() {
         let text = "[[uplink]]\nname = \"wan\"\ndevice = \"memif:wan.sock\"\n[service.all]\nimage = \"inco/none-such\"\n\
                     [switch]\nworkers = [8000]\n";
-        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let configuration = load::parse(text, "a.toml").unwrap();
         let findings = configured(&configuration);
         assert!(
             findings
@@ -260,7 +260,7 @@ mod tests {
     fn the_ports_for_instances_are_told() {
         let text = "[switch]\ndriver = \"openflow\"\nopenflow = { spare_ports = 3 }\n[[uplink]]\nname = \"wan\"\n\
                     device = \"memif:wan.sock\"\n[service.all]\nimage = \"a\"\nsymmetric = false\ninstances = 4\n";
-        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let configuration = load::parse(text, "a.toml").unwrap();
         let found = ports(&configuration).unwrap().found;
         assert_eq!(
             found,

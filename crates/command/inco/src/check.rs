@@ -328,7 +328,7 @@ capacity = "10Mpps"
 cpus = 0.1
 instances = { min = 1, max = 4, standby = 1 }
 "#;
-        let configuration = configuration::parse(text, "a.toml").unwrap();
+        let configuration = orchestrator::load::parse(text, "a.toml").unwrap();
         let plan = Plan::of(&configuration).unwrap();
         assert_eq!(plan.services[0].name, "web", "the narrower match is tried first");
         assert_eq!(plan.services[0].ring_bytes_per_instance, 2 * (128 + 1024 * 2064));

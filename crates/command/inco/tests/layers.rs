@@ -77,6 +77,22 @@ const IMPURE_CALLS: &[&str] = &[
     "File::open",
 ];
 
+/// Where a driver of a switch may be named: the parser of the key that chooses one, and what makes it. All others ask what a switch
+/// can do.
+const NAME_DRIVERS: &[&str] = &[
+    "policy/configuration/src/keys.rs",
+    "policy/configuration/src/types.rs",
+    "operate/orchestrator/src/drivers/",
+];
+
+/// What names a driver.
+const DRIVER_NAMES: &[&str] = &[
+    "SwitchDriver::Soft",
+    "SwitchDriver::OpenFlow",
+    "OpenFlowSwitch",
+    "SoftSwitch",
+];
+
 fn metadata() -> Value {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(cargo)
@@ -258,4 +274,33 @@ fn pure_crates_read_no_clock_and_no_file() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn above_the_switches_nobody_asks_which_driver_there_is() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut wrong = Vec::new();
+    // What measures switches makes some by itself.
+    for folder in ["policy", "operate", "command"] {
+        let mut files = Vec::new();
+        sources(&root.join(folder), &mut files);
+        let is_product = |file: &&PathBuf| file.components().any(|part| part.as_os_str() == "src");
+        for file in files.iter().filter(is_product) {
+            let path = file.strip_prefix(&root).unwrap().to_str().unwrap();
+            if NAME_DRIVERS.iter().any(|allowed| path.starts_with(allowed)) {
+                continue;
+            }
+            let text = std::fs::read_to_string(file).unwrap();
+            for (number, line) in text.lines().enumerate() {
+                if let Some(name) = DRIVER_NAMES.iter().find(|name| line.contains(*name)) {
+                    wrong.push(format!("{}:{}: {name}", file.display(), number + 1));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "ask `Capabilities` instead:\n{}",
+        wrong.join("\n")
+    );
 }

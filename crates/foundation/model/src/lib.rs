@@ -17,6 +17,7 @@ mod observation;
 mod rollout;
 mod service;
 pub mod span;
+mod switch;
 mod time;
 pub mod written;
 
@@ -32,4 +33,5 @@ pub use rollout::{Rollout, RolloutState};
 pub use service::{
     Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,
 };
+pub use switch::{Capabilities, EditKind, PortKind};
 pub use time::Nanos;

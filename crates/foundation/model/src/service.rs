@@ -274,6 +274,17 @@ pub struct Match {
 }
 
 impl Match {
+    /// The same of packets in the opposite direction.
+    pub fn reversed(&self) -> Match {
+        Match {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port.clone(),
+            dst_port: self.src_port.clone(),
+            ..self.clone()
+        }
+    }
+
     /// Whether all IP packets are meant.
     #[inline]
     pub fn is_any(&self) -> bool {

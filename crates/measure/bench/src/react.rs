@@ -461,7 +461,7 @@ mod tests {
                 "oci"
             };
             let text = configuration(from, engine);
-            let read = configuration::parse(&text, "react.toml").unwrap();
+            let read = orchestrator::load::parse(&text, "react.toml").unwrap();
             let instances = &read.services[0].instances;
             assert_eq!(
                 (instances.min, instances.max, instances.standby),

@@ -263,7 +263,7 @@ fn start_sinks(
     for instance in 0..spec.instances {
         let slot = Slot(instance);
         match port {
-            SinkPort::Null => switch.request(attach(slot, PortSpec::new(PortKind::NULL, "")))?,
+            SinkPort::Null => switch.request(attach(slot, PortSpec::new(PortKind::Null, "")))?,
             SinkPort::Memif => switch.request(attach(slot, spec.memif(instance)?))?,
             SinkPort::NetNull => {
                 let device = DeviceArgs::named(format!("net_null{instance},no-rx=1"));
@@ -328,7 +328,7 @@ impl Spec {
         Ok(PortSpec {
             ring_slots: 1 << MEMIF_LOG2_SLOTS,
             deadline: Nanos::from_secs(PATIENCE.as_secs()),
-            ..PortSpec::new(PortKind::MEMIF, socket.context("an instance without a socket")?)
+            ..PortSpec::new(PortKind::Memif, socket.context("an instance without a socket")?)
         })
     }
 

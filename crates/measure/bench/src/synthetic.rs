@@ -320,7 +320,7 @@ impl Synthetic {
     /// Attaches a sink in that slot and waits until the worker has it.
     pub(super) fn attach(&mut self, slot: Slot) -> Result<()> {
         self.switch
-            .request(attach(slot, PortSpec::new(PortKind::NULL, "")))?;
+            .request(attach(slot, PortSpec::new(PortKind::Null, "")))?;
         self.until(
             "an instance is attached",
             |event| matches!(event, SwitchEvent::Attached { slot: s, .. } if *s == slot),

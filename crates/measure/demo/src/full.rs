@@ -302,7 +302,7 @@ fn testpmd_service(mode: &str) -> Result<Service> {
     // A thread that only looks after the other, which polls.
     let on = cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let lcores = format!("0@({on}),1@({on})");
-    let own = configuration::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
+    let own = orchestrator::load::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
         .map_err(|problems| anyhow!("examples/testpmd.toml, as it was when this was built: {problems:?}"))?;
     let service = own
         .services
@@ -360,7 +360,7 @@ mod tests {
         assert!(has("--forward-mode=mac") && !has("--forward-mode=macswap"));
         assert!(has("/usr/bin/dpdk-testpmd") && has("--stats-period=3600"));
         let text = service.configuration("oci", None);
-        assert!(configuration::parse(&text, "demo.toml").is_ok(), "{text}");
+        assert!(orchestrator::load::parse(&text, "demo.toml").is_ok(), "{text}");
     }
 
     #[test]

@@ -524,7 +524,7 @@ mod tests {
         let database = Some(Path::new("/tmp/demo/ovs/db.sock"));
         for (engine, database) in [("oci", None), ("docker", None), ("oci", database)] {
             let text = service.configuration(engine, database);
-            let read = configuration::parse(&text, "demo.toml").unwrap();
+            let read = orchestrator::load::parse(&text, "demo.toml").unwrap();
             let of = &read.services[0];
             assert_eq!(
                 (of.instances.min, of.instances.max, of.instances.standby),

@@ -70,7 +70,7 @@ impl ServiceSettings {
             name: name.into(),
             container,
             socket_dir_in_container: Some(PathBuf::from("/run/inco")),
-            port: PortSpec::new(PortKind::NULL, ""),
+            port: PortSpec::new(PortKind::Null, ""),
             plan: ServicePlan::of_all(ServiceId(0), Scheduler::default()),
             places: None,
             min: 1,

@@ -158,7 +158,7 @@ fn services() -> Vec<ServiceSettings> {
         scaler(r#"{"window":"100ms","scale_down_window":"500ms"}"#),
     );
     (warm.min, warm.max, warm.standby) = (2, 6, 1);
-    warm.port = PortSpec::new(PortKind::MEMIF, "port.sock");
+    warm.port = PortSpec::new(PortKind::Memif, "port.sock");
     warm.capacity_pps = Some((CAPACITY_PER_MS * 1_000) as f64);
     (warm.ready_deadline, warm.drain_deadline) = (Nanos::from_secs(2), Nanos::from_secs(3));
     let mut paused = warm.clone();

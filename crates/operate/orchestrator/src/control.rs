@@ -26,6 +26,7 @@ use api::run_dir::in_run_dir;
 use scheduling::Scheduler;
 
 use super::answers::unix_ms;
+use super::drivers::{Started, driver};
 use super::event_files::EventFiles;
 use super::functions::FunctionPages;
 use super::pace::Pace;
@@ -191,8 +192,8 @@ impl ControlLoop {
         stop: Arc<StopRequest>,
     ) -> Result<ControlLoop> {
         let secret = secret()?;
-        let wiring::Started { switch, places } = wiring::switch(&configuration, secret)?;
-        let (alarm, capabilities) = (switch.wake_up(), switch.capabilities());
+        let Started { switch, places } = driver(&configuration).start(&configuration, secret)?;
+        let alarm = switch.wake_up();
         let engine = wiring::engine(&configuration, &place.run_dir, launcher)?;
         let engine_driver = engine.driver();
         inbox.wake_this_thread();
@@ -210,7 +211,7 @@ impl ControlLoop {
         let mut services = configuration
             .services
             .iter()
-            .map(|service| wiring::service_settings(service, &configuration.engine, &capabilities))
+            .map(|service| wiring::service_settings(service, &configuration.engine))
             .collect::<Result<Vec<_>>>()?;
         for (settings, places) in services.iter_mut().zip(places.into_iter().flatten()) {
             settings.places = Some(places);

@@ -244,7 +244,7 @@ mod tests {
     fn a_run_directory_has_one_inco_and_is_known_to_be_left() {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = directory.path();
-        let configuration = configuration::parse(TEXT, "a.toml").unwrap();
+        let configuration = crate::load::parse(TEXT, "a.toml").unwrap();
         let set = || Mark::set(run_dir, &run_dir.join("other.sock"), &configuration);
         assert!(Running::of(run_dir).is_none());
         assert_eq!(remove(run_dir).unwrap(), None, "there was none");

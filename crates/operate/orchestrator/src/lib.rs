@@ -8,7 +8,7 @@ mod answers;
 pub mod case;
 mod control;
 pub mod daemon;
-mod devices;
+mod drivers;
 mod event_files;
 mod figures;
 mod functions;

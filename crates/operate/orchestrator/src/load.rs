@@ -12,7 +12,7 @@ use model::{Match, Prefix, protocol};
 use rustix::fs::OFlags;
 
 use crate::machine::Machine;
-use crate::wiring;
+use crate::{drivers, wiring};
 
 /// Bytes of a unix socket's path at most: the kernel's address has 108, and one ends it.
 const SOCKET_PATH_LIMIT: usize = 107;
@@ -23,7 +23,15 @@ const FILE_LIMIT: u64 = 1 << 20;
 pub fn load(file: &Path) -> anyhow::Result<Configuration> {
     let name = file.display().to_string();
     let text = text_of(file).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
-    configuration::parse(&text, &name).map_err(|problems| wrong(&problems).into())
+    parse(&text, &name).map_err(|problems| wrong(&problems).into())
+}
+
+/// Reads and checks the text of a configuration, by what the drivers of this build can do. `file_name` is what messages call it.
+///
+/// # Errors
+/// Every problem that can be seen without a machine, in the order of the text.
+pub fn parse(text: &str, file_name: &str) -> Result<Configuration, Vec<Problem>> {
+    configuration::parse(text, file_name, drivers::capabilities)
 }
 
 /// The text of a configuration, or what is wrong with the file. Of other things than files nothing is read: a FIFO or a device
@@ -77,7 +85,8 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     }
     // An inco that runs has what it needs of devices and memory.
     if !machine.has_own_inco() {
-        wiring::check_devices(&configuration).map_err(|error| in_file(format!("{error:#}")))?;
+        let checked = drivers::driver(&configuration).check_devices(&configuration);
+        checked.map_err(|error| in_file(format!("{error:#}")))?;
     }
     Ok(configuration)
 }
@@ -156,7 +165,7 @@ mod tests {
              [service.a]\nport = \"null\"\n[api]\nsocket = \"{folder}/a\"\n",
             "l".repeat(room + 1)
         );
-        let of = |text: &str| too_long(&wiring::sockets(&configuration::parse(text, "a.toml").unwrap()));
+        let of = |text: &str| too_long(&wiring::sockets(&parse(text, "a.toml").unwrap()));
         let said = of(&text).unwrap();
         assert!(
             said.contains("llll has 108 bytes, and may have 107") && said.contains("INCO_RUN_DIR"),

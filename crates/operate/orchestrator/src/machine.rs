@@ -7,25 +7,18 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use api::{ApiError, run_dir};
-use configuration::{
-    ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, OpenFlow, Service, Unusable, Uplink,
-};
+use configuration::{ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Service, Unusable, Uplink};
 use engine::image::Store;
 use engine::{
     DockerConfig, DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use,
 };
-use openvswitch::Ovsdb;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::leftovers::Running;
-use crate::wiring;
-
-/// How long the database of Open vSwitch may take to answer.
-const OVS_TIME: Duration = Duration::from_secs(2);
+use crate::{drivers, wiring};
 
 /// The machine that this runs on.
 #[derive(Debug)]
@@ -317,17 +310,8 @@ impl Facts for Machine {
         directory_is_writable(&directory.join("events.jsonl"))
     }
 
-    fn open_v_switch(&self, of: &OpenFlow) -> Result<(), Unusable> {
-        let write = "start Open vSwitch (`systemctl start openvswitch-switch`), or correct database and tls";
-        let database =
-            wiring::ovs_database(of).map_err(|error| Unusable::new(format!("{error:#}"), write))?;
-        let connected = Ovsdb::connect(&database, OVS_TIME).map(drop);
-        connected.map_err(|error| {
-            Unusable::new(
-                format!("no database of Open vSwitch answers there ({error})"),
-                write,
-            )
-        })
+    fn switch(&self, of: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
+        drivers::check(of)
     }
 
     fn path(&self, path: &Path) -> Result<(), Unusable> {
@@ -534,7 +518,7 @@ fn may_take_frames(interface: &str) -> Result<(), Unusable> {
     })
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Unusable {
+pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Unusable {
     match error.kind() {
         io::ErrorKind::NotFound => Unusable::new(
             format!("there is no {}", path.display()),

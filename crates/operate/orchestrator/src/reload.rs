@@ -4,12 +4,9 @@ use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use api::types::{Action, Outcome, Refusal};
-use configuration::{
-    ApiTcp, Configuration, Facts, InstanceDevice, OpenFlow, Service, Unusable, Uplink, check_facts,
-};
+use configuration::{ApiTcp, Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
 use model::{KeyChange, Nanos, ServiceId};
-use switch::Capabilities;
 
 use super::control::{Asked, ControlLoop};
 use super::wiring;
@@ -162,7 +159,7 @@ impl Facts for InUse {
         Ok(())
     }
 
-    fn open_v_switch(&self, _: &OpenFlow) -> Result<(), Unusable> {
+    fn switch(&self, _: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
         Ok(())
     }
 
@@ -209,11 +206,7 @@ impl Changes {
     ///
     /// # Errors
     /// The keys that cannot change while inco runs, each with its place.
-    fn between(
-        old: &Configuration,
-        mut new: Configuration,
-        capabilities: &Capabilities,
-    ) -> Result<Changes, Refusal> {
+    fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
         let keys = old.changes_to(&new);
         let fixed = fixed_text(&keys);
         if !fixed.is_empty() {
@@ -230,7 +223,7 @@ impl Changes {
         new.services.sort_by_key(place);
         let new_engine = new.engine.clone();
         let settings = |service: &Service| {
-            wiring::service_settings(service, &new_engine, capabilities)
+            wiring::service_settings(service, &new_engine)
                 .map_err(|error| Refusal::new(format!("{error:#}"), "correct the file; nothing was changed"))
         };
         let mut changed = Vec::new();
@@ -274,13 +267,13 @@ fn fixed_text(changes: &[KeyChange]) -> String {
 ///
 /// # Errors
 /// What is wrong with the new configuration, beside keys that need a restart: those are told by the outcome.
-fn preview(old: &Configuration, new: Configuration, capabilities: &Capabilities) -> Result<Outcome, Refusal> {
+fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> {
     let changes = old.changes_to(&new);
     let fixed = fixed_text(&changes);
     let result = if changes.is_empty() {
         UNCHANGED.to_owned()
     } else if fixed.is_empty() {
-        Changes::between(old, new, capabilities)?;
+        Changes::between(old, new)?;
         format!("a reload would change {}", keys_text(&changes))
     } else {
         format!("a reload would be refused: this cannot change while inco runs: {fixed}")
@@ -318,12 +311,11 @@ impl ControlLoop {
             return;
         };
         if asked.action == (Action::Reload { check: true }) {
-            let can = self.switch.capabilities();
-            let result = read.and_then(|new| preview(&self.configuration, new, &can));
+            let result = read.and_then(|new| preview(&self.configuration, new));
             return self.conclude(asked, result);
         }
         let result = read
-            .and_then(|new| Changes::between(&self.configuration, new, &self.switch.capabilities()))
+            .and_then(|new| Changes::between(&self.configuration, new))
             .map(|changes| self.apply(changes));
         match &result {
             Ok(_) => self.reloads.0 += 1,

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use model::{Match, NetFunction, Prefix, Slot, UplinkId};
+use model::{Capabilities, Match, NetFunction, PortKind, Prefix, Slot, UplinkId};
 
 use crate::problem::Places;
 use crate::read::Reader;
@@ -14,7 +14,7 @@ pub(crate) fn check(reader: &mut Reader, configuration: &Configuration) {
     check_engine(reader, configuration);
     check_limits(reader, configuration);
     check_devices(reader, configuration);
-    check_openflow(reader, configuration);
+    check_switch(reader, configuration);
     check_overlaps(reader, configuration);
 }
 
@@ -127,13 +127,6 @@ fn check_devices(reader: &mut Reader, configuration: &Configuration) {
             }
             continue;
         }
-        if configuration.switch.driver != SwitchDriver::OpenFlow {
-            let wrong = Wrong::new(
-                "inco's own switch reaches instances by memif alone",
-                "write driver = \"openflow\" in [switch], or port = \"memif\"",
-            );
-            reader.wrong(&key("port"), wrong);
-        }
         let needed = service.instance_limit() as usize * service.uplinks.len();
         if service.devices.len() < needed || service.devices.len() % service.uplinks.len().max(1) != 0 {
             let what = format!(
@@ -220,64 +213,69 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
     }
 }
 
-/// Ports of DPDK that Open vSwitch has at most, as Debian builds it (`RTE_MAX_ETHPORTS`).
-const OVS_PORT_LIMIT: u64 = 32;
-/// The longest frame that its ports carry, in bytes: an MTU of 1,500 and a VLAN tag.
-const OVS_MAX_FRAME: u16 = 1522;
-
-/// What a bridge of Open vSwitch cannot do.
-fn check_openflow(reader: &mut Reader, configuration: &Configuration) {
+/// What the chosen switch cannot do.
+fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     let switch = &configuration.switch;
-    if switch.driver != SwitchDriver::OpenFlow {
-        return;
-    }
-    let soft = "or driver = \"soft\" in [switch]";
-    if switch.openflow.datapath == Datapath::System {
-        let wrong = Wrong::new(
-            "the kernel's datapath has no memif ports, and the monitor port is one",
-            "write datapath = \"netdev\"",
-        );
-        reader.wrong("switch.openflow.datapath", wrong);
-    }
+    let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
+    // Another driver that can do it, as something to write.
+    let or_other = |does: &dyn Fn(&Capabilities) -> bool| {
+        let mut others = SwitchDriver::WORDS
+            .iter()
+            .filter(|(_, other)| does(&drivers(*other)));
+        let other = others
+            .next()
+            .map(|(word, _)| format!(", or driver = \"{word}\" in [switch]"));
+        other.unwrap_or_default()
+    };
     for (index, uplink) in configuration.uplinks.iter().enumerate() {
-        if let Device::Pcap(_) = uplink.device {
-            let what = "Open vSwitch cannot read a capture at its own pace";
-            let write = format!("write memif:SOCKET, veth:INTERFACE or a DPDK device, {soft}");
+        if matches!(uplink.device, Device::Pcap(_)) && !can.captures {
+            let what = format!("the driver {name} cannot read a capture at its own pace");
+            let write = format!(
+                "write memif:SOCKET, veth:INTERFACE or a DPDK device{}",
+                or_other(&|can| can.captures)
+            );
             reader.wrong(&format!("uplink[{index}].device"), Wrong::new(what, write));
         }
-        if uplink.max_frame > OVS_MAX_FRAME {
-            let what = format!("its ports carry frames of at most {OVS_MAX_FRAME} bytes here");
-            let write = format!("write {OVS_MAX_FRAME}, {soft}");
+        if let Some(limit) = can.max_frame.filter(|limit| uplink.max_frame > *limit) {
+            let what = format!("the driver {name} carries frames of at most {limit} bytes");
+            let carries = |can: &Capabilities| can.max_frame.is_none_or(|limit| uplink.max_frame <= limit);
+            let write = format!("write {limit}{}", or_other(&carries));
             reader.wrong(&format!("uplink[{index}].max_frame"), Wrong::new(what, write));
         }
     }
     let mut ports = 1 + configuration.uplinks.len() as u64;
     for service in &configuration.services {
-        let key = |name: &str| format!("service.{}.{name}", service.name);
-        let mut wrong = |name: &str, what: &str, write: String| {
-            reader.wrong(&key(name), Wrong::new(what, write));
+        let mut wrong = |key: &str, what: &str, write: String| {
+            let key = format!("service.{}.{key}", service.name);
+            reader.wrong(&key, Wrong::new(format!("the driver {name} {what}"), write));
         };
-        if service.port == PortKind::Null {
-            wrong(
-                "port",
-                "Open vSwitch has no port of that kind",
-                format!("write port = \"memif\", {soft}"),
+        if !can.connects(service.port) {
+            let known = can.ports.iter().find(|kind| **kind != PortKind::Null);
+            let known = known.map_or("null", |kind| kind.name());
+            let write = format!(
+                "write port = \"{known}\"{}",
+                or_other(&|can| can.connects(service.port))
             );
+            wrong("port", "has no port of that kind", write);
         }
-        if service.affinity == Affinity::Relaxed {
-            let what = "a switch of rules cannot hold the packets of a flow while it moves";
-            wrong("affinity", what, format!("write affinity = \"strict\", {soft}"));
-        }
-        if service.flow_counters {
-            let what = "a switch of rules does not count returned packets for each flow";
-            wrong(
-                "flow_counters",
-                what,
-                format!("write flow_counters = false, {soft}"),
+        if service.affinity == Affinity::Relaxed && !can.relaxed_moves {
+            let what = "cannot hold the packets of a flow while it moves";
+            let write = format!(
+                "write affinity = \"strict\"{}",
+                or_other(&|can| can.relaxed_moves)
             );
+            wrong("affinity", what, write);
         }
-        if service.symmetric && directions(service).len() == 1 {
-            let what = "a rule cannot tell from this match which end has begun a flow, and so not keep both directions together";
+        if service.flow_counters && !can.return_matching {
+            let what = "does not count returned packets for each flow";
+            let write = format!(
+                "write flow_counters = false{}",
+                or_other(&|can| can.return_matching)
+            );
+            wrong("flow_counters", what, write);
+        }
+        if service.symmetric && !can.sees_openers && directions(service).len() == 1 {
+            let what = "cannot tell from this match which end has begun a flow, and so not keep both directions together";
             let write = "write symmetric = false, or a match that one direction has alone".to_owned();
             wrong("symmetric", what, write);
         }
@@ -288,9 +286,9 @@ fn check_openflow(reader: &mut Reader, configuration: &Configuration) {
             }
         };
     }
-    if ports > OVS_PORT_LIMIT {
+    if let Some(limit) = can.dpdk_port_limit.filter(|limit| ports > u64::from(*limit)) {
         let what = format!(
-            "with the uplinks', the monitor's, those of all instances and spare_ports there are {ports} ports, more than Open vSwitch's {OVS_PORT_LIMIT}"
+            "with the uplinks', the monitor's, those of all instances and spare_ports there are {ports} ports, more than the driver {name}'s {limit}"
         );
         let largest = configuration
             .services
@@ -338,13 +336,7 @@ fn directions(service: &Service) -> Vec<Match> {
     if !service.symmetric {
         return vec![there];
     }
-    let back = Match {
-        src: there.dst,
-        dst: there.src,
-        src_port: there.dst_port.clone(),
-        dst_port: there.src_port.clone(),
-        ..there.clone()
-    };
+    let back = there.reversed();
     if back == there {
         vec![there]
     } else {

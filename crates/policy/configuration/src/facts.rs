@@ -54,8 +54,11 @@ pub trait Facts {
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
     /// Events can be written there. `None` is `events` in the run directory.
     fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable>;
-    /// The database of Open vSwitch answers. Asked only where it forwards.
-    fn open_v_switch(&self, of: &OpenFlow) -> Result<(), Unusable>;
+    /// What the switch is made of can be used.
+    ///
+    /// # Errors
+    /// The key that says what cannot, with why.
+    fn switch(&self, of: &Switch) -> Result<(), (&'static str, Unusable)>;
     /// A file or directory that is read or mounted.
     fn path(&self, path: &Path) -> Result<(), Unusable>;
     /// Hugepages that DPDK's buffers or a service ask for.
@@ -107,13 +110,8 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
     if let Some(tls) = &engine.tls {
         ask("engine.tls".to_owned(), facts.path(tls));
     }
-    if configuration.switch.driver == SwitchDriver::OpenFlow {
-        let of = &configuration.switch.openflow;
-        let keys = of.tls.as_deref().map_or(Ok(()), |tls| facts.path(tls));
-        match keys {
-            Ok(()) => ask("switch.openflow.database".to_owned(), facts.open_v_switch(of)),
-            missing => ask("switch.openflow.tls".to_owned(), missing),
-        }
+    if let Err((key, unusable)) = facts.switch(&configuration.switch) {
+        ask(key.to_owned(), Err(unusable));
     }
     let needs_engine = configuration.services.iter().any(Service::has_containers);
     let mut engine_answers = needs_engine;

@@ -5,7 +5,7 @@
 //! To add a key, add a row here and a field to the type in `types.rs`.
 
 use autoscaling::Autoscaler;
-use model::{Match, Mount, Nanos, NetFunction, Ready, StandbyMode, TableFull, Timeouts, UplinkId};
+use model::{Match, Mount, Nanos, NetFunction, PortKind, Ready, StandbyMode, TableFull, Timeouts, UplinkId};
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
 
@@ -248,13 +248,17 @@ tables! {
         openflow: openflow, [keys], Keys,
             "table", "{ rules = 10_000 }", "See below.";
     } => {
-        if driver != SwitchDriver::OpenFlow && section.get("openflow").is_some() {
-            let what = "these keys are for the driver openflow, and another one is chosen";
-            let write = "write driver = \"openflow\" in [switch], or remove them";
-            reader.wrong("switch.openflow", Wrong::new(what, write));
+        // A driver's own keys have its name.
+        for (other, _) in SwitchDriver::WORDS {
+            if *other != driver.name() && section.get(other).is_some() {
+                let what = format!("these keys are for the driver {other}, and another one is chosen");
+                let write = format!("write driver = \"{other}\" in [switch], or remove them");
+                reader.wrong(&section.key(other), Wrong::new(what, write));
+            }
         }
+        let can = (reader.drivers)(driver);
         let switch = Switch {
-            driver, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow,
+            driver, can, workers, poll, flows, flows_ipv6, timeouts, unmatched, other, hugepages, dpdk_args, openflow,
         };
         reader.workers = switch.worker_count();
         switch
@@ -340,6 +344,13 @@ tables! {
         if openflow.control().is_none() {
             let what = "where the bridge listens does not follow from a database on another machine";
             reader.wrong(&section.key("database"), Wrong::new(what, "write control = \"tcp:ADDRESS:6653\""));
+        }
+        if datapath == Datapath::System {
+            let wrong = Wrong::new(
+                "the kernel's datapath has no memif ports, and the monitor port is one",
+                "write datapath = \"netdev\"",
+            );
+            reader.wrong(&section.key("datapath"), wrong);
         }
         openflow
     }

@@ -4,7 +4,7 @@
 //!
 //! Key types: [`Configuration`] and what it holds, [`Problem`], [`Facts`].
 //!
-//! 1. [`parse`] reads the text and checks what can be checked without a machine.
+//! 1. [`parse`] reads the text and checks what can be checked without a machine, by what the chosen driver [can do](model::Capabilities).
 //! 2. [`check_facts`] compares it with a machine.
 //! 3. [`Configuration::changes_to`] says what a reload would change, and what it may not.
 //! 4. [`reference`] is the documentation of every key, from the table that also refuses unknown ones.
@@ -27,6 +27,7 @@ mod values;
 
 pub use facts::{Facts, Unusable, check_facts};
 pub use keys::{KEYS, Key, KeyDefault, Reload, TABLES};
+pub use model::PortKind;
 pub use nearest::{nearest, scheduler_name};
 pub use parse::parse;
 pub use policies::parse_scheduler;

@@ -7,15 +7,15 @@ use crate::keys;
 use crate::limits::FILE_LIMIT_BYTES;
 use crate::problem::Problem;
 use crate::read::Reader;
-use crate::types::Configuration;
+use crate::types::{Configuration, Drivers};
 use crate::units::Wrong;
 
-/// Reads and checks a configuration. `file_name` is what messages call the file.
+/// Reads and checks a configuration. `file_name` is what messages call the file; `drivers` says what each driver can do.
 ///
 /// # Errors
 /// Every problem that can be seen without a machine, in the order of the file.
-pub fn parse(text: &str, file_name: &str) -> Result<Configuration, Vec<Problem>> {
-    let mut reader = Reader::new(file_name, text);
+pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configuration, Vec<Problem>> {
+    let mut reader = Reader::new(file_name, text, drivers);
     if text.len() > FILE_LIMIT_BYTES {
         let what = format!("the file has {} bytes, more than {FILE_LIMIT_BYTES}", text.len());
         reader.wrong_at(0, Wrong::new(what, "write a shorter one"));

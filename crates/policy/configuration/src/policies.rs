@@ -1,7 +1,7 @@
 //! Schedulers and autoscalers: a name, or a table with the parameters of that policy.
 
 use autoscaling::Autoscaler;
-use model::Parameter;
+use model::{Capabilities, Parameter};
 use scheduling::{Metric, Scheduler};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
@@ -170,7 +170,7 @@ pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Probl
         format!("{trimmed:?}")
     };
     let document = format!("scheduler = {value}");
-    let mut reader = Reader::new("scheduler", &document);
+    let mut reader = Reader::new("scheduler", &document, |_| Capabilities::NONE);
     let (table, errors) = DeTable::parse_recoverable(&document);
     if !errors.is_empty() || table.get_ref().len() != 1 {
         let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";

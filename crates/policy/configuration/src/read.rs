@@ -12,6 +12,7 @@ use crate::keys::{self, KEYS, KeyDefault, Reload};
 use crate::limits::QUEUES_MAX;
 use crate::nearest::{distance, list, nearest, write_one_of};
 use crate::problem::{Lines, Places, Problem};
+use crate::types::Drivers;
 use crate::units::{self, Wrong};
 
 /// A table of the file, with the path of its keys.
@@ -64,10 +65,12 @@ pub(crate) struct Reader {
     pub(crate) uplinks: Vec<String>,
     /// Workers of the switch.
     pub(crate) workers: usize,
+    /// What each driver of a switch can do.
+    pub(crate) drivers: Drivers,
 }
 
 impl Reader {
-    pub(crate) fn new(file: &str, text: &str) -> Reader {
+    pub(crate) fn new(file: &str, text: &str, drivers: Drivers) -> Reader {
         Reader {
             file: file.to_owned(),
             lines: Lines::new(text),
@@ -76,6 +79,7 @@ impl Reader {
             values: BTreeMap::new(),
             uplinks: Vec::new(),
             workers: 1,
+            drivers,
         }
     }
 

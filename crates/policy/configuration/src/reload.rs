@@ -4,7 +4,7 @@ use model::{KeyChange, Setting};
 
 use crate::keys::Reload;
 use crate::read::KeptValue;
-use crate::types::{Affinity, Configuration, Service, SwitchDriver};
+use crate::types::{Affinity, Configuration, Service};
 
 impl Configuration {
     /// Keys whose value is another one in `new`. Keys of a service are those of the service of that name, wherever it
@@ -63,7 +63,7 @@ impl Configuration {
             old: None,
             new: whole(),
             // The rules of new flows are laid out when the switch starts.
-            needs_restart: new.switch.driver == SwitchDriver::OpenFlow,
+            needs_restart: !new.switch.can.service_changes,
         }));
         changes.extend(only(self, new).into_iter().map(|key| KeyChange {
             key,
@@ -102,7 +102,7 @@ impl Configuration {
             Reload::Applies | Reload::Keys => false,
             Reload::Counts => self.counts_more(new, key),
             Reload::Restart => !is_new,
-            Reload::Rules => new.switch.driver == SwitchDriver::OpenFlow && !is_new,
+            Reload::Rules => !new.switch.can.service_changes && !is_new,
         }
     }
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    Fallback, Match, Mount, Nanos, NetFunction, Ready, ServiceId, StandbyMode, TableFull, Timeouts, UplinkId,
+    Capabilities, Fallback, Match, Mount, Nanos, NetFunction, PortKind, Ready, ServiceId, StandbyMode,
+    TableFull, Timeouts, UplinkId,
 };
 use scheduling::Scheduler;
 
@@ -43,6 +44,8 @@ pub struct Configuration {
 pub struct Switch {
     /// Which implementation.
     pub driver: SwitchDriver,
+    /// What that can do.
+    pub can: Capabilities,
     /// The CPU that each worker is pinned to. Empty: one worker that is not pinned.
     pub workers: Vec<u16>,
     /// What a worker does when no packet comes.
@@ -68,13 +71,13 @@ pub struct Switch {
 impl Switch {
     /// Workers that there are, pinned or not.
     pub fn worker_count(&self) -> usize {
-        match self.driver {
-            SwitchDriver::Soft => self.workers.len().max(1),
-            // One thread writes the rules.
-            SwitchDriver::OpenFlow => 1,
-        }
+        let limit = self.can.worker_limit.map_or(usize::MAX, usize::from);
+        self.workers.len().clamp(1, limit.max(1))
     }
 }
+
+/// What each driver can do, for whoever reads a configuration: the drivers say it.
+pub type Drivers = fn(SwitchDriver) -> Capabilities;
 
 model::words! {
     /// Which switch forwards.
@@ -117,16 +120,6 @@ model::words! {
         On = "on",
         /// From plain pages.
         Off = "off",
-    }
-
-    /// How an instance is attached to the switch.
-    pub enum PortKind {
-        /// Rings of shared memory, and a socket to agree on them.
-        Memif = "memif",
-        /// A function of a card, or another network interface, whose other end the switch has.
-        Device = "device",
-        /// A sink without a container, for benches.
-        Null = "null",
     }
 
     /// Whether a pinned flow may be moved while its instance is well.

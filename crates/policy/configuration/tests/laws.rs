@@ -2,8 +2,11 @@
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
-use configuration::{KEYS, KeyDefault, Problem, parse, reference};
+use configuration::{KEYS, KeyDefault, Problem, reference};
+use drivers::parse;
 use proptest::prelude::*;
+
+mod drivers;
 
 const FULL: &str = r#"[switch]
 driver = "soft"

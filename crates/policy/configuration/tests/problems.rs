@@ -4,10 +4,13 @@
 
 use configuration::{
     Affinity, Capacity, Configuration, Device, EngineDriver, Facts, PortKind, Problem, Unusable, check_facts,
-    parse,
 };
 use model::{Fallback, Nanos, NetFunction, Ready, StandbyMode, UplinkId};
 use scheduling::{Metric, Settings};
+
+use drivers::parse;
+
+mod drivers;
 
 /// The example of the design, with a policy that exists.
 const EXAMPLE: &str = r#"[switch]
@@ -917,8 +920,9 @@ impl Facts for Machine {
     fn event_log(&self, _: Option<&std::path::Path>) -> Result<(), Unusable> {
         self.has("event log")
     }
-    fn open_v_switch(&self, _: &configuration::OpenFlow) -> Result<(), Unusable> {
-        self.has("ovs")
+    fn switch(&self, of: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
+        let bridge = self.has(&of.openflow.bridge);
+        bridge.map_err(|unusable| ("switch.openflow.bridge", unusable))
     }
     fn hugepages(&self) -> Result<(), Unusable> {
         self.has("hugepages")
@@ -998,9 +1002,9 @@ fn what_run_would_refuse_is_asked_beforehand() {
         &service_with("symmetric = false\ncommand = ['prog']")
             .replace("[[uplink]]", "[switch]\ndriver = 'openflow'\n[[uplink]]"),
     );
-    let told = shown(&check_facts(&rules, &Machine(&["ovs", "prog"])));
+    let told = shown(&check_facts(&rules, &Machine(&["br-inco", "prog"])));
     assert!(
-        told.contains("switch.openflow.database: there is no ovs; ")
+        told.contains("switch.openflow.bridge: there is no br-inco; ")
             && told.contains("service.a.command: there is no prog; "),
         "{told}"
     );
@@ -1122,7 +1126,7 @@ fn a_bridge_of_open_vswitch_is_read() {
         (
             "",
             "instances = { min = 1, max = 40 }",
-            "more than Open vSwitch's 32",
+            "more than the driver openflow's 32",
         ),
     ] {
         let problems = wrong(&text(switch, service)).join("\n");
@@ -1218,7 +1222,7 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
     }
     let soft = wrong(&format!("{SHORT}port = \"device\"\n{two}\n")).join("\n");
     assert!(
-        soft.contains("reaches instances by memif alone; write driver = \"openflow\""),
+        soft.contains("the driver soft has no port of that kind; write port = \"memif\", or driver = \"openflow\" in [switch]"),
         "{soft}"
     );
     let unused = wrong(&format!(

@@ -2,8 +2,11 @@
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
-use configuration::{Configuration, parse};
+use configuration::Configuration;
+use drivers::parse;
 use model::KeyChange;
+
+mod drivers;
 
 const SOFT: &str = r#"[switch]
 flows = "64k"

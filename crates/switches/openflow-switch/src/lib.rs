@@ -38,7 +38,7 @@ mod prover;
 mod rules;
 mod steering;
 
-pub use driver::{OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
+pub use driver::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
 pub use fake::{Delivered, FakeNic, Faults, SteeredNic};
 pub use flows::{FlowId, FlowRow, RuleState};
 pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};

@@ -49,6 +49,8 @@ pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use soft::{OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT};
+pub use soft::{
+    CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT,
+};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Peers, Sleep, Worker, WorkerParts};

@@ -32,6 +32,22 @@ use crate::worker::{Peers, Sleep, Worker, WorkerParts};
 
 /// Workers that a switch has at most: the bits of the set of workers to wake.
 pub const WORKER_LIMIT: usize = 32;
+/// What its switches can do.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    ports: &[PortKind::Memif, PortKind::Null],
+    captures: true,
+    waiting_uplinks: true,
+    worker_limit: None,
+    edits: &[EditKind::Mac],
+    sees_openers: true,
+    relaxed_moves: true,
+    flow_counters: true,
+    return_matching: true,
+    ring_occupancy: true,
+    pick_records: true,
+    service_changes: true,
+    ..Capabilities::NONE
+};
 /// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets wait for it.
 const SLICE: Duration = Duration::from_micros(100);
 /// Commands that may wait for a worker. One per slot and some more: a whole set of instances can leave at once.
@@ -1073,14 +1089,14 @@ impl<M: FrameMemory> SoftSwitch<M> {
             return Err(SwitchError::SlotInUse { slot });
         }
         match port.kind {
-            PortKind::NULL => {
+            PortKind::Null => {
                 let workers = self.workers.len();
                 self.instances[slot.index()] = Some(Attachment::new(Arc::default()));
                 let sinks = || (0..PORT_LIMIT).map(|_| Port::null()).collect();
                 let by_worker = (0..workers).map(|_| sinks()).collect();
                 self.attach_ports(slot, by_worker, Some(workers as u16), String::new(), Vec::new());
             }
-            PortKind::MEMIF => {
+            PortKind::Memif => {
                 limit(
                     "data ports of an instance",
                     usize::from(port.data_ports),
@@ -1190,23 +1206,13 @@ impl<M: FrameMemory> SoftSwitch<M> {
 
 impl<M: FrameMemory> Switch for SoftSwitch<M> {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ports: &[PortKind::MEMIF, PortKind::NULL],
-            edits: &[EditKind::Mac],
-            relaxed_moves: true,
-            flow_counters: true,
-            return_matching: true,
-            ring_occupancy: true,
-            pick_records: true,
-            service_changes: true,
-            waiting_uplinks: true,
-        }
+        CAPABILITIES
     }
 
     fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
         match request {
             SwitchRequest::Publish(plan) => {
-                plan.validate(&self.capabilities())?;
+                plan.validate(&CAPABILITIES)?;
                 self.steer_by(Arc::unwrap_or_clone(plan));
                 Ok(())
             }

@@ -498,12 +498,13 @@ fn what_is_optional_works_or_is_refused(of: &mut Conforming<'_>) {
         !can.pick_records,
         "Record"
     );
-    let unknown = SwitchRequest::Attach {
-        slot: SLOTS[1],
-        service,
-        port: PortSpec::new(PortKind("no such kind"), ""),
-    };
-    assert!(is_refused(unknown), "a kind of ports that nobody has");
+    let kinds = PortKind::WORDS.iter().map(|(_, kind)| *kind);
+    for kind in kinds.filter(|kind| !can.connects(*kind)) {
+        let port = PortSpec::new(kind, "");
+        let slot = SLOTS[1];
+        let unknown = SwitchRequest::Attach { slot, service, port };
+        assert!(is_refused(unknown), "it has no port of the kind {}", kind.name());
+    }
     assert!(
         !is_refused(SwitchRequest::OpenUplink(UplinkId(0))),
         "an uplink that does not wait"

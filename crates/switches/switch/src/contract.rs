@@ -1,14 +1,13 @@
 use std::sync::Arc;
 
 use flow_table::{FlowRow, TableError};
-use model::{FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
+use model::{Capabilities, EditKind, FlowKey, Generation, Nanos, ServiceId, Slot, UplinkId};
 use scheduling::Scheduler;
 use thiserror::Error;
 
-use crate::edit::EditKind;
 use crate::flows::{FlowFilter, HeavyFlow};
 use crate::plan::Plan;
-use crate::ports::{PortKind, PortSpec};
+use crate::ports::PortSpec;
 use crate::reading::SwitchReading;
 use crate::record::PickRecord;
 
@@ -248,37 +247,6 @@ pub enum SwitchError {
     /// The flow table's storage does not fit its configuration.
     #[error("flow table: {0}")]
     Table(TableError),
-}
-
-/// What a driver need not be able to do. What it lacks it refuses with [`SwitchError::Unsupported`], or leaves at 0 where
-/// it is a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// The kinds of ports that instances may have.
-    pub ports: &'static [PortKind],
-    /// What it can change in packets of an instance.
-    pub edits: &'static [EditKind],
-    /// Flows of relaxed services move in order: their packets are held until those before them are back.
-    pub relaxed_moves: bool,
-    /// Packets and bytes are counted for each flow.
-    pub flow_counters: bool,
-    /// What comes back is matched with the flows of its instance, where a service wants that.
-    pub return_matching: bool,
-    /// How full the rings of instances are is known.
-    pub ring_occupancy: bool,
-    /// Scheduling decisions can be written down.
-    pub pick_records: bool,
-    /// Services may be added, and their matches changed, while it runs.
-    pub service_changes: bool,
-    /// Uplinks can wait until they are opened.
-    pub waiting_uplinks: bool,
-}
-
-impl Capabilities {
-    /// Whether instances may have ports of that kind.
-    pub fn connects(&self, kind: PortKind) -> bool {
-        self.ports.contains(&kind)
-    }
 }
 
 /// Wakes the thread that started a switch, when a packet or a peer comes after a quiet time, or more packets than usual

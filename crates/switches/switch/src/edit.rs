@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use model::EditKind;
+
 /// What the switch changes in a packet. What undoes it follows from the slot alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Edit {
@@ -41,28 +43,6 @@ pub struct Edits {
     pub to_instance: Edit,
     /// On the way back, before the packet is counted with its flow.
     pub to_uplink: Edit,
-}
-
-/// A kind of edits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EditKind {
-    /// [`Edit::Mac`].
-    Mac,
-    /// [`Edit::Translate`].
-    Translate,
-    /// [`Edit::Tunnel`].
-    Tunnel,
-}
-
-impl EditKind {
-    /// What it is called.
-    pub fn name(self) -> &'static str {
-        match self {
-            EditKind::Mac => "MAC addresses",
-            EditKind::Translate => "address translation",
-            EditKind::Tunnel => "a tunnel",
-        }
-    }
 }
 
 impl Edit {

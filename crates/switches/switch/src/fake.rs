@@ -503,15 +503,13 @@ fn next(state: &mut u64) -> u64 {
 impl Switch for FakeSwitch {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            ports: &[PortKind::MEMIF, PortKind::NULL],
-            edits: &[],
-            relaxed_moves: false,
+            ports: &[PortKind::Memif, PortKind::Null],
+            worker_limit: None,
+            sees_openers: true,
             flow_counters: true,
-            return_matching: false,
             ring_occupancy: true,
-            pick_records: false,
             service_changes: true,
-            waiting_uplinks: false,
+            ..Capabilities::NONE
         }
     }
 

@@ -27,13 +27,14 @@ mod ports;
 mod reading;
 mod record;
 
-pub use contract::{Capabilities, Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
-pub use edit::{Edit, EditKind, Edits};
+pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
+pub use edit::{Edit, Edits};
 pub use fake::{FakeConfig, FakeSwitch, Faults};
 pub use flow_table::FlowRow;
 pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};
+pub use model::{Capabilities, EditKind, PortKind};
 pub use plan::{Plan, ServicePlan, SlotPlan};
-pub use ports::{PortKind, PortSpec};
+pub use ports::PortSpec;
 pub use reading::{
     FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals,
 };

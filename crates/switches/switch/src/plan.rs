@@ -2,12 +2,12 @@
 //! no part of it ([`Switch::set_loads`](crate::Switch::set_loads)).
 
 use model::{
-    Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull, Tuple,
-    UplinkId,
+    Capabilities, Fallback, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, TableFull,
+    Tuple, UplinkId,
 };
 use scheduling::Scheduler;
 
-use crate::contract::{Capabilities, SwitchError};
+use crate::contract::SwitchError;
 use crate::edit::Edits;
 
 /// What a switch knows of a service.

@@ -2,26 +2,13 @@
 
 use std::path::PathBuf;
 
-use model::Nanos;
-
-/// A kind of ports, by the word for it. A driver declares those that it can connect
-/// ([`Capabilities::ports`](crate::Capabilities::ports)), and reads a [`PortSpec`] of that kind as it likes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PortKind(pub &'static str);
-
-impl PortKind {
-    /// The instance listens on a memif socket, the [`PortSpec::address`]; its ports are the interfaces from 0 on.
-    pub const MEMIF: PortKind = PortKind("memif");
-    /// The switch made the ports of the slot when it started, and the instance was told of them.
-    pub const PREPARED: PortKind = PortKind("prepared");
-    /// A sink that takes everything.
-    pub const NULL: PortKind = PortKind("null");
-}
+use model::{Nanos, PortKind};
 
 /// An instance's data ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// What they are. What follows counts where the kind has such a thing.
+    /// What they are, one of [`Capabilities::ports`](crate::Capabilities::ports). What follows counts where such ports have it; a
+    /// switch with [`Capabilities::prepared_ports`](crate::Capabilities::prepared_ports) has made them before.
     pub kind: PortKind,
     /// Where they are, as the switch sees it.
     pub address: PathBuf,

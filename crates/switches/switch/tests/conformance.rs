@@ -15,7 +15,7 @@ impl Bed for Fake {
     }
 
     fn start_instance(&mut self, slot: Slot) -> PortSpec {
-        PortSpec::new(PortKind::MEMIF, format!("{slot}.sock"))
+        PortSpec::new(PortKind::Memif, format!("{slot}.sock"))
     }
 
     fn kill_instance(&mut self, slot: Slot) {

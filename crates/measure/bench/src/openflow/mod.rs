@@ -681,7 +681,7 @@ mod tests {
                 database: Path::new("/tmp/ovs/db.sock"),
                 control: (case == OpenflowCase::Cut).then_some(Path::new("/tmp/relay.sock")),
             };
-            let read = configuration::parse(&terms.configuration(), "openflow.toml").unwrap();
+            let read = orchestrator::load::parse(&terms.configuration(), "openflow.toml").unwrap();
             let of = &read.services[0];
             assert_eq!((of.instances.min, of.instances.max), (FEW, MANY));
         }

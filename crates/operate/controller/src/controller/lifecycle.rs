@@ -72,7 +72,9 @@ impl Controller {
             let seconds = deadline.as_secs_f64();
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
-                (Some(dir), Port::Attaching) if port.kind == PortKind::MEMIF => {
+                (Some(dir), Port::Attaching)
+                    if port.kind == PortKind::Memif && service.settings.places.is_none() =>
+                {
                     format!("nothing answers on {}", dir.join(&port.address).display())
                 }
                 _ => instance.reason.clone(),

@@ -46,6 +46,21 @@ const MONITOR: u32 = 15;
 const FIRST_INSTANCE: u32 = 16;
 /// Data ports that an instance has at most.
 const DATA_PORTS: u32 = 2;
+/// What its switches can do.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    // Whatever the other end is: the port was made when the switch started.
+    ports: &[PortKind::Memif, PortKind::Device],
+    prepared_ports: true,
+    // As Debian builds it (`RTE_MAX_ETHPORTS`).
+    dpdk_port_limit: Some(32),
+    // An MTU of 1,500 and a VLAN tag.
+    max_frame: Some(1522),
+    // One thread writes the rules.
+    worker_limit: Some(1),
+    flow_counters: true,
+    ..Capabilities::NONE
+};
+
 /// How long the database may take for one change: the first port of DPDK takes seconds.
 const DATABASE_LIMIT: Duration = Duration::from_secs(30);
 /// How long Open vSwitch may take to remove the bridge at the end. One that does not run does it when it runs again.
@@ -481,17 +496,7 @@ fn first_ports(
 
 impl Switch for OpenFlowSwitch {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            ports: &[PortKind::PREPARED],
-            edits: &[],
-            relaxed_moves: false,
-            flow_counters: true,
-            return_matching: false,
-            ring_occupancy: false,
-            pick_records: false,
-            service_changes: false,
-            waiting_uplinks: false,
-        }
+        CAPABILITIES
     }
 
     fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
@@ -504,7 +509,7 @@ impl Switch for OpenFlowSwitch {
                     limit: Slot::LIMIT,
                 });
             }
-            SwitchRequest::Attach { port, .. } if port.kind != PortKind::PREPARED => {
+            SwitchRequest::Attach { port, .. } if !CAPABILITIES.connects(port.kind) => {
                 return unsupported("make a port for an instance: all are made when it starts");
             }
             SwitchRequest::Change(Change::MoveFlow { .. }) => {

@@ -394,7 +394,7 @@ impl Bed {
             data_ports: ports,
             queues,
             deadline: Nanos::from_secs(20),
-            ..PortSpec::new(PortKind::MEMIF, socket)
+            ..PortSpec::new(PortKind::Memif, socket)
         };
         self.events.clear();
         self.ask(attach(slot, service, port));

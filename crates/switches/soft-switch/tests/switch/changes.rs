@@ -243,7 +243,7 @@ fn a_removal_while_it_is_being_attached_ends_it() {
     let mut bed = Bed::new(1, 1, vec![service(0, &[0], Match::default())]);
     let socket = Function::socket(bed.directory.path(), 5);
     bed.begin_attach(0, 0, socket.clone(), 1, 1);
-    let again = crate::bed::attach(0, 0, PortSpec::new(PortKind::NULL, ""));
+    let again = crate::bed::attach(0, 0, PortSpec::new(PortKind::Null, ""));
     assert!(
         matches!(bed.switch.request(again), Err(SwitchError::SlotInUse { .. })),
         "a slot was attached twice"
@@ -263,7 +263,7 @@ fn an_attachment_that_fails_says_so_and_can_be_tried_again() {
     bed.publish();
     let port = PortSpec {
         deadline: model::Nanos::from_millis(20),
-        ..PortSpec::new(PortKind::MEMIF, bed.directory.path().join("nobody.sock"))
+        ..PortSpec::new(PortKind::Memif, bed.directory.path().join("nobody.sock"))
     };
     bed.ask(crate::bed::attach(0, 0, port));
     bed.until("the attachment fails", |bed| {
@@ -316,7 +316,7 @@ fn a_sink_takes_everything() {
     let mut bed = Bed::new(2, 1, vec![service(0, &[0], Match::default())]);
     bed.set_state(0, 0, InstanceState::Standby);
     bed.publish();
-    bed.ask(crate::bed::attach(0, 0, PortSpec::new(PortKind::NULL, "")));
+    bed.ask(crate::bed::attach(0, 0, PortSpec::new(PortKind::Null, "")));
     bed.until("the sink is attached", |bed| {
         bed.saw(|e| matches!(e, SwitchEvent::Attached { .. }))
     });

@@ -48,7 +48,7 @@ impl conformance::Bed for SoftBed {
         self.instances.insert(slot, Instance::Listening(listener));
         PortSpec {
             deadline: Nanos(PATIENCE.as_nanos() as u64),
-            ..PortSpec::new(PortKind::MEMIF, socket)
+            ..PortSpec::new(PortKind::Memif, socket)
         }
     }
 

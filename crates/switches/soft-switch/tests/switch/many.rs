@@ -22,7 +22,7 @@ fn two_hundred_and_fifty_six_instances_are_attached_at_once_and_all_serve() {
             ring_slots: 64,
             deadline: Nanos::from_secs(20),
             ..PortSpec::new(
-                PortKind::MEMIF,
+                PortKind::Memif,
                 Function::socket(bed.directory.path(), slot.into()),
             )
         };

@@ -88,7 +88,7 @@ impl Needed<'_> {
 
         let mut devices = Vec::new();
         let mut room = frame_bytes;
-        let mut mbufs = workers * super::wiring::FRAMES_PER_WORKER;
+        let mut mbufs = workers * super::soft::FRAMES_PER_WORKER;
         for (index, uplink) in configuration.uplinks.iter().enumerate() {
             if matches!(uplink.device, configuration::Device::Memif(_)) {
                 continue;

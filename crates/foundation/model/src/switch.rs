@@ -1,0 +1,86 @@
+//! What a switch need not be able to do: a driver declares it, a configuration is checked against it, and nobody else asks which
+//! driver there is.
+
+crate::words! {
+    /// How an instance is attached to the switch.
+    #[derive(Hash)]
+    pub enum PortKind {
+        /// Rings of shared memory, and a socket to agree on them.
+        Memif = "memif",
+        /// A function of a card, or another network interface, whose other end the switch has.
+        Device = "device",
+        /// A sink without a container, for benches.
+        Null = "null",
+    }
+
+    /// A kind of changes of a packet.
+    pub enum EditKind {
+        /// Of its MAC addresses.
+        Mac = "MAC addresses",
+        /// Of the address and port of the service's end.
+        Translate = "address translation",
+        /// Into a tunnel, or out of it.
+        Tunnel = "a tunnel",
+    }
+}
+
+/// What a driver need not be able to do. What it lacks it refuses, or leaves at 0 where it is a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The kinds of ports that instances may have.
+    pub ports: &'static [PortKind],
+    /// It makes the ports of all instances when it starts: each instance gets a place among them.
+    pub prepared_ports: bool,
+    /// Ports of DPDK that it has at most, one of its own, the uplinks' and those of all places together; [`None`]: no such limit.
+    pub dpdk_port_limit: Option<u16>,
+    /// The longest frame that its ports carry, in bytes without the checksum; [`None`]: as long as an uplink may say.
+    pub max_frame: Option<u16>,
+    /// Uplinks can be captures.
+    pub captures: bool,
+    /// Uplinks can wait until they are opened.
+    pub waiting_uplinks: bool,
+    /// Workers at most; [`None`]: as many as it is given CPUs.
+    pub worker_limit: Option<u16>,
+    /// What it can change in packets of an instance.
+    pub edits: &'static [EditKind],
+    /// It sees which end has begun a flow; else a symmetric service needs a match that one direction has alone.
+    pub sees_openers: bool,
+    /// Flows of relaxed services move in order: their packets are held until those before them are back.
+    pub relaxed_moves: bool,
+    /// Packets and bytes are counted for each flow.
+    pub flow_counters: bool,
+    /// What comes back is matched with the flows of its instance, where a service wants that.
+    pub return_matching: bool,
+    /// How full the rings of instances are is known.
+    pub ring_occupancy: bool,
+    /// Scheduling decisions can be written down.
+    pub pick_records: bool,
+    /// Services may be added, and their matches changed, while it runs.
+    pub service_changes: bool,
+}
+
+impl Capabilities {
+    /// Nothing beyond what every switch does: a driver declares what it can do besides.
+    pub const NONE: Capabilities = Capabilities {
+        ports: &[],
+        prepared_ports: false,
+        dpdk_port_limit: None,
+        max_frame: None,
+        captures: false,
+        waiting_uplinks: false,
+        worker_limit: Some(1),
+        edits: &[],
+        sees_openers: false,
+        relaxed_moves: false,
+        flow_counters: false,
+        return_matching: false,
+        ring_occupancy: false,
+        pick_records: false,
+        service_changes: false,
+    };
+
+    /// Whether instances may have ports of that kind.
+    pub fn connects(&self, kind: PortKind) -> bool {
+        self.ports.contains(&kind)
+    }
+}

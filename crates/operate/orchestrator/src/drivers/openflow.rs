@@ -1,0 +1,134 @@
+//! A bridge of Open vSwitch.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use configuration::{Configuration, Device, FlowSetup, Unusable};
+use model::Nanos;
+use openflow_switch::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
+use openvswitch::{Endpoint, Keys, Ovsdb};
+use switch::Capabilities;
+
+use super::{Driver, Started, make_parent};
+use crate::machine::unreadable;
+use crate::{pool, wiring};
+use api::run_dir::in_run_dir;
+
+/// The socket of a bridge's monitor port, in the run directory.
+const MONITOR_SOCKET: &str = "monitor.sock";
+/// How often the counters of rules are read: some thousands take the switch some ten milliseconds.
+const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
+/// How long the database of Open vSwitch may take to answer.
+const OVS_TIME: Duration = Duration::from_secs(2);
+
+/// The driver `openflow`.
+pub(super) struct OpenFlow;
+
+impl Driver for OpenFlow {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn check(&self, of: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
+        let of = &of.openflow;
+        if let Some(keys) = &of.tls {
+            fs::metadata(keys).map_err(|error| ("switch.openflow.tls", unreadable(keys, &error)))?;
+        }
+        let wrong = |what: String| {
+            let write =
+                "start Open vSwitch (`systemctl start openvswitch-switch`), or correct database and tls";
+            ("switch.openflow.database", Unusable::new(what, write))
+        };
+        let database = ovs_database(of).map_err(|error| wrong(format!("{error:#}")))?;
+        let connected = Ovsdb::connect(&database, OVS_TIME).map(drop);
+        connected.map_err(|error| wrong(format!("no database of Open vSwitch answers there ({error})")))
+    }
+
+    fn sockets(&self, configuration: &Configuration) -> Vec<PathBuf> {
+        let mut sockets = vec![in_run_dir(Path::new(MONITOR_SOCKET))];
+        let devices = pool::ports(configuration).into_iter().flat_map(|of| of.devices);
+        sockets.extend(devices.filter_map(|device| match device {
+            PortDevice::Memif(socket) => Some(socket),
+            PortDevice::Interface(_) | PortDevice::Dpdk(_) => None,
+        }));
+        sockets
+    }
+
+    fn start(&self, configuration: &Configuration, _secret: [u64; 4]) -> Result<Started> {
+        start(configuration)
+    }
+}
+
+/// Where the database of Open vSwitch is asked.
+///
+/// # Errors
+/// Where that cannot be read.
+fn ovs_database(of: &configuration::OpenFlow) -> Result<Endpoint> {
+    let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
+    Ok(database.with_keys(ovs_keys(of).as_ref()))
+}
+
+fn ovs_keys(of: &configuration::OpenFlow) -> Option<Keys> {
+    let directory = of.tls.as_ref()?;
+    Some(Keys {
+        certificate: directory.join("cert.pem"),
+        key: directory.join("key.pem"),
+        ca: directory.join("ca.pem"),
+    })
+}
+
+fn start(configuration: &Configuration) -> Result<Started> {
+    let of = &configuration.switch.openflow;
+    let mut uplinks = Vec::new();
+    for uplink in &configuration.uplinks {
+        uplinks.push(match &uplink.device {
+            Device::Memif(socket) => {
+                let socket = in_run_dir(socket);
+                make_parent(uplink, &socket)?;
+                PortDevice::Memif(socket)
+            }
+            Device::Veth(interface) => PortDevice::Interface(interface.clone()),
+            Device::Dpdk(device) => PortDevice::Dpdk(device.clone()),
+            Device::Pcap(_) => anyhow::bail!("uplink {:?}: Open vSwitch reads no captures", uplink.name),
+        });
+    }
+    let pool = pool::ports(configuration);
+    for device in pool.iter().flat_map(|of| &of.devices) {
+        if let PortDevice::Memif(socket) = device
+            && let Some(directory) = socket.parent()
+        {
+            fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        }
+    }
+    let control = of.control().context("switch.openflow.control is missing")?;
+    let control: Endpoint = control.parse().context("switch.openflow.control")?;
+    let config = OpenFlowSwitchConfig {
+        bridge: of.bridge.clone(),
+        datapath: of.datapath.name().to_owned(),
+        database: ovs_database(of)?,
+        control: control.with_keys(ovs_keys(of).as_ref()),
+        monitor_socket: in_run_dir(Path::new(MONITOR_SOCKET)),
+        uplinks,
+        pool,
+        services: wiring::service_plans(configuration),
+        bucket_bits: of.buckets.ilog2() as u8,
+        steering: openflow_switch::Settings {
+            setup: match of.setup {
+                FlowSetup::Proactive => Setup::Proactive,
+                FlowSetup::Reactive => Setup::Reactive,
+            },
+            rule_limit: of.rules as usize,
+            idle: configuration.switch.timeouts,
+            statistics_every: RULE_STATISTICS_EVERY,
+            ..openflow_switch::Settings::default()
+        },
+    };
+    let switch = OpenFlowSwitch::start(&config)?;
+    let places = pool::places(configuration, switch.queue_pairs());
+    Ok(Started {
+        switch: Box::new(switch),
+        places: Some(places),
+    })
+}

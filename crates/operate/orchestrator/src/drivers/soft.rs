@@ -1,0 +1,100 @@
+//! inco's own switch.
+
+use anyhow::Result;
+use configuration::{Configuration, Device, Service};
+use flow_table::{Ownership, TableConfig};
+use soft_switch::{
+    CAPABILITIES, HeapMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+};
+use switch::{Capabilities, Switch};
+
+use super::{Driver, Started, devices, make_parent};
+use api::run_dir::in_run_dir;
+
+/// Frames in the pool for each worker: two full rings and what is under way between workers.
+pub(super) const FRAMES_PER_WORKER: usize = 8192;
+/// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
+const FRAME_SPARE: usize = 64;
+
+/// The driver `soft`.
+pub(super) struct Soft;
+
+impl Driver for Soft {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn check_devices(&self, configuration: &Configuration) -> Result<()> {
+        devices::check(configuration, frame_bytes(configuration))
+    }
+
+    fn start(&self, configuration: &Configuration, secret: [u64; 4]) -> Result<Started> {
+        Ok(Started {
+            switch: switch(configuration, secret)?,
+            places: None,
+        })
+    }
+}
+
+/// Bytes of a frame in the pool: the longest one that an uplink carries, and room for tags.
+fn frame_bytes(configuration: &Configuration) -> usize {
+    let longest = configuration.uplinks.iter().map(|uplink| uplink.max_frame).max();
+    usize::from(longest.unwrap_or(1518)) + FRAME_SPARE
+}
+
+fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Switch>> {
+    let of = &configuration.switch;
+    let workers: Vec<Option<usize>> = if of.workers.is_empty() {
+        vec![None]
+    } else {
+        of.workers.iter().map(|cpu| Some(usize::from(*cpu))).collect()
+    };
+    let mut uplinks = Vec::new();
+    for uplink in &configuration.uplinks {
+        let device = match &uplink.device {
+            Device::Memif(socket) => UplinkDevice::Memif {
+                socket: in_run_dir(socket),
+                queues: u16::from(uplink.queues),
+            },
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => UplinkDevice::Device,
+        };
+        if let UplinkDevice::Memif { socket, .. } = &device {
+            make_parent(uplink, socket)?;
+        }
+        uplinks.push(UplinkConfig {
+            name: uplink.name.clone(),
+            device,
+            max_frame: usize::from(uplink.max_frame),
+            waits: true,
+        });
+    }
+    let config = SoftSwitchConfig {
+        polling: match of.poll {
+            configuration::Poll::Adaptive => Polling::Adaptive,
+            configuration::Poll::Busy => Polling::Busy,
+        },
+        table: TableConfig {
+            ipv4_flows: of.flows as usize,
+            ipv6_flows: of.flows_ipv6 as usize,
+            return_counters: configuration.services.iter().any(Service::counts_flows),
+            pin_times: true,
+        },
+        timeouts: of.timeouts,
+        uplinks,
+        hash_key: secret,
+        ownership: Ownership::Keyed,
+        workers,
+    };
+    let count = config.workers.len();
+    let frame_bytes = frame_bytes(configuration);
+    if config
+        .uplinks
+        .iter()
+        .any(|uplink| matches!(uplink.device, UplinkDevice::Device))
+    {
+        return devices::switch(configuration, config, frame_bytes);
+    }
+    let memories = HeapMemory::shares(count, count * FRAMES_PER_WORKER, frame_bytes);
+    let switch = SoftSwitch::start(&config, memories, Vec::new())?;
+    Ok(Box::new(switch))
+}

@@ -1,0 +1,15 @@
+//! Configurations as inco reads them: by what its own drivers can do.
+
+use configuration::{Configuration, Problem, SwitchDriver};
+use model::Capabilities;
+
+fn capabilities(driver: SwitchDriver) -> Capabilities {
+    match driver {
+        SwitchDriver::Soft => soft_switch::CAPABILITIES,
+        SwitchDriver::OpenFlow => openflow_switch::CAPABILITIES,
+    }
+}
+
+pub(crate) fn parse(text: &str, file_name: &str) -> Result<Configuration, Vec<Problem>> {
+    configuration::parse(text, file_name, capabilities)
+}
