@@ -94,6 +94,8 @@ pub(super) struct ControlLoop {
     /// Changed configurations that were applied, and refused.
     pub(super) reloads: (u64, u64),
     pub(super) file_reader: FileReader,
+    /// Changed configurations that go into the next step, and what is told of them then.
+    pub(super) applied: Vec<(Asked, Outcome)>,
     /// Uplinks that are not open yet, and when they are opened at the latest.
     waiting_uplinks: Vec<(UplinkId, Nanos)>,
     inbox: Inbox,
@@ -247,6 +249,7 @@ impl ControlLoop {
             lag: Histogram::default(),
             reloads: (0, 0),
             file_reader: FileReader::default(),
+            applied: Vec::new(),
             explanations: HashMap::new(),
             moves: HashMap::new(),
             waiting_uplinks: (0u8..)
@@ -492,6 +495,7 @@ impl ControlLoop {
         match event {
             SwitchEvent::Attached { .. }
             | SwitchEvent::AttachFailed { .. }
+            | SwitchEvent::PlanRefused { .. }
             | SwitchEvent::DetachFailed { .. }
             | SwitchEvent::Stalled { .. } => {}
             SwitchEvent::PortDown { slot, reason } => tracing::warn!(%slot, reason, "a port went down"),
@@ -635,6 +639,7 @@ impl ControlLoop {
         self.commands.clear();
         if outputs.is_empty() {
             self.shell.carry_out(now);
+            self.conclude_applied(None);
             return;
         }
         let requests = outputs.switch.clone();
@@ -648,8 +653,19 @@ impl ControlLoop {
         for event in events {
             self.push_event(event);
         }
+        let refused = plan_refusal(&self.switch_events);
         for (id, result) in answers {
-            self.answer_command(id, result);
+            self.answer_command(id, result, refused.as_ref());
+        }
+        self.conclude_applied(refused.as_ref());
+    }
+
+    /// Tells those whose changed configuration went into this step what came of it.
+    fn conclude_applied(&mut self, refused: Option<&Refusal>) {
+        for (asked, outcome) in std::mem::take(&mut self.applied) {
+            let result = refused.map_or(Ok(outcome), |refused| Err(refused.clone()));
+            self.note_reload(result.is_ok());
+            self.conclude(asked, result);
         }
     }
 
@@ -1133,11 +1149,19 @@ impl ControlLoop {
         )))
     }
 
-    fn answer_command(&mut self, id: CommandId, result: Result<String, CommandError>) {
+    /// `refused`: the switch takes no plan in which it is carried out.
+    fn answer_command(
+        &mut self,
+        id: CommandId,
+        result: Result<String, CommandError>,
+        refused: Option<&Refusal>,
+    ) {
         if let Some(asked) = self.answers.remove(&id) {
-            let result = result
-                .map(Outcome::new)
-                .map_err(|error| Refusal::new(error.to_string(), hint(&error)));
+            let result = match (result, refused) {
+                (Err(error), _) => Err(Refusal::new(error.to_string(), hint(&error))),
+                (Ok(_), Some(refused)) => Err(refused.clone()),
+                (Ok(done), None) => Ok(Outcome::new(done)),
+            };
             self.conclude(asked, result);
         }
     }
@@ -1261,6 +1285,17 @@ fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refus
             problem.write.clone(),
         ),
         None => Refusal::new("this is no scheduler", "name one"),
+    })
+}
+
+/// That the switch does not take the plan of a step, by what it then told.
+fn plan_refusal(told: &[SwitchEvent]) -> Option<Refusal> {
+    told.iter().find_map(|event| match event {
+        SwitchEvent::PlanRefused { reason, .. } => Some(Refusal::new(
+            format!("the switch refused the plan: {reason}"),
+            "it goes on by the plan before; take the change back",
+        )),
+        _ => None,
     })
 }
 

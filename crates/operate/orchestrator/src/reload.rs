@@ -314,14 +314,25 @@ impl ControlLoop {
             let result = read.and_then(|new| preview(&self.configuration, new));
             return self.conclude(asked, result);
         }
-        let result = read
-            .and_then(|new| Changes::between(&self.configuration, new))
-            .map(|changes| self.apply(changes));
-        match &result {
-            Ok(_) => self.reloads.0 += 1,
-            Err(_) => self.reloads.1 += 1,
+        match read.and_then(|new| Changes::between(&self.configuration, new)) {
+            // What it changes goes into the next plan, which the switch may refuse.
+            Ok(changes) => {
+                let outcome = self.apply(changes);
+                self.applied.push((asked, outcome));
+            }
+            Err(refusal) => {
+                self.note_reload(false);
+                self.conclude(asked, Err(refusal));
+            }
         }
-        self.conclude(asked, result);
+    }
+
+    /// Counts a changed configuration that was applied, or refused.
+    pub(super) fn note_reload(&mut self, is_applied: bool) {
+        match is_applied {
+            true => self.reloads.0 += 1,
+            false => self.reloads.1 += 1,
+        }
     }
 
     fn apply(&mut self, changes: Changes) -> Outcome {

@@ -25,13 +25,13 @@ pub enum SwitchRequest {
         /// Where its ports are.
         port: PortSpec,
     },
-    /// Disconnect an instance that is not in the plan, or give up connecting it: every pin to the slot and its ports go.
-    /// [`SwitchEvent::Detached`] follows.
+    /// Disconnect an instance that is not in the plan, or give up connecting it: every pin to the slot and its ports
+    /// go. [`SwitchEvent::Detached`] follows.
     Detach(Slot),
-    /// The instance failed. A plan without it comes next: its flows are then given to others on their next packet, counted
-    /// as expected moves. What it gave back so far goes out before any of them; nothing does that it gives later, should
-    /// it come back to life, or it would meet packets that went another way after it. That, and what it holds, counts as
-    /// lost once it is detached.
+    /// The instance failed. A plan without it comes next: its flows are then given to others on their next packet,
+    /// counted as expected moves. What it gave back so far goes out before any of them; nothing does that it gives
+    /// later, should it come back to life, or it would meet packets that went another way after it. That, and what it
+    /// holds, counts as lost once it is detached.
     Fail(Slot),
     /// Put a probe packet into the instance's ring. That it was taken shows in
     /// [`SlotCounters::consumed`](crate::SlotCounters::consumed).
@@ -59,8 +59,8 @@ pub enum SwitchRequest {
         /// Which flows.
         filter: FlowFilter,
     },
-    /// Write the next scheduling decision of the service down. A [`SwitchEvent::Recorded`] with this `id` follows for each
-    /// worker that makes one. Needs [`Capabilities::pick_records`].
+    /// Write the next scheduling decision of the service down. A [`SwitchEvent::Recorded`] with this `id` follows for
+    /// each worker that makes one. Needs [`Capabilities::pick_records`].
     Record {
         /// A number for the answer.
         id: u64,
@@ -74,15 +74,16 @@ pub enum SwitchRequest {
 pub enum Change {
     /// Remove the pin of one flow.
     PurgeFlow(FlowKey),
-    /// Give one flow of a relaxed, symmetric service to the instance in that slot, once what it sent before is back. Where
-    /// that instance takes no new flows by then, the scheduler picks. Needs [`Capabilities::relaxed_moves`].
+    /// Give one flow of a relaxed, symmetric service to the instance in that slot, once what it sent before is back.
+    /// Where that instance takes no new flows by then, the scheduler picks. Needs [`Capabilities::relaxed_moves`].
     MoveFlow {
         /// Which one.
         key: FlowKey,
         /// Where it goes.
         to: Slot,
     },
-    /// Replace the scheduler of a service without touching pinned flows. The plan's own counts for new services alone.
+    /// Replace the scheduler of a service without touching pinned flows. The plan's own counts for new services
+    /// alone.
     SetScheduler {
         /// Whose.
         service: ServiceId,
@@ -115,8 +116,8 @@ pub enum SwitchEvent {
         /// What it did.
         reason: String,
     },
-    /// The instance was given packets, and gives nothing back, nor probes. Told by switches that do not show how full a
-    /// ring is.
+    /// The instance was given packets, and gives nothing back, nor probes. Told by switches that do not show how full
+    /// a ring is.
     Stalled {
         /// The instance's place.
         slot: Slot,
@@ -129,6 +130,13 @@ pub enum SwitchEvent {
         slot: Slot,
         /// Packets that it had been given and had not given back: lost where it failed, else kept by the function.
         outstanding: u64,
+    },
+    /// The switch cannot carry out a plan; the one before it stays in force. Another one may be published.
+    PlanRefused {
+        /// Which one.
+        generation: Generation,
+        /// What it cannot do.
+        reason: String,
     },
     /// The switch could not take a request to detach, which may be made again.
     DetachFailed {
@@ -232,6 +240,15 @@ pub enum SwitchError {
         /// What was asked for.
         what: &'static str,
     },
+    /// A plan has a service that asks for what the driver cannot do: see [`Capabilities`]. The plan before it stays
+    /// in force.
+    #[error("the plan asks of {service} {what}, which this switch cannot do")]
+    Service {
+        /// Which one.
+        service: ServiceId,
+        /// What it asks for.
+        what: &'static str,
+    },
     /// A plan has edits that the driver cannot do: see [`Capabilities::edits`]. The plan before it stays in force.
     #[error(
         "the plan edits packets of slot {} with {}, which this switch cannot do: leave that edit out",
@@ -249,18 +266,18 @@ pub enum SwitchError {
     Table(TableError),
 }
 
-/// Wakes the thread that started a switch, when a packet or a peer comes after a quiet time, or more packets than usual
-/// since it last read the counters.
+/// Wakes the thread that started a switch, when a packet or a peer comes after a quiet time, or more packets than
+/// usual since it last read the counters.
 pub trait WakeUp: Send + Sync {
-    /// Has it wake the thread at the first packet. After that the thread reads the switch's counters once more: what they
-    /// do not show yet will wake it. Then it may [`park`](std::thread::park_timeout).
+    /// Has it wake the thread at the first packet. After that the thread reads the switch's counters once more: what
+    /// they do not show yet will wake it. Then it may [`park`](std::thread::park_timeout).
     fn set(&self);
 
     /// The thread is awake.
     fn clear(&self);
 
-    /// Whether more packets than usual have come since the last call. A thread that parks for another reason, too, asks
-    /// this whenever it wakes.
+    /// Whether more packets than usual have come since the last call. A thread that parks for another reason, too,
+    /// asks this whenever it wakes.
     fn take_rise(&self) -> bool;
 }
 
@@ -271,17 +288,17 @@ pub trait Switch: Send {
 
     /// Has it do something. Nothing was done where this fails.
     ///
-    /// # Errors
-    /// [`SwitchError::WorkerStuck`]; [`SwitchError::Unsupported`] for what [`Switch::capabilities`] does not have; for an
-    /// attachment [`SwitchError::Limit`] for a slot, or a number of ports, that does not exist, and
-    /// [`SwitchError::SlotInUse`] before the slot's last instance is [`SwitchEvent::Detached`].
+    /// # Errors [`SwitchError::WorkerStuck`]; what [`Plan::validate`] has against a plan;
+    /// [`SwitchError::Unsupported`] for what [`Switch::capabilities`] does not have; for an attachment
+    /// [`SwitchError::Limit`] for a slot, or a number of ports, that does not exist, and [`SwitchError::SlotInUse`]
+    /// before the slot's last instance is [`SwitchEvent::Detached`].
     fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError>;
 
     /// Publishes loads by slot, and what a new flow is expected to bring by service, both in the service's metric.
     fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]);
 
-    /// Reads every counter. Slots that have had no instance since the switch started are left as they are, and so is what
-    /// others tell of an instance ([`SlotCounters::function`](crate::SlotCounters::function) and
+    /// Reads every counter. Slots that have had no instance since the switch started are left as they are, and so is
+    /// what others tell of an instance ([`SlotCounters::function`](crate::SlotCounters::function) and
     /// [`SlotCounters::throttled_ns`](crate::SlotCounters::throttled_ns)).
     fn read(&mut self, into: &mut SwitchReading);
 
@@ -291,8 +308,8 @@ pub trait Switch: Send {
     /// The largest gap between two turns of a worker that did not sleep, since the last call, by worker.
     fn take_longest_gaps(&mut self) -> Vec<Nanos>;
 
-    /// What wakes the control plane; [`None`] for a switch that does not see each packet, whose counters must be looked at
-    /// all the time.
+    /// What wakes the control plane; [`None`] for a switch that does not see each packet, whose counters must be
+    /// looked at all the time.
     fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
         None
     }
@@ -300,8 +317,8 @@ pub trait Switch: Send {
     /// Stops the workers and frees every port.
     fn stop(&mut self);
 
-    /// Publishes a plan: [`SwitchRequest::Publish`], for whoever has nothing else to ask for at that moment. Gives its
-    /// generation.
+    /// Publishes a plan: [`SwitchRequest::Publish`], for whoever has nothing else to ask for at that moment. Gives
+    /// its generation.
     ///
     /// # Errors
     /// As [`Switch::request`].
@@ -311,16 +328,22 @@ pub trait Switch: Send {
         Ok(generation)
     }
 
-    /// Has it do something, where whoever asked goes by events: what is refused is told as [`SwitchEvent::AttachFailed`] or
-    /// [`SwitchEvent::DetachFailed`], and in any case as [`SwitchEvent::Trouble`].
+    /// Has it do something, where whoever asked goes by events: what is refused is told as
+    /// [`SwitchEvent::PlanRefused`], [`SwitchEvent::AttachFailed`] or [`SwitchEvent::DetachFailed`], and in any case
+    /// as [`SwitchEvent::Trouble`].
     fn submit(&mut self, request: SwitchRequest, events: &mut Vec<SwitchEvent>) {
-        let (attaches, detaches) = match &request {
-            SwitchRequest::Attach { slot, .. } => (Some(*slot), None),
-            SwitchRequest::Detach(slot) => (None, Some(*slot)),
-            _ => (None, None),
+        let (plan, attaches, detaches) = match &request {
+            SwitchRequest::Publish(plan) => (Some(plan.generation), None, None),
+            SwitchRequest::Attach { slot, .. } => (None, Some(*slot), None),
+            SwitchRequest::Detach(slot) => (None, None, Some(*slot)),
+            _ => (None, None, None),
         };
         let Err(error) = self.request(request) else { return };
         let reason = error.to_string();
+        events.extend(plan.map(|generation| SwitchEvent::PlanRefused {
+            generation,
+            reason: reason.clone(),
+        }));
         events.extend(attaches.map(|slot| SwitchEvent::AttachFailed {
             slot,
             reason: reason.clone(),

@@ -31,8 +31,8 @@ pub struct ServicePlan {
     pub table_full: TableFull,
     /// Whether returned packets are counted per flow.
     pub return_counters: bool,
-    /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its packets
-    /// held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
+    /// Whether its flows may be moved while their instance is well: a flow whose pin is taken away then has its
+    /// packets held until those before are back, for at most a millisecond. Needs returned packets counted per flow.
     pub relaxed: bool,
 }
 
@@ -74,8 +74,28 @@ impl Plan {
     /// Whether a switch that can do that much can carry it out. A driver asks that first of what it is given.
     ///
     /// # Errors
-    /// [`SwitchError::Edit`].
+    /// [`SwitchError::Service`], [`SwitchError::Edit`].
     pub fn validate(&self, can: &Capabilities) -> Result<(), SwitchError> {
+        for service in &self.services {
+            let needed = [
+                (
+                    service.relaxed && !can.relaxed_moves,
+                    "that its flows move in order",
+                ),
+                (
+                    service.return_counters && !can.return_matching,
+                    "that returned packets are counted for each flow",
+                ),
+                (
+                    service.symmetric && !can.sees_openers && service.matches == service.matches.reversed(),
+                    "that both directions of a flow stay together, by a match that both have",
+                ),
+            ];
+            if let Some((_, what)) = needed.into_iter().find(|(is_missing, _)| *is_missing) {
+                let service = service.id;
+                return Err(SwitchError::Service { service, what });
+            }
+        }
         for (slot, row) in self.instances() {
             for edit in [row.edits.to_instance, row.edits.to_uplink] {
                 if let Some(kind) = edit.kind()

@@ -7,8 +7,9 @@ use model::{Nanos, PortKind};
 /// An instance's data ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// What they are, one of [`Capabilities::ports`](crate::Capabilities::ports). What follows counts where such ports have it; a
-    /// switch with [`Capabilities::prepared_ports`](crate::Capabilities::prepared_ports) has made them before.
+    /// What they are, one of [`Capabilities::ports`](crate::Capabilities::ports). What follows counts where such
+    /// ports have it; a switch with [`Capabilities::prepared_ports`](crate::Capabilities::prepared_ports) has made
+    /// them before.
     pub kind: PortKind,
     /// Where they are, as the switch sees it.
     pub address: PathBuf,

@@ -240,6 +240,12 @@ impl Controller {
                     );
                 }
             }
+            SwitchEvent::PlanRefused { generation, .. } => {
+                if *generation == self.plan.generation {
+                    self.plan_refused = Some(*generation);
+                    self.plan_back_off.failed(self.now);
+                }
+            }
             SwitchEvent::DetachFailed { slot } => {
                 if let Some(index) = self.at_slot(*slot)
                     && self.instances[index].port == Port::Detaching
@@ -279,6 +285,9 @@ impl Controller {
     /// `at`: only counters read after it are surely newer than what was acknowledged.
     pub(super) fn note_acknowledged(&mut self, at: Nanos) {
         let (now, acknowledged) = (self.now, self.acknowledged);
+        if acknowledged == self.plan.generation {
+            self.plan_back_off.worked();
+        }
         for instance in &mut self.instances {
             if let Some(drain) = &mut instance.drain
                 && drain.acknowledged.is_none()

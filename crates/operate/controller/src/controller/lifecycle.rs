@@ -373,8 +373,12 @@ impl Controller {
         for slot in self.fail_slots.drain(..) {
             self.out.switch.push(SwitchRequest::Fail(slot));
         }
+        if self.plan_refused == Some(self.plan.generation) && self.plan_back_off.is_over(self.now) {
+            self.plan_changed = true;
+        }
         if self.plan_changed {
             self.plan_changed = false;
+            self.plan_refused = None;
             let generation = Generation(self.plan.generation.0 + 1);
             let mut slots = Vec::new();
             for instance in &mut self.instances {

@@ -191,6 +191,10 @@ pub struct Controller {
     plan: Arc<Plan>,
     acknowledged: Generation,
     plan_changed: bool,
+    /// The newest plan, where the switch has refused it: the one before stays in force, and this one is published again
+    /// after a while.
+    plan_refused: Option<Generation>,
+    plan_back_off: BackOff,
     /// Slots whose flows must move, after the plan is published.
     fail_slots: Vec<Slot>,
     sampled_at: Nanos,
@@ -226,6 +230,8 @@ impl Controller {
             acknowledged: Generation(0),
             // The first plan may have no instances, but workers wait for one.
             plan_changed: true,
+            plan_refused: None,
+            plan_back_off: BackOff::default(),
             fail_slots: Vec::new(),
             sampled_at: Nanos::ZERO,
             shutdown: None,
