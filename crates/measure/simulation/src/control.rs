@@ -1,16 +1,19 @@
 //! The live control loop around modelled instances: the live collector, controller and autoscaler, the fake
-//! engine, and a switch that replies after modelled delays.
+//! engine, and the fake switch, whose packets are the model's.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use autoscaling::{Autoscaler, Fitted};
 use collector::Collector;
 use controller::{Command, CommandId, Controller, Inputs, Outputs, ServiceSettings, Settings};
 use engine::{ContainerSpec, CpuQuota, Engine as _, EngineEvent, FakeConfig, FakeEngine, Faults, Latency};
-use model::{Event, Generation, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
+use model::{Event, InstanceState, Nanos, ServiceId, Slot, StandbyMode};
 use scheduling::Scheduler;
-use switch::{Plan, ServiceCounters, SlotCounters, SwitchEvent, SwitchReading, SwitchRequest};
+use switch::{
+    Delay, Delays, FakeSwitch, Plan, ServiceCounters, SlotCounters, Switch as _, SwitchEvent, SwitchReading,
+    SwitchRequest,
+};
 use traffic::Random;
 
 use crate::Error;
@@ -21,6 +24,8 @@ use crate::scenario::{Action, Counters, Range, Scenario, policy_of};
 pub(crate) const SERVICE: ServiceId = ServiceId(0);
 /// Limit on the time until the first instances are ready.
 const PRELUDE_LIMIT: Nanos = Nanos::from_secs(4 * 3_600);
+/// The shortest time between two turns.
+const TICK: Nanos = Nanos::from_millis(1);
 
 /// A change of a slot that the model must apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +38,6 @@ pub(crate) enum SlotChange {
     Failed(Slot),
     /// It is free.
     Gone(Slot),
-}
-
-/// What the switch answers.
-enum Answer {
-    Tells(SwitchEvent),
-    Acknowledges(Generation),
 }
 
 /// The counters at one time.
@@ -62,10 +61,8 @@ pub(crate) struct ControlLoop {
     snapshot_at: Option<Nanos>,
     outputs: Outputs,
     engine_events: Vec<EngineEvent>,
-    due: BTreeMap<(Nanos, u64), Answer>,
-    order: u64,
+    switch: FakeSwitch,
     told: Vec<SwitchEvent>,
-    acknowledged: Generation,
     commands: Vec<(CommandId, Command)>,
     /// Results of long computations from the last turn: live, they run off the loop and are ready by the next
     /// turn or later.
@@ -161,10 +158,18 @@ impl ControlLoop {
             snapshot_at: None,
             outputs: Outputs::default(),
             engine_events: Vec::new(),
-            due: BTreeMap::new(),
-            order: 0,
+            switch: FakeSwitch::new(switch::FakeConfig {
+                seed,
+                workers: 1,
+                uplinks: 0,
+                delays: Delays {
+                    connect: Delay::default(),
+                    load: Delay::always(TICK),
+                    leave: Delay::always(TICK),
+                },
+                ..switch::FakeConfig::default()
+            }),
             told: Vec::new(),
-            acknowledged: Generation(0),
             commands: Vec::new(),
             fitted: Vec::new(),
             actions: VecDeque::new(),
@@ -217,7 +222,7 @@ impl ControlLoop {
     /// When the engine or the switch next has a result or an action is due.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
         let engine = self.engine.next_at();
-        let switch = self.due.first_key_value().map(|((at, _), _)| *at);
+        let switch = self.switch.next_at();
         let action = self
             .actions
             .front()
@@ -251,18 +256,8 @@ impl ControlLoop {
         self.engine.advance(now);
         self.engine_events.clear();
         self.engine.poll(&mut self.engine_events);
-        self.told.clear();
-        let mut is_answered = false;
-        while let Some(entry) = self.due.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            is_answered = true;
-            match entry.remove() {
-                Answer::Tells(event) => self.told.push(event),
-                Answer::Acknowledges(generation) => self.acknowledged = generation,
-            }
-        }
+        let is_answered = self.switch.advance(now, |_| true);
+        self.switch.poll(now, &mut self.told);
         self.commands.clear();
         while let Some(action) = self.actions.front()
             && self.zero + seconds(action.at_s) <= now
@@ -292,12 +287,13 @@ impl ControlLoop {
             engine: &self.engine_events,
             containers: None,
             switch: &self.told,
-            acknowledged: self.acknowledged,
+            acknowledged: self.switch.acknowledged(),
             commands: &self.commands,
             fitted: &self.fitted,
         };
         self.controller
             .step(inputs, &mut self.collector, now, &mut self.outputs);
+        self.told.clear();
         let fits = self.outputs.fits.drain(..);
         self.fitted.clear();
         self.fitted
@@ -365,36 +361,20 @@ impl ControlLoop {
         }
     }
 
-    fn answer(&mut self, after: Nanos, answer: Answer) {
-        self.order += 1;
-        // Never in the same turn.
-        let at = whole_ms(self.now + after).max(self.now + Nanos::from_millis(1));
-        self.due.insert((at, self.order), answer);
-    }
-
     fn carry_out(&mut self, request: SwitchRequest) {
-        match request {
+        match &request {
             SwitchRequest::Attach { slot, .. } => {
                 let after = Nanos((self.ready.at(self.random.unit()) * 1e6) as u64);
-                self.changes.push(SlotChange::Fresh(slot));
-                let peer = String::new();
-                self.answer(after, Answer::Tells(SwitchEvent::Attached { slot, peer }));
+                // Never in the same turn.
+                let delay = whole_ms(after).max(TICK);
+                self.switch.delays().connect = Delay::always(delay);
+                self.changes.push(SlotChange::Fresh(*slot));
             }
-            SwitchRequest::Publish(plan) => {
-                self.answer(Nanos::ZERO, Answer::Acknowledges(plan.generation));
-                self.plan = plan;
-            }
+            SwitchRequest::Publish(plan) => self.plan = Arc::clone(plan),
             SwitchRequest::Probe(slot) => self.raw.slots[slot.index()].consumed += 1,
-            SwitchRequest::Fail(slot) => self.changes.push(SlotChange::Failed(slot)),
-            SwitchRequest::PurgeSlot(slot) => self.changes.push(SlotChange::Unpinned(slot)),
-            SwitchRequest::Detach(slot) => {
-                self.changes.push(SlotChange::Gone(slot));
-                let outstanding = 0;
-                self.answer(
-                    Nanos::ZERO,
-                    Answer::Tells(SwitchEvent::Detached { slot, outstanding }),
-                );
-            }
+            SwitchRequest::Fail(slot) => self.changes.push(SlotChange::Failed(*slot)),
+            SwitchRequest::PurgeSlot(slot) => self.changes.push(SlotChange::Unpinned(*slot)),
+            SwitchRequest::Detach(slot) => self.changes.push(SlotChange::Gone(*slot)),
             // Nobody but the controller asks for anything here.
             SwitchRequest::OpenUplink(_)
             | SwitchRequest::Change(_)
@@ -402,5 +382,6 @@ impl ControlLoop {
             | SwitchRequest::HeavyFlows { .. }
             | SwitchRequest::Record { .. } => {}
         }
+        self.switch.submit(request, &mut self.told);
     }
 }

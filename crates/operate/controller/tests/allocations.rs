@@ -8,8 +8,8 @@ use std::cell::Cell;
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{Controller, Inputs, Outputs, ServiceSettings, Settings};
-use model::{Generation, InstanceState, Nanos};
-use switch::{SwitchEvent, SwitchReading, SwitchRequest};
+use model::{InstanceState, Nanos};
+use switch::{Delays, FakeConfig, FakeSwitch, Switch as _, SwitchReading};
 
 struct Counting;
 
@@ -46,7 +46,11 @@ fn an_idle_step_of_256_instances_allocates_nothing() {
     let mut controller = Controller::new(Settings::default(), vec![service]);
     let mut raw = SwitchReading::new(1, 1, 1);
     let mut out = Outputs::default();
-    let (mut replies, mut acknowledged) = (Vec::new(), Generation(0));
+    let mut switch = FakeSwitch::new(FakeConfig {
+        delays: Delays::NONE,
+        ..FakeConfig::default()
+    });
+    let mut told = Vec::new();
     let mut idle_step = 0;
     let mut took = Vec::with_capacity(2_000);
     for ms in 1..2_000 {
@@ -56,10 +60,13 @@ fn an_idle_step_of_256_instances_allocates_nothing() {
         }
         raw.services[0].offered_packets += 256;
         collector.sample(&raw);
+        switch.advance(raw.at, |_| true);
+        switch.poll(raw.at, &mut told);
+        let acknowledged = switch.acknowledged();
         let is_acknowledged = acknowledged > controller.acknowledged();
         let before = ALLOCATIONS.get();
         let inputs = Inputs {
-            switch: &replies,
+            switch: &told,
             acknowledged,
             ..Inputs::default()
         };
@@ -67,17 +74,10 @@ fn an_idle_step_of_256_instances_allocates_nothing() {
         controller.step(inputs, &mut collector, raw.at, &mut out);
         let allocated = ALLOCATIONS.get() - before;
         let elapsed = began.elapsed();
-        let is_quiet = replies.is_empty() && !is_acknowledged && out.is_empty();
-        replies.clear();
+        let is_quiet = told.is_empty() && !is_acknowledged && out.is_empty();
+        told.clear();
         for request in out.switch.drain(..) {
-            match request {
-                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
-                    slot,
-                    peer: String::new(),
-                }),
-                SwitchRequest::Publish(plan) => acknowledged = plan.generation,
-                _ => {}
-            }
+            switch.submit(request, &mut told);
         }
         if is_quiet {
             idle_step += 1;

@@ -1,4 +1,4 @@
-//! The real controller, autoscalers and collector over the fake engine and a fake switch, with faults of named
+//! The real controller, autoscalers and collector over the fake engine and the fake switch, with faults of named
 //! probabilities, for many seeds. A seed that fails is printed; `INCO_SEED=n` runs that one alone.
 
 #![expect(
@@ -6,8 +6,8 @@
     reason = "a failed expectation fails the test, in its helpers too"
 )]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
 
 use autoscaling::Autoscaler;
 use collector::Collector;
@@ -16,13 +16,15 @@ use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
 use model::{
-    EventKind, Generation, InstanceId, InstanceState, Nanos, Ready, RolloutState, ServiceId, Slot,
-    StandbyMode,
+    EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Ready, RolloutState, ServiceId,
+    Slot, StandbyMode, Tuple, UplinkId, protocol,
 };
-use switch::{Plan, PortKind, PortSpec, SlotPlan, SwitchEvent, SwitchReading, SwitchRequest};
+use scheduling::Scheduler;
+use switch::{
+    Delay, FakeSwitch, PortKind, PortSpec, SlotPlan, Switch as _, SwitchEvent, SwitchReading, SwitchRequest,
+};
 
 const WORKERS: usize = 2;
-const RING: u64 = 64;
 /// Packets per millisecond that an instance takes, and that a flow brings in a thousand milliseconds.
 const CAPACITY_PER_MS: u64 = 10;
 const FLOW_PPS: u64 = 400;
@@ -73,42 +75,22 @@ impl Chance {
     }
 }
 
+/// A flow that somebody sends.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     service: ServiceId,
-    worker: usize,
-    slot: Slot,
+    tuple: Tuple,
     ends: Nanos,
 }
 
-#[derive(Default)]
+/// An instance that was given a port.
+#[derive(Debug)]
 struct PortSim {
     instance: InstanceId,
     name: String,
-    ring: u64,
     hung: bool,
     /// Its flows were moved on purpose: by a failure, a purge or a deadline.
     moved: bool,
-}
-
-/// A switch with two workers that learn of tables late, one after the other.
-#[derive(Default)]
-struct FakeSwitch {
-    /// Attached ones; in `connecting` before.
-    ports: BTreeMap<Slot, PortSim>,
-    connecting: BTreeMap<Slot, (Nanos, InstanceId, String, bool)>,
-    detaching: BTreeMap<Slot, Nanos>,
-    probes: Vec<(Nanos, Slot)>,
-    plans: VecDeque<(Arc<Plan>, [Nanos; WORKERS])>,
-    worker_plan: [Arc<Plan>; WORKERS],
-    acknowledged: Generation,
-    published: Generation,
-    /// Failed since the last table: the next one moves their flows.
-    failing: Vec<Slot>,
-    flows: Vec<Flow>,
-    replies: Vec<SwitchEvent>,
-    flows_on_active: u64,
-    drained_clean: u64,
 }
 
 struct Simulation {
@@ -121,6 +103,15 @@ struct Simulation {
     collector: Collector,
     raw: SwitchReading,
     switch: FakeSwitch,
+    told: Vec<SwitchEvent>,
+    ports: BTreeMap<Slot, PortSim>,
+    published: Generation,
+    /// Failed since the last plan.
+    failing: Vec<Slot>,
+    flows: BTreeMap<FlowKey, Flow>,
+    flows_begun: u32,
+    flows_served: u64,
+    drained_clean: u64,
     outputs: Outputs,
     events: Vec<EngineEvent>,
     containers: Option<Vec<engine::Container>>,
@@ -159,14 +150,37 @@ fn services() -> Vec<ServiceSettings> {
     );
     (warm.min, warm.max, warm.standby) = (2, 6, 1);
     warm.port = PortSpec::new(PortKind::Memif, "port.sock");
+    warm.plan.scheduler = Scheduler::from_name("round-robin").expect("a policy");
+    warm.plan.matches = matches_of(ServiceId(0));
     warm.capacity_pps = Some((CAPACITY_PER_MS * 1_000) as f64);
     (warm.ready_deadline, warm.drain_deadline) = (Nanos::from_secs(2), Nanos::from_secs(3));
     let mut paused = warm.clone();
     paused.name = "gateway".to_owned();
+    paused.plan.matches = matches_of(ServiceId(1));
     (paused.min, paused.max, paused.standby) = (1, 4, 2);
     paused.standby_mode = StandbyMode::Paused;
     paused.ready = Ready::Consumes;
     vec![warm, paused]
+}
+
+/// The packets of a service: to a port of its own.
+fn matches_of(service: ServiceId) -> Match {
+    let port = port_of(service);
+    Match {
+        protocol: Some(protocol::UDP),
+        dst_port: Some(port..=port),
+        ..Match::default()
+    }
+}
+
+fn port_of(service: ServiceId) -> u16 {
+    80 + service.0
+}
+
+/// The container that a port belongs to: the directory of its socket has the same name.
+fn container_of(port: &PortSpec) -> &str {
+    let directory = port.address.parent().and_then(|directory| directory.file_name());
+    directory.and_then(|name| name.to_str()).expect("a name")
 }
 
 impl Simulation {
@@ -200,7 +214,20 @@ impl Simulation {
             controller,
             collector,
             raw: SwitchReading::new(2, 1, WORKERS),
-            switch: FakeSwitch::default(),
+            switch: FakeSwitch::new(switch::FakeConfig {
+                seed,
+                workers: WORKERS,
+                services: 2,
+                ..switch::FakeConfig::default()
+            }),
+            told: Vec::new(),
+            ports: BTreeMap::new(),
+            published: Generation(0),
+            failing: Vec::new(),
+            flows: BTreeMap::new(),
+            flows_begun: 0,
+            flows_served: 0,
+            drained_clean: 0,
             outputs: Outputs::default(),
             events: Vec::new(),
             containers: None,
@@ -228,15 +255,16 @@ impl Simulation {
         self.events.clear();
         Engine::poll(&mut self.engine, &mut self.events);
         self.run_switch(ms);
-        self.raw.at = self.now;
+        self.switch.read(&mut self.raw);
         self.collector.sample(&self.raw);
-        let replies = std::mem::take(&mut self.switch.replies);
+        self.switch.poll(self.now, &mut self.told);
+        let told = std::mem::take(&mut self.told);
         let containers = self.containers.take();
         let inputs = Inputs {
             engine: &self.events,
             containers: containers.as_deref(),
-            switch: &replies,
-            acknowledged: self.switch.acknowledged,
+            switch: &told,
+            acknowledged: self.raw.acknowledged,
             commands: &self.commands,
             fitted: &[],
         };
@@ -285,13 +313,10 @@ impl Simulation {
             }
             if self.chance.happens(per_step(p.container_hangs)) {
                 self.engine.hang(&name);
-                if let Some(port) = self.switch.ports.get_mut(&slot) {
-                    port.hung = true;
-                }
+                self.hang(slot);
             }
-            if self.chance.happens(per_step(p.port_down)) && self.switch.ports.contains_key(&slot) {
-                let reason = "it went down".to_owned();
-                self.switch.replies.push(SwitchEvent::PortDown { slot, reason });
+            if self.chance.happens(per_step(p.port_down)) {
+                self.switch.close_port(slot);
             }
             if self.chance.happens(per_step(p.load_changes)) {
                 self.flows_wanted[service.index()] =
@@ -336,102 +361,76 @@ impl Simulation {
         self.engine.set_down(false);
     }
 
+    /// The instance in that slot takes nothing any more.
+    fn hang(&mut self, slot: Slot) {
+        if let Some(port) = self.ports.get_mut(&slot) {
+            port.hung = true;
+        }
+    }
+
     fn switch_request(&mut self, request: SwitchRequest) {
-        let switch = &mut self.switch;
-        match request {
+        let is_attached = |slot: &Slot| self.switch.attached(*slot).is_some();
+        match &request {
             SwitchRequest::Attach { slot, port, .. } => {
                 assert_eq!(port.data_ports, 1);
-                let instance = self.controller.instances().iter().find(|i| i.slot() == slot);
-                let instance = instance.expect("it is an instance's").id();
-                assert!(!switch.ports.contains_key(&slot), "{slot} is in use");
-                assert!(!switch.connecting.contains_key(&slot), "{slot} is connecting");
-                assert!(!switch.detaching.contains_key(&slot), "{slot} is still detaching");
-                let name = (port.address.parent())
-                    .and_then(|directory| directory.file_name())
-                    .and_then(|n| n.to_str())
-                    .expect("a name")
-                    .to_owned();
-                // The same instance always has the same luck.
-                let mut luck = Chance(self.seed ^ u64::from(instance.0));
-                let never = luck.happens(self.probabilities.port_never_connects);
-                let at = self.now + Nanos::from_millis(1 + self.chance.below(5));
-                switch.connecting.insert(slot, (at, instance, name, never));
+                assert!(self.switch.slots().all(|used| used != *slot), "{slot} is in use");
+                let instance = self.controller.instances().iter().find(|i| i.slot() == *slot);
+                let port = PortSim {
+                    instance: instance.expect("it is an instance's").id(),
+                    name: container_of(port).to_owned(),
+                    hung: false,
+                    moved: false,
+                };
+                self.ports.insert(*slot, port);
             }
             SwitchRequest::Publish(plan) => {
-                assert_eq!(plan.generation.0, switch.published.0 + 1);
-                switch.published = plan.generation;
-                for slot in std::mem::take(&mut switch.failing) {
+                assert_eq!(plan.generation.0, self.published.0 + 1);
+                self.published = plan.generation;
+                for slot in std::mem::take(&mut self.failing) {
                     assert!(plan.slot(slot).is_none(), "{slot} has failed");
-                    switch.ports.get_mut(&slot).expect("it is attached").moved = true;
-                    switch.flows.retain(|flow| flow.slot != slot);
+                    self.ports.get_mut(&slot).expect("it is attached").moved = true;
                 }
                 for (slot, row) in plan.instances() {
-                    let port = switch
-                        .ports
-                        .get(&slot)
-                        .expect("only what is attached is in the plan");
-                    assert_eq!(port.instance, row.instance);
+                    assert!(is_attached(&slot), "only what is attached is in the plan");
+                    assert_eq!(self.ports[&slot].instance, row.instance);
                     assert!(matches!(
                         row.state,
                         InstanceState::Active | InstanceState::Draining | InstanceState::Standby
                     ));
                 }
-                let mut at = [self.now; WORKERS];
-                for worker in &mut at {
-                    let late = if self.chance.happens(self.probabilities.acknowledged_late) {
-                        100
-                    } else {
-                        1
-                    };
-                    *worker = self.now + Nanos::from_micros(10 + self.chance.below(2_000) * late);
-                }
-                switch.plans.push_back((plan, at));
             }
-            SwitchRequest::Probe(slot) => {
-                assert!(switch.ports.contains_key(&slot));
-                switch.probes.push((self.now + Nanos::from_millis(1), slot));
-            }
+            SwitchRequest::Probe(slot) => assert!(is_attached(slot)),
             SwitchRequest::Fail(slot) => {
-                assert!(switch.ports.contains_key(&slot), "it is attached");
-                switch.failing.push(slot);
+                assert!(is_attached(slot));
+                self.failing.push(*slot);
             }
             SwitchRequest::PurgeSlot(slot) => {
-                let port = switch.ports.get_mut(&slot).expect("it is attached");
-                port.moved = true;
-                switch.flows.retain(|flow| flow.slot != slot);
+                assert!(is_attached(slot));
+                self.ports.get_mut(slot).expect("it is attached").moved = true;
             }
             SwitchRequest::Detach(slot) => {
-                let published = switch.plans.iter().map(|(plan, _)| plan);
-                for plan in switch.worker_plan.iter().chain(published) {
-                    assert!(plan.slot(slot).is_none(), "{slot} is still in a worker's plan");
-                }
-                if self.chance.happens(self.probabilities.detach_refused) {
-                    switch.replies.push(SwitchEvent::DetachFailed { slot });
-                    return;
-                }
-                switch.connecting.remove(&slot);
-                if let Some(port) = switch.ports.get(&slot)
-                    && !port.moved
-                    && self
-                        .controller
-                        .instances()
-                        .iter()
-                        .any(|i| i.slot() == slot && !i.reason().contains("inco stops"))
-                {
-                    // It left in good order: nothing of it may be lost.
+                let mut plans = self.switch.plans();
+                assert!(
+                    plans.all(|plan| plan.slot(*slot).is_none()),
+                    "{slot} is still in a worker's plan"
+                );
+                drop(plans);
+                let instances = self.controller.instances().iter();
+                let stops = |i: &controller::Instance| i.slot() == *slot && i.reason().contains("inco stops");
+                if is_attached(slot) && !self.ports[slot].moved && !instances.clone().any(stops) {
+                    // It leaves in good order: nothing of it may be lost.
                     assert!(
-                        switch.flows.iter().all(|flow| flow.slot != slot),
+                        self.switch.pins().all(|(_, at)| at != *slot),
                         "{slot} still has flows"
                     );
-                    assert_eq!(port.ring, 0, "{slot} still has packets");
-                    switch.drained_clean += 1;
+                    let left = self.raw.slots[slot.index()].ring_used;
+                    assert_eq!(left, 0, "{slot} still has packets");
+                    self.drained_clean += 1;
                 }
-                switch
-                    .detaching
-                    .insert(slot, self.now + Nanos::from_micros(self.chance.below(3_000)));
             }
             other => unreachable!("the controller asks for no {other:?}"),
         }
+        self.switch.submit(request, &mut self.told);
     }
 
     fn run_switch(&mut self, ms: u64) {
@@ -443,143 +442,91 @@ impl Simulation {
             .filter(|c| c.state == ContainerState::Running)
             .map(|c| c.name)
             .collect();
-        let switch = &mut self.switch;
-        let due: Vec<Slot> = switch
-            .connecting
-            .iter()
-            .filter(|(_, c)| c.0 <= now)
-            .map(|(slot, _)| *slot)
-            .collect();
-        for slot in due {
-            let Some((_, instance, name, never)) = switch.connecting.remove(&slot) else {
-                continue;
-            };
-            if never || !running.contains(&name) {
-                let reason = "nobody listens".to_owned();
-                switch.replies.push(SwitchEvent::AttachFailed { slot, reason });
-            } else {
-                switch.ports.insert(
-                    slot,
-                    PortSim {
-                        instance,
-                        name,
-                        ..PortSim::default()
-                    },
-                );
-                let peer = String::new();
-                switch.replies.push(SwitchEvent::Attached { slot, peer });
-            }
-        }
-        let due: Vec<Slot> = switch
-            .detaching
-            .iter()
-            .filter(|(_, at)| **at <= now)
-            .map(|(slot, _)| *slot)
-            .collect();
-        for slot in due {
-            switch.detaching.remove(&slot);
-            let port = switch.ports.remove(&slot);
-            let outstanding = port.map_or(0, |port| port.ring);
-            switch.flows.retain(|flow| flow.slot != slot);
-            self.raw.slots[slot.index()] = Default::default();
-            switch.replies.push(SwitchEvent::Detached { slot, outstanding });
-        }
-        for (plan, at) in &switch.plans {
-            for (known, at) in switch.worker_plan.iter_mut().zip(at) {
-                if *at <= now && known.generation < plan.generation {
-                    *known = Arc::clone(plan);
-                }
-            }
-        }
-        let known = switch
-            .worker_plan
-            .iter()
-            .map(|plan| plan.generation)
-            .min()
-            .unwrap_or_default();
-        if known > switch.acknowledged {
-            switch.acknowledged = known;
-            switch.plans.retain(|(plan, _)| plan.generation > known);
-        }
-        switch.probes.retain(|(at, slot)| {
-            let takes = switch
-                .ports
-                .get(slot)
-                .is_some_and(|port| !port.hung && running.contains(&port.name));
-            if *at <= now && takes {
-                self.raw.slots[slot.index()].consumed += 1;
-            }
-            *at > now
+        self.switch.set_faults(switch::Faults {
+            never_connects: self.probabilities.port_never_connects,
+            loads_late: self.probabilities.acknowledged_late,
+            detach_refused: self.probabilities.detach_refused,
         });
+        self.switch
+            .advance(now, |port| running.contains(container_of(port)));
 
-        // Flows end, begin where a worker's own table says, and send.
-        switch.flows.retain(|flow| flow.ends > now);
+        // Flows end, begin where a worker's own plan says, and send.
+        let switch = &mut self.switch;
+        self.flows.retain(|key, flow| {
+            if flow.ends <= now {
+                switch.end(key);
+            }
+            flow.ends > now
+        });
         for service in [ServiceId(0), ServiceId(1)] {
-            let here = switch.flows.iter().filter(|flow| flow.service == service).count();
-            let missing = self.flows_wanted[service.index()]
-                .saturating_sub(here)
-                .min(5 * ms as usize);
-            for _ in 0..missing {
-                let worker = self.chance.below(WORKERS as u64) as usize;
-                let rows: Vec<(Slot, &SlotPlan)> = switch.worker_plan[worker]
-                    .instances()
-                    .filter(|(_, row)| row.service == service && row.state.takes_new_flows())
-                    .collect();
-                let counters = &mut self.raw.services[service.index()];
-                if rows.is_empty() {
-                    counters.offered_packets += 1;
-                    counters.unserved += 1;
+            let here = self.flows.values().filter(|flow| flow.service == service).count();
+            let missing = self.flows_wanted[service.index()].saturating_sub(here);
+            for _ in 0..missing.min(5 * ms as usize) {
+                let tuple = self.new_tuple(service);
+                let key = FlowKey::new(&tuple).0;
+                self.switch.offer(UplinkId(0), &tuple);
+                let Some(slot) = self.switch.pin_of(&key) else {
                     continue;
-                }
-                let slot = rows[self.chance.below(rows.len() as u64) as usize].0;
-                // A worker whose table is old may still name one that is being detached: its ports are closed.
-                if let Some(port) = switch.ports.get(&slot) {
-                    let paused = self
-                        .engine
-                        .containers()
-                        .iter()
-                        .any(|c| c.name == port.name && c.state == ContainerState::Paused);
-                    assert!(!paused, "a new flow went to a frozen instance");
-                    let ends = now + Nanos::from_millis(20 + self.chance.below(800));
-                    switch.flows.push(Flow {
-                        service,
-                        worker,
-                        slot,
-                        ends,
-                    });
-                    switch.flows_on_active += 1;
-                    self.raw.slots[slot.index()].new_flows += 1;
-                }
+                };
+                let name = &self.ports[&slot].name;
+                let containers = self.engine.containers();
+                let is_frozen = |c: &engine::Container| c.name == *name && c.state == ContainerState::Paused;
+                assert!(
+                    !containers.iter().any(is_frozen),
+                    "a new flow went to a frozen instance"
+                );
+                let ends = now + Nanos::from_millis(20 + self.chance.below(800));
+                self.flows.insert(key, Flow { service, tuple, ends });
+                self.flows_served += 1;
             }
         }
-        for flow in &switch.flows {
-            debug_assert!(flow.worker < WORKERS);
-            let packets = if self.chance.below(1_000) < FLOW_PPS * ms % 1_000 {
-                1
-            } else {
-                0
-            } + FLOW_PPS * ms / 1_000;
-            self.raw.services[flow.service.index()].offered_packets += packets;
-            if let Some(port) = switch.ports.get_mut(&flow.slot) {
-                let slot = &mut self.raw.slots[flow.slot.index()];
-                let fits = packets.min(RING.saturating_sub(port.ring));
-                port.ring += fits;
-                slot.to_packets += fits;
-                slot.ring_drops += packets - fits;
+        for flow in self.flows.values() {
+            let one_more = self.chance.below(1_000) < FLOW_PPS * ms % 1_000;
+            for _ in 0..FLOW_PPS * ms / 1_000 + u64::from(one_more) {
+                self.switch.offer(UplinkId(0), &flow.tuple);
             }
         }
-        for (slot, port) in &mut switch.ports {
-            let counters = &mut self.raw.slots[slot.index()];
+        for (slot, port) in &self.ports {
             if !port.hung && running.contains(&port.name) {
-                let taken = port.ring.min(CAPACITY_PER_MS * ms);
-                port.ring -= taken;
-                counters.consumed += taken;
-                counters.back_packets += taken;
+                let taken = self.switch.take(*slot, (CAPACITY_PER_MS * ms) as usize);
+                self.switch.give_back(*slot, &taken);
             }
-            counters.ring_used = port.ring;
-            counters.ring_slots = RING;
-            counters.live_flows = switch.flows.iter().filter(|flow| flow.slot == *slot).count() as u64;
         }
+        self.switch.take_sent();
+    }
+
+    /// The addresses of another flow.
+    fn new_tuple(&mut self, service: ServiceId) -> Tuple {
+        self.flows_begun += 1;
+        Tuple {
+            src: IpAddr::V4(Ipv4Addr::from((10 << 24) + self.flows_begun)),
+            dst: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+            src_port: 1000,
+            dst_port: port_of(service),
+            protocol: protocol::UDP,
+            vlan: 0,
+        }
+    }
+
+    /// Flows of the first service that somebody sends to that instance for a minute.
+    fn pin_flows(&mut self, slot: Slot, count: usize) -> Vec<FlowKey> {
+        let ends = self.now + Nanos::from_secs(60);
+        let service = ServiceId(0);
+        let keys: Vec<FlowKey> = (0..count)
+            .map(|_| {
+                let tuple = self.new_tuple(service);
+                let key = FlowKey::new(&tuple).0;
+                self.switch.pin(key, service, slot);
+                self.flows.insert(key, Flow { service, tuple, ends });
+                key
+            })
+            .collect();
+        keys
+    }
+
+    /// Flows that are pinned to that instance.
+    fn pinned(&self, slot: Slot) -> usize {
+        self.switch.pins().filter(|(_, at)| *at == slot).count()
     }
 
     fn check_events(&mut self, outputs: &Outputs) {
@@ -598,18 +545,15 @@ impl Simulation {
                     self.seen.insert(format!("{}→{}", from.name(), to.name()));
                     if reason.contains("last flow has ended") {
                         let slot = self.slot_of(id.0);
-                        assert!(
-                            self.switch.flows.iter().all(|flow| flow.slot != slot),
-                            "{id} still has flows"
-                        );
+                        assert_eq!(self.pinned(slot), 0, "{id} still has flows");
                         let takes =
                             |(_, row): (Slot, &SlotPlan)| row.instance == id && row.state.takes_new_flows();
-                        let mut plans = self.switch.worker_plan.iter();
+                        let mut plans = self.switch.plans();
                         assert!(
                             !plans.any(|plan| plan.instances().any(takes)),
                             "{id} may get flows"
                         );
-                        self.switch.drained_clean += 1;
+                        self.drained_clean += 1;
                     }
                     if reason.contains("stalled") {
                         self.seen.insert("stalled".into());
@@ -712,8 +656,8 @@ impl Simulation {
                 .push((CommandId(1), Command::Scale { service, count: None }));
         }
         self.run(7_500, Nanos::from_millis(10));
-        for port in self.switch.ports.values() {
-            assert!(!port.hung, "a hung instance is still there");
+        for slot in self.switch.slots() {
+            assert!(!self.ports[&slot].hung, "a hung instance is still there");
         }
         let services: Vec<_> = self
             .controller
@@ -758,7 +702,7 @@ impl Simulation {
             }
         }
         assert!(self.controller.is_finished(), "{:?}", self.controller.instances());
-        assert!(self.switch.ports.is_empty() && self.switch.connecting.is_empty());
+        assert_eq!(self.switch.slots().count(), 0);
         assert!(self.collector.assigned().is_empty());
         if !keep {
             assert_eq!(self.engine.containers(), vec![]);
@@ -806,8 +750,8 @@ fn whatever_goes_wrong_the_promises_hold_and_it_recovers() {
         simulation.settle();
         simulation.shut_down(false);
         seen.extend(simulation.seen.iter().cloned());
-        flows += simulation.switch.flows_on_active;
-        drained += simulation.switch.drained_clean;
+        flows += simulation.flows_served;
+        drained += simulation.drained_clean;
     }
     if std::env::var("INCO_SEED").is_err() {
         // The faults have really happened and every way through the state machine was taken.
@@ -934,14 +878,14 @@ fn more_come_from_a_drain_first_then_from_the_pool_and_last_from_the_engine() {
     sim.scale(0, 3);
     let draining = sim.ids(0, InstanceState::Draining);
     assert_eq!(draining.len(), 1);
-    let flows = sim.switch.flows.len();
+    let flows = sim.flows.len();
     sim.scale(0, 4);
     assert_eq!(
         sim.ids(0, InstanceState::Active),
         before,
         "the drain is taken back"
     );
-    assert!(sim.switch.flows.len() + 5 >= flows, "and moved no flow");
+    assert!(sim.flows.len() + 5 >= flows, "and moved no flow");
     assert_eq!(
         sim.controller.reactions().undrain.count,
         0,
@@ -992,17 +936,9 @@ fn the_one_with_the_fewest_flows_goes_and_among_equals_the_youngest() {
     );
     sim.steady(0, 0, 1);
     // Give the others flows by hand, the second one the fewest.
-    let until = sim.now + Nanos::from_secs(60);
     for (id, count) in [(active[0], 5), (active[1], 2), (active[2], 4)] {
         let slot = sim.slot_of(id);
-        for _ in 0..count {
-            sim.switch.flows.push(Flow {
-                service: ServiceId(0),
-                worker: 0,
-                slot,
-                ends: until,
-            });
-        }
+        sim.pin_flows(slot, count);
     }
     sim.step(Nanos::from_millis(1));
     sim.scale(0, 2);
@@ -1019,7 +955,7 @@ fn a_drain_ends_after_the_last_flow_and_not_before_every_worker_knows() {
     let draining = sim.ids(0, InstanceState::Draining);
     assert_eq!(draining.len(), 1);
     // It has no flow, but workers learn of the drain only after up to 200 ms.
-    while sim.switch.acknowledged < sim.switch.published {
+    while sim.switch.acknowledged() < sim.published {
         assert_eq!(sim.ids(0, InstanceState::Draining), draining);
         sim.step(Nanos::from_millis(1));
     }
@@ -1035,13 +971,18 @@ fn a_drain_waits_for_what_is_in_the_rings() {
     // The one that will go is slow for a while, less than a stall, with packets in its ring.
     let youngest = sim.ids(0, InstanceState::Active)[2];
     let slot = sim.slot_of(youngest);
-    let port = sim.switch.ports.get_mut(&slot).unwrap();
-    (port.ring, port.hung) = (5, true);
+    sim.hang(slot);
+    let key = sim.pin_flows(slot, 1)[0];
+    let flow = sim.flows.remove(&key).unwrap();
+    for _ in 0..5 {
+        sim.switch.offer(UplinkId(0), &flow.tuple);
+    }
+    sim.switch.end(&key);
     sim.step(Nanos::from_millis(1));
     sim.scale(0, 2);
     sim.run(50, Nanos::from_millis(1));
     assert_eq!(sim.ids(0, InstanceState::Draining), [youngest]);
-    sim.switch.ports.get_mut(&slot).unwrap().hung = false;
+    sim.ports.get_mut(&slot).unwrap().hung = false;
     sim.run(5, Nanos::from_millis(1));
     assert_eq!(sim.ids(0, InstanceState::Draining), Vec::<u32>::new());
     assert!(!sim.seen.contains("stalled"));
@@ -1052,24 +993,22 @@ fn a_drain_that_takes_too_long_ends_at_its_deadline_and_says_so() {
     let mut sim = quiet(6);
     sim.scale(0, 3);
     sim.steady(0, 0, 2);
-    let until = sim.now + Nanos::from_secs(60);
     for id in sim.ids(0, InstanceState::Active) {
         let slot = sim.slot_of(id);
-        sim.switch.flows.push(Flow {
-            service: ServiceId(0),
-            worker: 0,
-            slot,
-            ends: until,
-        });
+        sim.pin_flows(slot, 1);
     }
     sim.step(Nanos::from_millis(1));
     sim.scale(0, 2);
     sim.run(2_900, Nanos::from_millis(1));
-    assert_eq!(sim.ids(0, InstanceState::Draining).len(), 1);
+    let draining = sim.ids(0, InstanceState::Draining);
+    assert_eq!(draining.len(), 1);
+    let slot = sim.slot_of(draining[0]);
+    assert_eq!(sim.pinned(slot), 1);
     assert!(!sim.seen.contains("drain deadline"));
     sim.run(200, Nanos::from_millis(1));
     assert!(sim.seen.contains("drain deadline"));
-    assert_eq!(sim.switch.flows.len(), 2, "its flow was given away");
+    assert_eq!(sim.pinned(slot), 0, "its flow was given away");
+    assert_eq!(sim.switch.pins().count(), 3, "to another one");
 }
 
 #[test]
@@ -1225,8 +1164,7 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
     }
     let made = *sim.ids(0, InstanceState::Active).last().expect("a replacement");
     let slot = sim.slot_of(made);
-    let reason = "it was cut".to_owned();
-    sim.switch.replies.push(SwitchEvent::PortDown { slot, reason });
+    sim.switch.close_port(slot);
     sim.steady(40, 0, 2);
     let ended = rollout(&sim);
     assert_eq!(ended.state, RolloutState::Aborted, "{ended:?}");
@@ -1262,7 +1200,7 @@ fn a_killed_instance_is_noticed_served_by_others_and_replaced() {
     let before = sim.ids(0, InstanceState::Active);
     let victim = before[0];
     let slot = sim.slot_of(victim);
-    assert!(sim.switch.flows.iter().any(|flow| flow.slot == slot));
+    assert!(sim.pinned(slot) > 0);
     let pool = sim.ids(0, InstanceState::Standby)[0];
     sim.engine.kill(&format!("inco-firewall-{victim}"), 9);
     for _ in 0..3 {
@@ -1274,12 +1212,7 @@ fn a_killed_instance_is_noticed_served_by_others_and_replaced() {
         sim.ids(0, InstanceState::Active).contains(&pool),
         "the standby stands in"
     );
-    assert!(
-        sim.switch
-            .flows
-            .iter()
-            .all(|flow| flow.slot != slot || flow.ends <= sim.now)
-    );
+    assert_eq!(sim.pinned(slot), 0);
     sim.steady(60, 0, 1);
     assert_eq!(sim.ids(0, InstanceState::Active).len(), before.len());
     assert_eq!(
@@ -1295,7 +1228,7 @@ fn a_hung_instance_is_failed_after_the_stall_time() {
     sim.steady(60, 0, 12);
     let victim = sim.ids(0, InstanceState::Active)[0];
     let slot = sim.slot_of(victim);
-    sim.switch.ports.get_mut(&slot).unwrap().hung = true;
+    sim.hang(slot);
     let since = sim.now;
     while sim.ids(0, InstanceState::Active).contains(&victim) {
         sim.flows_wanted = [60, 0];
@@ -1312,7 +1245,7 @@ fn while_the_engine_is_away_steering_goes_on_and_scaling_waits_and_says_so_once(
     let before = sim.ids(0, InstanceState::Active).len();
     sim.engine.set_down(true);
     let told = sim.last_sequence;
-    let flows = sim.switch.flows_on_active;
+    let flows = sim.flows_served;
     let mut failures = 0;
     for _ in 0..30_000 {
         sim.flows_wanted = [120, 0];
@@ -1321,7 +1254,7 @@ fn while_the_engine_is_away_steering_goes_on_and_scaling_waits_and_says_so_once(
         failures += sim.outputs.events.iter().filter(is_failure).count();
     }
     assert_eq!(failures, 1, "said once, in {} events", sim.last_sequence - told);
-    assert!(sim.switch.flows_on_active > flows + 1_000);
+    assert!(sim.flows_served > flows + 1_000);
     assert_eq!(
         sim.ids(0, InstanceState::Active).len(),
         before + 1,
@@ -1474,6 +1407,55 @@ fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys(
     sim.shut_down(false);
 }
 
+/// A switch that has done what it is asked by the next step.
+fn at_once() -> FakeSwitch {
+    FakeSwitch::new(switch::FakeConfig {
+        delays: switch::Delays::NONE,
+        ..switch::FakeConfig::default()
+    })
+}
+
+#[test]
+fn a_plan_that_the_switch_refuses_is_published_again_and_the_one_before_stays() {
+    let mut sim = quiet(13);
+    sim.steady(20, 0, 2);
+    let before = sim.switch.acknowledged();
+    let mut settings = services().remove(0);
+    // The fake switch cannot move flows in order.
+    settings.plan.relaxed = true;
+    let command = |settings: &ServiceSettings| Command::Reconfigure {
+        service: ServiceId(0),
+        settings: Box::new(settings.clone()),
+        autoscaler: false,
+        scheduler: false,
+    };
+    assert!(sim.ask(command(&settings)).is_ok());
+    let refused = |sim: &Simulation| {
+        let is_it = |event: &&SwitchEvent| match event {
+            SwitchEvent::PlanRefused { generation, reason } => {
+                *generation == sim.published && reason.contains("move in order")
+            }
+            _ => false,
+        };
+        sim.told.iter().filter(is_it).count()
+    };
+    assert_eq!(refused(&sim), 1);
+    let mut tries = Vec::new();
+    for ms in 0..8_000 {
+        sim.step(Nanos::from_millis(1));
+        if refused(&sim) > 0 {
+            tries.push(ms / 1_000);
+        }
+    }
+    assert_eq!(sim.switch.acknowledged(), before, "it goes on by the plan before");
+    assert_eq!(tries, [1, 3, 7], "1, 2 and 4 s apart");
+    settings.plan.relaxed = false;
+    assert!(sim.ask(command(&settings)).is_ok());
+    sim.steady(20, 0, 1);
+    assert_eq!(sim.switch.acknowledged(), sim.published);
+    sim.shut_down(false);
+}
+
 #[test]
 fn a_readiness_command_is_run_until_it_passes() {
     let mut service = services().remove(0);
@@ -1485,21 +1467,24 @@ fn a_readiness_command_is_run_until_it_passes() {
     let mut controller = Controller::new(Settings::default(), vec![service]);
     let mut out = Outputs::default();
     let mut asked = 0;
-    let (mut replies, mut acknowledged) = (Vec::new(), Generation(0));
+    let mut switch = at_once();
+    let mut told = Vec::new();
     let mut reason = String::new();
     for ms in 1..600 {
         let now = Nanos::from_millis(ms);
+        switch.advance(now, |_| true);
+        switch.poll(now, &mut told);
         engine.advance(now);
         let mut events = Vec::new();
         Engine::poll(&mut engine, &mut events);
         let inputs = Inputs {
             engine: &events,
-            switch: &replies,
-            acknowledged,
+            switch: &told,
+            acknowledged: switch.acknowledged(),
             ..Inputs::default()
         };
         controller.step(inputs, &mut collector, now, &mut out);
-        replies = Vec::new();
+        told.clear();
         for (ticket, request) in out.engine.drain(..) {
             if let Request::Exec { name, command, limit } = &request {
                 assert_eq!(
@@ -1514,14 +1499,7 @@ fn a_readiness_command_is_run_until_it_passes() {
             engine.submit(ticket, request);
         }
         for request in out.switch.drain(..) {
-            match request {
-                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
-                    slot,
-                    peer: String::new(),
-                }),
-                SwitchRequest::Publish(plan) => acknowledged = plan.generation,
-                _ => {}
-            }
+            switch.submit(request, &mut told);
         }
         if let Some(instance) = controller.instances().first()
             && instance.state() == InstanceState::Starting
@@ -1545,8 +1523,8 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
     let mut controller = Controller::new(Settings::default(), vec![service]);
     let mut raw = SwitchReading::new(1, 0, 1);
     let mut out = Outputs::default();
-    let (mut replies, mut held) = (Vec::new(), None);
-    let mut acknowledged = Generation(0);
+    let mut switch = at_once();
+    let mut told = Vec::new();
     let scale = |count| Command::Scale {
         service: ServiceId(0),
         count: Some(count),
@@ -1562,27 +1540,21 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
             30 => &[(CommandId(2), scale(1))],
             _ => &[],
         };
-        if ms == 50 {
-            acknowledged = held.take().unwrap_or(acknowledged);
+        switch.advance(now, |_| true);
+        switch.poll(now, &mut told);
+        if ms == 30 {
+            switch.delays().load = Delay::always(Nanos::from_millis(20));
         }
         let inputs = Inputs {
-            switch: &replies,
-            acknowledged,
+            switch: &told,
+            acknowledged: switch.acknowledged(),
             commands,
             ..Inputs::default()
         };
         controller.step(inputs, &mut collector, now, &mut out);
-        replies.clear();
+        told.clear();
         for request in out.switch.drain(..) {
-            match request {
-                SwitchRequest::Attach { slot, .. } => replies.push(SwitchEvent::Attached {
-                    slot,
-                    peer: String::new(),
-                }),
-                SwitchRequest::Publish(plan) if ms < 30 => acknowledged = plan.generation,
-                SwitchRequest::Publish(plan) => held = Some(plan.generation),
-                _ => {}
-            }
+            switch.submit(request, &mut told);
         }
         if controller
             .instances()

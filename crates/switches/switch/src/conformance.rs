@@ -1,5 +1,6 @@
-//! What every driver must do, as a suite: a driver gives a [`Bed`], which is a switch with a network before it and instances
-//! behind it, and calls [`run`]. Of what a driver need not be able to do, the suite tests the ability or its refusal.
+//! What every driver must do, as a suite: a driver gives a [`Bed`], which is a switch with a network before it and
+//! instances behind it, and calls [`run`]. Of what a driver need not be able to do, the suite tests the ability or
+//! its refusal.
 #![expect(
     clippy::panic,
     clippy::unwrap_used,
@@ -81,11 +82,11 @@ pub fn tuple_of(frame: &[u8]) -> Option<Tuple> {
     }
 }
 
-/// A case of the suite: what the switch under test must do.
-pub type Case = fn(&mut Conforming<'_>);
+/// A case: its name, and what it does.
+type Case = (&'static str, fn(&mut Conforming<'_>));
 
-/// The cases, each with its name.
-pub const CASES: &[(&str, Case)] = &[
+/// The cases.
+const CASES: &[Case] = &[
     (
         "plans are acknowledged by their generation",
         plans_are_acknowledged,
@@ -126,7 +127,7 @@ pub fn run<B: Bed>(mut bed: impl FnMut() -> B) {
 }
 
 /// A bed in a case, and what has been asked of its switch.
-pub struct Conforming<'a> {
+struct Conforming<'a> {
     bed: &'a mut dyn Bed,
     plan: Plan,
     reading: SwitchReading,

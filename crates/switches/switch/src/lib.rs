@@ -1,10 +1,10 @@
 //! The contract of a switch: what the control plane may ask of whatever forwards packets, and what it is told. It
 //! forwards nothing itself and reads no clock.
 //!
-//! Key types: [`Switch`] (the trait), [`SwitchRequest`] and [`SwitchEvent`] (what is asked and told), [`Plan`] (what is
-//! steered by), [`PortSpec`] (where an instance's data ports are), [`SwitchReading`] (what is counted), [`Capabilities`]
-//! (what a driver need not be able to do), [`FakeSwitch`] (a switch for tests), `conformance` (the suite that every driver
-//! passes, a feature).
+//! Key types: [`Switch`] (the trait), [`SwitchRequest`] and [`SwitchEvent`] (what is asked and told), [`Plan`] (what
+//! is steered by), [`PortSpec`] (where an instance's data ports are), [`SwitchReading`] (what is counted),
+//! [`Capabilities`] (what a driver need not be able to do), [`FakeSwitch`] (a switch for tests), `conformance` (the
+//! suite that every driver passes, a feature).
 //!
 //! The life of an instance at a switch:
 //! 1. [`SwitchRequest::Attach`] connects its data ports; [`SwitchEvent::Attached`] or [`SwitchEvent::AttachFailed`]
@@ -29,7 +29,7 @@ mod record;
 
 pub use contract::{Change, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
 pub use edit::{Edit, Edits};
-pub use fake::{FakeConfig, FakeSwitch, Faults};
+pub use fake::{Delay, Delays, FakeConfig, FakeSwitch, Faults};
 pub use flow_table::FlowRow;
 pub use flows::{FlowFilter, HEAVY_FLOW_LIMIT, HeavyFlow};
 pub use model::{Capabilities, EditKind, PortKind};
