@@ -263,11 +263,15 @@ fn service_text(of: &OfService, all: bool) -> String {
         (
             "traffic",
             format!(
-                "in {} pps, out {} pps, {} new flows/s; load {}",
+                "in {} pps, out {} pps, {} new flows/s; load {}{}",
                 short(row.offered_pps),
                 short(row.returned_pps),
                 short(row.new_flows_per_s),
-                or_dash(row.utilisation, percent)
+                or_dash(row.utilisation, percent),
+                match (row.highest_instance, row.highest_utilisation) {
+                    (Some(id), Some(load)) => format!(", {} of instance {id}", percent(load)),
+                    _ => String::new(),
+                }
             ),
         ),
         (
@@ -395,9 +399,17 @@ fn instance_text(of: &OfInstance) -> String {
         ),
         (
             "cpu",
-            or_dash(row.cpu_quota, |cpus| format!("{cpus:.2} CPUs at most")),
+            match row.cpu_quota {
+                Some(cpus) => format!("{} of {cpus:.2} CPUs", or_dash(row.cpu, percent)),
+                None => format!("{} of a CPU, without a limit", or_dash(row.cpu, percent)),
+            },
         ),
-        ("busy", row.busy.map_or_else(String::new, percent)),
+        (
+            "busy",
+            row.busy.map_or_else(String::new, |share| {
+                format!("{} of the time, by the function's own account", percent(share))
+            }),
+        ),
         (
             "memory",
             row.memory_bytes

@@ -40,6 +40,7 @@ fn instance(id: u32, service: &str, state: InstanceState, second: u64) -> Instan
         dropped_packets: if id == 3 { second * second * 10 } else { 0 },
         capacity_pps: Some(20_000.0),
         cpu_quota: Some(0.1),
+        cpu: Some(0.53),
         busy: Some(0.42),
         memory_bytes: Some(12 << 20),
         reason: "scaled out".to_owned(),
@@ -62,7 +63,7 @@ fn service(name: &str, second: u64) -> ServiceRow {
         live_flows: 30 + second,
         offered_pps: 12_345.0,
         returned_pps: 12_300.0,
-        utilisation: Some(0.62),
+        highest_utilisation: Some(0.62),
         ..ServiceRow::default()
     }
 }

@@ -260,7 +260,7 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             cut(&row.name, 10),
             active,
             format!("{}-{}", row.min, row.max),
-            or_dash(row.utilisation, |share| format!("{:.0}%", share * 100.0)),
+            or_dash(row.highest_utilisation, |share| format!("{:.0}%", share * 100.0)),
             format!("{}/s", short(row.offered_pps)),
             format!("{}/s", short(row.returned_pps)),
             grouped(row.live_flows),
@@ -470,10 +470,10 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
             if row.adopted { "  taken over" } else { "" }
         )),
         Line::raw(format!(
-            "capacity {}/s  CPUs {}  busy {}  memory {}",
+            "capacity {} pps  CPU {} of {}  memory {}",
             or_dash(row.capacity_pps, short),
+            or_dash(row.cpu, percent),
             or_dash(row.cpu_quota, |cpus| format!("{cpus:.2}")),
-            or_dash(row.busy, percent),
             or_dash(row.memory_bytes, |bytes| format!("{} MiB", bytes >> 20)),
         )),
         Line::raw(format!(

@@ -55,7 +55,7 @@ function sentence(event) {
     case "unpinned": return about + `its flows are given anew (${event.reason})`;
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
     case "picked": return about + `${event.flow} given to it by ${event.policy}`;
-    case "overcommitted": return about + `${event.flows} new flows fitted nowhere; given to the least loaded`;
+    case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;
     case "failure": return about + `${event.what} failed: ${event.reason}`;
     case "recovered": return about + `${event.what} works again after ${span(event.after_ms)}`;
@@ -259,7 +259,7 @@ function drawServices({ services }) {
     { head: "service", className: "left", cell: (row) => row.name },
     { head: "active", cell: (row) => `${row.active} of ${row.desired}${row.fixed ? " (by hand)" : ""}` },
     { head: "limits", cell: (row) => `${row.min}-${row.max}` },
-    { head: "load", cell: (row) => percent(row.utilisation) },
+    { head: "load", cell: (row) => percent(row.highest_utilisation) },
     { head: "offered/s", cell: (row) => short(row.offered_pps) },
     { head: "returned/s", cell: (row) => short(row.returned_pps) },
     { head: "flows", cell: (row) => short(row.live_flows) },
@@ -546,7 +546,7 @@ async function look() {
   if (id === null || document.hidden || !state.snapshot) return;
   const row = state.snapshot.instances.find((row) => row.id === id);
   set(at("detail-title"), row ? `Instance ${id} of ${row.service}` : `Instance ${id} is gone`);
-  set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPUs ${row.cpu_quota ?? "not limited"}, busy ${percent(row.busy)}. Its largest flows:` : "");
+  set(at("detail-words"), row ? `${row.state} for ${span(row.state_ms)} (${row.reason}); process ${row.pid ?? "-"}, capacity ${short(row.capacity_pps)}/s, CPU ${percent(row.cpu)} of ${row.cpu_quota ?? "1, not limited"}. Its largest flows:` : "");
   let flows = [];
   try {
     const response = row ? await ask(`v1/flows?instance=${id}&top=10`) : null;

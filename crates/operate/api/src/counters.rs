@@ -270,6 +270,9 @@ levels! {
         /// Seconds in which it could not run: throttled by its quota, or waiting for a CPU.
         held_up_s: f64
             = Seconds "instance_held_up_seconds" "Time in which the instance could not run: throttled by its quota, or waiting for a CPU",
+        /// Seconds of CPU time that it used, by the kernel's account.
+        cpu_s: Option<f64>
+            = Seconds "instance_cpu_seconds" "CPU time that the instance used, by the kernel's account",
         /// Seconds in which its function was busy, where it tells.
         busy_s: Option<f64> = Seconds "instance_busy_seconds" "Time in which the function was busy, where it tells",
         /// Gauge: memory in use, in bytes, where it is known.

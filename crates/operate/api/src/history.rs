@@ -225,6 +225,7 @@ mod tests {
                     dropped_packets: second * 2,
                     capacity_pps: None,
                     cpu_quota: None,
+                    cpu: Some(0.53),
                     busy: None,
                     memory_bytes: None,
                     reason: String::new(),

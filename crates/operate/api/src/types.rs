@@ -242,6 +242,12 @@ pub struct ServiceRow {
     pub new_flows_per_s: f64,
     /// Offered rate ÷ capacity of the active instances, where that is known.
     pub utilisation: Option<f64>,
+    /// The highest load of an active instance: packets that come for it ÷ its capacity, where that is known.
+    #[serde(default)]
+    pub highest_utilisation: Option<f64>,
+    /// Which instance that is.
+    #[serde(default)]
+    pub highest_instance: Option<InstanceId>,
     /// Why there are as many as there are: the autoscaler's last reason.
     pub reason: String,
     /// That its instances fail, how often they have in a row, and why: absent where they do not.
@@ -301,6 +307,10 @@ pub struct InstanceRow {
     pub capacity_pps: Option<f64>,
     /// CPUs that it may use, where that is limited.
     pub cpu_quota: Option<f64>,
+    /// CPU time that it uses, as a share of `cpu_quota`, or of one CPU where there is no quota: by the kernel's
+    /// account, over the last second.
+    #[serde(default)]
+    pub cpu: Option<f64>,
     /// Share of the time in which the function was busy, where it tells.
     pub busy: Option<f64>,
     /// Memory in use, in bytes, where it is known.

@@ -167,6 +167,7 @@ fn instance(id: u32) -> InstanceRow {
         dropped_packets: 0,
         capacity_pps: None,
         cpu_quota: Some(0.1),
+        cpu: Some(0.53),
         busy: None,
         memory_bytes: None,
         reason: "ready".to_owned(),

@@ -121,6 +121,7 @@ fn instance(id: u32) -> InstanceRow {
         dropped_packets: 0,
         capacity_pps: None,
         cpu_quota: None,
+        cpu: Some(0.53),
         busy: None,
         memory_bytes: None,
         reason: "ready".to_owned(),

@@ -90,6 +90,7 @@ fn full() -> Counters {
             service: "web".to_owned(),
             state: "active".to_owned(),
             drops: named(&["ring_full"]),
+            cpu_s: Some(2.5),
             busy_s: Some(1.5),
             memory_bytes: Some(1 << 20),
             cpu_quota: Some(0.1),

@@ -183,6 +183,7 @@ impl ControlLoop {
                     .iter()
                     .map(|i| self.since_baseline(i.slot()).ring_drops)
                     .sum();
+                let highest = self.highest_load(&of_service, status.capacity_pps);
                 ServiceRow {
                     name: status.name.to_owned(),
                     image: service.image.clone(),
@@ -212,6 +213,8 @@ impl ControlLoop {
                         .map(|r| r.new_flows_fast_per_s)
                         .sum(),
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
+                    highest_utilisation: highest.map(|(load, _)| load),
+                    highest_instance: highest.map(|(_, id)| id),
                     reason: status.reason.to_owned(),
                     failing: status.failing.map(|of| failing_text(of, now)),
                     rollout: status.rollout.cloned(),
@@ -222,6 +225,22 @@ impl ControlLoop {
                 }
             })
             .collect()
+    }
+
+    /// The highest load of these instances that take new flows, and whose it is, where their capacity is known.
+    fn highest_load(
+        &self,
+        instances: &[&controller::Instance],
+        capacity_pps: f64,
+    ) -> Option<(f64, InstanceId)> {
+        let active = instances.iter().filter(|i| i.state() == InstanceState::Active);
+        let loads = active.filter_map(|instance| {
+            let rates = self.collector.slot(instance.slot())?;
+            Some((rates.arrivals_stable_pps / capacity_pps, instance.id()))
+        });
+        loads
+            .filter(|_| capacity_pps > 0.0)
+            .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
     }
 
     /// Every key of a service as the running configuration has it.
@@ -399,12 +418,19 @@ impl ControlLoop {
                     + counters.function.map_or(0, |f| f.dropped),
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
+                cpu: self.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
                 memory_bytes: self.memory_of(slot, counters.function.as_ref()),
                 reason: instance.reason().to_owned(),
             }
         });
         rows.collect()
+    }
+
+    /// CPU time that a slot's instance uses, as a share of what it may use, or of one CPU.
+    fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
+        let used = self.usage.get(&slot)?.cpus?;
+        Some(used / quota.filter(|cpus| *cpus > 0.0).unwrap_or(1.0))
     }
 
     /// Memory of a slot's instance: what its function says, or its control group.

@@ -39,6 +39,8 @@ use super::{Place, StopRequest, wiring};
 const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
 /// How often otherwise.
 const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
+/// Over which span the CPU time of an instance is told: many periods of a quota.
+const CPU_SPAN: Nanos = Nanos::from_secs(1);
 /// Without a packet for this long, and with nothing under way, the loop dozes: every rate is as good as zero by then.
 const QUIET: Nanos = Nanos::from_secs(1);
 /// How often it turns while it dozes: timers and the ends of containers are not later than that.
@@ -140,7 +142,11 @@ pub(super) struct UsageNote {
     /// The same, of the wait that goes on, before the engine tells how much of it was throttling.
     held_up_so_far_ns: u64,
     throttled_ns: u64,
-    cpu_ns: u64,
+    pub(super) cpu_ns: u64,
+    /// CPUs that it used, on average over the last span of [`CPU_SPAN`].
+    pub(super) cpus: Option<f64>,
+    /// When the span began that is under way, and what was used until then.
+    cpu_since: Option<(Nanos, u64)>,
 }
 
 impl UsageNote {
@@ -159,6 +165,12 @@ impl UsageNote {
         self.read_at = now;
         self.throttled_ns = usage.throttled_ns;
         self.cpu_ns = usage.cpu_ns;
+        let (since, before) = *self.cpu_since.get_or_insert((now, usage.cpu_ns));
+        let span = now.since(since);
+        if span >= CPU_SPAN {
+            self.cpus = Some(usage.cpu_ns.saturating_sub(before) as f64 / span.0 as f64);
+            self.cpu_since = Some((now, usage.cpu_ns));
+        }
         self.memory_bytes = usage.memory_bytes;
     }
 }
@@ -1345,6 +1357,25 @@ pub fn raise_priority() -> Result<(), thread_priority::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_time_is_told_over_whole_seconds() {
+        let mut note = UsageNote::default();
+        let mut at = |ms: u64, cpu_ms: u64| {
+            let usage = engine::Usage {
+                cpu_ns: cpu_ms * 1_000_000,
+                ..engine::Usage::default()
+            };
+            note.note(&usage, || false, Nanos::from_millis(ms));
+            note.cpus
+        };
+        // What it used before it was first looked at is nobody's.
+        assert_eq!(at(5_000, 700), None);
+        assert_eq!(at(5_900, 790), None);
+        assert_eq!(at(6_000, 800), Some(0.1));
+        assert_eq!(at(6_999, 1_700), Some(0.1));
+        assert_eq!(at(8_000, 1_800), Some(0.5));
+    }
 
     #[test]
     fn time_without_a_cpu_is_counted_once() {

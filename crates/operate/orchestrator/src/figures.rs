@@ -228,6 +228,7 @@ impl ControlLoop {
                     ring_slots: counters.ring_slots,
                     hot: counters.hot,
                     held_up_s: counters.throttled_ns as f64 / 1e9,
+                    cpu_s: self.usage.get(&slot).map(|note| note.cpu_ns as f64 / 1e9),
                     busy_s: function.map(|f| f.busy_ns as f64 / 1e9),
                     memory_bytes: self.memory_of(slot, function.as_ref()),
                     cpu_quota: instance.cpus(),
