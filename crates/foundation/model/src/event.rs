@@ -108,7 +108,7 @@ pub enum EventKind {
         /// The inputs of the decision, as `inco explain scheduler` takes them.
         case: Box<serde_json::Value>,
     },
-    /// A new flow fitted no instance and went to the least loaded one.
+    /// A new flow fitted no instance and went to the least loaded one. Not where the capacity is not known yet.
     Overcommitted {
         /// Number of such flows since the last such event.
         flows: u64,

@@ -26,7 +26,7 @@ pub(crate) struct Steering {
     flow: (FlowKey, u64),
     /// A new flow's expected load, in the unit of the scheduler's metric.
     expected: f32,
-    /// New flows that fitted nowhere, since last read.
+    /// New flows beyond the capacity of every instance, since last read.
     pub(crate) overcommitted: f64,
 }
 
@@ -146,12 +146,14 @@ impl Steering {
             dscp,
         };
         let pick = self.scheduler.pick(&flow, &self.candidates);
-        if matches!(pick, Pick::Overcommitted(_)) {
-            self.overcommitted += flows;
-        }
         let Some(index) = pick.index() else {
             return Slot::NONE;
         };
+        // As the switch does: where the capacity is not learnt yet, nobody can say that it is exceeded.
+        let is_known = self.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
+        if is_known && matches!(pick, Pick::Overcommitted(_)) {
+            self.overcommitted += flows;
+        }
         self.candidates.pin_many(index, &flow, flows as f32);
         self.candidates.get(index).map_or(Slot::NONE, |row| row.slot)
     }

@@ -60,7 +60,10 @@ pub fn event_sentence(event: &Event) -> String {
         EventKind::Unpinned { reason } => format!("its flows are given anew ({reason})"),
         EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
         EventKind::Overcommitted { flows } => {
-            format!("{flows} new flows fitted nowhere; given to the least loaded")
+            let plural = if *flows == 1 { "" } else { "s" };
+            format!(
+                "{flows} new flow{plural} beyond the capacity of every instance; given to the least loaded one"
+            )
         }
         EventKind::Uplink {
             uplink,

@@ -308,13 +308,16 @@ impl SetUp {
         let Ok(moved) = entered else {
             return without_entry(service, &state.candidates, hash, counters);
         };
+        // Where the capacity is not learnt yet, nobody can say that it is exceeded.
+        let is_over = matches!(pick, Pick::Overcommitted(_))
+            && state.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
         state.candidates.pin(index, &flow);
         self.pinned[slot] += flow.expected;
         counters.slots[slot].new_flows.add(1);
         if moved {
             counters.slots[slot].expected_moves.add(1);
         }
-        if let Pick::Overcommitted(_) = pick {
+        if is_over {
             counters.services[service_id].overcommitted.add(1);
         }
         Decision::Instance {
