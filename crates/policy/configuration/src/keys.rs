@@ -444,10 +444,11 @@ tables! {
         capacity: capacity, [= "\"learn\""], Applies,
             "packet rate, or `\"learn\"`", "\"10Mpps\"",
             "What one instance can process, for schedulers and autoscalers. `learn` measures it while it works.";
-        // A tenth is left for flows that grow.
-        fit: share, [= "0.9"], Rules,
-            "share, above 0 and at most 1", "0.8",
-            "Share of the capacity that scheduling may use: an instance takes a new flow while its load is below.";
+        // The last flow comes on top. Where it brings a tenth of the capacity, a tenth is left for bursts.
+        fit: share, [= "0.8"], Rules,
+            "share, above 0 and at most 1", "0.7",
+            "Share of the capacity up to which scheduling fills an instance: it takes a new flow while its load is \
+             below. The last flow can raise the load above it: write less where single flows are large.";
         // The paper's recommendation, since it leaves whole instances free to be removed.
         scheduler: scheduler, [= "\"best-fit\""], Applies,
             "table, or a policy's name", "{ policy = \"worst-fit\", metric = \"bytes\", limit = \"1Gbps\" }",

@@ -43,14 +43,14 @@ fn each_key_is_told_with_its_old_and_new_value() {
     for (from, to, told) in [
         (
             "instances = 2",
-            "instances = { min = 2, max = 0x4 }\nfit = 0.8",
+            "instances = { min = 2, max = 0x4 }\nfit = 0.7",
             &[
-                "service.a.fit: 0.9 (default) -> 0.8",
+                "service.a.fit: 0.8 (default) -> 0.7",
                 "service.a.instances: 2 -> { max = 0x4, min = 2 }",
             ][..],
         ),
         // Written in another way, or as its default: the same.
-        ("instances = 2", "instances = 0b10\nfit = \"90%\"", &[]),
+        ("instances = 2", "instances = 0b10\nfit = \"80%\"", &[]),
         (
             "instances = 2",
             "command = [\"/a\", \"-b\"]\nenv = { LEVEL = \"info\" }\nready_deadline = \"1m\"",
@@ -105,7 +105,7 @@ fn the_settings_of_a_service_are_told_and_its_secrets_not() {
         found.map(|setting| (setting.value.as_str(), setting.is_written))
     };
     assert_eq!(of("instances"), Some(("2", true)));
-    assert_eq!(of("fit"), Some(("0.9", false)));
+    assert_eq!(of("fit"), Some(("0.8", false)));
     assert_eq!(of("match.vlan"), Some(("any", false)));
     assert_eq!(of("env"), Some(("LEVEL, TOKEN (values are not shown)", true)));
     assert!(settings.iter().all(|setting| !setting.value.contains("s3cret")));

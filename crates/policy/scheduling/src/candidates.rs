@@ -90,7 +90,7 @@ impl Default for Terms {
     fn default() -> Self {
         Terms {
             at: Nanos::ZERO,
-            fit: 0.9,
+            fit: 0.8,
             slow_start: Nanos::ZERO,
         }
     }

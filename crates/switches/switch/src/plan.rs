@@ -153,7 +153,7 @@ impl ServicePlan {
             uplinks: vec![UplinkId(0)],
             scheduler,
             limit: None,
-            fit: 0.9,
+            fit: 0.8,
             table_full: TableFull::Hash,
             return_counters: false,
             relaxed: false,
