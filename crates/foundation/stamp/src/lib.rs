@@ -17,7 +17,11 @@
 //! | 2..5 | instance, 0 where no function stamped |
 //! | 5..8 | flow |
 //! | 8..12 | sequence number within the flow |
-//! | 12..18 | intended send time, monotonic clock in ns, modulo 2^48 (78 hours) |
+//! | 12 | check of flow, sequence number and time |
+//! | 13..18 | intended send time, monotonic clock in ns, modulo 2^40 (18 minutes) |
+//!
+//! The check keeps a function from writing into a foreign payload that happens to begin with the magic. A packet with
+//! a MAC stamp is a replayed one: its payload is foreign, whatever it begins with.
 //!
 //! A frame of "64 B" is 64 B on the wire: 60 B in memory and 4 B of frame check sequence, which no port here
 //! sees. Ethernet, IPv4 and UDP take 42 of those 60, which leaves exactly the 18 of the stamp. Other packet
@@ -41,7 +45,7 @@ pub const MAC_NUMBERS: u32 = 1 << 20;
 const MAGIC: [u8; 2] = [0x1c, 0x0f];
 const MAC_MAGIC: u8 = 0x52;
 const MAC_MAGIC_NIBBLE: u8 = 0xc;
-const TIME_MASK: u64 = (1 << 48) - 1;
+const TIME_MASK: u64 = (1 << 40) - 1;
 /// IPv6 extension headers followed: hop-by-hop, routing, two destination options and a fragment header are
 /// the most that a sane packet has.
 const EXTENSIONS_LIMIT: usize = 6;
@@ -106,7 +110,7 @@ pub struct Stamp {
     pub flow: u32,
     /// The packet's number within its flow, from 0, modulo 2^32.
     pub sequence: u32,
-    /// The due time, in ns of the monotonic clock, modulo 2^48.
+    /// The due time, in ns of the monotonic clock, modulo 2^40.
     pub sent: u64,
     /// The instance that it passed ([`instance_mark`]); 0 if none stamped it.
     pub instance: u32,
@@ -118,27 +122,29 @@ impl Stamp {
         let [_, i0, i1, i2] = self.instance.to_be_bytes();
         let [_, f0, f1, f2] = self.flow.to_be_bytes();
         let [s0, s1, s2, s3] = self.sequence.to_be_bytes();
-        let [_, _, t0, t1, t2, t3, t4, t5] = self.sent.to_be_bytes();
-        [
-            MAGIC[0], MAGIC[1], i0, i1, i2, f0, f1, f2, s0, s1, s2, s3, t0, t1, t2, t3, t4, t5,
-        ]
+        let [_, _, _, t0, t1, t2, t3, t4] = self.sent.to_be_bytes();
+        let mut bytes = [
+            MAGIC[0], MAGIC[1], i0, i1, i2, f0, f1, f2, s0, s1, s2, s3, 0, t0, t1, t2, t3, t4,
+        ];
+        bytes[12] = check(&bytes);
+        bytes
     }
 
     /// The stamp at the start of `field`; `None` if too short or not a stamp.
     pub fn from_bytes(field: &[u8]) -> Option<Stamp> {
         let b: &[u8; LEN] = field.first_chunk()?;
-        if b[..2] != MAGIC {
+        if !is_stamp(b) {
             return None;
         }
         Some(Stamp {
             instance: u32::from_be_bytes([0, b[2], b[3], b[4]]),
             flow: u32::from_be_bytes([0, b[5], b[6], b[7]]),
             sequence: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
-            sent: u64::from_be_bytes([0, 0, b[12], b[13], b[14], b[15], b[16], b[17]]),
+            sent: u64::from_be_bytes([0, 0, 0, b[13], b[14], b[15], b[16], b[17]]),
         })
     }
 
-    /// The time from the due time to `now`, in ns, if both are within 39 hours; `None` if the stamp is in the
+    /// The time from the due time to `now`, in ns, if both are within 9 minutes; `None` if the stamp is in the
     /// future.
     pub fn age(&self, now_ns: u64) -> Option<u64> {
         let age = now_ns.wrapping_sub(self.sent) & TIME_MASK;
@@ -146,7 +152,19 @@ impl Stamp {
     }
 }
 
-/// A time truncated to the stamp's 48 bits.
+/// Byte 12 of a stamp: a sum of the bytes that the generator writes, without the instance, which a function writes.
+/// The sum of zeros is not zero.
+fn check(stamp: &[u8; LEN]) -> u8 {
+    let words = stamp[5..12].iter().chain(&stamp[13..]);
+    words.fold(0x5a_u8, |sum, byte| sum.rotate_left(3) ^ byte)
+}
+
+/// Whether a field is a stamp.
+fn is_stamp(field: &[u8; LEN]) -> bool {
+    field[..2] == MAGIC && field[12] == check(field)
+}
+
+/// A time truncated to the stamp's 40 bits.
 pub const fn truncated_time(ns: u64) -> u64 {
     ns & TIME_MASK
 }
@@ -298,7 +316,7 @@ pub fn read_mac(frame: &[u8]) -> Option<MacStamp> {
 /// incrementally (RFC 1624), so that a wrong checksum stays wrong. Returns whether there was a stamp; a frame
 /// without one is unchanged.
 pub fn stamp_instance(frame: &mut [u8], id: u32) -> bool {
-    stamp_payload(frame, id).is_some() || stamp_mac(frame, id).is_some()
+    stamp_mac(frame, id).is_some() || stamp_payload(frame, id).is_some()
 }
 
 fn stamp_mac(frame: &mut [u8], id: u32) -> Option<()> {
@@ -313,7 +331,7 @@ fn stamp_payload(frame: &mut [u8], id: u32) -> Option<()> {
     let place = locate(frame)?;
     let old_checksum = be16(frame, place.checksum)?;
     let field: &mut [u8; LEN] = frame.get_mut(place.payload..)?.first_chunk_mut()?;
-    if field[..2] != MAGIC {
+    if !is_stamp(field) {
         return None;
     }
     // The stamp starts at an even offset from the transport header, so the instance is the 16-bit word at 2
