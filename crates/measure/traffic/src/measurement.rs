@@ -77,6 +77,52 @@ struct Replayed {
     source: u16,
 }
 
+/// What of a packet came back with other bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Altered {
+    No,
+    /// Addresses and ports, and the checksums over them.
+    Addresses,
+    /// Other bytes.
+    Bytes,
+}
+
+impl Altered {
+    /// What differs between a frame and the one that was sent. Only for frames that differ.
+    fn of(frame: &[u8], sent: &[u8]) -> Altered {
+        if frame.len() != sent.len() {
+            return Altered::Bytes;
+        }
+        // The two addresses of Ethernet.
+        let mut spans = Vec::from([(0, 12)]);
+        let info = match packet::parse(sent) {
+            packet::Parsed::Flow(info) => Some(info),
+            packet::Parsed::Fragment(of) => Some(of.info),
+            _ => None,
+        };
+        if let Some(info) = info {
+            let (l3, l4) = (usize::from(info.l3_offset), usize::from(info.l4_offset));
+            match sent.get(l3).map(|first| first >> 4) {
+                // The header's checksum, and the addresses.
+                Some(4) => spans.push((l3 + 10, l3 + 20)),
+                _ => spans.push((l3 + 8, l3 + 40)),
+            }
+            match info.protocol {
+                model::protocol::UDP => spans.extend([(l4, l4 + 4), (l4 + 6, l4 + 8)]),
+                model::protocol::TCP => spans.extend([(l4, l4 + 4), (l4 + 16, l4 + 18)]),
+                model::protocol::SCTP => spans.push((l4, l4 + 4)),
+                _ => {}
+            }
+        }
+        let differs = frame.iter().zip(sent).enumerate().filter(|(_, (a, b))| a != b);
+        let mut places = differs.map(|(at, _)| at);
+        match places.all(|at| spans.iter().any(|(from, to)| (*from..*to).contains(&at))) {
+            true => Altered::Addresses,
+            false => Altered::Bytes,
+        }
+    }
+}
+
 /// The accounting state of a run.
 #[derive(Debug)]
 pub(crate) struct Measurement {
@@ -288,11 +334,18 @@ impl Measurement {
     /// monotonic clock.
     pub(crate) fn send(&mut self, due: &Due, due_at: u64, buffer: &mut [u8]) -> usize {
         let pin_at = self.records[due.record as usize].pin_at as usize;
+        let opens_again = match &self.sources[usize::from(due.source)] {
+            SourceFrames::Phase { .. } => false,
+            SourceFrames::Capture { replay, .. } => replay.packets[due.index as usize].opens_again,
+        };
         let pin_sequence = {
             let pin_record = &mut self.records[pin_at];
             let sequence = pin_record.pin_sent;
             if sequence > 0 && due_at.saturating_sub(pin_record.last_due) >= self.idle_timeout {
                 pin_record.pin.allow_move_from(sequence);
+            }
+            if sequence > 0 && opens_again {
+                pin_record.pin.begin_again(sequence);
             }
             pin_record.pin_sent += 1;
             pin_record.last_due = due_at;
@@ -405,7 +458,7 @@ impl Measurement {
         let sent = replay.frame(packet.index);
         let responder = (replay.packets[packet.index as usize].stream & 1) as usize;
         let expected_port = uplinks[1 - responder];
-        let altered = match self.verify {
+        let is_altered = match self.verify {
             Verify::Off => false,
             Verify::Payload => frame.get(12..) != sent.get(12..),
             Verify::Exact => {
@@ -413,6 +466,10 @@ impl Measurement {
                     || frame.get(..6) != sent.get(..6)
                     || MacStamp::from_mac(&frame[6..]).is_none()
             }
+        };
+        let altered = match is_altered {
+            false => Altered::No,
+            true => Altered::of(frame, sent),
         };
         let age = now.saturating_sub(packet.sent);
         self.arrived(
@@ -440,7 +497,7 @@ impl Measurement {
         let behind = u64::from((newest as u32).wrapping_sub(stamp.sequence));
         let sequence = newest.checked_sub(behind)?;
         let altered = match self.verify {
-            Verify::Off => false,
+            Verify::Off => Altered::No,
             verify => {
                 let template = &templates[size_index(templates.len(), sequence, record.index)];
                 let ends = Ends {
@@ -450,7 +507,10 @@ impl Measurement {
                 let sent = &mut self.scratch[..template.len()];
                 template.render(sent, record.index, &stamp, ends);
                 let from = if verify == Verify::Exact { 0 } else { 12 };
-                frame.get(from..) != sent.get(from..)
+                match frame.get(from..) != sent.get(from..) {
+                    false => Altered::No,
+                    true => Altered::of(frame, sent),
+                }
             }
         };
         let port_is_right = port == phase.returns();
@@ -480,7 +540,7 @@ impl Measurement {
         pin_sequence: u64,
         age: u64,
         instance: u32,
-        altered: bool,
+        altered: Altered,
     ) {
         let record = &mut self.records[at];
         let counts = &mut self.counts;
@@ -515,8 +575,9 @@ impl Measurement {
             self.until_latency -= 1;
         }
         counts.wrong_uplink += u64::from(!port_is_right);
-        counts.altered += u64::from(altered);
-        record.altered += u64::from(altered);
+        counts.altered += u64::from(altered != Altered::No);
+        counts.addresses_rewritten += u64::from(altered == Altered::Addresses);
+        record.altered += u64::from(altered != Altered::No);
         let pin_at = record.pin_at as usize;
         let pin = &mut self.records[pin_at].pin;
         if !self.failed.is_empty() && self.failed.contains(&pin.home()) {

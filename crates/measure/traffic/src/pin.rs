@@ -25,6 +25,8 @@ pub struct PinTracker {
     /// The flow's first packet after its idle timeout; 0 if there was none.
     idle_until: u64,
     allowed: bool,
+    /// The first packet of a new connection between the same ends; 0 if there was none.
+    began_again: u64,
     /// The instance, number and first of its mis-steered packets; 0 if they went to several instances.
     strayed_to: u32,
     strayed: u64,
@@ -40,6 +42,11 @@ impl PinTracker {
     /// The flow was idle for its timeout before packet `sequence`, which may find a new instance.
     pub fn allow_move_from(&mut self, sequence: u64) {
         self.idle_until = sequence;
+    }
+
+    /// The connection had ended before packet `sequence`, which opens another one: that has an instance of its own.
+    pub fn begin_again(&mut self, sequence: u64) {
+        self.began_again = sequence;
     }
 
     /// The flow's instance was declared failed or purged: the flow may move once.
@@ -77,6 +84,15 @@ impl PinTracker {
     pub fn returned(&mut self, sequence: u64, instance: u32) -> Steer {
         if instance == 0 {
             return Steer::Unstamped;
+        }
+        if self.began_again != 0 && sequence >= self.began_again {
+            if instance != self.home {
+                self.previous = self.home;
+                self.home = instance;
+                self.moved_at = self.began_again;
+            }
+            self.began_again = 0;
+            return Steer::Kept;
         }
         let came_back = self.idle_until != 0 && sequence >= self.idle_until;
         if self.home == 0 {
@@ -144,6 +160,19 @@ mod tests {
             Steer::MisSteered,
             "it had come back to its home"
         );
+    }
+
+    #[test]
+    fn a_new_connection_has_an_instance_of_its_own() {
+        let mut p = PinTracker::default();
+        p.returned(0, 5);
+        p.begin_again(3);
+        assert_eq!(p.returned(3, 6), Steer::Kept);
+        assert_eq!(p.returned(2, 5), Steer::Kept, "of the connection before, late");
+        assert_eq!(p.returned(4, 5), Steer::MisSteered);
+        p.begin_again(6);
+        assert_eq!(p.returned(6, 6), Steer::Kept);
+        assert_eq!(p.returned(7, 5), Steer::MisSteered, "it had its instance");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use model::{Direction, FlowKey};
-use packet::Parsed;
 use packet::capture::CaptureReader;
+use packet::{Parsed, TcpFlags};
 
 use crate::Error;
 
@@ -43,6 +43,36 @@ pub(crate) struct ReplayPacket {
     /// The stream (flow and direction) within the capture, from 0: twice the flow, plus 1 for packets of the
     /// responder.
     pub(crate) stream: u32,
+    /// Whether it opens a TCP connection between two ends whose previous connection had ended. For the first packets
+    /// of the capture, the previous connection is that of the round before.
+    pub(crate) opens_again: bool,
+}
+
+/// How far a TCP connection is: as a flow table sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Connection {
+    /// By direction.
+    has_fin: [bool; 2],
+    is_closed: bool,
+}
+
+impl Connection {
+    /// Takes the next packet; whether it opens the next connection.
+    fn take(&mut self, flags: TcpFlags, direction: Direction) -> bool {
+        if flags.rst() {
+            self.is_closed = true;
+        } else if self.is_closed {
+            let opens = flags.syn() && !flags.ack();
+            if opens {
+                *self = Connection::default();
+            }
+            return opens;
+        } else if flags.fin() {
+            self.has_fin[direction.index()] = true;
+            self.is_closed = self.has_fin == [true; 2];
+        }
+        false
+    }
 }
 
 /// A capture that is ready to be sent.
@@ -53,6 +83,23 @@ pub(crate) struct Replay {
     pub(crate) flows: Vec<ReplayFlow>,
     /// Frames too short to be sent.
     pub(crate) skipped: u64,
+}
+
+/// Returns for each packet whether it opens a TCP connection after another one between the same ends. A round of the
+/// capture continues the round before, so the second round tells.
+fn openings(parsed: &[Parsed]) -> Vec<bool> {
+    let mut connections: HashMap<FlowKey, Connection> = HashMap::new();
+    let mut take = |parsed: &Parsed| match parsed {
+        Parsed::Flow(info) if info.protocol == model::protocol::TCP && !info.is_icmp_error => {
+            let connection = connections.entry(info.key).or_default();
+            connection.take(info.tcp_flags, info.direction)
+        }
+        _ => false,
+    };
+    parsed.iter().for_each(|parsed| {
+        take(parsed);
+    });
+    parsed.iter().map(take).collect()
 }
 
 impl Replay {
@@ -105,7 +152,8 @@ impl Replay {
         let mut known: HashMap<ReplayFlow, (u32, Direction)> = HashMap::new();
         let start_ns = frames[0].0;
         let mut latest = 0;
-        for ((timestamp, range), parsed) in frames.into_iter().zip(parsed) {
+        let opens_again = openings(&parsed);
+        for (((timestamp, range), parsed), opens_again) in frames.into_iter().zip(parsed).zip(opens_again) {
             let (flow, direction) = match parsed {
                 Parsed::Flow(info) => (ReplayFlow::Flow(info.key), info.direction),
                 Parsed::Fragment(f) => {
@@ -124,6 +172,7 @@ impl Replay {
                 offset_ns: latest,
                 bytes: range,
                 stream: 2 * index + u32::from(direction != opener),
+                opens_again,
             });
         }
         replay.bytes = bytes;

@@ -64,6 +64,9 @@ pub struct Counts {
     pub unstamped: u64,
     /// Packets that returned with altered bytes.
     pub altered: u64,
+    /// Those of `altered` that differ only in addresses, ports and the checksums over them: a function rewrote them.
+    #[serde(default)]
+    pub addresses_rewritten: u64,
     /// Packets that returned from the wrong uplink.
     pub wrong_uplink: u64,
     /// Returned packets that are not of this run.
@@ -223,9 +226,12 @@ impl fmt::Display for Table<'_> {
             ("expected moves", c.expected_moves),
             ("duplicated", c.duplicated),
             ("reordered", c.reordered),
-            ("altered", c.altered),
+            ("altered", c.altered.saturating_sub(c.addresses_rewritten)),
         ] {
             writeln!(f, "{name:<14}{count:>14}")?;
+        }
+        if c.addresses_rewritten > 0 {
+            writeln!(f, "addresses rewritten {:>8}", c.addresses_rewritten)?;
         }
         // Shown only if not 0.
         for (name, count) in [

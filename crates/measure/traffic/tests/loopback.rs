@@ -353,6 +353,41 @@ fn every_altered_packet_is_found() {
 }
 
 #[test]
+fn addresses_that_a_function_swaps_are_told_apart_from_other_bytes() {
+    let forwarder = Forwarder::start(Box::new(|n, frame| {
+        let mut frame = frame.to_vec();
+        // As an echo does it: both Ethernet addresses, both of IPv4, both ports. No checksum changes by that.
+        for (at, len) in [(0, 6), (26, 4), (34, 2)] {
+            let (one, other) = frame[at..at + 2 * len].split_at_mut(len);
+            one.swap_with_slice(other);
+        }
+        if n % 10 == 3 {
+            frame[50] ^= 1;
+        }
+        vec![frame]
+    }));
+    let report = forwarder.run(profile(phase(20_000.0, 200)));
+    let seen = forwarder.seen.load(Ordering::Relaxed);
+    let broken = (seen + 6) / 10;
+    let counts = report.counts;
+    assert_eq!(
+        (counts.foreign, report.lost),
+        (broken, broken),
+        "the stamp itself is broken there"
+    );
+    assert_eq!(
+        (counts.altered, counts.addresses_rewritten),
+        (seen - broken, seen - broken)
+    );
+    let table = report.table(false).to_string();
+    assert!(
+        table.contains("addresses rewritten ") && table.contains("altered                    0"),
+        "{table}"
+    );
+    assert!(!report.is_clean());
+}
+
+#[test]
 fn a_slow_system_does_not_slow_the_load() {
     let forwarder = Forwarder::start(Box::new(|_, frame| {
         std::thread::sleep(Duration::from_micros(500));
