@@ -546,6 +546,24 @@ impl Action {
             Action::Stop { .. } => "stop",
         }
     }
+
+    /// The service and the instance that it is about.
+    pub fn target(&self) -> (Option<&str>, Option<InstanceId>) {
+        match self {
+            Action::Scale { service, .. }
+            | Action::Policy { service, .. }
+            | Action::Record { service, .. }
+            | Action::Rollout { service, .. }
+            | Action::PauseIn { service, .. }
+            | Action::PauseOut { service, .. }
+            | Action::DryRun { service, .. } => (Some(service), None),
+            Action::Drain { instance } | Action::Undrain { instance } | Action::Move { instance, .. } => {
+                (None, Some(*instance))
+            }
+            Action::Purge { instance, .. } => (None, *instance),
+            Action::Reload { .. } | Action::Stop { .. } => (None, None),
+        }
+    }
 }
 
 /// What came of an action.

@@ -4,23 +4,16 @@
 //! sooner where a worker tells it that more packets come than usual, reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
 #![forbid(unsafe_code)]
 
-mod answers;
 pub mod case;
 mod control;
 pub mod daemon;
 mod drivers;
-mod event_files;
-mod figures;
-mod functions;
 pub mod leftovers;
 pub mod load;
 mod log;
 pub mod machine;
-mod pace;
 mod pool;
-mod reload;
 mod service_manager;
-mod uplink_events;
 mod wiring;
 
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! What the control loop answers when it is asked how things are.
+//! The rows of an answer: status, services, instances, flows, made of what was gathered and decided.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
@@ -10,12 +10,12 @@ use api::types::{
 use autoscaling::Autoscaler;
 use collector::SAMPLE_PERIOD;
 use controller::Failing;
-use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Setting, Slot, UplinkId, WorkerId};
+use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Setting, UplinkId, WorkerId};
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
-use switch::{FunctionCounters, SlotCounters};
 
-use super::control::{ControlLoop, grown, monotonic};
+use super::ControlLoop;
+use super::clock::{monotonic, since_1970, unix_ms};
 
 /// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
 macro_rules! parameter_rows {
@@ -61,18 +61,17 @@ fn failing_text(of: Failing<'_>, now: Nanos) -> String {
 
 impl ControlLoop {
     pub(super) fn status(&self, now: Nanos) -> Status {
-        let reading = &self.reading;
-        let controller = self.shell.controller();
-        let cost = self.collector.cost();
+        let reading = &self.gather.reading;
+        let controller = self.decide.shell.controller();
+        let cost = self.gather.collector.cost();
         let uptime = self.started.elapsed().as_secs_f64();
         let workers = reading
             .workers
             .iter()
             .enumerate()
             .map(|(index, figures)| {
-                let rates = self.collector.worker(WorkerId(index as u8));
-                let gaps = self.longest_gaps.get(index).copied().unwrap_or_default();
-                let longest_gap = gaps.into_iter().max().unwrap_or_default();
+                let rates = self.gather.collector.worker(WorkerId(index as u8));
+                let longest_gap = self.gather.gaps.longest(index);
                 WorkerRow {
                     worker: index as u8,
                     cpu: self.configuration.switch.workers.get(index).copied(),
@@ -94,11 +93,11 @@ impl ControlLoop {
             .zip(&reading.uplinks)
             .enumerate()
             .map(|(index, (uplink, counters))| {
-                let rates = self.collector.uplink(UplinkId(index as u8));
+                let rates = self.gather.collector.uplink(UplinkId(index as u8));
                 UplinkRow {
                     name: uplink.name.clone(),
                     device: uplink.device.to_string(),
-                    up: self.uplinks_up.get(index).copied().unwrap_or(false),
+                    up: self.gather.uplinks.get(index).is_some_and(|state| state.is_up),
                     received_packets: counters.received_packets,
                     received_bytes: counters.received_bytes,
                     sent_packets: counters.sent_packets,
@@ -118,7 +117,7 @@ impl ControlLoop {
             file: self.configuration.file.clone(),
             uptime_s: uptime,
             engine: EngineStatus {
-                driver: self.engine_driver.to_owned(),
+                driver: self.decide.shell.engine().driver().to_owned(),
                 up: down.is_none(),
                 down_ms: down.map_or(0, |since| now.since(since).as_millis()),
             },
@@ -151,17 +150,17 @@ impl ControlLoop {
             reactions: reactions(controller.reactions()),
             live_flows: reading.workers.iter().map(|w| w.live_flows).sum(),
             flow_limit: reading.workers.iter().map(|w| w.flow_limit).sum(),
-            events: self.events.newest(),
+            events: self.journal.newest(),
         }
     }
 
     pub(super) fn service_rows(&self, now: Nanos) -> Vec<ServiceRow> {
-        let controller = self.shell.controller();
+        let controller = self.decide.shell.controller();
         controller
             .services()
             .zip(&self.configuration.services)
             .map(|(status, service)| {
-                let rates = self.collector.service(status.id);
+                let rates = self.gather.collector.service(status.id);
                 let scheduler = &status.plan.scheduler;
                 let of_service: Vec<_> = controller
                     .instances()
@@ -174,6 +173,7 @@ impl ControlLoop {
                 let active = count(&[InstanceState::Active]);
                 let capacity = status.capacity_pps * f64::from(active);
                 let counters = self
+                    .gather
                     .reading
                     .services
                     .get(status.id.index())
@@ -181,7 +181,7 @@ impl ControlLoop {
                     .unwrap_or_default();
                 let dropped: u64 = of_service
                     .iter()
-                    .map(|i| self.since_baseline(i.slot()).ring_drops)
+                    .map(|i| self.gather.since_baseline(i.slot()).ring_drops)
                     .sum();
                 let highest = self.highest_load(&of_service, status.capacity_pps);
                 ServiceRow {
@@ -204,12 +204,12 @@ impl ControlLoop {
                     offered_pps: rates.offered_fast_pps,
                     returned_pps: of_service
                         .iter()
-                        .filter_map(|i| self.collector.slot(i.slot()))
+                        .filter_map(|i| self.gather.collector.slot(i.slot()))
                         .map(|r| r.returns_fast_pps)
                         .sum(),
                     new_flows_per_s: of_service
                         .iter()
-                        .filter_map(|i| self.collector.slot(i.slot()))
+                        .filter_map(|i| self.gather.collector.slot(i.slot()))
                         .map(|r| r.new_flows_fast_per_s)
                         .sum(),
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
@@ -235,7 +235,7 @@ impl ControlLoop {
     ) -> Option<(f64, InstanceId)> {
         let active = instances.iter().filter(|i| i.state() == InstanceState::Active);
         let loads = active.filter_map(|instance| {
-            let rates = self.collector.slot(instance.slot())?;
+            let rates = self.gather.collector.slot(instance.slot())?;
             Some((rates.arrivals_stable_pps / capacity_pps, instance.id()))
         });
         loads
@@ -276,6 +276,7 @@ impl ControlLoop {
                 })
                 .collect(),
             services: self
+                .decide
                 .shell
                 .controller()
                 .services()
@@ -308,7 +309,7 @@ impl ControlLoop {
 
     /// What is known of a flow: `row` is what the table has of it.
     pub(super) fn explain_flow(&self, flow: String, row: Option<&switch::FlowRow>) -> FlowExplanation {
-        let steered_by = self.shell.controller().plan();
+        let steered_by = self.decide.shell.controller().plan();
         let tuple = api::parse_tuple(&flow).ok();
         let place = tuple.as_ref().and_then(|tuple| {
             let mut uplinks = (0u8..).map(UplinkId).take(self.configuration.uplinks.len());
@@ -318,7 +319,7 @@ impl ControlLoop {
         let service = plan.and_then(|plan| self.configuration.services.get(plan.id.index()));
         let scheduler = plan.map(|plan| plan.scheduler.name().to_owned());
         let pinned = row.map(|row| self.flow_row(row));
-        let instances = self.shell.controller().instances();
+        let instances = self.decide.shell.controller().instances();
         let id = pinned.as_ref().and_then(|row| row.forward.or(row.reverse));
         let instance = id.and_then(|id| instances.iter().find(|i| i.id() == id));
         let since = pinned.as_ref().and_then(|row| {
@@ -385,11 +386,11 @@ impl ControlLoop {
     }
 
     pub(super) fn instance_rows(&self, now: Nanos) -> Vec<InstanceRow> {
-        let controller = self.shell.controller();
+        let controller = self.decide.shell.controller();
         let rows = controller.instances().iter().map(|instance| {
             let slot = instance.slot();
-            let rates = self.collector.slot(slot).filter(|r| r.id == instance.id());
-            let counters = self.since_baseline(slot);
+            let rates = self.gather.collector.slot(slot).filter(|r| r.id == instance.id());
+            let counters = self.gather.since_baseline(slot);
             let service = self.configuration.services.get(instance.service().index());
             let capacity = controller
                 .services()
@@ -418,43 +419,20 @@ impl ControlLoop {
                     + counters.function.map_or(0, |f| f.dropped),
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
-                cpu: self.cpu_share(slot, instance.cpus()),
+                cpu: self.gather.cpu_share(slot, instance.cpus()),
                 busy: rates.and_then(|r| r.busy),
-                memory_bytes: self.memory_of(slot, counters.function.as_ref()),
+                memory_bytes: self.gather.memory_of(slot, counters.function.as_ref()),
                 reason: instance.reason().to_owned(),
             }
         });
         rows.collect()
     }
 
-    /// CPU time that a slot's instance uses, as a share of what it may use, or of one CPU.
-    fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
-        let used = self.usage.get(&slot)?.cpus?;
-        Some(used / quota.filter(|cpus| *cpus > 0.0).unwrap_or(1.0))
-    }
-
-    /// Memory of a slot's instance: what its function says, or its control group.
-    pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
-        let of_group = || {
-            self.usage
-                .get(&slot)
-                .map(|note| note.memory_bytes)
-                .filter(|bytes| *bytes > 0)
-        };
-        function.map(|function| function.memory_bytes).or_else(of_group)
-    }
-
-    /// What a slot's counters have grown by since its present instance got it.
-    pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
-        let now = self.reading.slots.get(slot.index()).copied().unwrap_or_default();
-        let before = self.baselines.get(&slot).map(|(_, before)| *before);
-        grown(&now, &before.unwrap_or_default())
-    }
-
     pub(super) fn flow_row(&self, row: &switch::FlowRow) -> FlowRow {
         let instance = |direction: Direction| -> Option<InstanceId> {
             let slot = row.pins.get(direction.index()).copied().filter(|s| s.is_some())?;
-            self.shell
+            self.decide
+                .shell
                 .controller()
                 .instances()
                 .iter()
@@ -505,15 +483,6 @@ impl ControlLoop {
             .map(|s| s.name.clone())
             .unwrap_or_default()
     }
-}
-
-/// Now, in milliseconds since 1970.
-pub(super) fn unix_ms() -> u64 {
-    since_1970().as_millis() as u64
-}
-
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// How fast the loop reacted so far.

@@ -8,8 +8,8 @@ use configuration::{ApiTcp, Configuration, Facts, InstanceDevice, Service, Unusa
 use controller::{Command, ServiceSettings};
 use model::{KeyChange, Nanos, ServiceId};
 
-use super::control::{Asked, ControlLoop};
-use super::wiring;
+use super::apply::Asked;
+use super::{ControlLoop, wiring};
 use crate::load;
 use crate::machine::Machine;
 
@@ -300,14 +300,14 @@ impl ControlLoop {
     /// Begins to read the file again. The answer comes when it was checked and applied, or refused.
     pub(super) fn begin_reload(&mut self, asked: Asked, now: Nanos) {
         let file = self.configuration.file.clone();
-        if let Some((asked, refusal)) = self.file_reader.begin(asked, file, now) {
+        if let Some((asked, refusal)) = self.apply.file_reader.begin(asked, file, now) {
             self.conclude(asked, Err(refusal));
         }
     }
 
     /// Applies what was read, once it was.
     pub(super) fn take_reload(&mut self, now: Nanos) {
-        let Some((asked, read)) = self.file_reader.take(&self.configuration.file, now) else {
+        let Some((asked, read)) = self.apply.file_reader.take(&self.configuration.file, now) else {
             return;
         };
         if asked.action == (Action::Reload { check: true }) {
@@ -317,30 +317,22 @@ impl ControlLoop {
         match read.and_then(|new| Changes::between(&self.configuration, new)) {
             // What it changes goes into the next plan, which the switch may refuse.
             Ok(changes) => {
-                let outcome = self.apply(changes);
-                self.applied.push((asked, outcome));
+                let outcome = self.reconfigure(changes);
+                self.apply.note_reloaded(asked, outcome);
             }
             Err(refusal) => {
-                self.note_reload(false);
+                self.apply.note_reload(false);
                 self.conclude(asked, Err(refusal));
             }
         }
     }
 
-    /// Counts a changed configuration that was applied, or refused.
-    pub(super) fn note_reload(&mut self, is_applied: bool) {
-        match is_applied {
-            true => self.reloads.0 += 1,
-            false => self.reloads.1 += 1,
-        }
-    }
-
-    fn apply(&mut self, changes: Changes) -> Outcome {
+    fn reconfigure(&mut self, changes: Changes) -> Outcome {
         let matching = wiring::matching(&changes.configuration);
         let is_matched_anew = matching != wiring::matching(&self.configuration);
         self.configuration = changes.configuration;
         for change in changes.changed {
-            self.order(Command::Reconfigure {
+            self.decide.order(Command::Reconfigure {
                 service: change.id,
                 settings: Box::new(change.settings),
                 autoscaler: change.autoscaler,
@@ -348,8 +340,8 @@ impl ControlLoop {
             });
         }
         for settings in changes.added {
-            self.reading.services.push(Default::default());
-            self.order(Command::AddService {
+            self.gather.reading.services.push(Default::default());
+            self.decide.order(Command::AddService {
                 settings: Box::new(settings),
             });
         }
@@ -357,7 +349,7 @@ impl ControlLoop {
             return Outcome::new(UNCHANGED);
         }
         if is_matched_anew {
-            self.order(Command::Match(matching));
+            self.decide.order(Command::Match(matching));
         }
         Outcome {
             result: format!(

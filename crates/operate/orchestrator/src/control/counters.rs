@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use api::counters::{
-    ActionCount, ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts,
-    UplinkCounters, WorkerCounters,
+    ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts, UplinkCounters,
+    WorkerCounters,
 };
-use model::{DropReason, EventKind, InstanceState, ServiceId};
+use model::{DropReason, InstanceState};
 use switch::SlotCounters;
 
-use super::answers::unix_ms;
-use super::control::{ControlLoop, add};
+use super::ControlLoop;
+use super::clock::unix_ms;
 
 /// States that instances are counted by.
 const STATES: [InstanceState; 7] = [
@@ -22,14 +22,12 @@ const STATES: [InstanceState; 7] = [
     InstanceState::Stopping,
     InstanceState::Failed,
 ];
-/// What a decision can do.
-const DECISIONS: [&str; 3] = ["out", "in", "resize"];
 
 impl ControlLoop {
     pub(super) fn counters(&self) -> Counters {
-        let reading = &self.reading;
-        let controller = self.shell.controller();
-        let calls = self.shell.engine_calls();
+        let reading = &self.gather.reading;
+        let controller = self.decide.shell.controller();
+        let calls = self.decide.shell.engine_calls();
         let reactions = controller.reactions();
         let kinds = [
             ("detect", &reactions.detect),
@@ -59,7 +57,7 @@ impl ControlLoop {
                 .map(|(kind, times)| (kind.to_owned(), SpanCounts::from(&times.histogram)))
                 .collect(),
             engine: EngineCounters {
-                driver: self.engine_driver.to_owned(),
+                driver: self.decide.shell.engine().driver().to_owned(),
                 up: controller.engine_down_since().is_none(),
                 calls: calls
                     .took
@@ -73,36 +71,24 @@ impl ControlLoop {
                     .collect(),
             },
             control: self.control_counters(),
-            events: EventKind::NAMES
-                .iter()
-                .map(|name| {
-                    (
-                        (*name).to_owned(),
-                        self.event_counts.get(name).copied().unwrap_or(0),
-                    )
-                })
-                .collect(),
-            actions: self
-                .action_counts
-                .iter()
-                .map(|((action, refused), count)| ActionCount {
-                    action: (*action).to_owned(),
-                    refused: *refused,
-                    count: *count,
-                })
-                .collect(),
-            event_log: self.event_files.counters(),
+            events: self.journal.counts(),
+            actions: self.apply.counts(),
+            event_log: self.journal.file_counters(),
             // The API counts its requests itself.
             api: Default::default(),
         }
     }
 
     fn uplink_counters(&self) -> Vec<UplinkCounters> {
-        let all = self.configuration.uplinks.iter().zip(&self.reading.uplinks);
-        all.zip(&self.uplinks_up)
-            .map(|((uplink, counters), up)| UplinkCounters {
+        let all = self
+            .configuration
+            .uplinks
+            .iter()
+            .zip(&self.gather.reading.uplinks);
+        all.zip(&self.gather.uplinks)
+            .map(|((uplink, counters), state)| UplinkCounters {
                 name: uplink.name.clone(),
-                up: *up,
+                up: state.is_up,
                 received_packets: counters.received_packets,
                 received_bytes: counters.received_bytes,
                 sent_packets: counters.sent_packets,
@@ -114,25 +100,15 @@ impl ControlLoop {
             .collect()
     }
 
-    /// What all instances that a service has had counted.
-    fn of_all_instances(&self, service: ServiceId) -> SlotCounters {
-        let mut sum = self.retired.get(&service).copied().unwrap_or_default();
-        let slots = self.baselines.iter().filter(|(_, (owner, _))| *owner == service);
-        for (slot, _) in slots {
-            add(&mut sum, &self.since_baseline(*slot));
-        }
-        sum
-    }
-
     fn service_counters(&self) -> Vec<ServiceCounters> {
-        let controller = self.shell.controller();
+        let controller = self.decide.shell.controller();
         controller
             .services()
             .map(|status| {
-                let counters = self.reading.services.get(status.id.index()).copied();
+                let counters = self.gather.reading.services.get(status.id.index()).copied();
                 let counters = counters.unwrap_or_default();
-                let of_instances = self.of_all_instances(status.id);
-                let rates = self.collector.service(status.id);
+                let of_instances = self.gather.baselines.of_service(status.id, &self.gather.reading);
+                let rates = self.gather.collector.service(status.id);
                 let states: BTreeMap<String, u32> = STATES
                     .iter()
                     .map(|state| {
@@ -144,10 +120,6 @@ impl ControlLoop {
                 let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);
                 let capacity = status.capacity_pps * f64::from(active);
                 let held = status.held_back;
-                let decided = |decision: &'static str| {
-                    let key = (status.name.to_owned(), decision);
-                    self.decisions.get(&key).copied().unwrap_or(0)
-                };
                 ServiceCounters {
                     name: status.name.to_owned(),
                     offered_packets: counters.offered_packets,
@@ -174,9 +146,7 @@ impl ControlLoop {
                     ]
                     .map(|(how, on)| (how.to_owned(), on))
                     .into(),
-                    decisions: DECISIONS
-                        .map(|decision| (decision.to_owned(), decided(decision)))
-                        .into(),
+                    decisions: self.journal.decisions(status.name),
                     scheduler: status.plan.scheduler.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),
                 }
@@ -185,18 +155,19 @@ impl ControlLoop {
     }
 
     fn instance_counters(&self) -> Vec<InstanceCounters> {
-        let controller = self.shell.controller();
+        let controller = self.decide.shell.controller();
         let instances = controller.instances().iter();
         instances
             .map(|instance| {
                 let slot = instance.slot();
                 let rates = self
+                    .gather
                     .collector
                     .slot(slot)
                     .filter(|rates| rates.id == instance.id());
                 // Before it has a slot of its own there is nothing to tell.
                 let counters = match rates {
-                    Some(_) => self.since_baseline(slot),
+                    Some(_) => self.gather.since_baseline(slot),
                     None => SlotCounters::default(),
                 };
                 let capacity = controller
@@ -228,9 +199,9 @@ impl ControlLoop {
                     ring_slots: counters.ring_slots,
                     hot: counters.hot,
                     held_up_s: counters.throttled_ns as f64 / 1e9,
-                    cpu_s: self.usage.get(&slot).map(|note| note.cpu_ns as f64 / 1e9),
+                    cpu_s: self.gather.cpu_time(slot),
                     busy_s: function.map(|f| f.busy_ns as f64 / 1e9),
-                    memory_bytes: self.memory_of(slot, function.as_ref()),
+                    memory_bytes: self.gather.memory_of(slot, function.as_ref()),
                     cpu_quota: instance.cpus(),
                     utilisation: rates
                         .zip(capacity)
@@ -241,9 +212,9 @@ impl ControlLoop {
     }
 
     fn worker_counters(&self) -> Vec<WorkerCounters> {
-        let workers = self.reading.workers.iter().zip(&self.longest_gaps).enumerate();
+        let workers = self.gather.reading.workers.iter().enumerate();
         workers
-            .map(|(index, (of, [before, longest]))| WorkerCounters {
+            .map(|(index, of)| WorkerCounters {
                 worker: index as u8,
                 received_packets: of.received,
                 handed_off_packets: of.handed_off,
@@ -251,7 +222,7 @@ impl ControlLoop {
                 turns: of.turns,
                 awake_s: of.awake_ns as f64 / 1e9,
                 busy_s: of.busy_ns as f64 / 1e9,
-                longest_gap_s: (*before).max(*longest).0 as f64 / 1e9,
+                longest_gap_s: self.gather.gaps.longest(index).0 as f64 / 1e9,
                 live_flows: of.live_flows,
                 flow_limit: of.flow_limit,
                 table_full_packets: of.table_full,
@@ -262,16 +233,16 @@ impl ControlLoop {
     }
 
     fn control_counters(&self) -> ControlCounters {
-        let cost = self.collector.cost();
+        let cost = self.gather.collector.cost();
         ControlCounters {
             samples: cost.samples,
             sampling_s: cost.total_ns as f64 / 1e9,
             longest_sample_s: cost.max_ns as f64 / 1e9,
             lag: SpanCounts::from(&self.lag),
-            plan_generation: self.shell.controller().plan().generation.0,
-            plan_acknowledged: self.reading.acknowledged.0,
-            reloads: self.reloads.0,
-            reloads_refused: self.reloads.1,
+            plan_generation: self.decide.shell.controller().plan().generation.0,
+            plan_acknowledged: self.gather.reading.acknowledged.0,
+            reloads: self.apply.reloads.0,
+            reloads_refused: self.apply.reloads.1,
         }
     }
 }

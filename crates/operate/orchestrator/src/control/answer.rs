@@ -1,0 +1,220 @@
+//! Answer: what somebody asks over the API. Most answers come from what was gathered; flows are asked of the switch, and
+//! the answer is given when its rows are there.
+
+use std::collections::HashMap;
+
+use api::types::{FlowExplanation, FlowPage, FlowRow, Refusal};
+use api::{Answer, Inbox, Question};
+use model::{FlowKey, InstanceId, Nanos, ServiceId, Slot};
+use switch::{FlowFilter, SwitchEvent};
+
+use super::ControlLoop;
+use super::apply::Asked;
+
+type FlowAnswer = Answer<Result<FlowPage, Refusal>>;
+
+/// The state of this part.
+pub(super) struct Answers {
+    inbox: Inbox,
+    /// Answers whose rows the switch is still to give, by the number of the request.
+    pending: HashMap<u64, Pending>,
+}
+
+/// What the rows of flows are for.
+enum Pending {
+    /// A page of flows.
+    Page(FlowAnswer),
+    /// So many of the heaviest flows.
+    Heaviest(u32, FlowAnswer),
+    /// Why this flow is where it is.
+    Explanation(String, Answer<Result<FlowExplanation, Refusal>>),
+}
+
+impl Answers {
+    pub(super) fn new(inbox: Inbox) -> Answers {
+        Answers {
+            inbox,
+            pending: HashMap::new(),
+        }
+    }
+
+    /// Whether nobody waits for rows of the switch.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+}
+
+impl ControlLoop {
+    /// Answers what was asked since the last turn, and begins the actions among that.
+    pub(super) fn answer(&mut self, now: Nanos) {
+        while let Some(question) = self.answer.inbox.take() {
+            match question {
+                Question::Status(answer) => {
+                    self.note_gaps(now);
+                    answer.give(self.status(now));
+                }
+                Question::Services(answer) => answer.give(self.service_rows(now)),
+                Question::Settings(service, answer) => answer.give(self.settings(&service)),
+                Question::Instances(answer) => answer.give(self.instance_rows(now)),
+                Question::Flows(filter, answer) => self.answer_flows(&filter, answer),
+                Question::Snapshot(answer) => {
+                    self.note_gaps(now);
+                    answer.give(self.snapshot(now));
+                }
+                Question::Explain(flow, answer) => self.answer_explanation(flow, answer),
+                Question::Policies(answer) => answer.give(self.policies()),
+                Question::Counters(answer) => {
+                    self.note_gaps(now);
+                    answer.give(Box::new(self.counters()));
+                }
+                Question::Act(action, caller, answer) => {
+                    let asked = Asked {
+                        action,
+                        caller,
+                        answer,
+                    };
+                    self.act(asked, now);
+                }
+            }
+        }
+    }
+
+    fn answer_flows(&mut self, filter: &api::types::FlowFilter, answer: FlowAnswer) {
+        let asked = self.flow_filter(filter).and_then(|wanted| match filter.top {
+            Some(top) => {
+                let id = self.publish.ask_heavy_flows(wanted)?;
+                Ok((id, Some(top)))
+            }
+            None => {
+                let id = self.publish.ask_flows(wanted, filter.limit() as usize)?;
+                Ok((id, None))
+            }
+        });
+        let (id, pending) = match asked {
+            Ok((id, Some(top))) => (id, Pending::Heaviest(top, answer)),
+            Ok((id, None)) => (id, Pending::Page(answer)),
+            Err(refusal) => return answer.give(Err(refusal)),
+        };
+        self.answer.pending.insert(id, pending);
+    }
+
+    /// Asks where a flow is.
+    fn answer_explanation(&mut self, flow: String, answer: Answer<Result<FlowExplanation, Refusal>>) {
+        let asked = flow_key(&flow).and_then(|key| {
+            let filter = FlowFilter {
+                key: Some(key),
+                ..FlowFilter::default()
+            };
+            self.publish.ask_flows(filter, 1)
+        });
+        match asked {
+            Ok(id) => {
+                self.answer.pending.insert(id, Pending::Explanation(flow, answer));
+            }
+            Err(refusal) => answer.give(Err(refusal)),
+        }
+    }
+
+    /// Takes what the switch has found for somebody.
+    pub(super) fn take_found(&mut self, event: &SwitchEvent) {
+        match event {
+            SwitchEvent::HeavyFlows { id, rows } => {
+                if let Some(Pending::Heaviest(top, answer)) = self.answer.pending.remove(id) {
+                    let heaviest = rows.iter().take(top as usize);
+                    let flows = heaviest.map(|heavy| self.heavy_row(heavy)).collect();
+                    answer.give(Ok(FlowPage {
+                        flows,
+                        complete: true,
+                    }));
+                }
+            }
+            SwitchEvent::Recorded(record) => self.note_record(record),
+            SwitchEvent::Flows {
+                id,
+                rows,
+                rules,
+                complete,
+            } => match self.answer.pending.remove(id) {
+                Some(Pending::Explanation(flow, answer)) => {
+                    answer.give(Ok(self.explain_flow(flow, rows.first())));
+                }
+                Some(Pending::Page(answer)) => {
+                    let mut rules = rules.iter();
+                    let flows = rows.iter().map(|row| FlowRow {
+                        rule: rules.next().cloned(),
+                        ..self.flow_row(row)
+                    });
+                    let (flows, complete) = (flows.collect(), *complete);
+                    answer.give(Ok(FlowPage { flows, complete }));
+                }
+                Some(Pending::Heaviest(..)) => {}
+                None => {
+                    if let Some(asked) = self.apply.take_move(*id) {
+                        let result = self.move_flow(&asked.action, rows.first());
+                        self.conclude(asked, result);
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+
+    fn flow_filter(&self, filter: &api::types::FlowFilter) -> Result<FlowFilter, Refusal> {
+        let service = match &filter.service {
+            Some(name) => Some(self.service_id(name)?),
+            None => None,
+        };
+        let slot = match filter.instance {
+            Some(id) => Some(self.slot_of(id)?),
+            None => None,
+        };
+        Ok(FlowFilter {
+            service,
+            slot,
+            address: filter.address,
+            key: filter.flow.as_deref().map(flow_key).transpose()?,
+        })
+    }
+
+    pub(super) fn service_id(&self, name: &str) -> Result<ServiceId, Refusal> {
+        let known = || {
+            self.configuration
+                .services
+                .iter()
+                .map(|s| s.name.as_str())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        self.configuration.service(name).map(|(id, _)| id).ok_or_else(|| {
+            Refusal::new(
+                format!("there is no service {name:?}"),
+                format!("there are: {}", known()),
+            )
+        })
+    }
+
+    pub(super) fn slot_of(&self, id: InstanceId) -> Result<Slot, Refusal> {
+        let instances = self.decide.shell.controller().instances();
+        instances
+            .iter()
+            .find(|i| i.id() == id)
+            .map(|i| i.slot())
+            .ok_or_else(|| {
+                Refusal::new(
+                    format!("there is no instance {id}"),
+                    "`inco instances` shows those that there are",
+                )
+            })
+    }
+}
+
+/// The key of a flow as `inco flows` shows it.
+pub(super) fn flow_key(flow: &str) -> Result<FlowKey, Refusal> {
+    match api::parse_tuple(flow) {
+        Ok(tuple) => Ok(FlowKey::new(&tuple).0),
+        Err(error) => Err(Refusal::new(
+            error.to_string(),
+            "write it as `inco flows` shows it",
+        )),
+    }
+}

@@ -1,0 +1,426 @@
+//! Apply: what operators ask for. An action goes to the controller as a command, to the switch, or to the file of the
+//! configuration; when it is done, or refused, whoever asked is told, and the event log.
+
+use std::collections::{BTreeMap, HashMap};
+
+use api::counters::ActionCount;
+use api::types::{Action, Outcome, PolicyChoice, Refusal};
+use api::{Answer, Caller};
+use autoscaling::Autoscaler;
+use controller::{Command, CommandError, CommandId, HoldBack};
+use model::{EventKind, InstanceId, InstanceState, Nanos, ServiceId, Slot};
+use scheduling::Scheduler;
+use switch::{Change, FlowFilter, PickRecord, SwitchEvent};
+
+use super::ControlLoop;
+use super::answer::flow_key;
+use super::journal::new_event;
+use super::reload::FileReader;
+use crate::case::Case;
+
+/// The state of this part.
+#[derive(Default)]
+pub(super) struct Apply {
+    /// Actions that the controller carries out.
+    ordered: HashMap<CommandId, Asked>,
+    /// Moves whose flows are being looked for, by the number of the request.
+    moves: HashMap<u64, Asked>,
+    /// Changed configurations that go into the next step, and what is told of them then.
+    reloaded: Vec<(Asked, Outcome)>,
+    /// Scheduling decisions that are still to be recorded, by service.
+    records: HashMap<ServiceId, u32>,
+    pub(super) file_reader: FileReader,
+    /// Changed configurations that were applied, and refused.
+    pub(super) reloads: (u64, u64),
+    /// Actions so far, and whether they were refused.
+    counts: BTreeMap<(&'static str, bool), u64>,
+}
+
+/// An action that somebody waits for.
+pub(super) struct Asked {
+    pub(super) action: Action,
+    pub(super) caller: Caller,
+    pub(super) answer: Answer<Result<Outcome, Refusal>>,
+}
+
+/// Who carries an action out.
+enum Course {
+    /// The controller, in its next step.
+    Controller(Command),
+    /// The switch has done it.
+    Done(Outcome),
+    /// The switch looks for the flow under this number.
+    Move(u64),
+    /// The file is read first.
+    Reload,
+}
+
+impl Apply {
+    /// Whether nobody waits for what comes of an action.
+    pub(super) fn is_idle(&self) -> bool {
+        self.ordered.is_empty() && self.moves.is_empty() && !self.file_reader.is_busy()
+    }
+
+    /// Takes an action whose flow was looked for under that number.
+    pub(super) fn take_move(&mut self, id: u64) -> Option<Asked> {
+        self.moves.remove(&id)
+    }
+
+    /// A changed configuration goes into the next step.
+    pub(super) fn note_reloaded(&mut self, asked: Asked, outcome: Outcome) {
+        self.reloaded.push((asked, outcome));
+    }
+
+    /// Counts a changed configuration that was applied, or refused.
+    pub(super) fn note_reload(&mut self, is_applied: bool) {
+        match is_applied {
+            true => self.reloads.0 += 1,
+            false => self.reloads.1 += 1,
+        }
+    }
+
+    /// How often each action was carried out and refused.
+    pub(super) fn counts(&self) -> Vec<ActionCount> {
+        let counts = self.counts.iter();
+        counts
+            .map(|((action, refused), count)| ActionCount {
+                action: (*action).to_owned(),
+                refused: *refused,
+                count: *count,
+            })
+            .collect()
+    }
+}
+
+impl ControlLoop {
+    /// Begins an action.
+    pub(super) fn act(&mut self, asked: Asked, now: Nanos) {
+        match self.course_of(&asked.action) {
+            Ok(Course::Controller(command)) => {
+                if let Command::Shutdown { keep } = command {
+                    self.stop.ask(keep);
+                }
+                let id = self.decide.order(command);
+                self.apply.ordered.insert(id, asked);
+            }
+            Ok(Course::Done(outcome)) => self.conclude(asked, Ok(outcome)),
+            Ok(Course::Move(id)) => {
+                self.apply.moves.insert(id, asked);
+            }
+            Ok(Course::Reload) => self.begin_reload(asked, now),
+            Err(refusal) => self.conclude(asked, Err(refusal)),
+        }
+    }
+
+    /// Who carries an action out: a new action has its line here.
+    fn course_of(&mut self, action: &Action) -> Result<Course, Refusal> {
+        Ok(Course::Controller(match action {
+            Action::Scale { service, instances } => Command::Scale {
+                service: self.service_id(service)?,
+                count: *instances,
+            },
+            Action::Policy {
+                service,
+                scheduler: None,
+                autoscaler: Some(choice),
+            } => Command::Autoscaler {
+                service: self.service_id(service)?,
+                autoscaler: Box::new(autoscaler_of(choice)?),
+            },
+            Action::Policy {
+                service,
+                scheduler: Some(choice),
+                autoscaler: None,
+            } => {
+                let (scheduler, limit) = scheduler_of(choice)?;
+                Command::Scheduler {
+                    service: self.service_id(service)?,
+                    scheduler: Box::new(scheduler),
+                    limit: limit.map(|limit| limit as f32),
+                    written: choice_text(choice),
+                }
+            }
+            Action::Policy { .. } => {
+                return Err(Refusal::new(
+                    "it is not said which policy",
+                    "give a scheduler or an autoscaler, one at a time",
+                ));
+            }
+            Action::Record { service, decisions } => {
+                return self.record(service, *decisions).map(Course::Done);
+            }
+            Action::Rollout { service, cancel } => Command::Rollout {
+                service: self.service_id(service)?,
+                cancel: *cancel,
+            },
+            Action::PauseIn { service, on } => self.hold_back(service, HoldBack::In, *on)?,
+            Action::PauseOut { service, on } => self.hold_back(service, HoldBack::Out, *on)?,
+            Action::DryRun { service, on } => self.hold_back(service, HoldBack::DryRun, *on)?,
+            Action::Drain { instance } => Command::Drain { instance: *instance },
+            Action::Undrain { instance } => Command::Undrain { instance: *instance },
+            Action::Purge { flow: Some(flow), .. } => return self.purge_flow(flow).map(Course::Done),
+            Action::Purge {
+                instance: Some(instance),
+                ..
+            } => Command::Purge { instance: *instance },
+            Action::Purge { .. } => {
+                return Err(Refusal::new(
+                    "it is not said what to purge",
+                    "give an instance or a flow",
+                ));
+            }
+            Action::Move { flow, instance } => return self.begin_move(flow, *instance).map(Course::Move),
+            Action::Reload { .. } => return Ok(Course::Reload),
+            Action::Stop { keep } => Command::Shutdown { keep: *keep },
+        }))
+    }
+
+    fn hold_back(&self, service: &str, how: HoldBack, on: bool) -> Result<Command, Refusal> {
+        let service = self.service_id(service)?;
+        Ok(Command::HoldBack { service, how, on })
+    }
+
+    /// Looks for the flow that is to be moved.
+    fn begin_move(&mut self, flow: &str, instance: InstanceId) -> Result<u64, Refusal> {
+        self.slot_of(instance)?;
+        let filter = FlowFilter {
+            key: Some(flow_key(flow)?),
+            ..FlowFilter::default()
+        };
+        self.publish.ask_flows(filter, 1)
+    }
+
+    /// Moves the flow that was found.
+    pub(super) fn move_flow(
+        &mut self,
+        action: &Action,
+        row: Option<&switch::FlowRow>,
+    ) -> Result<Outcome, Refusal> {
+        let Action::Move { flow, instance: id } = action else {
+            return Err(Refusal::new("this is no move", ""));
+        };
+        let Some(row) = row else {
+            return Err(Refusal::new(
+                format!("there is no flow {flow} in the table"),
+                "`inco flows` shows those that there are",
+            ));
+        };
+        let service = self.configuration.services.get(row.service.index());
+        let name = service.map_or("", |service| service.name.as_str());
+        if service.is_some_and(|service| service.affinity == configuration::Affinity::Strict) {
+            return Err(Refusal::new(
+                format!("{flow} is of {name}, whose flows stay on their instance"),
+                "write affinity = \"relaxed\" where its functions keep no state of a flow or share it; `inco purge --flow` \
+                 gives the flow to whichever instance the scheduler picks",
+            ));
+        }
+        let instances = self.decide.shell.controller().instances();
+        let Some(instance) = instances.iter().find(|i| i.id() == *id) else {
+            return Err(Refusal::new(
+                format!("there is no instance {id}"),
+                "`inco instances` shows those that there are",
+            ));
+        };
+        if instance.service() != row.service || instance.state() != InstanceState::Active {
+            let its = self.configuration.services.get(instance.service().index());
+            return Err(Refusal::new(
+                format!(
+                    "instance {id} of {} is {}: {flow} needs an active one of {name}",
+                    its.map_or("", |service| service.name.as_str()),
+                    instance.state().name()
+                ),
+                "`inco instances` shows those that there are",
+            ));
+        }
+        if service.is_some_and(|service| !service.symmetric) {
+            return Err(Refusal::new(
+                format!("{flow} is of {name}, whose flows have an instance for each direction"),
+                "`inco purge --flow` gives both directions anew",
+            ));
+        }
+        let slot = instance.slot();
+        if row.pins.iter().all(|pin| !pin.is_some() || *pin == slot) {
+            return Ok(Outcome::new(format!("{flow} is on instance {id} already")));
+        }
+        self.publish.change(Change::MoveFlow {
+            key: row.key,
+            to: slot,
+        })?;
+        Ok(Outcome::new(format!(
+            "{flow} goes to instance {id} from its next packet on"
+        )))
+    }
+
+    /// Asks for the next scheduling decisions of a service.
+    fn record(&mut self, service: &str, decisions: u32) -> Result<Outcome, Refusal> {
+        let id = self.service_id(service)?;
+        if decisions == 0 || decisions > Action::RECORD_LIMIT {
+            return Err(Refusal::new(
+                format!("{decisions} decisions cannot be recorded"),
+                format!("ask for 1 to {}", Action::RECORD_LIMIT),
+            ));
+        }
+        self.publish.ask_record(id)?;
+        self.apply.records.insert(id, decisions);
+        Ok(Outcome::new(format!(
+            "the next {decisions} scheduling decisions of {service} are put into the event log: see `inco events`"
+        )))
+    }
+
+    /// Puts a scheduling decision into the event log, and asks for the next.
+    pub(super) fn note_record(&mut self, record: &PickRecord) {
+        let Some(left) = self.apply.records.get_mut(&record.service) else {
+            return;
+        };
+        *left -= 1;
+        let is_last = *left == 0;
+        let controller = self.decide.shell.controller();
+        let instances = controller.instances();
+        let of_slot = |slot: Slot| instances.iter().find(|i| i.slot() == slot).map(|i| i.id());
+        let service = controller.services().find(|of| of.id == record.service);
+        let known = service.zip(record.flow.as_ref());
+        let made = known.and_then(|(service, flow)| {
+            let plan = service.plan;
+            let case = Case::of(record, flow, &plan.scheduler, of_slot);
+            let kind = EventKind::Picked {
+                policy: plan.scheduler.name().to_owned(),
+                flow: flow.key.tuple(flow.direction).to_string(),
+                fits: flow.fits,
+                case: Box::new(serde_json::to_value(case).ok()?),
+            };
+            Some((kind, flow.slot.and_then(of_slot)))
+        });
+        let service = self
+            .configuration
+            .services
+            .get(record.service.index())
+            .map(|service| service.name.clone());
+        if let Some((kind, instance)) = made {
+            let mut event = new_event(service, kind);
+            event.instance = instance;
+            self.journal.push(event);
+        }
+        if is_last {
+            self.apply.records.remove(&record.service);
+        } else if let Err(error) = self.publish.ask_record(record.service) {
+            tracing::warn!(%error, "no more scheduling decisions are recorded");
+            self.apply.records.remove(&record.service);
+        }
+    }
+
+    fn purge_flow(&mut self, flow: &str) -> Result<Outcome, Refusal> {
+        self.publish.change(Change::PurgeFlow(flow_key(flow)?))?;
+        Ok(Outcome::new(format!(
+            "{flow} has lost its pin, if it had one; its next packet is given anew"
+        )))
+    }
+
+    /// Tells those whose actions went into the last step what came of them.
+    pub(super) fn conclude_step(&mut self, answers: Vec<(CommandId, Result<String, CommandError>)>) {
+        let refused = plan_refusal(&self.decide.told);
+        for (id, result) in answers {
+            let Some(asked) = self.apply.ordered.remove(&id) else {
+                continue;
+            };
+            let result = match (result, &refused) {
+                (Err(error), _) => Err(Refusal::new(error.to_string(), hint(&error))),
+                (Ok(_), Some(refused)) => Err(refused.clone()),
+                (Ok(done), None) => Ok(Outcome::new(done)),
+            };
+            self.conclude(asked, result);
+        }
+        for (asked, outcome) in std::mem::take(&mut self.apply.reloaded) {
+            let result = refused.clone().map_or(Ok(outcome), Err);
+            self.apply.note_reload(result.is_ok());
+            self.conclude(asked, result);
+        }
+    }
+
+    /// Writes down what came of an action, and tells who asked.
+    pub(super) fn conclude(&mut self, asked: Asked, result: Result<Outcome, Refusal>) {
+        let name = asked.action.name();
+        *self.apply.counts.entry((name, result.is_err())).or_default() += 1;
+        let (service, instance) = asked.action.target();
+        let service = service.map(str::to_owned);
+        let mut event = new_event(
+            service,
+            EventKind::Action {
+                action: name.to_owned(),
+                request: serde_json::to_value(&asked.action).unwrap_or_default(),
+                by: asked.caller.name,
+                refused: result.is_err(),
+                result: match &result {
+                    Ok(outcome) => outcome.result.clone(),
+                    Err(refusal) => refusal.to_string(),
+                },
+            },
+        );
+        event.instance = instance;
+        self.journal.push(event);
+        asked.answer.give(result);
+    }
+}
+
+/// The autoscaler that somebody chose.
+fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
+    let known = Autoscaler::from_name(&choice.policy);
+    known.map_err(|error| Refusal::new(error.to_string(), "name one of those"))?;
+    let parameters = serde_json::Value::Object(choice.parameters.clone());
+    Autoscaler::with_parameters(&choice.policy, parameters).map_err(|error| {
+        let names = Autoscaler::parameters_of(&choice.policy).unwrap_or_default();
+        let names: Vec<&str> = names.iter().map(|parameter| parameter.name).collect();
+        Refusal::new(
+            format!("{}: {error}", choice.policy),
+            format!("its parameters are {}", names.join(", ")),
+        )
+    })
+}
+
+/// A choice as the configuration would have it.
+fn choice_text(choice: &PolicyChoice) -> String {
+    let mut table = toml::Table::new();
+    table.insert("policy".to_owned(), choice.policy.as_str().into());
+    for (name, value) in &choice.parameters {
+        if let Ok(value) = toml::Value::try_from(value) {
+            table.insert(name.clone(), value);
+        }
+    }
+    if table.len() == 1 {
+        return choice.policy.clone();
+    }
+    toml::Value::Table(table).to_string()
+}
+
+/// The scheduler that somebody chose, and what one instance takes in its metric.
+fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refusal> {
+    configuration::parse_scheduler(&choice_text(choice)).map_err(|problems| match problems.first() {
+        Some(problem) => Refusal::new(
+            format!("{}: {}", problem.key, problem.what),
+            problem.write.clone(),
+        ),
+        None => Refusal::new("this is no scheduler", "name one"),
+    })
+}
+
+/// That the switch does not take the plan of a step, by what it then told.
+fn plan_refusal(told: &[SwitchEvent]) -> Option<Refusal> {
+    told.iter().find_map(|event| match event {
+        SwitchEvent::PlanRefused { reason, .. } => Some(Refusal::new(
+            format!("the switch refused the plan: {reason}"),
+            "it goes on by the plan before; take the change back",
+        )),
+        _ => None,
+    })
+}
+
+fn hint(error: &CommandError) -> &'static str {
+    match error {
+        CommandError::UnknownService { .. } => "`inco services` shows those that there are",
+        CommandError::UnknownInstance { .. } | CommandError::WrongState { .. } => {
+            "`inco instances` shows the instances and their states"
+        }
+        CommandError::OutOfLimits { .. } => "change `instances` in the configuration",
+        CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",
+        CommandError::ShuttingDown => "wait, then start it again",
+    }
+}

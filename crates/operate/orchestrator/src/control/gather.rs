@@ -1,0 +1,466 @@
+//! Gather: what is measured. It reads the switch's counters, the functions' pages and the containers' control groups once a
+//! turn, and keeps what the other parts ask of them.
+
+use std::collections::HashMap;
+
+use collector::Collector;
+use configuration::Configuration;
+use controller::Controller;
+use model::{EventKind, Nanos, ServiceId, Slot};
+use switch::{FunctionCounters, SlotCounters, Switch, SwitchEvent, SwitchReading};
+
+use super::clock::monotonic;
+use super::functions::FunctionPages;
+use super::uplink_events::UplinkEvents;
+use super::{ControlLoop, wiring};
+
+/// How often an instance's own control group is read while its ring is not empty: often enough to tell a throttled
+/// function from one that hangs.
+const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
+/// How often otherwise.
+const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
+/// Over which span the CPU time of an instance is told: many periods of a quota.
+const CPU_SPAN: Nanos = Nanos::from_secs(1);
+/// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
+const GAP_SPAN: Nanos = Nanos::from_secs(2);
+
+/// The state of this part.
+pub(super) struct Gather {
+    pub(super) collector: Collector,
+    pub(super) reading: SwitchReading,
+    pub(super) baselines: Baselines,
+    pub(super) gaps: Gaps,
+    pub(super) uplinks: Vec<UplinkState>,
+    pages: FunctionPages,
+    usage: HashMap<Slot, UsageNote>,
+    /// Packets that the switch had moved when that number last changed, and when that was.
+    moved: (u64, Nanos),
+}
+
+impl Gather {
+    /// Nothing is measured yet.
+    pub(super) fn new(configuration: &Configuration, now: Nanos) -> Gather {
+        let workers = configuration.switch.worker_count();
+        let mut collector = Collector::new();
+        for service in &configuration.services {
+            collector.add_service(service.autoscaler.stable_window());
+        }
+        Gather {
+            collector,
+            reading: SwitchReading::new(configuration.services.len(), configuration.uplinks.len(), workers),
+            baselines: Baselines::default(),
+            gaps: Gaps::new(workers, now),
+            uplinks: configuration.uplinks.iter().map(UplinkState::of).collect(),
+            pages: FunctionPages::default(),
+            usage: HashMap::new(),
+            moved: (0, now),
+        }
+    }
+
+    /// Reads all counters, and has the collector make rates of them.
+    fn sample(&mut self, switch: &mut dyn Switch, now: Nanos) {
+        let began = monotonic();
+        switch.read(&mut self.reading);
+        self.pages.read(&mut self.reading.slots, now);
+        self.collector.sample(&self.reading);
+        self.collector.record_cost(monotonic().since(began).0);
+    }
+
+    /// What an event of the switch says of slots and uplinks.
+    fn note(&mut self, event: &SwitchEvent) {
+        match event {
+            SwitchEvent::Detached { slot, .. } => {
+                self.pages.remove(*slot);
+                self.usage.remove(slot);
+            }
+            SwitchEvent::UplinkUp { uplink, peer } => {
+                if let Some(state) = self.uplinks.get_mut(uplink.index()) {
+                    state.change(true, peer);
+                }
+            }
+            SwitchEvent::UplinkDown { uplink, reason } => {
+                if let Some(state) = self.uplinks.get_mut(uplink.index()) {
+                    state.change(false, reason);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// For how long no packet has come, as of the last reading.
+    pub(super) fn quiet_for(&mut self, now: Nanos) -> Nanos {
+        let moved = self.packets_moved();
+        if moved != self.moved.0 {
+            self.moved = (moved, now);
+        }
+        now.since(self.moved.1)
+    }
+
+    /// Whether a packet has come since [`Gather::quiet_for`] looked.
+    pub(super) fn has_moved(&self) -> bool {
+        self.packets_moved() != self.moved.0
+    }
+
+    fn packets_moved(&self) -> u64 {
+        self.reading.offered() + self.reading.originated()
+    }
+
+    /// What a slot's counters have grown by since its present instance got it.
+    pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
+        self.baselines.grown(slot, &self.reading)
+    }
+
+    /// Memory of a slot's instance in bytes: what its function says, or its control group.
+    pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
+        let of_group = || {
+            let note = self.usage.get(&slot)?;
+            (note.memory_bytes > 0).then_some(note.memory_bytes)
+        };
+        function.map(|function| function.memory_bytes).or_else(of_group)
+    }
+
+    /// CPU time that a slot's instance uses, as a share of what it may use, or of one CPU.
+    pub(super) fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
+        let used = self.usage.get(&slot)?.cpus?;
+        Some(used / quota.filter(|cpus| *cpus > 0.0).unwrap_or(1.0))
+    }
+
+    /// CPU time that a slot's instance has used, in seconds.
+    pub(super) fn cpu_time(&self, slot: Slot) -> Option<f64> {
+        self.usage.get(&slot).map(|note| note.cpu_ns as f64 / 1e9)
+    }
+
+    /// Reads the control groups whose time has come, and puts into the reading how long each instance was held up.
+    fn read_usage(&mut self, controller: &Controller, engine: &dyn engine::Engine, now: Nanos) {
+        for instance in controller.instances() {
+            let slot = instance.slot();
+            let Some(counters) = self.reading.slots.get_mut(slot.index()) else {
+                continue;
+            };
+            if !instance.is_in_plan() || instance.container() == controller::Container::Absent {
+                continue;
+            }
+            let note = self.usage.entry(slot).or_default();
+            let period = if counters.ring_used > 0 {
+                USAGE_PERIOD
+            } else {
+                USAGE_PERIOD_IDLE
+            };
+            if now.since(note.read_at) >= period {
+                match engine.usage(instance.name()) {
+                    Ok(usage) => note.note(&usage, || instance.pid().is_some_and(is_runnable), now),
+                    Err(_) => note.read_at = now,
+                }
+            }
+            counters.throttled_ns = note.held_up_ns;
+        }
+    }
+}
+
+/// What the counters of slots stood at when their present instances got them: slots are used again, their counters go on.
+#[derive(Default)]
+pub(super) struct Baselines {
+    /// Whose a slot is, and its counters when it became so.
+    of_slots: HashMap<Slot, (ServiceId, SlotCounters)>,
+    /// By service, what instances counted whose slots others have got since.
+    retired: HashMap<ServiceId, SlotCounters>,
+}
+
+impl Baselines {
+    /// Another instance has that slot from now on.
+    fn begin(&mut self, slot: Slot, service: ServiceId, reading: &SwitchReading) {
+        let now = of_slot(reading, slot);
+        if let Some((owner, before)) = self.of_slots.insert(slot, (service, now)) {
+            // Its counters stand still since the instance was removed.
+            add(self.retired.entry(owner).or_default(), &grown(&now, &before));
+        }
+    }
+
+    fn grown(&self, slot: Slot, reading: &SwitchReading) -> SlotCounters {
+        let before = self.of_slots.get(&slot).map(|(_, before)| *before);
+        grown(&of_slot(reading, slot), &before.unwrap_or_default())
+    }
+
+    /// What all instances counted that a service has had.
+    pub(super) fn of_service(&self, service: ServiceId, reading: &SwitchReading) -> SlotCounters {
+        let mut sum = self.retired.get(&service).copied().unwrap_or_default();
+        for slot in self.of_slots.iter().filter(|(_, (owner, _))| *owner == service) {
+            add(&mut sum, &self.grown(*slot.0, reading));
+        }
+        sum
+    }
+}
+
+fn of_slot(reading: &SwitchReading, slot: Slot) -> SlotCounters {
+    reading.slots.get(slot.index()).copied().unwrap_or_default()
+}
+
+/// Each worker's longest gap between two turns without a sleep.
+pub(super) struct Gaps {
+    /// In the span before this one, and in this one, by worker.
+    longest: Vec<[Nanos; 2]>,
+    since: Nanos,
+}
+
+impl Gaps {
+    fn new(workers: usize, now: Nanos) -> Gaps {
+        Gaps {
+            longest: vec![[Nanos::ZERO; 2]; workers],
+            since: now,
+        }
+    }
+
+    /// Whether it is time to take the longest gaps again.
+    pub(super) fn is_over(&self, now: Nanos) -> bool {
+        now.since(self.since) >= GAP_SPAN
+    }
+
+    /// Takes the longest gaps since the last call, and forgets those of the span before the last one.
+    fn note(&mut self, gaps: Vec<Nanos>, now: Nanos) {
+        let is_over = self.is_over(now);
+        for ([before, longest], gap) in self.longest.iter_mut().zip(gaps) {
+            *longest = (*longest).max(gap);
+            if is_over {
+                *before = std::mem::take(longest);
+            }
+        }
+        if is_over {
+            self.since = now;
+        }
+    }
+
+    /// The longest gap of a worker in the last two to four seconds.
+    pub(super) fn longest(&self, worker: usize) -> Nanos {
+        let gaps = self.longest.get(worker).copied().unwrap_or_default();
+        gaps.into_iter().max().unwrap_or_default()
+    }
+}
+
+/// Whether an uplink has a peer, and what of that is still to become an event.
+pub(super) struct UplinkState {
+    pub(super) is_up: bool,
+    events: UplinkEvents,
+}
+
+impl UplinkState {
+    fn of(uplink: &configuration::Uplink) -> UplinkState {
+        UplinkState {
+            // A device is there once it is opened; a memif uplink once somebody connects.
+            is_up: !matches!(uplink.device, configuration::Device::Memif(_)),
+            events: UplinkEvents::default(),
+        }
+    }
+
+    fn change(&mut self, is_up: bool, what: &str) {
+        self.is_up = is_up;
+        self.events.change(is_up, what);
+    }
+}
+
+/// What the engine says of an instance's control group.
+#[derive(Clone, Copy, Debug, Default)]
+struct UsageNote {
+    read_at: Nanos,
+    memory_bytes: u64,
+    /// Time in which it could not run: throttled, or waiting for a CPU that others had.
+    held_up_ns: u64,
+    /// The same, of the wait that goes on, before the engine tells how much of it was throttling.
+    held_up_so_far_ns: u64,
+    throttled_ns: u64,
+    cpu_ns: u64,
+    /// CPUs that it used, on average over the last span of [`CPU_SPAN`].
+    cpus: Option<f64>,
+    /// When the span began that is under way, and what was used until then.
+    cpu_since: Option<(Nanos, u64)>,
+}
+
+impl UsageNote {
+    /// Takes what the engine says now. `could_run` is whether it had something to do: it is only asked where it used no CPU.
+    fn note(&mut self, usage: &engine::Usage, could_run: impl FnOnce() -> bool, now: Nanos) {
+        let passed = now.since(self.read_at).0;
+        let throttled = usage.throttled_ns.saturating_sub(self.throttled_ns);
+        if usage.cpu_ns == self.cpu_ns && could_run() {
+            self.held_up_ns += passed;
+            self.held_up_so_far_ns += passed;
+        } else {
+            // The kernel tells of throttling when it is over: most of it is in there already.
+            self.held_up_ns += throttled.saturating_sub(self.held_up_so_far_ns);
+            self.held_up_so_far_ns = 0;
+        }
+        self.read_at = now;
+        self.throttled_ns = usage.throttled_ns;
+        self.cpu_ns = usage.cpu_ns;
+        let (since, before) = *self.cpu_since.get_or_insert((now, usage.cpu_ns));
+        let span = now.since(since);
+        if span >= CPU_SPAN {
+            self.cpus = Some(usage.cpu_ns.saturating_sub(before) as f64 / span.0 as f64);
+            self.cpu_since = Some((now, usage.cpu_ns));
+        }
+        self.memory_bytes = usage.memory_bytes;
+    }
+}
+
+/// Whether a thread of that process wants a CPU.
+fn is_runnable(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state comes after the name, which may hold anything.
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('R'))
+    })
+}
+
+/// What counters have grown by; gauges are as they stand.
+fn grown(now: &SlotCounters, before: &SlotCounters) -> SlotCounters {
+    SlotCounters {
+        to_packets: now.to_packets.wrapping_sub(before.to_packets),
+        to_bytes: now.to_bytes.wrapping_sub(before.to_bytes),
+        back_packets: now.back_packets.wrapping_sub(before.back_packets),
+        back_bytes: now.back_bytes.wrapping_sub(before.back_bytes),
+        ring_drops: now.ring_drops.wrapping_sub(before.ring_drops),
+        too_large: now.too_large.wrapping_sub(before.too_large),
+        lost: now.lost.wrapping_sub(before.lost),
+        originated: now.originated.wrapping_sub(before.originated),
+        return_unmatched: now.return_unmatched.wrapping_sub(before.return_unmatched),
+        new_flows: now.new_flows.wrapping_sub(before.new_flows),
+        expected_moves: now.expected_moves.wrapping_sub(before.expected_moves),
+        hot: now.hot.wrapping_sub(before.hot),
+        ..*now
+    }
+}
+
+/// Adds what is told of services to a sum.
+fn add(sum: &mut SlotCounters, of: &SlotCounters) {
+    sum.back_packets += of.back_packets;
+    sum.back_bytes += of.back_bytes;
+    sum.ring_drops += of.ring_drops;
+    sum.new_flows += of.new_flows;
+    sum.expected_moves += of.expected_moves;
+}
+
+impl ControlLoop {
+    /// Takes what the switch tells, and reads all counters.
+    pub(super) fn gather(&mut self, now: Nanos) {
+        let mut events = std::mem::take(&mut self.decide.told);
+        self.publish.switch.poll(now, &mut events);
+        for event in &events {
+            self.gather.note(event);
+            self.tell_of(event, now);
+            self.take_found(event);
+        }
+        self.decide.told = events;
+        self.gather.sample(self.publish.switch.as_mut(), now);
+        self.tell_of_uplinks(now);
+    }
+
+    /// Writes down what the switch tells of itself.
+    fn tell_of(&mut self, event: &SwitchEvent, now: Nanos) {
+        match event {
+            SwitchEvent::UplinkUp { .. } | SwitchEvent::UplinkDown { .. } => self.tell_of_uplinks(now),
+            SwitchEvent::PortDown { slot, reason } => tracing::warn!(%slot, reason, "a port went down"),
+            SwitchEvent::Trouble { what, reason } => {
+                tracing::warn!(what, reason, "the switch is in trouble");
+                self.journal.add(EventKind::Failure {
+                    what: what.clone(),
+                    reason: reason.clone(),
+                });
+            }
+            SwitchEvent::Recovered { what, after } => self.journal.add(EventKind::Recovered {
+                what: what.clone(),
+                after_ms: after.as_millis(),
+            }),
+            _ => {}
+        }
+    }
+
+    /// Makes events of those changes of uplinks that are due.
+    fn tell_of_uplinks(&mut self, now: Nanos) {
+        for (state, uplink) in self.gather.uplinks.iter_mut().zip(&self.configuration.uplinks) {
+            if let Some((up, detail)) = state.events.due(now) {
+                let uplink = uplink.name.clone();
+                self.journal.add(EventKind::Uplink { uplink, up, detail });
+            }
+        }
+    }
+
+    /// Takes the workers' longest gaps.
+    pub(super) fn note_gaps(&mut self, now: Nanos) {
+        let gaps = self.publish.switch.take_longest_gaps();
+        self.gather.gaps.note(gaps, now);
+    }
+
+    /// Another instance has that slot from now on: its counters begin anew, and it may publish figures of its own.
+    pub(super) fn note_new_instance(&mut self, slot: Slot, service: ServiceId, now: Nanos) {
+        self.gather.baselines.begin(slot, service, &self.gather.reading);
+        let shell = &self.decide.shell;
+        let of = self.configuration.services.get(service.index());
+        if of.is_some_and(configuration::Service::has_containers) && shell.engine().is_local() {
+            let mut instances = shell.controller().instances().iter();
+            if let Some(instance) = instances.find(|i| i.slot() == slot) {
+                let socket = instance.socket_dir().join(wiring::PAGE_SOCKET);
+                self.gather.pages.add(slot, &socket, now);
+            }
+        }
+    }
+
+    /// Reads the control groups: files, which packets do not wait for.
+    pub(super) fn gather_usage(&mut self, now: Nanos) {
+        let shell = &self.decide.shell;
+        self.gather.read_usage(shell.controller(), shell.engine(), now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_told_over_whole_seconds() {
+        let mut note = UsageNote::default();
+        let mut at = |ms: u64, cpu_ms: u64| {
+            let usage = engine::Usage {
+                cpu_ns: cpu_ms * 1_000_000,
+                ..engine::Usage::default()
+            };
+            note.note(&usage, || false, Nanos::from_millis(ms));
+            note.cpus
+        };
+        // What it used before it was first looked at is nobody's.
+        assert_eq!(at(5_000, 700), None);
+        assert_eq!(at(5_900, 790), None);
+        assert_eq!(at(6_000, 800), Some(0.1));
+        assert_eq!(at(6_999, 1_700), Some(0.1));
+        assert_eq!(at(8_000, 1_800), Some(0.5));
+    }
+
+    #[test]
+    fn time_without_a_cpu_is_counted_once() {
+        let mut note = UsageNote::default();
+        let mut at = |ms: u64, cpu_ns: u64, throttled_ms: u64, could_run: bool| {
+            let usage = engine::Usage {
+                cpu_ns,
+                throttled_ns: throttled_ms * 1_000_000,
+                ..engine::Usage::default()
+            };
+            note.note(&usage, || could_run, Nanos::from_millis(ms));
+            note.held_up_ns / 1_000_000
+        };
+        assert_eq!(at(20, 5, 0, true), 0, "it ran");
+        assert_eq!(at(40, 5, 0, true), 20, "others had the CPU");
+        assert_eq!(at(60, 5, 0, false), 20, "it wanted none: it hangs");
+        assert_eq!(at(80, 5, 0, true), 40);
+        assert_eq!(
+            at(100, 6, 15, true),
+            40,
+            "most of the wait was throttling, told at its end"
+        );
+        assert_eq!(at(120, 7, 45, true), 70);
+    }
+
+    #[test]
+    fn a_thread_that_works_is_runnable_and_one_that_sleeps_is_not() {
+        assert!(is_runnable(std::process::id()), "this very thread");
+        assert!(!is_runnable(u32::MAX));
+    }
+}

@@ -1,0 +1,124 @@
+//! The journal: each event with its number, in memory for whoever looks and in files for later, and how many there were.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use api::EventLog;
+use api::counters::EventLogCounters;
+use configuration::Configuration;
+use model::{Event, EventKind, InstanceState};
+
+use super::clock::{monotonic, unix_ms};
+use super::event_files::EventFiles;
+use api::run_dir::in_run_dir;
+
+/// What a decision of an autoscaler can do.
+pub(super) const DECISIONS: [&str; 3] = ["out", "in", "resize"];
+
+pub(super) struct Journal {
+    log: EventLog,
+    files: EventFiles,
+    /// The newest event's number.
+    sequence: u64,
+    /// Events so far, by kind.
+    counts: BTreeMap<&'static str, u64>,
+    /// Decisions of autoscalers so far, by service and what they did.
+    decisions: BTreeMap<(String, &'static str), u64>,
+}
+
+impl Journal {
+    /// Goes on with the files of the event log that the configuration names.
+    ///
+    /// # Errors
+    /// Where nothing can be written there.
+    pub(super) fn start(configuration: &Configuration, log: EventLog) -> Result<Journal> {
+        let of = &configuration.event_log;
+        let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
+        Ok(Journal {
+            log,
+            files: EventFiles::start(&directory, of.file_bytes, of.files)?,
+            sequence: 0,
+            counts: BTreeMap::new(),
+            decisions: BTreeMap::new(),
+        })
+    }
+
+    /// Adds something of this moment that is of no service and no instance.
+    pub(super) fn add(&mut self, kind: EventKind) {
+        self.push(new_event(None, kind));
+    }
+
+    /// Numbers an event, whoever made it, and shows it to whoever looks.
+    pub(super) fn push(&mut self, mut event: Event) {
+        self.sequence += 1;
+        event.sequence = self.sequence;
+        self.count(&event);
+        if let EventKind::State {
+            to: InstanceState::Failed,
+            reason,
+            ..
+        } = &event.kind
+        {
+            let service = event.service.as_deref().unwrap_or_default();
+            let instance = event.instance.map(|id| id.0);
+            tracing::warn!(service, instance, reason, "an instance failed");
+        }
+        let event = Arc::new(event);
+        self.files.write(Arc::clone(&event));
+        self.log.push(event);
+    }
+
+    fn count(&mut self, event: &Event) {
+        *self.counts.entry(event.kind.name()).or_default() += 1;
+        let decision = match &event.kind {
+            EventKind::Scaled { from, to, .. } => Some(if to > from { "out" } else { "in" }),
+            EventKind::Resized { .. } => Some("resize"),
+            _ => None,
+        };
+        if let (Some(decision), Some(service)) = (decision, &event.service) {
+            *self.decisions.entry((service.clone(), decision)).or_default() += 1;
+        }
+    }
+
+    /// The number of the newest event that is kept in memory.
+    pub(super) fn newest(&self) -> u64 {
+        self.log.newest()
+    }
+
+    /// How many events of each kind there were; every kind is there.
+    pub(super) fn counts(&self) -> BTreeMap<String, u64> {
+        let count = |kind: &&'static str| {
+            let count = self.counts.get(*kind).copied().unwrap_or(0);
+            ((*kind).to_owned(), count)
+        };
+        EventKind::NAMES.iter().map(count).collect()
+    }
+
+    /// How many decisions of a service's autoscaler there were, by what they did.
+    pub(super) fn decisions(&self, service: &str) -> BTreeMap<String, u64> {
+        let count = |decision: &'static str| {
+            let key = (service.to_owned(), decision);
+            let count = self.decisions.get(&key).copied().unwrap_or(0);
+            (decision.to_owned(), count)
+        };
+        DECISIONS.map(count).into()
+    }
+
+    pub(super) fn file_counters(&self) -> EventLogCounters {
+        self.files.counters()
+    }
+}
+
+/// An event of this moment, without a number yet.
+pub(super) fn new_event(service: Option<String>, kind: EventKind) -> Event {
+    Event {
+        sequence: 0,
+        at: monotonic(),
+        unix_ms: unix_ms(),
+        service,
+        instance: None,
+        kind,
+    }
+}

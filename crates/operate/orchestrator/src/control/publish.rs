@@ -1,0 +1,180 @@
+//! Publish: what the switch is told. Plans and ports first, since packets wait for them; then loads, and uplinks to open.
+
+use std::sync::Arc;
+
+use collector::Collector;
+use configuration::Configuration;
+use controller::Controller;
+use model::{InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use switch::{Change, FlowFilter, Switch, SwitchError, SwitchEvent, SwitchRequest, WakeUp};
+
+use super::ControlLoop;
+use api::types::Refusal;
+
+/// How long packets wait for containers that are being taken over, while their functions connect again; then uplinks
+/// are opened as they are.
+const TAKE_OVER_WAIT: Nanos = Nanos::from_secs(1);
+
+/// The state of this part.
+pub(super) struct Publish {
+    pub(super) switch: Box<dyn Switch>,
+    /// Rung by the first packet after a quiet time.
+    pub(super) alarm: Option<Arc<dyn WakeUp>>,
+    /// Uplinks that are not open yet, and when they are opened at the latest.
+    waiting_uplinks: Vec<(UplinkId, Nanos)>,
+    newest_request: u64,
+    /// Filled anew each turn: loads by slot, and what a new flow is expected to add, by service.
+    loads: Vec<(Slot, f32)>,
+    expected: Vec<(ServiceId, f32)>,
+}
+
+impl Publish {
+    /// No uplink is open yet. `has_adopted` is whether containers of an earlier run are being taken over.
+    pub(super) fn new(
+        switch: Box<dyn Switch>,
+        configuration: &Configuration,
+        has_adopted: bool,
+        now: Nanos,
+    ) -> Publish {
+        let latest = |uplink: &configuration::Uplink| match has_adopted {
+            // What a capture holds comes at once, and only once.
+            _ if !uplink.device.captures_read().is_empty() => Nanos(u64::MAX),
+            true => Nanos(now.0.saturating_add(TAKE_OVER_WAIT.0)),
+            false => now,
+        };
+        let uplinks = (0u8..).map(UplinkId).zip(&configuration.uplinks);
+        Publish {
+            alarm: switch.wake_up(),
+            switch,
+            waiting_uplinks: uplinks.map(|(id, uplink)| (id, latest(uplink))).collect(),
+            newest_request: 0,
+            loads: Vec::new(),
+            expected: Vec::new(),
+        }
+    }
+
+    /// Whether every uplink was told to open.
+    pub(super) fn has_opened_all(&self) -> bool {
+        self.waiting_uplinks.is_empty()
+    }
+
+    /// Asks for up to `limit` rows of flows. They come as [`SwitchEvent::Flows`] with this number.
+    pub(super) fn ask_flows(&mut self, filter: FlowFilter, limit: usize) -> Result<u64, Refusal> {
+        self.ask(|id| SwitchRequest::Flows { id, filter, limit })
+    }
+
+    /// Asks for the heaviest flows. They come as [`SwitchEvent::HeavyFlows`] with this number.
+    pub(super) fn ask_heavy_flows(&mut self, filter: FlowFilter) -> Result<u64, Refusal> {
+        self.ask(|id| SwitchRequest::HeavyFlows { id, filter })
+    }
+
+    /// Asks for the next scheduling decision of a service. It comes as [`SwitchEvent::Recorded`].
+    pub(super) fn ask_record(&mut self, service: ServiceId) -> Result<u64, Refusal> {
+        self.ask(|id| SwitchRequest::Record { id, service })
+    }
+
+    /// Has the switch change the pins of flows.
+    pub(super) fn change(&mut self, change: Change) -> Result<(), Refusal> {
+        self.switch.request(SwitchRequest::Change(change)).map_err(busy)
+    }
+
+    fn ask(&mut self, request: impl FnOnce(u64) -> SwitchRequest) -> Result<u64, Refusal> {
+        self.newest_request += 1;
+        let id = self.newest_request;
+        self.switch.request(request(id)).map_err(busy)?;
+        Ok(id)
+    }
+
+    /// Tells the switch how loaded instances are.
+    pub(super) fn loads(&mut self, controller: &Controller, collector: &Collector) {
+        self.loads.clear();
+        self.expected.clear();
+        let known: Vec<_> = controller
+            .services()
+            .map(|of| {
+                let metric = of.plan.scheduler.settings().metric;
+                let mut instances = controller.plan().instances();
+                let capacity_pps = instances
+                    .find(|(_, row)| row.service == of.id)
+                    .map_or(0.0, |(_, row)| f64::from(row.capacity_pps));
+                (metric, collector.service(of.id), capacity_pps)
+            })
+            .collect();
+        for slot in collector.assigned() {
+            if let Some(rates) = collector.slot(*slot)
+                && let Some((metric, service, capacity_pps)) = known.get(rates.service.index())
+            {
+                let load = rates.load(*metric, service, *capacity_pps);
+                self.loads.push((*slot, load as f32));
+            }
+        }
+        for (index, (metric, service, capacity_pps)) in known.iter().enumerate() {
+            let expected = service.expected(*metric, *capacity_pps);
+            self.expected.push((ServiceId(index as u16), expected as f32));
+        }
+        self.switch.set_loads(&self.loads, &self.expected);
+    }
+
+    /// Opens uplinks once each of their services serves with as many instances as it should have at least, or once their
+    /// time has come. What the switch refuses goes to `told`.
+    pub(super) fn open_uplinks(
+        &mut self,
+        configuration: &Configuration,
+        controller: &Controller,
+        told: &mut Vec<SwitchEvent>,
+        now: Nanos,
+    ) {
+        if self.waiting_uplinks.is_empty() {
+            return;
+        }
+        // Only by a plan that every worker knows.
+        let is_known = controller.plan().generation == controller.acknowledged();
+        let instances = controller.instances();
+        let serves = |(id, service): (usize, &configuration::Service)| {
+            let is_active =
+                |i: &&controller::Instance| i.service().index() == id && i.state() == InstanceState::Active;
+            instances.iter().filter(is_active).count() >= service.instances.min as usize
+        };
+        let switch = &mut self.switch;
+        self.waiting_uplinks.retain(|(uplink, latest)| {
+            let services = configuration.services.iter().enumerate();
+            let mut of_uplink = services.filter(|(_, service)| service.uplinks.contains(uplink));
+            let opens = *latest <= now || (is_known && of_uplink.all(serves));
+            if opens {
+                switch.submit(SwitchRequest::OpenUplink(*uplink), told);
+            }
+            !opens
+        });
+    }
+}
+
+impl ControlLoop {
+    /// Hands the switch the requests of a step.
+    pub(super) fn publish(&mut self, requests: Vec<SwitchRequest>, now: Nanos) {
+        for request in requests {
+            if let SwitchRequest::Attach { slot, service, .. } = &request {
+                self.note_new_instance(*slot, *service, now);
+            }
+            self.publish.switch.submit(request, &mut self.decide.told);
+        }
+    }
+
+    /// Tells the switch how loaded instances are now.
+    pub(super) fn publish_loads(&mut self) {
+        let controller = self.decide.shell.controller();
+        self.publish.loads(controller, &self.gather.collector);
+    }
+
+    /// Opens uplinks whose services serve.
+    pub(super) fn open_uplinks(&mut self, now: Nanos) {
+        let controller = self.decide.shell.controller();
+        let told = &mut self.decide.told;
+        self.publish
+            .open_uplinks(&self.configuration, controller, told, now);
+    }
+}
+
+/// That the switch takes no more requests now.
+fn busy(error: SwitchError) -> Refusal {
+    Refusal::new(error.to_string(), "try again")
+}
