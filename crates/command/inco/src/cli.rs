@@ -46,6 +46,10 @@ pub(crate) enum Command {
     Describe(DescribeArgs),
     /// List what happened, and why
     Events(EventsArgs),
+    /// Show what containers write, also those that have ended
+    Logs(LogsArgs),
+    /// Run a command in an instance's container
+    Exec(ExecArgs),
     /// Show services, instances, flows and events live in a terminal, and act on them
     #[cfg(feature = "top")]
     Top(TopArgs),
@@ -274,6 +278,39 @@ pub(crate) struct DescribeArgs {
     /// Show the settings that have their defaults as well
     #[arg(long)]
     pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) act: Act,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco logs firewall/3 --follow\n  inco logs firewall --tail 20      of each container the last 20 lines, with the instance before each\n  inco logs firewall > firewall.log\n\nKept is the newest MiB of each container, and 16 MiB of all containers of a service, also of those that have ended; an inco that starts again begins anew. A terminal gets ? for control characters."
+)]
+pub(crate) struct LogsArgs {
+    /// A service, or an instance by its service and id
+    #[arg(value_name = "SERVICE|SERVICE/ID")]
+    pub(crate) target: String,
+    /// Go on with what comes; of an instance, until its container ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only so many lines of each container, the last ones
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) tail: Option<u32>,
+    #[command(flatten)]
+    pub(crate) place: Where,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco exec firewall/3 -- /bin/ip -s link\n  inco exec 3 --json -- /bin/cat /proc/meminfo\n\nOnly root may, on the machine on which inco runs; each command is in the event log. It is confined as the container's program is, has no input and 8 s, and shows the first 64 KiB that it writes. The exit status is the command's; 128 and the signal where one ended it."
+)]
+pub(crate) struct ExecArgs {
+    /// An instance, by its service and id
+    #[arg(value_name = "SERVICE/ID")]
+    pub(crate) target: String,
+    /// Program and arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
     #[command(flatten)]
     pub(crate) act: Act,
 }

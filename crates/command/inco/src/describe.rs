@@ -13,41 +13,12 @@ use serde::Serialize;
 
 use crate::cli::DescribeArgs;
 use crate::client_commands::{connect, heavy_flows_text, held_back, instances_text, unknown_service};
+use crate::target::Target;
 
 /// Flows that are shown.
 const FLOWS: u32 = 5;
 /// Decisions, failures and other events that are shown of each.
 const EVENTS: usize = 10;
-
-/// What is meant: a service, or one of its instances.
-#[derive(Debug, PartialEq, Eq)]
-struct Target<'a> {
-    service: Option<&'a str>,
-    instance: Option<InstanceId>,
-}
-
-impl Target<'_> {
-    /// `firewall`, `firewall/3` or `3`.
-    fn of(text: &str) -> Target<'_> {
-        let id = |text: &str| text.parse().ok().map(InstanceId);
-        match text.split_once('/') {
-            Some((service, instance)) => Target {
-                service: Some(service),
-                instance: Some(id(instance).unwrap_or(InstanceId(u32::MAX))),
-            },
-            None => match id(text) {
-                Some(instance) => Target {
-                    service: None,
-                    instance: Some(instance),
-                },
-                None => Target {
-                    service: Some(text),
-                    instance: None,
-                },
-            },
-        }
-    }
-}
 
 /// Everything about a service.
 #[derive(Debug, Serialize)]

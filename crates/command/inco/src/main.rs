@@ -6,12 +6,14 @@
 mod check;
 mod cli;
 mod client_commands;
+mod containers;
 mod describe;
 mod explain;
 mod image;
 mod shell;
 #[cfg(feature = "simulation")]
 mod sim_command;
+mod target;
 mod traffic_command;
 mod wait;
 
@@ -44,6 +46,11 @@ fn main() -> ExitCode {
         Command::Flows(args) => client_commands::flows(&args),
         Command::Describe(args) => describe::run(&args),
         Command::Events(args) => client_commands::events(&args),
+        Command::Logs(args) => containers::logs(&args),
+        Command::Exec(args) => match containers::exec(&args) {
+            Ok(status) => return ExitCode::from(status),
+            Err(error) => Err(error),
+        },
         #[cfg(feature = "top")]
         Command::Top(args) => top::run(args.place.socket.as_deref(), args.interval, args.ascii),
         Command::Scale(args) => client_commands::scale(&args),

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
 use api::types::{
-    Action, FlowExplanation, FlowPage, InstanceRow, Outcome, Policies, Refusal, ServiceRow, Snapshot, Status,
+    Action, CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
+    ServiceRow, Snapshot, Status,
 };
 use api::{EventLog, Limits, Question, Server, questions};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
@@ -363,6 +364,40 @@ fn images_are_made_of_static_programs_alone() {
     );
 }
 
+/// What a container wrote, in pieces of five bytes.
+const WRITTEN: &str = "one\ntwo\u{1b}[2J\nthree\n";
+
+fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
+    if service != "web" {
+        return Err(Refusal::new(format!("there is no service {service:?}"), ""));
+    }
+    let row = |id: u32, ended_unix_ms| LogRow {
+        instance: InstanceId(id),
+        container: format!("inco-web-{id}"),
+        next: WRITTEN.len() as u64,
+        ended_unix_ms,
+        ..LogRow::default()
+    };
+    Ok(vec![row(3, None), row(4, Some(7))])
+}
+
+fn log(service: &str, instance: InstanceId, from: u64) -> Result<LogPiece, Refusal> {
+    let rows = logs(service)?;
+    let Some(row) = rows.iter().find(|row| row.instance == instance) else {
+        return Err(Refusal::new(
+            format!("there is no output of instance {instance}"),
+            "",
+        ));
+    };
+    let next = row.next.min(from + 5);
+    Ok(LogPiece {
+        from,
+        next,
+        text: WRITTEN[from as usize..next as usize].to_owned(),
+        end: next == row.next && row.ended_unix_ms.is_some(),
+    })
+}
+
 /// An API whose control loop is a fake.
 struct Fake {
     server: Option<Server>,
@@ -390,6 +425,10 @@ impl Fake {
                         }]),
                         _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
                     }),
+                    Question::Logs(service, answer) => answer.give(logs(&service)),
+                    Question::Log(service, instance, from, answer) => {
+                        answer.give(log(&service, instance, from));
+                    }
                     Question::Instances(answer) => answer.give(snapshot().instances),
                     Question::Snapshot(answer) => answer.give(snapshot()),
                     Question::Flows(_, answer) => answer.give(Ok(FlowPage {
@@ -409,7 +448,15 @@ impl Fake {
                         )));
                     }
                     Question::Act(action, _, answer) => {
-                        answer.give(Ok(Outcome::new(format!("{action:?}"))));
+                        let ended = CommandEnd {
+                            status: Some(7),
+                            output: "it failed\n".to_owned(),
+                            ..CommandEnd::default()
+                        };
+                        answer.give(Ok(Outcome {
+                            command: matches!(action, Action::Exec { .. }).then_some(ended),
+                            ..Outcome::new(format!("{action:?}"))
+                        }));
                         let _ = note.send(action);
                     }
                     Question::Explain(flow, answer) => answer.give(Ok(FlowExplanation {
@@ -622,6 +669,49 @@ fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
         &["reload", "--check", "--wait"],
     ] {
         assert_eq!(fake.run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn logs_are_shown_whole_or_by_their_last_lines() {
+    let fake = Fake::start();
+    // Nothing is changed for a program that reads it.
+    assert_eq!(out(&fake.run(&["logs", "web/4"])), WRITTEN);
+    assert_eq!(out(&fake.run(&["logs", "4", "--tail", "1"])), "three\n");
+    let all = out(&fake.run(&["logs", "web", "--tail", "2"]));
+    let two = "\u{1b}[2J".replace('\u{1b}', "two\u{1b}");
+    assert_eq!(all, format!("3: {two}\n3: three\n4: {two}\n4: three\n"));
+    // It ends with the container.
+    assert_eq!(out(&fake.run(&["logs", "web/4", "--follow"])), WRITTEN);
+    for (target, said) in [
+        ("dns", "there is no service \"dns\""),
+        ("web/9", "there is no output of instance 9 of web"),
+        ("9", "there is no output of an instance 9"),
+    ] {
+        let output = fake.run(&["logs", target]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(err(&output).contains(said), "{}", err(&output));
+    }
+}
+
+#[test]
+fn a_command_in_a_container_has_its_own_exit_status() {
+    let fake = Fake::start();
+    let output = fake.run(&["exec", "web/3", "--", "/bin/false", "-v"]);
+    assert_eq!(
+        (output.status.code(), out(&output).as_str()),
+        (Some(7), "it failed\n")
+    );
+    let command = vec!["/bin/false".to_owned(), "-v".to_owned()];
+    let instance = InstanceId(3);
+    assert_eq!(fake.acted.recv().unwrap(), Action::Exec { instance, command });
+    for (target, status, said) in [
+        ("web", 2, "write which instance, as web/3"),
+        ("dns/3", 1, "there is no instance 3 of dns"),
+    ] {
+        let output = fake.run(&["exec", target, "--", "/bin/true"]);
+        assert_eq!(output.status.code(), Some(status));
+        assert!(err(&output).contains(said), "{}", err(&output));
     }
 }
 

@@ -41,8 +41,9 @@ use crate::docker_config::DockerConfig;
 use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given,
-    ImageRef, Label, MAX_OUTPUT_BYTES, Owner, Request, SYS, Ticket, Usage, exchange, seccomp,
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
+    Execution, Exit, Given, ImageRef, Label, MAX_COMMAND_OUTPUT_BYTES, MAX_OUTPUT_BYTES, Owner, Request, SYS,
+    Ticket, Usage, exchange, seccomp,
 };
 
 /// How long the engine may take for anything but a create.
@@ -61,8 +62,14 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 const CREATED_LABEL: &str = "inco.created-unix-ms";
 /// On containers: the directory on the host in which one meets inco.
 const EXCHANGE_LABEL: &str = "inco.exchange";
-/// What Docker keeps of a container's output.
-const LOG_SIZE: &str = "64k";
+/// Of how many files Docker keeps a container's output, and how long each gets: with one full it has what [`Logs`] keeps.
+///
+/// [`Logs`]: crate::logs::Logs
+const LOG_FILES: (&str, &str) = ("2", "1m");
+/// How much of a container's output is read at once, in bytes.
+const READ_BYTES: usize = 64 * 1024;
+/// The time between two such reads: Docker drops what a container writes faster than that.
+const READ_EVERY: Duration = Duration::from_millis(10);
 
 type Groups = Arc<Mutex<HashMap<String, Cgroup>>>;
 
@@ -120,6 +127,18 @@ impl DockerEngine {
                             request,
                             since,
                         } => service.take(ticket, request, since),
+                        Command::Execute { execution, .. } => {
+                            let service = Rc::clone(&service);
+                            tokio::task::spawn_local(async move {
+                                let Execution {
+                                    name,
+                                    command,
+                                    limit,
+                                    answer,
+                                } = execution;
+                                answer(service.execute(&name, command, limit).await);
+                            });
+                        }
                         Command::List { label, answer } => {
                             let service = Rc::clone(&service);
                             tokio::task::spawn_local(async move {
@@ -330,6 +349,10 @@ impl Engine for DockerEngine {
         self.front.submit(ticket, request);
     }
 
+    fn execute(&mut self, execution: Execution) {
+        self.front.execute(execution);
+    }
+
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
         self.front.poll(events);
     }
@@ -440,7 +463,7 @@ impl Service {
     async fn serve(self: &Rc<Self>, ticket: Ticket, request: Request, since: Nanos) {
         let served = match request {
             Request::Create(spec) => {
-                let name = spec.name.clone();
+                let (name, labels) = (spec.name.clone(), spec.labels.clone());
                 match self.create(*spec).await {
                     Ok((pid, at)) => {
                         shorten_slice(pid);
@@ -453,7 +476,7 @@ impl Service {
                             took,
                         });
                         // Only now: its end must not be told before.
-                        self.watch(&name);
+                        self.watch(&name, &labels);
                         return;
                     }
                     Err(error) => Err(error),
@@ -464,7 +487,10 @@ impl Service {
             Request::SetQuota { name, quota } => self.set_quota(&name, quota).await,
             Request::Stop { name, grace } => self.stop(&name, grace).await,
             Request::Remove { name } => self.remove(&name).await,
-            Request::Exec { name, command, limit } => self.exec(&name, command, limit).await,
+            Request::Exec { name, command, limit } => {
+                let executed = self.execute(&name, command, limit).await;
+                executed.and_then(|executed| executed.verdict(&name))
+            }
         };
         let at = now();
         self.tell(match served {
@@ -898,7 +924,7 @@ impl Service {
         self.remove_exchange(name)
     }
 
-    async fn exec(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<(), EngineError> {
+    async fn execute(&self, name: &str, command: Vec<String>, limit: Nanos) -> Result<Executed, EngineError> {
         const VERB: &str = "run a command in";
         check_command(&command)?;
         self.running(name)?;
@@ -912,7 +938,7 @@ impl Service {
         let id = self.ask(VERB, name, ANSWER, made).await?.id;
         let started = self.docker.start_exec(&id, None);
         let started = self.ask(VERB, name, ANSWER, started).await?;
-        let mut output = String::new();
+        let mut output = Vec::new();
         let ended = async {
             if let StartExecResults::Attached {
                 output: mut parts, ..
@@ -920,10 +946,8 @@ impl Service {
             {
                 // Its end is the end of its output.
                 while let Some(Ok(part)) = parts.next().await {
-                    output.push_str(&part.to_string());
-                    let too_many = output.len().saturating_sub(MAX_OUTPUT_BYTES);
-                    let cut = (too_many..=output.len()).find(|at| output.is_char_boundary(*at));
-                    output.drain(..cut.unwrap_or_default());
+                    let room = MAX_COMMAND_OUTPUT_BYTES - output.len();
+                    output.extend(part.as_ref().iter().take(room));
                 }
             }
             loop {
@@ -936,10 +960,9 @@ impl Service {
             }
         };
         match timeout(Duration::from_nanos(limit.0), ended).await {
-            Ok(Ok(Some(0))) => Ok(()),
             Ok(Ok(code)) => {
                 let exit = code.map(|code| exit_of(code, false)).unwrap_or_default();
-                Err(exit.failed_command(name, &output))
+                Ok(Executed { exit, output })
             }
             Ok(Err(error)) => Err(error),
             Err(_) => {
@@ -1015,7 +1038,7 @@ impl Service {
             let entry = match known {
                 Some(entry) => Some(entry),
                 None if state == ContainerState::Exited => None,
-                None => self.adopt(&name, created_ms).await?,
+                None => self.adopt(&name, &labels, created_ms).await?,
             };
             // Docker may be late; the kernel is not.
             let ended = entry.as_ref().is_none_or(|entry| *entry.ended.borrow());
@@ -1032,7 +1055,12 @@ impl Service {
     }
 
     /// A container of an earlier run: its end is told from now on.
-    async fn adopt(self: &Rc<Self>, name: &str, created_ms: u64) -> Result<Option<Entry>, EngineError> {
+    async fn adopt(
+        self: &Rc<Self>,
+        name: &str,
+        labels: &BTreeMap<String, String>,
+        created_ms: u64,
+    ) -> Result<Option<Entry>, EngineError> {
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
@@ -1047,22 +1075,25 @@ impl Service {
         let (mut entry, told) = self.entry(&state);
         entry.started_unix_ms = created_ms;
         self.insert(name, entry.clone(), told);
-        self.watch(name);
+        self.watch(name, labels);
         Ok(Some(entry))
     }
 
     // ---- Ends of programs.
 
-    /// Tells the end of a container's program when it comes.
-    fn watch(self: &Rc<Self>, name: &str) {
+    /// Tells the end of a container's program when it comes, and keeps what it writes.
+    fn watch(self: &Rc<Self>, name: &str, labels: &BTreeMap<String, String>) {
         let Some(entry) = self.entries.borrow().get(name).cloned() else {
             return;
         };
         let Some(told) = self.tellers.borrow_mut().remove(name) else {
             return;
         };
+        self.config.logs.begin(name, labels);
         let service = Rc::clone(self);
         let name = name.to_owned();
+        let follower = Rc::clone(self).follow(name.clone(), entry.ended.clone());
+        tokio::task::spawn_local(follower);
         tokio::task::spawn_local(async move {
             match &entry.pidfd {
                 Some(pidfd) => {
@@ -1099,6 +1130,7 @@ impl Service {
                 out_of_memory: exit.out_of_memory || out_of_memory,
                 ..exit
             };
+            service.config.logs.end(&name);
             service.tell(EngineEvent::Exited {
                 name,
                 exit,
@@ -1107,6 +1139,43 @@ impl Service {
             });
             let _ = told.send(true);
         });
+    }
+
+    /// Keeps what a container writes, through whatever happens to the connection.
+    async fn follow(self: Rc<Self>, name: String, ended: watch::Receiver<bool>) {
+        // Docker's time of what was read last. It tells everything again, from the oldest that it has.
+        let mut last = String::new();
+        loop {
+            let known = last.clone();
+            let options = LogsOptions {
+                follow: true,
+                stdout: true,
+                stderr: true,
+                timestamps: true,
+                ..LogsOptions::default()
+            };
+            let mut parts = std::pin::pin!(self.docker.logs(&name, Some(options)));
+            let mut read = 0;
+            while let Some(Ok(part)) = parts.next().await {
+                let part = part.as_ref();
+                let Some((time, text)) = stamped(part) else {
+                    continue;
+                };
+                if time > known.as_str() {
+                    last = time.to_owned();
+                    self.config.logs.write(&name, text);
+                }
+                read += part.len();
+                if read >= READ_BYTES {
+                    read = 0;
+                    sleep(READ_EVERY).await;
+                }
+            }
+            if *ended.borrow() || !self.entries.borrow().contains_key(&name) {
+                return;
+            }
+            sleep(PING_EVERY).await;
+        }
     }
 
     /// The end of a program on another machine, through whatever happens to the connection.
@@ -1176,6 +1245,13 @@ impl Service {
             .unwrap_or(cut);
         Some((exit, output.get(cut..).unwrap_or_default().trim_end().to_owned()))
     }
+}
+
+/// What Docker puts before each part of an output, its time as RFC 3339 has it, and the part.
+fn stamped(part: &[u8]) -> Option<(&str, &[u8])> {
+    let end = part.iter().position(|&byte| byte == b' ')?;
+    let (time, text) = part.split_at(end);
+    Some((std::str::from_utf8(time).ok()?, text.get(1..)?))
 }
 
 /// Docker says 128 and the signal where a signal ended it; so may a program that exits with that status by itself.
@@ -1281,8 +1357,8 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some(HashMap::from([
-                ("max-size".to_owned(), LOG_SIZE.to_owned()),
-                ("max-file".to_owned(), "1".to_owned()),
+                ("max-file".to_owned(), LOG_FILES.0.to_owned()),
+                ("max-size".to_owned(), LOG_FILES.1.to_owned()),
             ])),
         }),
         ..HostConfig::default()

@@ -6,6 +6,7 @@ use model::Nanos;
 
 use crate::cgroup;
 use crate::image::Store;
+use crate::logs::Logs;
 
 /// How a [`DockerEngine`](crate::DockerEngine) works.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct DockerConfig {
     pub certificates: Option<PathBuf>,
     /// Images that Docker does not have are taken from here.
     pub images: Option<Store>,
+    /// Where the output of its containers goes.
+    pub logs: Logs,
     /// Where control groups are mounted.
     pub cgroup_root: PathBuf,
     /// After this a create has failed.
@@ -35,6 +38,7 @@ impl DockerConfig {
             host: host.into(),
             certificates: None,
             images: Some(Store::at(Store::default_dir())),
+            logs: Logs::default(),
             cgroup_root: PathBuf::from(cgroup::ROOT),
             create_timeout: Nanos::from_secs(30),
             status_limit: Nanos::from_millis(80),

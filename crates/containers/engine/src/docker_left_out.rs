@@ -2,7 +2,9 @@
 
 use crate::docker_config::DockerConfig;
 use crate::image::Store;
-use crate::{Container, Engine, EngineError, EngineEvent, ImageRef, Label, Request, Ticket, Usage};
+use crate::{
+    Container, Engine, EngineError, EngineEvent, Execution, ImageRef, Label, Request, Ticket, Usage,
+};
 
 /// The Docker engine of a program that was built without it: there is none.
 #[derive(Debug)]
@@ -40,6 +42,10 @@ impl Engine for DockerEngine {
     }
 
     fn submit(&mut self, _ticket: Ticket, _request: Request) {
+        match *self {}
+    }
+
+    fn execute(&mut self, _execution: Execution) {
         match *self {}
     }
 

@@ -8,8 +8,8 @@ use model::Nanos;
 
 use crate::container::check_command;
 use crate::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Label,
-    MAX_REQUESTS, Request, Ticket, Usage,
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
+    Execution, Exit, Label, MAX_REQUESTS, Request, Ticket, Usage,
 };
 
 /// How long something takes: at least `base`, up to `jitter` more, evenly.
@@ -445,31 +445,41 @@ impl State {
         }
     }
 
-    fn run_command(&mut self, ticket: Ticket, name: String, command: &[String], limit: Nanos) {
-        let since = self.now;
-        let may_run = check_command(command).and_then(|()| match self.running(&name)?.state {
-            ContainerState::Paused => Err(EngineError::NotRunning { name: name.clone() }),
-            _ => Ok(()),
-        });
-        if let Err(error) = may_run {
-            return self.fail(ticket, error);
+    /// What comes of a command, and after which time; at once where it cannot run.
+    fn execute(
+        &mut self,
+        name: &str,
+        command: &[String],
+        limit: Nanos,
+    ) -> Result<(Nanos, Result<Executed, EngineError>), EngineError> {
+        check_command(command)?;
+        if self.running(name)?.state == ContainerState::Paused {
+            return Err(EngineError::NotRunning {
+                name: name.to_owned(),
+            });
         }
-        let exit = |status| Exit {
+        let took = self.draw(|config| config.exec);
+        let Some(status) = self.exec_status.filter(|_| took < limit) else {
+            let error = EngineError::Timeout {
+                verb: "run a command in",
+                name: name.to_owned(),
+                after: limit,
+            };
+            return Ok((limit, Err(error)));
+        };
+        let exit = Exit {
             status: Some(status),
             ..Exit::default()
         };
-        let took = self.draw(|config| config.exec);
-        let (delay, result) = match self.exec_status {
-            Some(0) if took < limit => (took, Ok(())),
-            Some(status) if took < limit => (took, Err(exit(status).failed_command(&name, ""))),
-            _ => {
-                let error = EngineError::Timeout {
-                    verb: "run a command in",
-                    name: name.clone(),
-                    after: limit,
-                };
-                (limit, Err(error))
-            }
+        let output = Vec::new();
+        Ok((took, Ok(Executed { exit, output })))
+    }
+
+    fn run_command(&mut self, ticket: Ticket, name: String, command: &[String], limit: Nanos) {
+        let since = self.now;
+        let (delay, result) = match self.execute(&name, command, limit) {
+            Ok((delay, executed)) => (delay, executed.and_then(|executed| executed.verdict(&name))),
+            Err(error) => return self.fail(ticket, error),
         };
         let deed = Deed::Command {
             ticket,
@@ -738,6 +748,18 @@ impl Engine for FakeEngine {
 
     fn submit(&mut self, ticket: Ticket, request: Request) {
         self.state().take(ticket, request);
+    }
+
+    /// Takes no time: nothing that is simulated waits for it.
+    fn execute(&mut self, execution: Execution) {
+        let Execution {
+            name,
+            command,
+            limit,
+            answer,
+        } = execution;
+        let executed = self.state().execute(&name, &command, limit);
+        answer(executed.and_then(|(_, executed)| executed));
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use model::Nanos;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Container, EngineError, EngineEvent, Label, MAX_REQUESTS, Request, Ticket};
+use crate::{Container, EngineError, EngineEvent, Execution, Label, MAX_REQUESTS, Request, Ticket};
 
 /// How long [`Engine::list`](crate::Engine::list) waits at most.
 pub(crate) const LIST_LIMIT: Duration = Duration::from_secs(5);
@@ -33,6 +33,8 @@ pub(crate) enum Command {
         request: Request,
         since: Nanos,
     },
+    /// To be answered by what it brings itself.
+    Execute { execution: Execution, since: Nanos },
     /// Which containers have that label.
     List {
         label: Label,
@@ -99,6 +101,13 @@ impl Front {
             error,
             at: since,
         });
+    }
+
+    /// As [`Engine::execute`](crate::Engine::execute).
+    pub(crate) fn execute(&self, execution: Execution) {
+        let since = now();
+        // A thread that has ended drops it.
+        (self.post)(Command::Execute { execution, since });
     }
 
     /// As [`Engine::poll`](crate::Engine::poll).

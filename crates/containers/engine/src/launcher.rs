@@ -27,7 +27,7 @@ use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::{SyscallType, create_syscall};
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
@@ -45,14 +45,14 @@ use seccompiler::BpfProgram;
 
 use crate::stage::Stage;
 use crate::wire::{Channel, Notice, Order, Received, VERSION};
-use crate::{EngineError, OPEN_FILES, Owner, seccomp};
+use crate::{EngineError, MAX_COMMAND_OUTPUT_BYTES, OPEN_FILES, Owner, seccomp};
 
 /// For how long a launcher that keeps files waits for the next run of its program.
 pub const MAX_ORPHAN: Duration = Duration::from_secs(60);
 /// Files that it keeps at most.
 pub const MAX_HELD: usize = 64;
-/// How much of a container's output is kept: the first part of it, in bytes. More is refused, so that no container can fill memory or a disk with it.
-pub const OUTPUT_BYTES: u64 = 64 * 1024;
+/// The pipe in a container's bundle that the standard output and error of its program go to.
+pub(crate) const OUTPUT: &str = "output";
 /// How long the launcher may take to answer what it answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long creates may still take once the program is gone: less than what the next run waits.
@@ -826,11 +826,9 @@ fn words(what: &'static str) -> impl Fn(Errno) -> String {
     move |errno| format!("{what}: {errno}")
 }
 
-/// What a program in a container is started with: how it is run, where its output goes, and where it says that it could not
-/// be run.
+/// What a program in a container is started with: how it is run, and where it says that it could not be run.
 struct Started {
     builder: ContainerBuilder,
-    output: OwnedFd,
     failure: OwnedFd,
 }
 
@@ -840,15 +838,15 @@ impl Started {
         state: &str,
         filter: &Rc<Filters>,
         user: Option<(Arc<OwnedFd>, Owner)>,
+        output: &OwnedFd,
     ) -> Result<Started, String> {
         raise_open_files().map_err(in_full)?;
         // Those of the host's root are not for a container.
         set_thread_groups(&[]).map_err(words("groups"))?;
         let (failure, failed) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(words("pipe"))?;
-        let output = output_file().map_err(words("output file"))?;
         let stdin = File::open("/dev/null").map_err(|error| format!("/dev/null: {error}"))?;
-        let copy = || rustix::io::fcntl_dupfd_cloexec(&output, 3).map_err(words("output file"));
+        let copy = || rustix::io::fcntl_dupfd_cloexec(output, 3).map_err(words("output"));
         let executor = Exec {
             filter: Rc::clone(filter),
             user,
@@ -863,11 +861,7 @@ impl Started {
             .with_stderr(copy()?)
             .validate_id()
             .map_err(in_full)?;
-        Ok(Started {
-            builder,
-            output,
-            failure,
-        })
+        Ok(Started { builder, failure })
     }
 }
 
@@ -905,11 +899,8 @@ fn try_exec(
     let user = stage.first_id.map(user).transpose()?;
     // The runtime looks for the root file system at its name, though it needs none.
     stage.cover()?;
-    let Started {
-        builder,
-        output,
-        failure,
-    } = Started::new(name, state, filter, user)?;
+    let output = output_file().map_err(words("output file"))?;
+    let Started { builder, failure } = Started::new(name, state, filter, user, &output)?;
     // In a user namespace it is root until it is there.
     let own = if stage.first_id.is_some() {
         Owner::ROOT
@@ -931,7 +922,7 @@ fn try_exec(
     Ok((pid as u32, std::iter::once(output).chain(pidfd).collect()))
 }
 
-/// Makes one container, in a process of its own: gives its program's process id, when it ran, its pidfd and its output.
+/// Makes one container, in a process of its own: gives its program's process id, when it ran, and its pidfd.
 fn try_make(
     name: &str,
     bundle: &str,
@@ -939,11 +930,11 @@ fn try_make(
     filter: &Rc<Filters>,
 ) -> Result<(u32, u64, Vec<OwnedFd>), String> {
     Stage::of_bundle(Path::new(bundle))?.set_up()?;
-    let Started {
-        builder,
-        output,
-        failure,
-    } = Started::new(name, state, filter, None)?;
+    // Open for reading, too: a write waits where nobody reads, and never ends the program.
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let output = rustix::fs::open(Path::new(bundle).join(OUTPUT), flags, Mode::empty());
+    let output = output.map_err(words("open the output"))?;
+    let Started { builder, failure } = Started::new(name, state, filter, None, &output)?;
     let mut container = builder
         .as_init(bundle)
         .with_systemd(false)
@@ -960,7 +951,7 @@ fn try_make(
     failure_of(failure).map_err(kill)?;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    Ok((pid as u32, at_ns, vec![pidfd, output]))
+    Ok((pid as u32, at_ns, vec![pidfd]))
 }
 
 /// Lets this process have as many open files as a container's may. Once in a user namespace it could not.
@@ -984,7 +975,7 @@ pub(crate) fn raise_open_files() -> Result<(), EngineError> {
 /// A file in memory that cannot grow: what is beyond it is refused to the program that writes.
 fn output_file() -> Result<OwnedFd, Errno> {
     let file = memfd_create("output", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&file, OUTPUT_BYTES)?;
+    ftruncate(&file, MAX_COMMAND_OUTPUT_BYTES as u64)?;
     fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     Ok(file)
 }

@@ -34,6 +34,7 @@ mod function;
 pub mod image;
 pub mod launcher;
 mod layers;
+pub mod logs;
 mod none;
 mod oci;
 mod program;
@@ -57,6 +58,8 @@ pub use oci::{OciConfig, OciEngine, functions_in_use};
 pub use program::Program;
 pub use unpack::{LeftOut, Owner};
 
+use std::fmt;
+
 use model::Nanos;
 
 /// The caller's number for a request; its answer carries the same one.
@@ -68,6 +71,9 @@ pub const MAX_REQUESTS: usize = 1024;
 
 /// How much of a program's output goes with [`EngineEvent::Exited`], in bytes.
 pub const MAX_OUTPUT_BYTES: usize = 2048;
+
+/// How much is kept of what a command in a container writes, in bytes: the first part. More is refused to the command, or dropped.
+pub const MAX_COMMAND_OUTPUT_BYTES: usize = 64 * 1024;
 
 /// Something to do with one container.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,6 +148,49 @@ impl Request {
             Request::Remove { .. } => "remove",
             Request::Exec { .. } => "run a command in",
         }
+    }
+}
+
+/// A command for somebody who wants to see what it writes: run as [`Request::Exec`] runs one.
+pub struct Execution {
+    /// The container.
+    pub name: String,
+    /// Program and arguments, a few KiB at most.
+    pub command: Vec<String>,
+    /// How long it may take; it is killed then.
+    pub limit: Nanos,
+    /// Told what came of it, on a thread of the engine, so that it must not wait for anything. Dropped where the engine has ended.
+    pub answer: Box<dyn FnOnce(Result<Executed, EngineError>) + Send>,
+}
+
+impl fmt::Debug for Execution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Execution")
+            .field("name", &self.name)
+            .field("command", &self.command)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a command in a container ended, and what it wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Executed {
+    /// How it ended.
+    pub exit: Exit,
+    /// The first [`MAX_COMMAND_OUTPUT_BYTES`] that it wrote to its standard output and error.
+    pub output: Vec<u8>,
+}
+
+impl Executed {
+    /// What it is to whoever only asks whether it exited with 0.
+    pub(crate) fn verdict(&self, name: &str) -> Result<(), EngineError> {
+        if self.exit.status == Some(0) {
+            return Ok(());
+        }
+        let skipped = self.output.len().saturating_sub(MAX_OUTPUT_BYTES);
+        let output = String::from_utf8_lossy(self.output.get(skipped..).unwrap_or_default());
+        Err(self.exit.failed_command(name, &output))
     }
 }
 
@@ -223,6 +272,9 @@ pub trait Engine: Send {
 
     /// Takes a request. What came of it is told by [`poll`](Engine::poll).
     fn submit(&mut self, ticket: Ticket, request: Request);
+
+    /// Runs a command in a container. As [`submit`](Engine::submit), it never blocks.
+    fn execute(&mut self, execution: Execution);
 
     /// Appends what happened since the last call, oldest first.
     fn poll(&mut self, events: &mut Vec<EngineEvent>);

@@ -1,7 +1,7 @@
 //! No engine at all: for a configuration in which no service has containers, run by somebody who may not make any.
 
 use crate::front::now;
-use crate::{Container, Engine, EngineError, EngineEvent, Label, Request, Ticket, Usage};
+use crate::{Container, Engine, EngineError, EngineEvent, Execution, Label, Request, Ticket, Usage};
 
 /// Has no containers and makes none. Every request fails with [`EngineError::NeedsRoot`].
 #[derive(Debug, Default)]
@@ -32,6 +32,11 @@ impl Engine for NoEngine {
             error: EngineError::NeedsRoot { what },
             at: now(),
         });
+    }
+
+    fn execute(&mut self, execution: Execution) {
+        let name = execution.name;
+        (execution.answer)(Err(EngineError::NotFound { name }));
     }
 
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {

@@ -20,7 +20,7 @@ use libcontainer::network::network_device::dev_change_net_namespace;
 use libcontainer::oci_spec::runtime::LinuxNetDevice;
 use model::{Nanos, NetFunction};
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, Gid, Mode, OFlags, Uid, chown, flock, mkfifoat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -31,11 +31,13 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::{check_command, check_name};
 use crate::front::{Command, Front, now, shorten_slice};
 use crate::image::Store;
-use crate::launcher::{Launcher, OUTPUT_BYTES, raise_open_files};
+use crate::launcher::{Launcher, OUTPUT, raise_open_files};
+use crate::logs::{Logs, MAX_LOG_BYTES};
 use crate::wire::{Notice, Order, Received};
 use crate::{
-    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, Given, Label,
-    MAX_OUTPUT_BYTES, Request, SYS, Ticket, Usage, bundle, cgroup, exchange, stage,
+    Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
+    Execution, Exit, Given, Label, MAX_COMMAND_OUTPUT_BYTES, MAX_OUTPUT_BYTES, Owner, Request, SYS, Ticket,
+    Usage, bundle, cgroup, exchange, stage,
 };
 
 /// How an [`OciEngine`] works.
@@ -45,6 +47,8 @@ pub struct OciConfig {
     pub run_dir: PathBuf,
     /// The images.
     pub images: Store,
+    /// Where the output of its containers goes.
+    pub logs: Logs,
     /// Where control groups are mounted.
     pub cgroup_root: PathBuf,
     /// After this a create has failed.
@@ -57,6 +61,7 @@ impl OciConfig {
         OciConfig {
             run_dir: run_dir.into(),
             images: Store::at(Store::default_dir()),
+            logs: Logs::default(),
             cgroup_root: PathBuf::from(cgroup::ROOT),
             create_timeout: Nanos::from_secs(10),
         }
@@ -112,6 +117,10 @@ const REMOVE_LIMIT: Nanos = Nanos::from_secs(10);
 const STATUS_LIMIT: Nanos = Nanos::from_millis(60);
 /// How often a freeze or a removal is looked at while it is under way.
 const LOOK_EVERY: Nanos = Nanos::from_micros(200);
+/// How much of a container's output is read at once, in bytes: what its pipe holds.
+const READ_BYTES: usize = 64 * 1024;
+/// The time between two reads of a container's output: one that writes all the time has no more of this thread than that, and waits.
+const READ_EVERY: Nanos = Nanos::from_millis(10);
 
 /// What is written about each container, so that a later run knows it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -209,6 +218,10 @@ impl Engine for OciEngine {
         self.front.submit(ticket, request);
     }
 
+    fn execute(&mut self, execution: Execution) {
+        self.front.execute(execution);
+    }
+
     fn poll(&mut self, events: &mut Vec<EngineEvent>) {
         self.front.poll(events);
     }
@@ -279,7 +292,7 @@ struct Managed {
     pidfd: Option<OwnedFd>,
     /// Its network namespace, where it has interfaces of the machine: they are there until they are taken back.
     network: Option<File>,
-    output: Option<File>,
+    output: Option<Output>,
     /// Whether the launcher is its parent, so that it can tell its exit status.
     told_by_launcher: bool,
     /// The kernel says that it has ended; the launcher has not yet said how.
@@ -288,10 +301,69 @@ struct Managed {
     waiting: VecDeque<(Ticket, Request, Nanos)>,
 }
 
+/// Our end of the pipe that a container's output goes to.
+#[derive(Debug)]
+struct Output {
+    pipe: OwnedFd,
+    /// When it is looked at again. It is not waited for before that.
+    read_at: Option<Nanos>,
+}
+
+impl Output {
+    /// Makes the pipe, for a program that is run by this user of the host, and opens it.
+    fn make(path: &Path, owner: Owner) -> Result<Output, EngineError> {
+        let failed = |errno| EngineError::Io {
+            action: "make",
+            path: path.to_owned(),
+            errno,
+        };
+        mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        // Programs open /dev/stdout anew.
+        let owner = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+        chown(path, Some(owner.0), Some(owner.1)).map_err(failed)?;
+        Output::open(path)
+    }
+
+    fn open(path: &Path) -> Result<Output, EngineError> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let pipe = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| EngineError::Io {
+            action: "open",
+            path: path.to_owned(),
+            errno,
+        })?;
+        Ok(Output { pipe, read_at: None })
+    }
+
+    /// What is in the pipe, up to [`READ_BYTES`].
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(READ_BYTES);
+        // Nothing is there, or nobody writes any more.
+        let _ = rustix::io::read(&self.pipe, rustix::buffer::spare_capacity(&mut bytes));
+        bytes
+    }
+}
+
+/// Who wants to know what came of a command.
+enum Asker {
+    /// Whether it exited with 0.
+    Request(Ticket),
+    /// How it ended, and what it wrote.
+    Person(Box<dyn FnOnce(Result<Executed, EngineError>) + Send>),
+}
+
+impl std::fmt::Debug for Asker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Asker::Request(ticket) => ticket.fmt(f),
+            Asker::Person(_) => f.write_str("Person"),
+        }
+    }
+}
+
 /// A command that runs in a container beside its program.
 #[derive(Debug)]
 struct Beside {
-    ticket: Ticket,
+    asker: Asker,
     since: Nanos,
     name: String,
     limit: Nanos,
@@ -378,6 +450,10 @@ fn take_back(network: &File, interfaces: &[String]) -> Result<(), EngineError> {
 /// Epoll's words for what is ready. A pidfd has its process id, which is never this high.
 const WAKE: u64 = u64::MAX;
 const LAUNCHER: u64 = u64::MAX - 1;
+/// With a process id: the output of that program.
+const OUTPUT_OF: u64 = 1 << 32;
+/// Told once, so that a container that writes all the time does not keep the thread awake.
+const OUTPUT_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
 fn unix_ms() -> u64 {
     let time = clock_gettime(ClockId::Realtime);
@@ -488,6 +564,7 @@ impl Worker {
                     if let Some(pidfd) = &managed.pidfd {
                         self.watch(managed.record.pid, pidfd)?;
                     }
+                    self.begin_log(&managed)?;
                     self.containers.insert(name, managed);
                 }
                 None => self.remove_leftover(&name)?,
@@ -516,16 +593,14 @@ impl Worker {
         if phase == Phase::Running {
             group.freeze(false).ok()?;
         }
-        let output = File::open(format!("/proc/{}/fd/1", record.pid))
-            .ok()
-            .filter(|file| file.metadata().is_ok_and(|data| data.len() == OUTPUT_BYTES));
         Some(Managed {
             network: network_of(&record),
             record,
             group,
             phase,
             pidfd: Some(pidfd),
-            output,
+            // An earlier version of inco made none.
+            output: Output::open(&self.bundle_dir(name).join(OUTPUT)).ok(),
             told_by_launcher: false,
             ended_at: None,
             job: None,
@@ -598,6 +673,7 @@ impl Worker {
                 match event.data.u64() {
                     WAKE => self.take_commands(),
                     LAUNCHER => self.take_notices(),
+                    data if data & OUTPUT_OF != 0 => self.read_output(data as u32),
                     pid => self.program_ended(pid as u32),
                 }
             }
@@ -618,6 +694,8 @@ impl Worker {
             until = until.min(beside.since + beside.limit);
         }
         for container in self.containers.values() {
+            let output = container.output.as_ref().and_then(|output| output.read_at);
+            until = until.min(output.unwrap_or(until));
             let next = match &container.job {
                 Some(Job::Pause { .. } | Job::Remove { .. }) => at + LOOK_EVERY,
                 Some(Job::Create { deadline, .. }) => *deadline,
@@ -654,6 +732,57 @@ impl Worker {
         })
     }
 
+    // ---- Output.
+
+    /// Keeps what a container writes from now on.
+    fn begin_log(&self, container: &Managed) -> Result<(), EngineError> {
+        let Record {
+            name, labels, pid, ..
+        } = &container.record;
+        self.config.logs.begin(name, labels);
+        let Some(output) = &container.output else {
+            return Ok(());
+        };
+        let data = epoll::EventData::new_u64(OUTPUT_OF | u64::from(*pid));
+        epoll::add(&self.epoll, &output.pipe, data, OUTPUT_EVENTS).map_err(|errno| EngineError::Io {
+            action: "watch",
+            path: self.bundle_dir(name).join(OUTPUT),
+            errno,
+        })
+    }
+
+    fn read_output(&mut self, pid: u32) {
+        let found = self.containers.values_mut().find(|of| of.record.pid == pid);
+        let Some(container) = found else { return };
+        let Some(output) = &mut container.output else {
+            return;
+        };
+        let bytes = output.read();
+        // Where nobody writes any more, it says so for ever: it goes with the container.
+        if !bytes.is_empty() {
+            output.read_at = Some(now() + READ_EVERY);
+            self.config.logs.write(&container.record.name, &bytes);
+        }
+    }
+
+    /// Waits again for the output of containers whose time has come.
+    fn look_at_outputs(&mut self) {
+        let at = now();
+        for container in self.containers.values_mut() {
+            let Some(output) = &mut container.output else {
+                continue;
+            };
+            if output.read_at.is_some_and(|read_at| read_at <= at) {
+                output.read_at = None;
+                let data = epoll::EventData::new_u64(OUTPUT_OF | u64::from(container.record.pid));
+                if let Err(errno) = epoll::modify(&self.epoll, &output.pipe, data, OUTPUT_EVENTS) {
+                    let name = &container.record.name;
+                    tracing::warn!(name, %errno, "the output of a container is read no more");
+                }
+            }
+        }
+    }
+
     fn take_commands(&mut self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.wake, &mut count);
@@ -677,6 +806,15 @@ impl Worker {
                         Some(container) => container.waiting.push_back((ticket, request, since)),
                         None => self.begin(ticket, request, since),
                     }
+                }
+                Command::Execute { execution, since } => {
+                    let Execution {
+                        name,
+                        command,
+                        limit,
+                        answer,
+                    } = execution;
+                    self.begin_command(Asker::Person(answer), name, command, limit, since);
                 }
                 Command::List { label, answer } => {
                     let listed = self
@@ -722,7 +860,10 @@ impl Worker {
                 self.begin_remove(ticket, &name, since, Ok(()));
                 Ok(())
             }
-            Request::Exec { command, limit, .. } => self.begin_exec(ticket, &name, command, limit, since),
+            Request::Exec { command, limit, .. } => {
+                self.begin_command(Asker::Request(ticket), name, command, limit, since);
+                Ok(())
+            }
         };
         if let Err(error) = begun {
             self.tell(EngineEvent::Failed {
@@ -829,17 +970,23 @@ impl Worker {
                     bundle: dir.display().to_string(),
                     state: self.config.run_dir.join("oci/state").display().to_string(),
                 };
+                // Before anybody writes: what nobody can read any more is lost.
+                let output = Output::make(&dir.join(OUTPUT), stage.owner())?;
                 self.launcher
                     .channel()
                     .send(&order, &[], false)
                     .map_err(|errno| EngineError::Unavailable {
                         reason: format!("the launcher takes no order: {errno}"),
-                    })
+                    })?;
+                Ok(output)
             });
-        if let Err(error) = made {
-            let _ = self.remove_dirs(&record);
-            return Err(error);
-        }
+        let output = match made {
+            Ok(output) => output,
+            Err(error) => {
+                let _ = self.remove_dirs(&record);
+                return Err(error);
+            }
+        };
         self.making.insert(id, name.clone());
         let deadline = now() + self.config.create_timeout;
         let container = Managed {
@@ -848,7 +995,7 @@ impl Worker {
             phase: Phase::Making,
             pidfd: None,
             network: None,
-            output: None,
+            output: Some(output),
             told_by_launcher: true,
             ended_at: None,
             job: Some(Job::Create {
@@ -879,14 +1026,34 @@ impl Worker {
         free.map(Some).ok_or(none)
     }
 
-    fn begin_exec(
+    fn begin_command(
         &mut self,
-        ticket: Ticket,
-        name: &str,
+        asker: Asker,
+        name: String,
         command: Vec<String>,
         limit: Nanos,
         since: Nanos,
-    ) -> Result<(), EngineError> {
+    ) {
+        match self.order_command(&name, command) {
+            Ok(id) => {
+                self.starting.insert(id, name.clone());
+                let beside = Beside {
+                    asker,
+                    since,
+                    name,
+                    limit,
+                    pid: 0,
+                    pidfd: None,
+                    output: None,
+                };
+                self.beside.insert(id, beside);
+            }
+            Err(error) => self.answer_command(asker, &name, since, Err(error)),
+        }
+    }
+
+    /// Has the launcher run a command; gives its number.
+    fn order_command(&mut self, name: &str, command: Vec<String>) -> Result<u64, EngineError> {
         check_command(&command)?;
         let container = self.running(name)?;
         let pid = container.record.pid;
@@ -913,18 +1080,21 @@ impl Worker {
             .channel()
             .send(&order, &[], false)
             .map_err(|errno| unavailable(format!("the launcher takes no order: {errno}")))?;
-        let beside = Beside {
-            ticket,
-            since,
-            name: name.to_owned(),
-            limit,
-            pid: 0,
-            pidfd: None,
-            output: None,
-        };
-        self.beside.insert(id, beside);
-        self.starting.insert(id, name.to_owned());
-        Ok(())
+        Ok(id)
+    }
+
+    fn answer_command(&self, asker: Asker, name: &str, since: Nanos, result: Result<Executed, EngineError>) {
+        match asker {
+            Asker::Person(answer) => answer(result),
+            Asker::Request(ticket) => match result.and_then(|executed| executed.verdict(name)) {
+                Ok(()) => self.done(ticket, since),
+                Err(error) => self.tell(EngineEvent::Failed {
+                    ticket,
+                    error,
+                    at: now(),
+                }),
+            },
+        }
     }
 
     /// Answers for a command: it has ended.
@@ -932,22 +1102,18 @@ impl Worker {
         let Some(beside) = self.beside.remove(&id) else {
             return;
         };
-        if exit.status == Some(0) {
-            return self.done(beside.ticket, beside.since);
-        }
-        let output = beside.output.as_ref().map(last_words).unwrap_or_default();
-        let error = exit.failed_command(&beside.name, &output);
-        self.give_up_command(&beside, error);
+        let output = beside.output.as_ref().map(written).unwrap_or_default();
+        let executed = Executed { exit, output };
+        self.answer_command(beside.asker, &beside.name, beside.since, Ok(executed));
     }
 
     /// Answers for a command that is not waited for any more, and ends it.
-    fn give_up_command(&self, beside: &Beside, error: EngineError) {
+    fn give_up_command(&self, beside: Beside, error: EngineError) {
         if let Some(pidfd) = &beside.pidfd {
             // One that has ended meanwhile is what was wanted.
             let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
-        let (ticket, at) = (beside.ticket, now());
-        self.tell(EngineEvent::Failed { ticket, error, at });
+        self.answer_command(beside.asker, &beside.name, beside.since, Err(error));
     }
 
     /// Ends commands that take too long.
@@ -972,7 +1138,7 @@ impl Worker {
                 name: beside.name.clone(),
                 after: beside.limit,
             };
-            self.give_up_command(&beside, error);
+            self.give_up_command(beside, error);
         }
     }
 
@@ -1076,6 +1242,7 @@ impl Worker {
             self.look_at(&name);
         }
         self.look_at_commands();
+        self.look_at_outputs();
         self.look_at_launcher();
     }
 
@@ -1299,11 +1466,18 @@ impl Worker {
             out_of_memory: container.group.out_of_memory_kills() > 0,
             ..exit
         };
-        let output = container
-            .output
-            .take()
-            .map(|file| last_words(&file))
-            .unwrap_or_default();
+        if let Some(output) = container.output.take() {
+            // No pipe holds more.
+            for _ in 0..MAX_LOG_BYTES / READ_BYTES {
+                let bytes = output.read();
+                if bytes.is_empty() {
+                    break;
+                }
+                self.config.logs.write(name, &bytes);
+            }
+        }
+        self.config.logs.end(name);
+        let output = self.config.logs.last_words(name, MAX_OUTPUT_BYTES);
         self.tell(EngineEvent::Exited {
             name: name.to_owned(),
             exit,
@@ -1352,7 +1526,7 @@ impl Worker {
                 self.starting.remove(&id);
                 if let Some(beside) = self.beside.remove(&id) {
                     let reason = format!("did not start: {reason}");
-                    self.give_up_command(&beside, EngineError::Command { name, reason });
+                    self.give_up_command(beside, EngineError::Command { name, reason });
                 } else if self.making.remove(&id).is_some()
                     && let Some((ticket, since, _)) = self.take_create(id, &name)
                 {
@@ -1410,8 +1584,7 @@ impl Worker {
     }
 
     fn created(&mut self, id: u64, name: &str, pid: u32, at: Nanos, files: Vec<OwnedFd>) {
-        let mut files = files.into_iter();
-        let (pidfd, output) = (files.next(), files.next());
+        let pidfd = files.into_iter().next();
         self.making.remove(&id);
         let Some((ticket, since, quota)) = self.take_create(id, name) else {
             // It was given up: nobody wants it any more.
@@ -1431,16 +1604,19 @@ impl Worker {
         container.record.started_unix_ms = unix_ms();
         container.network = network_of(&container.record);
         container.phase = Phase::Running;
-        container.output = output.map(File::from);
         self.hierarchy.group(&self.parent).raise_weight();
         let limited = quota.map_or(Ok(()), |quota| container.group.set_quota(Some(quota)));
         let record = container.record.clone();
         let kept = write_json(&self.bundle_dir(name).join("record.json"), &record);
         let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| self.watch(pid, pidfd));
+        let logged = self
+            .containers
+            .get(name)
+            .map_or(Ok(()), |container| self.begin_log(container));
         if let Some(container) = self.containers.get_mut(name) {
             container.pidfd = pidfd;
         }
-        match limited.and(kept).and(watched) {
+        match limited.and(kept).and(watched).and(logged) {
             Ok(()) => {
                 shorten_slice(pid);
                 let took = at.since(since);
@@ -1511,7 +1687,7 @@ impl Worker {
         self.starting.clear();
         for (_, beside) in std::mem::take(&mut self.beside) {
             let reason = format!("the launcher {what}");
-            self.give_up_command(&beside, EngineError::Unavailable { reason });
+            self.give_up_command(beside, EngineError::Unavailable { reason });
         }
         for (id, name) in std::mem::take(&mut self.making) {
             if let Some((ticket, since, _)) = self.take_create(id, &name) {
@@ -1567,19 +1743,14 @@ impl Managed {
     }
 }
 
-/// The end of what a program wrote to the file of its output, which is full of zeros after that.
-fn last_words(file: &File) -> String {
-    let mut bytes = vec![0; OUTPUT_BYTES as usize];
+/// What a command wrote to the file of its output, which is full of zeros after that.
+fn written(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; MAX_COMMAND_OUTPUT_BYTES];
     let got = file.read_at(&mut bytes, 0).unwrap_or(0);
     bytes.truncate(got);
-    let end = bytes
-        .iter()
-        .rposition(|&byte| byte != 0)
-        .map_or(0, |last| last + 1);
-    let text = bytes
-        .get(end.saturating_sub(MAX_OUTPUT_BYTES)..end)
-        .unwrap_or_default();
-    String::from_utf8_lossy(text).trim_end().to_owned()
+    let end = bytes.iter().rposition(|&byte| byte != 0);
+    bytes.truncate(end.map_or(0, |last| last + 1));
+    bytes
 }
 
 /// Written whole or not at all.
@@ -1615,14 +1786,9 @@ mod tests {
     }
 
     #[test]
-    fn last_words_end_where_the_zeros_begin() {
+    fn what_a_command_wrote_ends_where_the_zeros_begin() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let mut bytes = vec![b'x'; MAX_OUTPUT_BYTES * 2];
-        bytes.extend_from_slice(b" the end\n");
-        bytes.resize(OUTPUT_BYTES as usize, 0);
-        fs::write(path.path(), &bytes).unwrap();
-        let words = last_words(&File::open(path.path()).unwrap());
-        assert!(words.ends_with("x the end"));
-        assert_eq!(words.len(), MAX_OUTPUT_BYTES - 1);
+        fs::write(path.path(), b"one\0two\n\0\0\0").unwrap();
+        assert_eq!(written(&File::open(path.path()).unwrap()), b"one\0two\n");
     }
 }

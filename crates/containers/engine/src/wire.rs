@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// A launcher that outlives its parent may meet one built from other sources: both ends must say the same.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The longest message, in bytes: names and paths, nothing that grows.
 const MAX_MESSAGE: usize = 16 * 1024;
 /// File descriptors in a message at most.
@@ -57,7 +57,7 @@ pub(crate) enum Order {
 pub(crate) enum Notice {
     /// The first message.
     Hello { version: u32, pid: u32 },
-    /// The program runs. With it: its pidfd, and the file that its output goes to.
+    /// The program runs. With it: its pidfd.
     Created {
         id: u64,
         name: String,

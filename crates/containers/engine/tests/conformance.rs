@@ -5,9 +5,12 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 
+use engine::logs::{Logs, MAX_LOG_BYTES};
 use engine::{
-    ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Exit, FakeConfig, FakeEngine, Label, Request,
+    ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Execution, Exit, FakeConfig, FakeEngine,
+    Label, MAX_COMMAND_OUTPUT_BYTES, Request,
 };
 use model::Nanos;
 use support::{Told, monotonic, spec};
@@ -316,6 +319,31 @@ fn commands_run_beside_the_program(subject: &mut dyn Subject) {
         subject.told().ask(exec(&[], 8_000)),
         Err(EngineError::BadSpec { .. })
     ));
+    // Whoever wants to see what it writes is told, however it ends.
+    let (told, executed) = channel();
+    let execute = |subject: &mut dyn Subject, container: &str, command: &[&str]| {
+        let told = told.clone();
+        subject.told().engine.execute(Execution {
+            name: container.to_owned(),
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+            limit: Nanos::from_secs(8),
+            answer: Box::new(move |result| told.send(result).unwrap()),
+        });
+        executed.recv_timeout(support::PATIENCE).unwrap()
+    };
+    let executed = execute(subject, &name, &["/probe", "exit", "7"]).unwrap();
+    assert_eq!((executed.exit.status, executed.exit.signal), (Some(7), None));
+    if fake.is_none() {
+        assert_eq!(executed.output, b"leaving with 7; PROBE=1\n");
+        let cut = execute(subject, &name, &["/probe", "flood", "10000"]).unwrap();
+        assert_eq!(cut.output.len(), MAX_COMMAND_OUTPUT_BYTES);
+        assert!(cut.output.starts_with(b"flood of words"));
+    }
+    let missing = execute(subject, "inco-nobody", &["/probe"]);
+    assert!(
+        matches!(missing, Err(EngineError::NotFound { .. })),
+        "{missing:?}"
+    );
     // One that does not end is ended, and holds nothing up meanwhile.
     exits(None);
     let hangs = subject.told().submit(exec(&["/probe", "stubborn"], 1_000));
@@ -341,6 +369,73 @@ fn commands_run_beside_the_program(subject: &mut dyn Subject) {
         Err(EngineError::NotFound { .. })
     ));
     assert_eq!(subject.traces(&name), Vec::<String>::new());
+}
+
+/// Waits until the output of a container is so.
+fn output_is(logs: &Logs, name: &str, what: &str, is_so: impl Fn(u64, &[u8]) -> bool) -> (u64, Vec<u8>) {
+    let deadline = std::time::Instant::now() + support::PATIENCE;
+    loop {
+        let (from, bytes) = logs.read(name, 0, MAX_LOG_BYTES).unwrap_or_default();
+        if is_so(from, &bytes) {
+            return (from, bytes);
+        }
+        let length = bytes.len();
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{what}: {length} bytes from {from}"
+        );
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+fn output_is_kept_up_to_its_limit_and_after_the_end(subject: &mut dyn Subject, logs: &Logs) {
+    let spec = labelled(subject, "words", &["exit", "3"]);
+    subject.told().create(&spec);
+    subject.told().exit_of(&spec.name);
+    subject.told().remove(&spec.name).unwrap();
+    let said = b"leaving with 3; PROBE=1\n";
+    output_is(logs, &spec.name, "all that it said", |_, bytes| bytes == said);
+    let row = logs
+        .list("")
+        .into_iter()
+        .find(|row| row.name == spec.name)
+        .unwrap();
+    assert_eq!((row.labels, row.next), (spec.labels, said.len() as u64));
+    assert!(row.ended_unix_ms >= Some(row.started_unix_ms));
+
+    // One that writes more than is kept runs on, also without anybody who reads, and can be ended.
+    let spec = labelled(subject, "flood", &["flood"]);
+    subject.told().create(&spec);
+    let is_full = |from: u64, _: &[u8]| from > 0;
+    let (_, bytes) = output_is(logs, &spec.name, "more than is kept", is_full);
+    assert_eq!(bytes.len(), MAX_LOG_BYTES);
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(
+        text.lines()
+            .skip(1)
+            .all(|line| "flood of words".starts_with(line))
+    );
+    subject.reopen();
+    assert_eq!(list(subject).len(), 1);
+    let before = logs
+        .list("")
+        .into_iter()
+        .find(|row| row.name == spec.name)
+        .unwrap()
+        .next;
+    output_is(
+        logs,
+        &spec.name,
+        "more of the one that was adopted",
+        |from, bytes| from + bytes.len() as u64 > before,
+    );
+    subject.told().stop(&spec.name, 5_000).unwrap();
+    let (exit, output, _) = subject.told().exit_of(&spec.name);
+    // How one that was adopted ended, not every engine knows.
+    assert_eq!((exit.status.unwrap_or(0), exit.signal), (0, None));
+    assert!(output.len() <= engine::MAX_OUTPUT_BYTES && output.contains("flood of words"));
+    subject.told().remove(&spec.name).unwrap();
+    assert_eq!(subject.traces(&spec.name), Vec::<String>::new());
 }
 
 fn a_stop_waits_for_its_grace_and_then_kills(subject: &mut dyn Subject) {
@@ -788,6 +883,14 @@ mod oci {
             super::limits_hold(&mut subject, dir);
         }
     }
+
+    #[test]
+    fn output_is_kept_up_to_its_limit_and_after_the_end() {
+        if let Some(mut subject) = subject("output") {
+            let logs = subject.place.logs.clone();
+            super::output_is_kept_up_to_its_limit_and_after_the_end(&mut subject, &logs);
+        }
+    }
 }
 
 mod docker {
@@ -811,6 +914,7 @@ mod docker {
     fn engine(place: &Place) -> Result<Box<dyn Engine>, EngineError> {
         let mut config = DockerConfig::at(DEFAULT_HOST);
         config.images = Some(place.store());
+        config.logs = place.logs.clone();
         // What is asked here is whether it is right, on however busy a machine.
         config.status_limit = Nanos::from_secs(10);
         DockerEngine::start(config).map(|engine| Box::new(engine) as Box<dyn Engine>)
@@ -887,6 +991,14 @@ mod docker {
         a_container_lives_and_leaves_nothing, what_cannot_be_is_refused_and_leaves_nothing, ends_are_told_once_and_in_time,
         a_stop_waits_for_its_grace_and_then_kills, several_are_made_at_once, requests_for_one_container_keep_their_order,
         what_runs_is_adopted, twenty_in_a_row, a_container_is_confined, commands_run_beside_the_program);
+
+    #[test]
+    fn output_is_kept_up_to_its_limit_and_after_the_end() {
+        if let Some(mut subject) = subject("output") {
+            let logs = subject.place.logs.clone();
+            super::output_is_kept_up_to_its_limit_and_after_the_end(&mut subject, &logs);
+        }
+    }
 
     #[test]
     fn limits_hold() {

@@ -127,6 +127,7 @@ impl Tokens {
         found.map(|token| Caller {
             name: format!("token {}", token.name),
             may_act: token.may_act,
+            is_root: false,
         })
     }
 }

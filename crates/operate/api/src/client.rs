@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
-use model::{Event, Setting};
+use model::{Event, InstanceId, Setting};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -17,8 +17,8 @@ use tokio::runtime::Runtime;
 use crate::ApiError;
 use crate::counters::Counters;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, Outcome, Policies, Problem, Refusal,
-    ServiceRow, Snapshot, Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 
 /// How long an answer may take: a little longer than the server waits for the control loop.
@@ -84,6 +84,23 @@ impl Client {
     /// As [`Client::status`].
     pub fn settings(&self, service: &str) -> Result<Vec<Setting>, ApiError> {
         self.get(&format!("/v1/services/{}/settings", escaped(service)))
+    }
+
+    /// The containers of that service whose output is kept, by instance.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn logs(&self, service: &str) -> Result<Vec<LogRow>, ApiError> {
+        self.get(&format!("/v1/services/{}/logs", escaped(service)))
+    }
+
+    /// What the container of that service's instance wrote, from a position on.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn log(&self, service: &str, instance: InstanceId, from: u64) -> Result<LogPiece, ApiError> {
+        let service = escaped(service);
+        self.get(&format!("/v1/services/{service}/logs/{instance}?from={from}"))
     }
 
     /// Every instance, in the order of ids.

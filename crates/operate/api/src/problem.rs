@@ -27,6 +27,11 @@ impl Problem {
         Problem(StatusCode::CONFLICT, refusal)
     }
 
+    /// There is nothing of that name.
+    pub(crate) fn missing(refusal: Refusal) -> Problem {
+        Problem(StatusCode::NOT_FOUND, refusal)
+    }
+
     /// JSON that describes no action.
     pub(crate) fn not_an_action(error: serde_json::Error) -> Problem {
         let error = format!("this is not an action: {error}");

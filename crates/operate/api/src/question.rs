@@ -1,13 +1,13 @@
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use model::Setting;
+use model::{InstanceId, Setting};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::counters::Counters;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, Outcome, Policies, Refusal, ServiceRow,
-    Snapshot, Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
+    ServiceRow, Snapshot, Status,
 };
 
 /// Questions that may wait for the control loop. It takes them every millisecond, so more means that it hangs.
@@ -20,6 +20,8 @@ pub struct Caller {
     pub name: String,
     /// Whether it may change anything.
     pub may_act: bool,
+    /// Whether it is root on this machine, over the unix socket.
+    pub is_root: bool,
 }
 
 /// Where an answer goes. It may be dropped: who asked is then told that there is none.
@@ -47,6 +49,10 @@ pub enum Question {
     Services(Answer<Vec<ServiceRow>>),
     /// What settings has the service of that name?
     Settings(String, Answer<Result<Vec<Setting>, Refusal>>),
+    /// Of which containers of the service of that name is output kept?
+    Logs(String, Answer<Result<Vec<LogRow>, Refusal>>),
+    /// What did the container of that service's instance write from that position on?
+    Log(String, InstanceId, u64, Answer<Result<LogPiece, Refusal>>),
     /// What instances are there?
     Instances(Answer<Vec<InstanceRow>>),
     /// Which flows are there? The filter's flow is one that could be parsed.

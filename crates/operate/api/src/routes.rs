@@ -26,7 +26,7 @@ use crate::seats::{Seat, keep};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, Outcome, Policies,
+    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem as ProblemBody, ServiceRow, Snapshot, Status,
 };
 use crate::{Caller, metrics, page};
@@ -106,6 +106,8 @@ fn documented() -> (Router<Shared>, OpenApi) {
         .routes(routes!(services))
         .routes(routes!(service))
         .routes(routes!(settings))
+        .routes(routes!(logs))
+        .routes(routes!(log))
         .routes(routes!(instances))
         .routes(routes!(instance))
         .routes(routes!(flows))
@@ -291,9 +293,55 @@ async fn settings(
 ) -> Result<Json<Vec<Setting>>, Problem> {
     let Path(name) = name?;
     let answer = ask(&shared, |answer| Question::Settings(name, answer)).await?;
-    answer
-        .map(Json)
-        .map_err(|refusal| Problem::new(StatusCode::NOT_FOUND, refusal.error, refusal.hint))
+    answer.map(Json).map_err(Problem::missing)
+}
+
+/// The containers of a service whose output is kept: those that run, and those that ended last.
+#[utoipa::path(get, path = "/v1/services/{name}/logs", tag = "look", params(("name" = String, Path, description = "Its name")),
+    responses(
+        (status = OK, body = Vec<LogRow>),
+        (status = NOT_FOUND, description = "There is no such service", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    ))]
+async fn logs(
+    State(shared): State<Shared>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Vec<LogRow>>, Problem> {
+    let Path(name) = name?;
+    let answer = ask(&shared, |answer| Question::Logs(name, answer)).await?;
+    answer.map(Json).map_err(Problem::missing)
+}
+
+/// From where on output is wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct LogQuery {
+    /// A position in it, as `next` of the piece before; the oldest that is kept without it.
+    #[param(format = "uint64")]
+    #[serde(default)]
+    from: u64,
+}
+
+/// What an instance's container wrote to its standard output and error: the newest MiB is kept, in pieces of 64 KiB.
+#[utoipa::path(get, path = "/v1/services/{name}/logs/{instance}", tag = "look",
+    params(("name" = String, Path, description = "The service"), ("instance" = u32, Path, description = "The instance's id"), LogQuery),
+    responses(
+        (status = OK, body = LogPiece),
+        (status = BAD_REQUEST, description = "Not a position", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = NOT_FOUND, description = "Nothing is known of such a container", body = ProblemBody, content_type = PROBLEM_JSON),
+        (status = "default", description = "Not answered", body = ProblemBody, content_type = PROBLEM_JSON),
+    ))]
+async fn log(
+    State(shared): State<Shared>,
+    place: Result<Path<(String, u32)>, PathRejection>,
+    query: Result<Query<LogQuery>, QueryRejection>,
+) -> Result<Json<LogPiece>, Problem> {
+    let Path((name, instance)) = place?;
+    let Query(LogQuery { from }) = query?;
+    let asked = |answer| Question::Log(name, InstanceId(instance), from, answer);
+    let answer = ask(&shared, asked).await?;
+    answer.map(Json).map_err(Problem::missing)
 }
 
 /// Every instance, in the order of ids.

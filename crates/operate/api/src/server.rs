@@ -357,6 +357,7 @@ impl Door {
                 let _counted = Counted::new(&door.figures.unix_connections);
                 let uid = stream.peer_cred().map(|of| of.uid());
                 let caller = Caller {
+                    is_root: matches!(uid, Ok(0)),
                     name: uid.map_or_else(|_| "somebody".to_owned(), |uid| format!("uid {uid}")),
                     may_act: true,
                 };

@@ -505,6 +505,14 @@ pub enum Action {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         check: bool,
     },
+    /// A command runs in an instance's container, beside its program and confined as that is. Only for root on this machine, over the
+    /// unix socket.
+    Exec {
+        /// In which one.
+        instance: InstanceId,
+        /// Program and arguments. It has 8 s.
+        command: Vec<String>,
+    },
     /// inco ends.
     Stop {
         /// Whether containers go on running, for the next run to adopt.
@@ -543,6 +551,7 @@ impl Action {
             Action::PauseOut { .. } => "pause_out",
             Action::DryRun { .. } => "dry_run",
             Action::Reload { .. } => "reload",
+            Action::Exec { .. } => "exec",
             Action::Stop { .. } => "stop",
         }
     }
@@ -557,9 +566,10 @@ impl Action {
             | Action::PauseIn { service, .. }
             | Action::PauseOut { service, .. }
             | Action::DryRun { service, .. } => (Some(service), None),
-            Action::Drain { instance } | Action::Undrain { instance } | Action::Move { instance, .. } => {
-                (None, Some(*instance))
-            }
+            Action::Drain { instance }
+            | Action::Undrain { instance }
+            | Action::Move { instance, .. }
+            | Action::Exec { instance, .. } => (None, Some(*instance)),
             Action::Purge { instance, .. } => (None, *instance),
             Action::Reload { .. } | Action::Stop { .. } => (None, None),
         }
@@ -574,6 +584,22 @@ pub struct Outcome {
     /// Where the configuration was read again: each key that has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<KeyChange>,
+    /// Where a command was run: how it ended, and what it wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandEnd>,
+}
+
+/// How a command in a container ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CommandEnd {
+    /// Its exit status, where it exited.
+    pub status: Option<i32>,
+    /// The signal that ended it, where one did.
+    pub signal: Option<i32>,
+    /// What it wrote to its standard output and error, 64 KiB at most.
+    pub output: String,
+    /// Whether it wrote more than that.
+    pub cut: bool,
 }
 
 impl Outcome {
@@ -582,6 +608,7 @@ impl Outcome {
         Outcome {
             result: result.into(),
             changes: Vec::new(),
+            command: None,
         }
     }
 }
@@ -695,6 +722,42 @@ pub struct InstanceHistory {
     pub live_flows: Vec<u32>,
     /// Share of its ring that was occupied, 0 to 1.
     pub ring_occupancy: Vec<f64>,
+}
+
+/// What is kept of the output of an instance's container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LogRow {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Its container.
+    pub container: String,
+    /// The position of the oldest byte that is kept: so many were written before.
+    pub first: u64,
+    /// The position after the newest byte.
+    pub next: u64,
+    /// From when on its output was read, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// When it ended, in milliseconds since 1970; absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+}
+
+/// A piece of the output of an instance's container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LogPiece {
+    /// The position of its first byte; later than what was asked for where the output from there is not kept any more.
+    pub from: u64,
+    /// The position after its last byte: where the next piece begins.
+    pub next: u64,
+    /// What was written, as far as it is UTF-8; 64 KiB at most.
+    pub text: String,
+    /// Whether the container has ended and this is the last of its output.
+    pub end: bool,
+}
+
+impl LogPiece {
+    /// Bytes of a piece at most.
+    pub const LIMIT: usize = 64 << 10;
 }
 
 /// Where a flow is, since when, and why there.

@@ -12,11 +12,32 @@ use std::time::{Duration, Instant};
 
 use api::counters::Counters;
 use api::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, Outcome, Policies, Problem, Refusal,
-    ServiceRow, Snapshot, Status,
+    Action, FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 use api::{ApiError, Client, EventLog, Limits, Question, Server, questions};
 use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
+
+fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
+    match service {
+        "web" => Ok(vec![LogRow {
+            instance: InstanceId(3),
+            next: 8,
+            ..LogRow::default()
+        }]),
+        _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
+    }
+}
+
+fn log(service: &str, instance: InstanceId, from: u64) -> Result<LogPiece, Refusal> {
+    logs(service)?;
+    Ok(LogPiece {
+        from,
+        next: 8,
+        text: format!("{service} {instance}"),
+        end: true,
+    })
+}
 
 /// A server whose control loop says what is known here.
 struct Fake {
@@ -54,6 +75,10 @@ impl Fake {
                         }]),
                         _ => Err(Refusal::new(format!("there is no service {service:?}"), "")),
                     }),
+                    Question::Logs(service, answer) => answer.give(logs(&service)),
+                    Question::Log(service, instance, from, answer) => {
+                        answer.give(log(&service, instance, from));
+                    }
                     Question::Instances(answer) => answer.give(vec![instance(3), instance(4)]),
                     Question::Flows(filter, answer) => {
                         let _ = note.send(format!("{filter:?}"));
@@ -293,6 +318,35 @@ fn one_of_many_is_found_by_its_name() {
             "{answer}"
         );
         assert!(answer.contains(said), "{answer}");
+    }
+}
+
+#[test]
+fn the_output_of_containers_is_told_from_a_position_on() {
+    let fake = Fake::start();
+    let client = fake.client();
+    let rows = client.logs("web").unwrap();
+    assert_eq!(
+        (rows.len(), rows[0].instance, rows[0].next),
+        (1, InstanceId(3), 8)
+    );
+    let piece = client.log("w b&c", InstanceId(3), 5);
+    assert!(
+        matches!(piece, Err(ApiError::Refused(_))),
+        "there is no such service"
+    );
+    let piece = client.log("web", InstanceId(3), 5).unwrap();
+    assert_eq!((piece.from, piece.next, piece.text.as_str()), (5, 8, "web 3"));
+    for (path, status) in [
+        ("/v1/services/none/logs", "404"),
+        ("/v1/services/none/logs/3", "404"),
+        ("/v1/services/web/logs/three", "400"),
+        ("/v1/services/web/logs/3?from=-1", "400"),
+    ] {
+        let head = fake.raw(&format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        ));
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {head}");
     }
 }
 

@@ -88,6 +88,13 @@ fn actions_have_these_shapes() {
             json!({"action": "reload", "check": true}),
         ),
         (
+            Action::Exec {
+                instance: InstanceId(3),
+                command: vec!["/bin/ls".to_owned(), "/".to_owned()],
+            },
+            json!({"action": "exec", "instance": 3, "command": ["/bin/ls", "/"]}),
+        ),
+        (
             Action::Stop { keep: true },
             json!({"action": "stop", "keep": true}),
         ),

@@ -3,7 +3,7 @@ use std::thread::{Builder, JoinHandle};
 
 use autoscaling::{Fit, Fitted};
 use collector::Collector;
-use engine::{Engine, EngineEvent, Request, Ticket};
+use engine::{Engine, EngineEvent, Execution, Request, Ticket};
 use model::{Generation, Histogram, Nanos, ServiceId};
 use switch::{SwitchEvent, SwitchRequest};
 
@@ -204,6 +204,11 @@ impl Shell {
     /// The core.
     pub fn controller(&self) -> &Controller {
         &self.controller
+    }
+
+    /// Has the engine run a command for somebody. The controller knows nothing of it.
+    pub fn execute(&mut self, execution: Execution) {
+        self.engine.execute(execution);
     }
 
     /// The engine.

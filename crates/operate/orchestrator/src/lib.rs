@@ -61,6 +61,7 @@ impl Reloader {
         let caller = Caller {
             name: "signal".to_owned(),
             may_act: true,
+            is_root: false,
         };
         self.0.act(Action::Reload { check: false }, caller)
     }

@@ -7,6 +7,7 @@ use configuration::{Affinity, ApiTcp, Capacity, Configuration, Device, EngineDri
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
+use engine::logs::Logs;
 use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
 use model::{Nanos, ServiceId};
 use switch::{PortSpec, ServicePlan};
@@ -108,15 +109,20 @@ pub(super) fn engine(
     configuration: &Configuration,
     run_dir: &Path,
     launcher: Option<Launcher>,
+    logs: Logs,
 ) -> Result<Box<dyn Engine>> {
     match (configuration.engine.driver, launcher) {
         (EngineDriver::Oci, Some(launcher)) => {
-            Ok(Box::new(OciEngine::start(OciConfig::at(run_dir), launcher)?))
+            let mut config = OciConfig::at(run_dir);
+            config.logs = logs;
+            Ok(Box::new(OciEngine::start(config, launcher)?))
         }
         (EngineDriver::Oci, None) => Ok(Box::new(NoEngine::new())),
-        (EngineDriver::Docker, _) => Ok(Box::new(DockerEngine::start(docker_config(
-            &configuration.engine,
-        ))?)),
+        (EngineDriver::Docker, _) => {
+            let mut config = docker_config(&configuration.engine);
+            config.logs = logs;
+            Ok(Box::new(DockerEngine::start(config)?))
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 #[expect(dead_code, reason = "the test of the page alone measures its memory")]
 mod browser;
 mod captures;
+mod containers;
 mod devices;
 mod documentation;
 mod engine_away;

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use engine::image::{ImageFile, Store};
+use engine::logs::Logs;
 use engine::{
     ContainerSpec, Engine, EngineError, EngineEvent, Exit, ImageRef, Launcher, LauncherCommand, OciConfig,
     OciEngine, Request, Ticket,
@@ -80,12 +81,15 @@ pub fn launcher(run_dir: &Path) -> Launcher {
 /// A run directory with an image in it.
 pub struct Place {
     pub dir: tempfile::TempDir,
+    /// What containers of its engines write.
+    pub logs: Logs,
 }
 
 impl Place {
     pub fn new() -> Place {
         let place = Place {
             dir: tempfile::tempdir().unwrap(),
+            logs: Logs::default(),
         };
         build_image(&place.store());
         place
@@ -102,6 +106,7 @@ impl Place {
     pub fn engine(&self) -> OciEngine {
         let mut config = OciConfig::at(self.run_dir());
         config.images = self.store();
+        config.logs = self.logs.clone();
         OciEngine::start(config, launcher(&self.run_dir())).unwrap()
     }
 }

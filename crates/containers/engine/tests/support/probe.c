@@ -9,7 +9,7 @@
  *   fork          makes processes until it cannot, prints how many, and sleeps
  *   confined      says what it can do that it should not be able to; status 0 if nothing
  *   beside        the same, for a command beside the container's program, whose group it must be in
- *   flood         writes to its output for ever
+ *   flood [COUNT] writes to its output for ever, or so many lines until a write fails
  *   cat FILE      prints what is in a file
  *   remove FILE   removes a file
  *   whoami        prints who runs it, and where
@@ -167,7 +167,9 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(verb, "flood")) {
         signal(SIGTERM, leave);
-        for (;;) if (write(1, "flood of words\n", 15) < 0) usleep(1000);
+        long left = argc > 2 ? atol(argv[2]) : -1;
+        while (left-- && write(1, "flood of words\n", 15) > 0) {}
+        return 0;
     }
     if (!strcmp(verb, "cat")) {
         char text[4096];

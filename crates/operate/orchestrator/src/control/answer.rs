@@ -55,6 +55,10 @@ impl ControlLoop {
                 }
                 Question::Services(answer) => answer.give(self.service_rows(now)),
                 Question::Settings(service, answer) => answer.give(self.settings(&service)),
+                Question::Logs(service, answer) => answer.give(self.log_rows(&service)),
+                Question::Log(service, instance, from, answer) => {
+                    answer.give(self.log_piece(&service, instance, from));
+                }
                 Question::Instances(answer) => answer.give(self.instance_rows(now)),
                 Question::Flows(filter, answer) => self.answer_flows(&filter, answer),
                 Question::Snapshot(answer) => {

@@ -53,6 +53,8 @@ enum Course {
     Move(u64),
     /// The file is read first.
     Reload,
+    /// The engine, in a container.
+    Exec,
 }
 
 impl Apply {
@@ -108,6 +110,7 @@ impl ControlLoop {
                 self.apply.moves.insert(id, asked);
             }
             Ok(Course::Reload) => self.begin_reload(asked, now),
+            Ok(Course::Exec) => self.begin_command(asked, now),
             Err(refusal) => self.conclude(asked, Err(refusal)),
         }
     }
@@ -171,6 +174,7 @@ impl ControlLoop {
             }
             Action::Move { flow, instance } => return self.begin_move(flow, *instance).map(Course::Move),
             Action::Reload { .. } => return Ok(Course::Reload),
+            Action::Exec { .. } => return Ok(Course::Exec),
             Action::Stop { keep } => Command::Shutdown { keep: *keep },
         }))
     }

@@ -8,6 +8,7 @@
 mod answer;
 mod apply;
 mod clock;
+mod containers;
 mod counters;
 mod decide;
 mod event_files;
@@ -34,6 +35,7 @@ use switch::{SwitchReading, WakeUp};
 use answer::Answers;
 use apply::Apply;
 use clock::{monotonic, unix_ms};
+use containers::Containers;
 use decide::Decide;
 use gather::Gather;
 use journal::Journal;
@@ -69,6 +71,7 @@ pub(super) struct ControlLoop {
     publish: Publish,
     apply: Apply,
     answer: Answers,
+    containers: Containers,
     journal: Journal,
     started: Instant,
     /// How late turns began.
@@ -87,7 +90,8 @@ impl ControlLoop {
     ) -> Result<ControlLoop> {
         let secret = secret()?;
         let Started { switch, places } = driver(&configuration).start(&configuration, secret)?;
-        let engine = wiring::engine(&configuration, &place.run_dir, launcher)?;
+        let containers = Containers::default();
+        let engine = wiring::engine(&configuration, &place.run_dir, launcher, containers.logs.clone())?;
         inbox.wake_this_thread();
         let now = monotonic();
         let settings = Settings {
@@ -123,6 +127,7 @@ impl ControlLoop {
             publish: Publish::new(switch, &configuration, has_adopted, now),
             apply: Apply::default(),
             answer: Answers::new(inbox),
+            containers,
             journal,
             configuration,
             started: Instant::now(),
@@ -177,6 +182,7 @@ impl ControlLoop {
         let now = monotonic();
         self.gather(now);
         self.answer(now);
+        self.finish_commands(now);
         self.take_reload(now);
         if let Some(keep) = self.stop.asked()
             && !self.decide.is_stopping()
@@ -211,6 +217,7 @@ impl ControlLoop {
             && self.publish.has_opened_all()
             && self.apply.is_idle()
             && self.answer.is_idle()
+            && self.containers.is_idle()
     }
 
     /// Sleeps until a packet comes, somebody asks something, or a while has passed.

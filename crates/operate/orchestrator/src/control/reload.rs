@@ -278,7 +278,10 @@ fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> 
     } else {
         format!("a reload would be refused: this cannot change while inco runs: {fixed}")
     };
-    Ok(Outcome { result, changes })
+    Ok(Outcome {
+        changes,
+        ..Outcome::new(result)
+    })
 }
 
 /// What is said of a file that is as it was.
@@ -351,12 +354,13 @@ impl ControlLoop {
         if is_matched_anew {
             self.decide.order(Command::Match(matching));
         }
+        let result = format!(
+            "changed: {}; instances that run keep the containers that they have",
+            keys_text(&changes.keys)
+        );
         Outcome {
-            result: format!(
-                "changed: {}; instances that run keep the containers that they have",
-                keys_text(&changes.keys)
-            ),
             changes: changes.keys,
+            ..Outcome::new(result)
         }
     }
 }
