@@ -79,10 +79,7 @@ fn list(args: &ImageListArgs) -> anyhow::Result<()> {
     if args.json {
         return output::json(&images, true);
     }
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let now_ms = clock::unix_ms();
     let mut table = Table::new(&["image", ">size", ">age", "runs"]);
     for image in &images {
         table.row([

@@ -14,7 +14,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
         "foundation",
         &[
             &["simd", "model", "stamp", "cpu-slice"],
-            &["packet"],
+            &["packet", "clock"],
             &["flow-table"],
         ],
     ),
@@ -61,7 +61,7 @@ const PURE: &[&str] = &[
 const UNSAFE_AND_PURE: &str = "simd";
 
 /// What a pure crate must not depend on: they bring clocks, system calls or a runtime.
-const IMPURE_DEPENDENCIES: &[&str] = &["tokio", "libc", "rustix"];
+const IMPURE_DEPENDENCIES: &[&str] = &["tokio", "libc", "rustix", "clock"];
 
 /// What a pure crate must not call outside its tests: these are arguments there.
 const IMPURE_CALLS: &[&str] = &[

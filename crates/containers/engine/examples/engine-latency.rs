@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clock::monotonic;
 use engine::image::{ImageFile, Store};
 use engine::{
     ContainerSpec, CpuQuota, DEFAULT_HOST, DockerConfig, DockerEngine, Engine, EngineEvent, ImageRef,
@@ -73,11 +74,6 @@ impl Bench {
         let ticket = self.submit(request);
         self.answer(ticket)
     }
-}
-
-fn monotonic() -> Nanos {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 fn build(dir: &Path) -> anyhow::Result<PathBuf> {

@@ -24,10 +24,10 @@ use bollard::query_parameters::{
     CreateContainerOptions, CreateImageOptions, InspectContainerOptions, KillContainerOptions,
     ListContainersOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
 };
+use clock::{monotonic, unix_ms};
 use futures_util::StreamExt;
 use model::Nanos;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
@@ -38,7 +38,7 @@ use crate::bundle::{MASKED_PATHS, READ_ONLY_PATHS};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::check_command;
 use crate::docker_config::DockerConfig;
-use crate::front::{Command, Front, LIST_LIMIT, now, shorten_slice};
+use crate::front::{Command, Front, LIST_LIMIT, shorten_slice};
 use crate::image::{Image, Store};
 use crate::{
     Container, ContainerSpec, ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Executed,
@@ -381,11 +381,6 @@ impl Engine for DockerEngine {
     }
 }
 
-fn unix_ms() -> u64 {
-    let time = clock_gettime(ClockId::Realtime);
-    time.tv_sec as u64 * 1_000 + time.tv_nsec as u64 / 1_000_000
-}
-
 /// A container whose program was started.
 #[derive(Clone)]
 struct Entry {
@@ -492,7 +487,7 @@ impl Service {
                 executed.and_then(|executed| executed.verdict(&name))
             }
         };
-        let at = now();
+        let at = monotonic();
         self.tell(match served {
             Ok(()) => EngineEvent::Done {
                 ticket,
@@ -538,7 +533,7 @@ impl Service {
     fn down(&self, reason: &str) {
         let mut since = self.down_since.borrow_mut();
         if since.is_none() {
-            let at = now();
+            let at = monotonic();
             *since = Some(at);
             self.tell(EngineEvent::EngineDown {
                 reason: reason.to_owned(),
@@ -553,7 +548,7 @@ impl Service {
             match timeout(PING_LIMIT, self.docker.ping()).await {
                 Ok(Ok(_)) => {
                     if let Some(since) = self.down_since.take() {
-                        let at = now();
+                        let at = monotonic();
                         self.tell(EngineEvent::EngineUp {
                             at,
                             after: at.since(since),
@@ -699,7 +694,7 @@ impl Service {
                 EngineError::Refused { name, reason, .. } => EngineError::Start { name, reason },
                 other => other,
             })?;
-        let at = now();
+        let at = monotonic();
         let asked = self
             .docker
             .inspect_container(name, None::<InspectContainerOptions>);
@@ -906,13 +901,15 @@ impl Service {
             v: true,
             ..RemoveContainerOptions::default()
         };
-        let deadline = now() + Nanos(KILL_LIMIT.as_nanos() as u64);
+        let deadline = monotonic() + Nanos(KILL_LIMIT.as_nanos() as u64);
         loop {
             let asked = self.docker.remove_container(name, Some(options.clone()));
             match self.ask("remove", name, ANSWER, asked).await {
                 Ok(()) | Err(EngineError::NotFound { .. }) => break,
                 // Docker has not noticed the end yet, or is at it already.
-                Err(EngineError::Refused { .. }) if now() < deadline => sleep(Duration::from_millis(5)).await,
+                Err(EngineError::Refused { .. }) if monotonic() < deadline => {
+                    sleep(Duration::from_millis(5)).await
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -1109,7 +1106,7 @@ impl Service {
                 None if service.hierarchy.is_some() => {}
                 None => service.wait_for_end(&name).await,
             }
-            let at = now();
+            let at = monotonic();
             let out_of_memory = entry
                 .group
                 .as_ref()

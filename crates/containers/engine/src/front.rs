@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use clock::monotonic;
 use model::Nanos;
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Container, EngineError, EngineEvent, Execution, Label, MAX_REQUESTS, Request, Ticket};
 
@@ -83,7 +83,7 @@ impl Front {
 
     /// As [`Engine::submit`](crate::Engine::submit).
     pub(crate) fn submit(&mut self, ticket: Ticket, request: Request) {
-        let since = now();
+        let since = monotonic();
         let error = if self.in_hand >= MAX_REQUESTS {
             EngineError::Busy { limit: MAX_REQUESTS }
         } else if (self.post)(Command::Request {
@@ -105,7 +105,7 @@ impl Front {
 
     /// As [`Engine::execute`](crate::Engine::execute).
     pub(crate) fn execute(&self, execution: Execution) {
-        let since = now();
+        let since = monotonic();
         // A thread that has ended drops it.
         (self.post)(Command::Execute { execution, since });
     }
@@ -163,10 +163,4 @@ fn gone() -> EngineError {
     EngineError::Unavailable {
         reason: "its thread has ended".to_owned(),
     }
-}
-
-/// The clock of every event's time.
-pub(crate) fn now() -> Nanos {
-    let time = clock_gettime(ClockId::Monotonic);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }

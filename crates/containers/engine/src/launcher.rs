@@ -949,8 +949,7 @@ fn try_make(
     };
     container.start().map_err(in_full).map_err(kill)?;
     failure_of(failure).map_err(kill)?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let at_ns = clock::monotonic().0;
     Ok((pid as u32, at_ns, vec![pidfd]))
 }
 

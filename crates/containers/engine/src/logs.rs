@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use clock::unix_ms;
 
 /// Bytes that are kept of one container's output: the newest.
 pub const MAX_LOG_BYTES: usize = 1 << 20;
@@ -193,11 +194,6 @@ impl Logs {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Log>> {
         self.0.logs.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    since.as_millis() as u64
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! No engine at all: for a configuration in which no service has containers, run by somebody who may not make any.
 
-use crate::front::now;
 use crate::{Container, Engine, EngineError, EngineEvent, Execution, Label, Request, Ticket, Usage};
 
 /// Has no containers and makes none. Every request fails with [`EngineError::NeedsRoot`].
@@ -30,7 +29,7 @@ impl Engine for NoEngine {
         self.refused.push(EngineEvent::Failed {
             ticket,
             error: EngineError::NeedsRoot { what },
-            at: now(),
+            at: clock::monotonic(),
         });
     }
 

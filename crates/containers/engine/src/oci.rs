@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use clock::{monotonic, unix_ms};
 use libcontainer::network::network_device::dev_change_net_namespace;
 use libcontainer::oci_spec::runtime::LinuxNetDevice;
 use model::{Nanos, NetFunction};
@@ -24,12 +25,12 @@ use rustix::fs::{CWD, FlockOperation, Gid, Mode, OFlags, Uid, chown, flock, mkfi
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::container::{check_command, check_name};
-use crate::front::{Command, Front, now, shorten_slice};
+use crate::front::{Command, Front, shorten_slice};
 use crate::image::Store;
 use crate::launcher::{Launcher, OUTPUT, raise_open_files};
 use crate::logs::{Logs, MAX_LOG_BYTES};
@@ -455,11 +456,6 @@ const OUTPUT_OF: u64 = 1 << 32;
 /// Told once, so that a container that writes all the time does not keep the thread awake.
 const OUTPUT_EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
-fn unix_ms() -> u64 {
-    let time = clock_gettime(ClockId::Realtime);
-    time.tv_sec as u64 * 1_000 + time.tv_nsec as u64 / 1_000_000
-}
-
 /// Field 22 of `/proc/<pid>/stat`. The name of the program before it may hold anything, so fields count from its end.
 fn start_ticks(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -509,7 +505,7 @@ impl Worker {
             epoll::EventFlags::IN,
         )
         .map_err(own)?;
-        let at = now();
+        let at = monotonic();
         Ok(Worker {
             config,
             hierarchy,
@@ -610,9 +606,9 @@ impl Worker {
 
     fn remove_leftover(&self, name: &str) -> Result<(), EngineError> {
         let group = self.group(name);
-        let deadline = now() + REMOVE_LIMIT;
+        let deadline = monotonic() + REMOVE_LIMIT;
         while !(group.kill()? && group.remove()?) {
-            if now() > deadline {
+            if monotonic() > deadline {
                 return Err(EngineError::Timeout {
                     verb: "remove",
                     name: name.to_owned(),
@@ -665,7 +661,10 @@ impl Worker {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
                     let reason = format!("its thread cannot wait: {errno}");
-                    self.tell(EngineEvent::EngineDown { reason, at: now() });
+                    self.tell(EngineEvent::EngineDown {
+                        reason,
+                        at: monotonic(),
+                    });
                     return;
                 }
             }
@@ -684,7 +683,7 @@ impl Worker {
 
     /// Until when there is nothing to do unless something happens.
     fn sleep_for(&self) -> Nanos {
-        let at = now();
+        let at = monotonic();
         let mut until = if self.connected {
             self.pinged_at + PING_EVERY
         } else {
@@ -760,14 +759,14 @@ impl Worker {
         let bytes = output.read();
         // Where nobody writes any more, it says so for ever: it goes with the container.
         if !bytes.is_empty() {
-            output.read_at = Some(now() + READ_EVERY);
+            output.read_at = Some(monotonic() + READ_EVERY);
             self.config.logs.write(&container.record.name, &bytes);
         }
     }
 
     /// Waits again for the output of containers whose time has come.
     fn look_at_outputs(&mut self) {
-        let at = now();
+        let at = monotonic();
         for container in self.containers.values_mut() {
             let Some(output) = &mut container.output else {
                 continue;
@@ -869,7 +868,7 @@ impl Worker {
             self.tell(EngineEvent::Failed {
                 ticket,
                 error,
-                at: now(),
+                at: monotonic(),
             });
         }
     }
@@ -891,7 +890,7 @@ impl Worker {
     }
 
     fn done(&self, ticket: Ticket, since: Nanos) {
-        let at = now();
+        let at = monotonic();
         self.tell(EngineEvent::Done {
             ticket,
             at,
@@ -988,7 +987,7 @@ impl Worker {
             }
         };
         self.making.insert(id, name.clone());
-        let deadline = now() + self.config.create_timeout;
+        let deadline = monotonic() + self.config.create_timeout;
         let container = Managed {
             record,
             group,
@@ -1091,7 +1090,7 @@ impl Worker {
                 Err(error) => self.tell(EngineEvent::Failed {
                     ticket,
                     error,
-                    at: now(),
+                    at: monotonic(),
                 }),
             },
         }
@@ -1118,7 +1117,7 @@ impl Worker {
 
     /// Ends commands that take too long.
     fn look_at_commands(&mut self) {
-        let at = now();
+        let at = monotonic();
         let late = |beside: &Beside| at >= beside.since + beside.limit;
         let ids: Vec<u64> = self
             .beside
@@ -1160,7 +1159,7 @@ impl Worker {
         container.job = Some(Job::Pause {
             ticket,
             since,
-            deadline: now() + FREEZE_LIMIT,
+            deadline: monotonic() + FREEZE_LIMIT,
             quota,
         });
         self.look_at(name);
@@ -1196,7 +1195,7 @@ impl Worker {
             // One that has ended meanwhile is what was wanted.
             let _ = pidfd_send_signal(pidfd, Signal::TERM);
         }
-        let kill_at = now() + grace;
+        let kill_at = monotonic() + grace;
         container.job = Some(Job::Stop {
             ticket,
             since,
@@ -1214,7 +1213,7 @@ impl Worker {
                 container.job = Some(Job::Remove {
                     ticket,
                     since,
-                    deadline: now() + REMOVE_LIMIT,
+                    deadline: monotonic() + REMOVE_LIMIT,
                     outcome,
                 });
                 self.look_at(name);
@@ -1233,7 +1232,7 @@ impl Worker {
             .map(|(name, _)| name.clone())
             .collect();
         for name in busy {
-            let at = now();
+            let at = monotonic();
             let late =
                 |container: &&mut Managed| container.ended_at.is_some_and(|ended| ended + STATUS_LIMIT <= at);
             if self.containers.get_mut(&name).as_ref().is_some_and(late) {
@@ -1248,7 +1247,7 @@ impl Worker {
 
     /// Goes on with a container's job, as far as it goes at the moment.
     fn look_at(&mut self, name: &str) {
-        let at = now();
+        let at = monotonic();
         let Some(container) = self.containers.get_mut(name) else {
             return;
         };
@@ -1443,7 +1442,7 @@ impl Worker {
         if container.ended_at.is_some() {
             return;
         }
-        container.ended_at = Some(now());
+        container.ended_at = Some(monotonic());
         if !container.told_by_launcher {
             let name = container.record.name.clone();
             self.exited(&name, Exit::default());
@@ -1457,7 +1456,7 @@ impl Worker {
         if container.phase == Phase::Exited {
             return;
         }
-        let at = container.ended_at.take().unwrap_or_else(now);
+        let at = container.ended_at.take().unwrap_or_else(monotonic);
         if let Some(pidfd) = container.pidfd.take() {
             let _ = epoll::delete(&self.epoll, &pidfd);
         }
@@ -1640,7 +1639,7 @@ impl Worker {
     }
 
     fn look_at_launcher(&mut self) {
-        let at = now();
+        let at = monotonic();
         if !self.connected {
             if at >= self.restart_at {
                 self.restart_at = at + RESTART_EVERY;
@@ -1663,7 +1662,7 @@ impl Worker {
     }
 
     fn heard(&mut self) {
-        let at = now();
+        let at = monotonic();
         self.heard_at = at;
         if let Some(since) = self.down_since.take() {
             self.tell(EngineEvent::EngineUp {
@@ -1677,7 +1676,7 @@ impl Worker {
         if self.down_since.is_some() {
             return;
         }
-        let at = now();
+        let at = monotonic();
         self.down_since = Some(at);
         self.tell(EngineEvent::EngineDown {
             reason: format!("the launcher {what}"),
@@ -1700,7 +1699,7 @@ impl Worker {
     fn lost(&mut self, what: &str) {
         let _ = epoll::delete(&self.epoll, self.launcher.channel());
         self.connected = false;
-        self.restart_at = now();
+        self.restart_at = monotonic();
         for container in self.containers.values_mut() {
             container.told_by_launcher = false;
         }
@@ -1717,7 +1716,7 @@ impl Worker {
         }
         self.launcher = launcher;
         self.connected = true;
-        self.pinged_at = now();
+        self.pinged_at = monotonic();
         self.heard();
     }
 }

@@ -7,13 +7,14 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
+use clock::monotonic;
 use engine::logs::{Logs, MAX_LOG_BYTES};
 use engine::{
     ContainerState, CpuQuota, Engine, EngineError, EngineEvent, Execution, Exit, FakeConfig, FakeEngine,
     Label, MAX_COMMAND_OUTPUT_BYTES, Request,
 };
 use model::Nanos;
-use support::{Told, monotonic, spec};
+use support::{Told, spec};
 
 /// An engine under test, and what only its test knows.
 trait Subject {

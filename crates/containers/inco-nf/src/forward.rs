@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use memif::{Client, ClientConfig, ControlEvent, Link, Listener, RingConfig, RxQueue, ServerConfig};
 use nf_page::{NfCounters, PageListener, PageWriter, PortCounters};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::interface::Interface;
 use crate::options::{Forward, Role};
@@ -46,15 +45,11 @@ const MEMORY_NS: u64 = 1_000_000_000;
 const PACKET_BYTES_LIMIT: usize = memif::MAX_PACKET_BYTES;
 
 fn now_ns() -> u64 {
-    nanos(clock_gettime(ClockId::Monotonic))
+    clock::monotonic().0
 }
 
 fn cpu_ns() -> u64 {
-    nanos(clock_gettime(ClockId::ProcessCPUTime))
-}
-
-fn nanos(t: rustix::time::Timespec) -> u64 {
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    clock::process_cpu().0
 }
 
 /// Resident memory in bytes, from `/proc` if mounted, else the kernel's peak value.

@@ -21,8 +21,7 @@ struct Timer(f64);
 
 impl Timer {
     fn now() -> f64 {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+        clock::thread_cpu().0 as f64 / 1e9
     }
 
     fn start() -> Timer {

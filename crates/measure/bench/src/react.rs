@@ -381,7 +381,7 @@ impl<P: Port> Watched<P> {
 
     fn note(place: &AtomicU64) {
         if place.load(Relaxed) == 0 {
-            place.store(super::steering::now().0, Relaxed);
+            place.store(clock::monotonic().0, Relaxed);
         }
     }
 }

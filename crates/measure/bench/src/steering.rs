@@ -197,7 +197,7 @@ pub(super) fn serve(spec: &Spec) -> Result<()> {
     let mut input = BufReader::new(std::io::stdin());
     let mut events = Vec::new();
     loop {
-        switch.poll(now(), &mut events);
+        switch.poll(clock::monotonic(), &mut events);
         events.clear();
         let stdin = std::io::stdin();
         let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
@@ -219,11 +219,6 @@ pub(super) fn serve(spec: &Spec) -> Result<()> {
             false,
         )?;
     }
-}
-
-pub(super) fn now() -> Nanos {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
 /// A switch that receives captures; instances are sinks.
@@ -362,7 +357,7 @@ fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
     let mut reading = SwitchReading::new(1, 1, spec.cpus.len());
     let started = Instant::now();
     while attached < spec.instances || reading.acknowledged < plan {
-        switch.poll(now(), &mut events);
+        switch.poll(clock::monotonic(), &mut events);
         for event in events.drain(..) {
             match event {
                 SwitchEvent::Attached { .. } => attached += 1,

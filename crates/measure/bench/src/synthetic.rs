@@ -17,7 +17,7 @@ use switch::{Plan, PortKind, PortSpec, Switch as _, SwitchEvent, SwitchReading};
 
 use super::contestant::on_cpu_ns;
 use super::steer::cpus;
-use super::steering::{attach, now};
+use super::steering::attach;
 use super::traffic::{Ip, frame};
 
 /// Bytes of a frame.
@@ -176,8 +176,7 @@ impl Source {
             return limit;
         }
         if self.waiting < limit as f64 {
-            let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-            let now_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+            let now_ns = clock::thread_cpu().0;
             let since = now_ns.saturating_sub(std::mem::replace(&mut self.looked_ns, now_ns));
             self.waiting += since as f64 * per_second as f64 / 1e9;
             let missed = (self.waiting - RING_FRAMES).max(0.0).floor();
@@ -361,7 +360,7 @@ impl Synthetic {
 
     fn go_on(&mut self) {
         std::thread::sleep(STEP);
-        self.switch.poll(now(), &mut self.events);
+        self.switch.poll(clock::monotonic(), &mut self.events);
     }
 
     /// Every counter now.

@@ -150,9 +150,8 @@ struct Watch {
 
 impl Watch {
     fn new(stamped: bool, before: Status) -> Watch {
-        let began = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let recording = Recording {
-            began_s: began.tv_sec as f64 + began.tv_nsec as f64 / 1e9,
+            began_s: clock::monotonic().0 as f64 / 1e9,
             pins_moved: (!stamped).then_some(0),
             ..Recording::default()
         };

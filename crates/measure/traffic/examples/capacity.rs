@@ -8,7 +8,6 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use memif::{Link, Listener, ServerConfig};
-use rustix::time::{ClockId, clock_gettime};
 use traffic::{Control, Error, Generator, MemifPort, Phase, Port, Profile, Rate, Span, Verify};
 
 /// Due packets per second: more than any machine can send.
@@ -93,10 +92,7 @@ fn run(millions: f64, verify: Verify) -> Result<(), Error> {
         ..Profile::default()
     };
     let generator = Generator::new(profile)?;
-    let cpu = || {
-        let t = clock_gettime(ClockId::ThreadCPUTime);
-        t.tv_sec as f64 + t.tv_nsec as f64 / 1e9
-    };
+    let cpu = || clock::thread_cpu().0 as f64 / 1e9;
     let before = cpu();
     let report = generator.run(&mut ports, &Control::new(), |_| {})?;
     let ns = (cpu() - before) * 1e9 / report.counts.returned_packets.max(1) as f64;

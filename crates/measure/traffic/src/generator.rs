@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 use crate::measurement::Measurement;
@@ -82,11 +81,7 @@ struct ClosedLoop {
 
 /// The monotonic clock in ns.
 fn now_ns() -> u64 {
-    nanos(clock_gettime(ClockId::Monotonic))
-}
-
-fn nanos(t: Timespec) -> u64 {
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    clock::monotonic().0
 }
 
 impl Generator {
@@ -211,7 +206,7 @@ impl Run {
         generator.measurement.begin(start);
         Run {
             start,
-            cpu_start: nanos(clock_gettime(ClockId::ThreadCPUTime)),
+            cpu_start: clock::thread_cpu().0,
             last_sent: start,
             last_received: start,
             sending_ended: None,
@@ -448,7 +443,7 @@ impl Run {
                 0.0
             }
         };
-        let cpu_s = (nanos(clock_gettime(ClockId::ThreadCPUTime)) - self.cpu_start) as f64 / 1e9;
+        let cpu_s = (clock::thread_cpu().0 - self.cpu_start) as f64 / 1e9;
         Report {
             seed: self.generator.profile.seed,
             sending_s,

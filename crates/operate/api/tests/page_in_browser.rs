@@ -6,7 +6,7 @@ mod browser;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use api::types::{FlowPage, FlowRow, InstanceRow, ServiceRow, Snapshot, Status, UplinkRow};
 use api::{EventLog, Limits, Question, Server, questions};
@@ -17,10 +17,6 @@ use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
 fn watched() -> Duration {
     let seconds = std::env::var("INCO_PAGE_SECONDS").ok();
     Duration::from_secs(seconds.map_or(0, |text| text.parse().unwrap()))
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 /// An inco as the API sees it.
@@ -64,7 +60,7 @@ impl World {
         self.events.push(Event {
             sequence,
             at: Nanos(sequence),
-            unix_ms: unix_ms(),
+            unix_ms: clock::unix_ms(),
             service: Some("web".to_owned()),
             instance: None,
             kind,
@@ -75,7 +71,7 @@ impl World {
 fn snapshot(pid: u32, instances: u32, uptime: Duration) -> Snapshot {
     let uptime_s = uptime.as_secs_f64();
     Snapshot {
-        unix_ms: unix_ms(),
+        unix_ms: clock::unix_ms(),
         status: Status {
             version: "9.9".to_owned(),
             pid,

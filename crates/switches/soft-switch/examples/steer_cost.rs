@@ -146,10 +146,7 @@ fn ns_per_packet(step: &mut impl FnMut() -> usize) -> f64 {
     while warm_up.elapsed() < WINDOW / 5 {
         step();
     }
-    let thread_ns = || {
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
-    };
+    let thread_ns = || clock::thread_cpu().0 as f64;
     let (started, before) = (Instant::now(), thread_ns());
     let mut moved = 0;
     while started.elapsed() < WINDOW {

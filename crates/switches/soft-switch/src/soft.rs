@@ -295,16 +295,6 @@ enum Report {
     },
 }
 
-/// Monotonic time as workers see it.
-fn monotonic() -> Nanos {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Nanos(
-        (now.tv_sec as u64)
-            .saturating_mul(1_000_000_000)
-            .saturating_add(now.tv_nsec as u64),
-    )
-}
-
 impl<M: FrameMemory> WorkerHandle<M> {
     fn send_backlog(&mut self) {
         let mut sent = false;
@@ -370,8 +360,14 @@ impl<M: FrameMemory> SoftSwitch<M> {
             let waker = Arc::clone(&wakers[index]);
             let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
             let storage = TableMemory::new(lines).map_err(|e| system("memory for a flow table", e))?;
-            let table = FlowTable::new(storage, &config.table, &config.timeouts, hasher, monotonic())
-                .map_err(SwitchError::Table)?;
+            let table = FlowTable::new(
+                storage,
+                &config.table,
+                &config.timeouts,
+                hasher,
+                clock::monotonic(),
+            )
+            .map_err(SwitchError::Table)?;
             parts.push(WorkerParts {
                 id: WorkerId(index as u8),
                 memory,
@@ -444,7 +440,7 @@ impl<M: FrameMemory> SoftSwitch<M> {
                     if let Err(error) = cpu_slice::of_this_thread(SLICE) {
                         tracing::debug!(%error, "a worker has no short slice and waits longer where others use its CPU");
                     }
-                    Worker::new(worker).run(monotonic);
+                    Worker::new(worker).run(clock::monotonic);
                 })
                 .map_err(|e| system("starting a worker", e))?;
             switch.workers[index].thread = Some(thread);
@@ -1299,7 +1295,7 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
             sum.missed_packets = state.missed_packets;
             sum.failed_packets = state.failed_packets;
         }
-        into.at = monotonic();
+        into.at = clock::monotonic();
         into.age = Nanos::ZERO;
         for ((id, worker), totals) in (0..).zip(&mut self.workers).zip(&into.workers) {
             let mark = worker.usual.mark(totals.received, into.at);

@@ -7,7 +7,6 @@ use rustix::process::Signal;
 
 use crate::support::{
     Engine, IMAGE, Inco, Place, assert_clean, assert_undisturbed, changes, eventually, kill, load_per_cpu,
-    unix_ms,
 };
 
 fn configuration(engine: Engine) -> String {
@@ -66,7 +65,7 @@ fn is_noticed_and_replaced(engine: Engine, harm: Signal, limit: Duration, reason
         (serving.len() == 3).then(|| serving[1].clone())
     });
     assert_eq!(victim.live_flows, u64::from(FLOWS / 3));
-    let since = unix_ms();
+    let since = clock::unix_ms();
     kill(victim.pid.unwrap(), harm);
     let (noticed, why) = eventually("the failure is noticed", Duration::from_secs(10), || {
         failure(&inco, victim.id)

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use api::types::{Action, FlowFilter, ServiceRow};
 use model::{Event, EventKind};
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill, unix_ms};
+use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
 
 /// The flow table's times are rounded down to 2.1 ms, and once more to a whole one.
 const TICK_MS: u64 = 4;
@@ -67,12 +67,12 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
     let text = CONFIGURATION.replace("IMAGE", IMAGE);
     let inco = place.run(&text);
     inco.settled(2, 0);
-    let began = unix_ms();
+    let began = clock::unix_ms();
     let traffic = place.traffic(TRAFFIC);
     let before = eventually("all flows", PATIENCE, || {
         Some(pins(&inco)).filter(|pins| pins.len() == 12)
     });
-    let all_pinned = unix_ms();
+    let all_pinned = clock::unix_ms();
     let refused = |text: &str| {
         place.file("inco.toml", text);
         let output = place.output(&["reload"]);
@@ -289,13 +289,13 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
         .unwrap();
     let id = to.0.to_string();
     let since = || inco.client().explain_flow(&flow).unwrap().since_unix_ms;
-    let (asked, first) = (unix_ms(), since().unwrap());
+    let (asked, first) = (clock::unix_ms(), since().unwrap());
     assert!(first <= asked, "{first} {asked}");
     assert!(place.must(&["move", &flow, &id]).contains("goes to instance"));
     eventually("it is there", PATIENCE, || {
         pins(&inco).contains(&(flow.clone(), Some(to))).then_some(())
     });
-    let (moved, now) = (since().unwrap(), unix_ms());
+    let (moved, now) = (since().unwrap(), clock::unix_ms());
     assert!(
         asked <= moved + TICK_MS && moved <= now,
         "not {asked} <= {moved} <= {now}"

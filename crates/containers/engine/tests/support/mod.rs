@@ -230,8 +230,3 @@ pub fn spec(name: &str, command: &[&str]) -> ContainerSpec {
     spec.labels = BTreeMap::from([("inco.service".to_owned(), "probe".to_owned())]);
     spec
 }
-
-pub fn monotonic() -> Nanos {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
-}

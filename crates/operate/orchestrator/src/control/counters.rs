@@ -6,11 +6,11 @@ use api::counters::{
     ControlCounters, Counters, EngineCounters, InstanceCounters, ServiceCounters, SpanCounts, UplinkCounters,
     WorkerCounters,
 };
+use clock::unix_ms;
 use model::{DropReason, InstanceState};
 use switch::SlotCounters;
 
 use super::ControlLoop;
-use super::clock::unix_ms;
 
 /// States that instances are counted by.
 const STATES: [InstanceState; 7] = [

@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 
+use clock::monotonic;
 use collector::Collector;
 use configuration::Configuration;
 use controller::Controller;
 use model::{EventKind, Nanos, ServiceId, Slot};
 use switch::{FunctionCounters, SlotCounters, Switch, SwitchEvent, SwitchReading};
 
-use super::clock::monotonic;
 use super::functions::FunctionPages;
 use super::uplink_events::UplinkEvents;
 use super::{ControlLoop, wiring};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use api::EventLog;
 use api::counters::EventLogCounters;
+use clock::{monotonic, unix_ms};
 use configuration::Configuration;
 use model::{Event, EventKind, InstanceState};
 
-use super::clock::{monotonic, unix_ms};
 use super::event_files::EventFiles;
 use api::run_dir::in_run_dir;
 

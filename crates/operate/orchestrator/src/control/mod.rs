@@ -7,7 +7,6 @@
 
 mod answer;
 mod apply;
-mod clock;
 mod containers;
 mod counters;
 mod decide;
@@ -26,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use api::{EventLog, Inbox};
+use clock::{monotonic, unix_ms};
 use configuration::Configuration;
 use controller::{Command, Controller, Settings, Shell};
 use engine::launcher::Launcher;
@@ -34,7 +34,6 @@ use switch::{SwitchReading, WakeUp};
 
 use answer::Answers;
 use apply::Apply;
-use clock::{monotonic, unix_ms};
 use containers::Containers;
 use decide::Decide;
 use gather::Gather;

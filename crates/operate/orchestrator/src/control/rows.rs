@@ -1,13 +1,12 @@
 //! The rows of an answer: status, services, instances, flows, made of what was gathered and decided.
 
-use std::time::Duration;
-
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
     PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies, ServiceRow,
     Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
+use clock::{monotonic, unix_ms};
 use collector::SAMPLE_PERIOD;
 use controller::Failing;
 use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Setting, UplinkId, WorkerId};
@@ -15,7 +14,6 @@ use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
 
 use super::ControlLoop;
-use super::clock::{monotonic, since_1970, unix_ms};
 
 /// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
 macro_rules! parameter_rows {
@@ -440,13 +438,10 @@ impl ControlLoop {
                 .map(|i| i.id())
         };
         let (opener, other) = (row.opener, row.opener.flipped());
-        let (now, wall) = (monotonic(), since_1970());
+        let (now, wall) = (monotonic(), clock::wall());
         let since = |direction: Direction| {
             let at = row.pinned_at[direction.index()]?;
-            Some(
-                wall.saturating_sub(Duration::from_nanos(now.since(at).0))
-                    .as_millis() as u64,
-            )
+            Some(wall.since(now.since(at)).as_millis())
         };
         let both = |values: [u64; 2]| match opener {
             Direction::Forward => values,

@@ -541,7 +541,7 @@ impl Switch for OpenFlowSwitch {
     }
 
     fn read(&mut self, into: &mut SwitchReading) {
-        let now = worker::monotonic();
+        let now = clock::monotonic();
         let shared = self.shared();
         let from = &shared.reading;
         into.acknowledged = from.acknowledged;

@@ -52,12 +52,6 @@ const BURST: usize = 256;
 /// The longest frame of the monitor port, in bytes.
 const FRAME_BYTES: usize = memif::MAX_PACKET_BYTES;
 
-/// Monotonic time, as the control plane has it.
-pub(super) fn monotonic() -> Nanos {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
-}
-
 /// Whether a memif socket is there on which nobody listens. It is asked with a socket of another kind, which is refused either way:
 /// a connection that is closed again before it has said anything ends DPDK 22.11, which then polls a socket that it has closed
 /// itself (`memif_listener_handler`; "PANIC in `eal_intr_thread_main()`: Error adding fd").
@@ -290,7 +284,7 @@ impl Worker {
             garbled: 0,
             unasked: 0,
             troubles: Troubles::default(),
-            woken_at: monotonic(),
+            woken_at: clock::monotonic(),
             stopping: false,
             adoption: adopts.then(WaitingAdoption::default),
             skew: None,
@@ -300,11 +294,11 @@ impl Worker {
 
     pub(super) fn run(mut self) {
         while !self.stopping {
-            let now = monotonic();
+            let now = clock::monotonic();
             self.turn(now);
             self.note_turn();
             self.sleep();
-            self.woken_at = monotonic();
+            self.woken_at = clock::monotonic();
         }
     }
 
@@ -325,7 +319,7 @@ impl Worker {
     fn note_turn(&mut self) {
         let figures = self.steering.figures();
         let flows = self.steering.flow_count() as u64;
-        let took = monotonic().since(self.woken_at).0;
+        let took = clock::monotonic().since(self.woken_at).0;
         let mut shared = lock(&self.shared);
         if let Some(worker) = shared.reading.workers.first_mut() {
             worker.turns += 1;

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use api::Client;
 use api::types::{InstanceRow, Status};
@@ -180,11 +180,6 @@ pub(crate) fn eventually<T>(what: &str, limit: Duration, mut ask: impl FnMut() -
         );
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Milliseconds since 1970, as events count them.
-pub(crate) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
 pub(crate) fn kill(pid: u32, signal: rustix::process::Signal) {
