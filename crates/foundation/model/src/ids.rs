@@ -50,6 +50,21 @@ id!(
     Generation(u64), "generation-"
 );
 
+impl WorkerId {
+    /// Workers that a switch has at most: a ring goes from each to each other, and a set of them has 32 bits.
+    pub const LIMIT: usize = 32;
+}
+
+impl UplinkId {
+    /// Uplinks that a switch has at most: each worker has counters and queues for as many.
+    pub const LIMIT: usize = 8;
+}
+
+impl ServiceId {
+    /// Services that a switch has at most: each worker has counters and a scheduler for as many.
+    pub const LIMIT: usize = 64;
+}
+
 impl Slot {
     /// The value in a flow entry that is pinned to nothing.
     pub const NONE: Slot = Slot(u16::MAX);

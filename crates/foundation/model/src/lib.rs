@@ -33,5 +33,5 @@ pub use rollout::{Rollout, RolloutState};
 pub use service::{
     Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,
 };
-pub use switch::{Capabilities, EditKind, PortKind};
+pub use switch::{Capabilities, EditKind, FlowSetup, Polling, PortKind};
 pub use time::Nanos;

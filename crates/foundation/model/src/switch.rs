@@ -1,7 +1,31 @@
 //! What a switch need not be able to do: a driver declares it, a configuration is checked against it, and nobody else asks which
 //! driver there is.
 
+use serde::Deserialize;
+
 crate::words! {
+    /// How new flows are set up in a switch of rules.
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum FlowSetup {
+        /// Rules for buckets of header bits are there before any packet.
+        #[default]
+        Proactive = "proactive",
+        /// The first packets of a flow go to the controller, which sends them on and writes the rule. Packets that arrive
+        /// meanwhile may be lost or reordered: they take two paths.
+        Reactive = "reactive",
+    }
+
+    /// What a worker does when no packet comes.
+    #[derive(Default)]
+    pub enum Polling {
+        /// It sleeps between small bursts, and on its file descriptors when nothing comes.
+        #[default]
+        Adaptive = "adaptive",
+        /// It never sleeps: lowest latency, one whole CPU each.
+        Busy = "busy",
+    }
+
     /// How an instance is attached to the switch.
     #[derive(Hash)]
     pub enum PortKind {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use dpdk::{DeviceArgs, Eal, EalConfig, Mempool};
 use flow_table::{Ownership, TableConfig};
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId};
+use model::{Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use scheduling::Scheduler;
 use serde::{Deserialize, Serialize};
 use soft_switch::{
-    DpdkQueue, HeapMemory, MbufMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
+    DpdkQueue, HeapMemory, MbufMemory, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
 };
 use switch::{
     Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch, SwitchEvent, SwitchReading, SwitchRequest,

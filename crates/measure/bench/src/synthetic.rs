@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use flow_table::{Ownership, TableConfig};
-use model::{DropReason, Generation, Slot, Timeouts, UplinkId};
+use model::{DropReason, Generation, Polling, Slot, Timeouts, UplinkId};
 use soft_switch::{
-    Device, Frame, FrameMemory, OpenDevice, Polling, Sizes, SoftSwitch, SoftSwitchConfig, Unsendable,
-    UplinkConfig, UplinkDevice,
+    Device, Frame, FrameMemory, OpenDevice, Sizes, SoftSwitch, SoftSwitchConfig, Unsendable, UplinkConfig,
+    UplinkDevice,
 };
 use switch::{Plan, PortKind, PortSpec, Switch as _, SwitchEvent, SwitchReading};
 

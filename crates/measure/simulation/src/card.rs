@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use model::{FlowKey, Nanos, Slot, Timeouts, protocol};
+use model::{FlowKey, FlowSetup, Nanos, Slot, Timeouts, protocol};
 use openflow::Field;
 use openflow_switch::{
-    FakeNic, Faults, InstanceTerms, Part, ServiceRules, Settings, Setup, Side, SlotFigures, Spread,
-    SteeredNic, Steering,
+    FakeNic, Faults, InstanceTerms, Part, ServiceRules, Settings, Side, SlotFigures, Spread, SteeredNic,
+    Steering,
 };
 use packet::TcpFlags;
 use packet::build::{Frame, Network, Transport};
@@ -39,7 +39,7 @@ const FIRST_INSTANCE: u32 = 16;
 #[serde(deny_unknown_fields, default)]
 pub struct Card {
     /// `switch.openflow.setup`.
-    pub setup: CardSetup,
+    pub setup: FlowSetup,
     /// `switch.openflow.rules`: maximum number of exact rules.
     pub rules: usize,
     /// `switch.openflow.buckets`: a power of two.
@@ -69,21 +69,10 @@ pub struct Card {
     pub cut: Vec<(f64, f64)>,
 }
 
-/// How new flows are steered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CardSetup {
-    /// By rules for buckets of header bits.
-    #[default]
-    Proactive,
-    /// Their first packets go to the controller.
-    Reactive,
-}
-
 impl Default for Card {
     fn default() -> Self {
         Card {
-            setup: CardSetup::Proactive,
+            setup: FlowSetup::Proactive,
             rules: 10_000,
             buckets: 64,
             idle_s: 60.0,
@@ -153,10 +142,7 @@ impl Card {
 
     fn settings(&self) -> Settings {
         Settings {
-            setup: match self.setup {
-                CardSetup::Proactive => Setup::Proactive,
-                CardSetup::Reactive => Setup::Reactive,
-            },
+            setup: self.setup,
             rule_limit: self.rules,
             statistics_every: Nanos::from_millis(200),
             idle: Timeouts::all(seconds(self.idle_s)),

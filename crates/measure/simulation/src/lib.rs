@@ -38,7 +38,7 @@ mod scenario;
 mod steering;
 mod sweep;
 
-pub use card::{Card, CardSetup};
+pub use card::Card;
 pub use error::Error;
 pub use expectation::{Check, Checked};
 pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};

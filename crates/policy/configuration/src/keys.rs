@@ -5,7 +5,10 @@
 //! To add a key, add a row here and a field to the type in `types.rs`.
 
 use autoscaling::Autoscaler;
-use model::{Match, Mount, Nanos, NetFunction, PortKind, Ready, StandbyMode, TableFull, Timeouts, UplinkId};
+use model::{
+    FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Ready, StandbyMode, TableFull, Timeouts,
+    UplinkId,
+};
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
 
@@ -220,7 +223,7 @@ tables! {
         workers: workers, [or "one worker, on whichever CPU is free" => Vec::new()], Restart,
             "list of CPU numbers", "[2, 3]",
             "One worker on each of these CPUs. Best are CPUs that the kernel keeps free of other work (`isolcpus`).";
-        poll: word(Poll::WORDS), [= "\"adaptive\""], Restart,
+        poll: word(Polling::WORDS), [= "\"adaptive\""], Restart,
             "`\"adaptive\"` or `\"busy\"`", "\"busy\"",
             "What a worker does when no packet comes: sleep a little, or go on asking, which uses its whole CPU.";
         // At 10,000 new flows a second, each with the 60 s that idle timeouts keep it on average, 600,000 are alive;
@@ -268,25 +271,25 @@ tables! {
         "How long a flow may be idle before it ends, at most 18h each."
     {
         // IPVS' figure. Longer than the keep-alive of proxies and browsers (45 to 300 s).
-        tcp: span(Nanos(1), TIMEOUT_MAX), [= "\"15m\""], Restart,
+        tcp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
             "span of time", "\"300s\"", "A TCP flow in use.";
         // Three retransmissions of a SYN, and a flood is soon forgotten.
-        tcp_handshake: span(Nanos(1), TIMEOUT_MAX), [= "\"10s\""], Restart,
+        tcp_handshake: span(Nanos(1), Timeouts::LIMIT), [= "\"10s\""], Restart,
             "span of time", "\"5s\"", "A TCP flow whose handshake is not complete.";
         // A retransmitted FIN (at most 1 s by default) still finds its pin.
-        tcp_linger: span(Nanos(1), TIMEOUT_MAX), [= "\"2s\""], Restart,
+        tcp_linger: span(Nanos(1), Timeouts::LIMIT), [= "\"2s\""], Restart,
             "span of time", "\"500ms\"", "A TCP flow after its end by FIN or RST, for late packets.";
         // The least that RFC 4787 (REQ-5) allows a NAT.
-        udp: span(Nanos(1), TIMEOUT_MAX), [= "\"2m\""], Restart,
+        udp: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
             "span of time", "\"30s\"", "UDP.";
         // As TCP; its heartbeats come every 30 s.
-        sctp: span(Nanos(1), TIMEOUT_MAX), [= "\"15m\""], Restart,
+        sctp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
             "span of time", "\"300s\"", "SCTP.";
         // The least that RFC 5508 (REQ-2) allows a NAT.
-        icmp: span(Nanos(1), TIMEOUT_MAX), [= "\"60s\""], Restart,
+        icmp: span(Nanos(1), Timeouts::LIMIT), [= "\"60s\""], Restart,
             "span of time", "\"10s\"", "ICMP queries (ping).";
         // GRE, ESP: as UDP, whose keep-alives tunnels use.
-        other: span(Nanos(1), TIMEOUT_MAX), [= "\"2m\""], Restart,
+        other: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
             "span of time", "\"60s\"", "Every other protocol.";
     } => {
         Timeouts { tcp, tcp_handshake, tcp_linger, udp, sctp, icmp, other }

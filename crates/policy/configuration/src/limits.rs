@@ -4,12 +4,6 @@ use model::Nanos;
 
 /// The longest configuration that is read, in bytes: 64 services of a page each are a tenth of it.
 pub(crate) const FILE_LIMIT_BYTES: usize = 1 << 20;
-/// Uplinks at most: each worker has counters and queues for as many.
-pub(crate) const UPLINK_LIMIT: usize = 8;
-/// Services at most: each worker has counters and a scheduler for as many.
-pub(crate) const SERVICE_LIMIT: usize = 64;
-/// Workers at most: a ring goes from each to each other, and a set of them has 32 bits.
-pub(crate) const WORKER_LIMIT: usize = 32;
 /// CPU numbers end before this: the largest set that Linux is built for.
 pub(crate) const CPU_LIMIT: u16 = 8192;
 /// Data ports of an instance at most: one per side of a two-arm function.
@@ -26,8 +20,6 @@ pub(crate) const FLOWS_MAX: u64 = 16_711_679;
 /// IPv6 flows, as a part of the IPv4 ones where nothing is said: about half of the traffic, of which a worker sees fewer
 /// and longer flows; an entry is more than twice as large.
 pub(crate) const FLOWS_IPV6_PART: u64 = 4;
-/// The longest timeout of a flow: the table's clock in an entry repeats after twice that.
-pub(crate) const TIMEOUT_MAX: Nanos = Nanos::from_secs(18 * 3600);
 /// Queues at most, of an uplink and of an instance's port: what memif's PMD in DPDK takes by default.
 pub(crate) const QUEUES_MAX: u64 = 64;
 /// The least that an uplink must carry: the smallest Ethernet frame without its checksum.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use autoscaling::Autoscaler;
 use model::{
-    Capabilities, Fallback, Match, Mount, Nanos, NetFunction, PortKind, Ready, ServiceId, StandbyMode,
-    TableFull, Timeouts, UplinkId,
+    Capabilities, Fallback, FlowSetup, Match, Mount, Nanos, NetFunction, Polling, PortKind, Ready, ServiceId,
+    StandbyMode, TableFull, Timeouts, UplinkId,
 };
 use scheduling::Scheduler;
 
@@ -49,7 +49,7 @@ pub struct Switch {
     /// The CPU that each worker is pinned to. Empty: one worker that is not pinned.
     pub workers: Vec<u16>,
     /// What a worker does when no packet comes.
-    pub poll: Poll,
+    pub poll: Polling,
     /// IPv4 flows that each worker's table holds.
     pub flows: u64,
     /// IPv6 flows that each worker's table holds.
@@ -94,22 +94,6 @@ model::words! {
         Netdev = "netdev",
         /// In the kernel, and in a card to which the kernel hands its work.
         System = "system",
-    }
-
-    /// How new flows are set up in a switch of rules.
-    pub enum FlowSetup {
-        /// Rules for buckets of header bits are there before any packet.
-        Proactive = "proactive",
-        /// The first packets of a flow come to inco.
-        Reactive = "reactive",
-    }
-
-    /// What a worker does when no packet comes.
-    pub enum Poll {
-        /// It sleeps, longer and longer, up to a bound.
-        Adaptive = "adaptive",
-        /// It goes on asking: lowest latency, one whole CPU each.
-        Busy = "busy",
     }
 
     /// Where memory comes from.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use model::{Fallback, Match, Mount, Prefix, Ready, StandbyMode, UplinkId, protocol};
+use model::{Fallback, Match, Mount, Prefix, Ready, ServiceId, StandbyMode, UplinkId, WorkerId, protocol};
 use toml::de::DeValue;
 
 use crate::keys;
@@ -57,8 +57,9 @@ pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, Wrong> {
     if items.is_empty() {
         return Err(Wrong::new("there is no uplink", format!("write {example}")));
     }
-    if items.len() > UPLINK_LIMIT {
-        let what = format!("there are {} uplinks, more than {UPLINK_LIMIT}", items.len());
+    if items.len() > UplinkId::LIMIT {
+        let (count, limit) = (items.len(), UplinkId::LIMIT);
+        let what = format!("there are {count} uplinks, more than {limit}");
         at.reader.wrong(at.path, Wrong::new(what, "remove some"));
     }
     let uplink = |at: At<'_>| match at.value {
@@ -80,8 +81,9 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
             "write [service.NAME] with an image",
         ));
     }
-    if table.len() > SERVICE_LIMIT {
-        let what = format!("there are {} services, more than {SERVICE_LIMIT}", table.len());
+    if table.len() > ServiceId::LIMIT {
+        let (count, limit) = (table.len(), ServiceId::LIMIT);
+        let what = format!("there are {count} services, more than {limit}");
         at.reader.wrong(at.path, Wrong::new(what, "remove some"));
     }
     // In the order of the file: the parser sorts keys.
@@ -116,8 +118,8 @@ pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
         Ok(cpu)
     };
     let (cpus, count) = at.items(cpu)?;
-    if count > WORKER_LIMIT {
-        let what = format!("there are {count} workers, more than {WORKER_LIMIT}");
+    if count > WorkerId::LIMIT {
+        let what = format!("there are {count} workers, more than {}", WorkerId::LIMIT);
         return Err(Wrong::new(what, "remove some"));
     }
     Ok(cpus)

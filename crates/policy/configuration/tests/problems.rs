@@ -1054,7 +1054,8 @@ fn the_api_over_the_network_needs_a_certificate_and_tokens() {
 
 #[test]
 fn a_bridge_of_open_vswitch_is_read() {
-    use configuration::{FlowSetup, SwitchDriver};
+    use configuration::SwitchDriver;
+    use model::FlowSetup;
     let text = |switch: &str, service: &str| {
         format!("[switch]\ndriver = \"openflow\"\n{switch}{SHORT}symmetric = false\n{service}\n")
     };

@@ -41,5 +41,5 @@ mod steering;
 pub use driver::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PooledPorts, PortDevice, StartError};
 pub use fake::{Delivered, FakeNic, Faults, SteeredNic};
 pub use flows::{FlowId, FlowRow, RuleState};
-pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, SERVICE_LIMIT, ServiceRules, Side, Spread, TABLE};
-pub use steering::{Fallback, Figures, InstanceTerms, Settings, Setup, SlotFigures, Steering};
+pub use rules::{Family, HANDOVER_TABLE, OWNER_MASK, Part, ServiceRules, Side, Spread, TABLE};
+pub use steering::{Fallback, Figures, InstanceTerms, Settings, SlotFigures, Steering};

@@ -37,9 +37,8 @@ pub(crate) const PROBE_PRIORITY: u16 = 110;
 pub(crate) const UNMATCHED_PRIORITY: u16 = 2;
 /// Packets of an uplink that are not IP.
 pub(crate) const OTHER_PRIORITY: u16 = 1;
-/// Services that there are at most: buckets of each have two priorities of their own, above what comes back from instances.
-pub const SERVICE_LIMIT: usize = 64;
-const _: () = assert!(BUCKET_PRIORITY as usize - 2 * SERVICE_LIMIT > PROBE_PRIORITY as usize);
+// Buckets of each service have two priorities of their own, above what comes back from instances.
+const _: () = assert!(BUCKET_PRIORITY as usize - 2 * ServiceId::LIMIT > PROBE_PRIORITY as usize);
 
 /// The upper 16 bits of every cookie of ours.
 pub(crate) const OWNER: u64 = 0x1ac0 << 48;
@@ -624,7 +623,7 @@ pub(crate) fn data_port(ports: &[u32], number: u8) -> u32 {
 /// The priority of the bucket rules of a side, of the service at that place: the first service that takes a packet has it, and
 /// a packet that could travel either way begins a flow.
 fn bucket_priority(place: usize, side: &Side) -> u16 {
-    BUCKET_PRIORITY - 2 * place.min(SERVICE_LIMIT - 1) as u16 - u16::from(side.is_answering)
+    BUCKET_PRIORITY - 2 * place.min(ServiceId::LIMIT - 1) as u16 - u16::from(side.is_answering)
 }
 
 /// What is done to new flows: they go to the instance, if there is one, and a copy to us.

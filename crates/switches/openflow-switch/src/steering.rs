@@ -8,7 +8,7 @@ mod schedule;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use model::{FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple};
+use model::{FlowKey, FlowSetup, Nanos, ServiceId, Slot, Timeouts, Tuple};
 use openflow::{
     Action, ErrorMessage, FlowFilter, FlowRemoved, FlowRemovedReason, FlowStats, Message, MultipartReply,
     MultipartRequest, PacketIn, PacketOut, WHOLE_PACKET,
@@ -28,22 +28,11 @@ use adopt::Adoption;
 use batch::Batch;
 use moves::{BucketPhase, Move};
 
-/// How new flows are set up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Setup {
-    /// Rules for buckets of header bits are there before any packet.
-    #[default]
-    Proactive,
-    /// The first packets of a flow come to the controller, which sends them on and writes the rule. Packets that arrive
-    /// meanwhile may be lost or change their order: the switch and the controller are two ways.
-    Reactive,
-}
-
 /// Limits and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How new flows are set up.
-    pub setup: Setup,
+    pub setup: FlowSetup,
     /// Exact rules at most. At the limit new flows stay on their bucket, and those of most packets get rules first when
     /// others end.
     pub rule_limit: usize,
@@ -71,7 +60,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            setup: Setup::Proactive,
+            setup: FlowSetup::Proactive,
             rule_limit: 100_000,
             flow_limit: 1_000_000,
             queue_limit: 4096,
@@ -306,9 +295,9 @@ impl Steering {
     pub fn new(settings: Settings, services: Vec<(ServiceRules, Scheduler)>, monitor: u32) -> Steering {
         let services = services.into_iter().map(|(rules, scheduler)| Service {
             buckets: (0..match settings.setup {
-                Setup::Proactive => rules.spread.buckets(),
+                FlowSetup::Proactive => rules.spread.buckets(),
                 // All flows come to us: there is one rule for them.
-                Setup::Reactive => 1,
+                FlowSetup::Reactive => 1,
             })
                 .map(|_| Bucket {
                     slot: None,
@@ -593,7 +582,7 @@ impl Steering {
             }
             Message::Error(error) => self.refused(xid, error, now),
             Message::FlowRemoved(removed) => self.removed(removed),
-            Message::PacketIn(packet) if self.settings.setup == Setup::Reactive => {
+            Message::PacketIn(packet) if self.settings.setup == FlowSetup::Reactive => {
                 self.packet_in(packet, now);
             }
             Message::MultipartReply {
@@ -807,8 +796,8 @@ impl Steering {
             let place = service.rules.sides.iter().position(takes)?;
             let is_answering = service.rules.sides.get(place)?.is_answering;
             let bucket = match self.settings.setup {
-                Setup::Proactive => service.rules.spread.bucket(tuple, is_answering),
-                Setup::Reactive => 0,
+                FlowSetup::Proactive => service.rules.spread.bucket(tuple, is_answering),
+                FlowSetup::Reactive => 0,
             };
             Some((index, place, FlowId::new(tuple, is_answering), bucket))
         })
@@ -965,7 +954,7 @@ impl Steering {
     /// A bucket's rule in a table as it should be.
     fn bucket_of(&self, service: usize, side: usize, bucket: usize, table: u8) -> Option<Rule> {
         let of = self.services.get(service)?;
-        if self.settings.setup == Setup::Reactive {
+        if self.settings.setup == FlowSetup::Reactive {
             return packet_in_rule(&of.rules, service, side).filter(|rule| rule.table == table);
         }
         let state = of.buckets.get(bucket)?;
@@ -997,7 +986,7 @@ impl Steering {
         if self.failing.contains_key(&slot) {
             rules.retain(|rule| !rule.is_return());
         }
-        if self.settings.setup == Setup::Proactive {
+        if self.settings.setup == FlowSetup::Proactive {
             rules.extend(marked_rules(slot, instance.mark, ports, &of.sides, self.monitor));
         }
         rules
@@ -1127,7 +1116,7 @@ impl Steering {
             let ask = Message::MultipartRequest(MultipartRequest::Flows(filter));
             self.outbox.push_back(Outgoing::Message(ask));
         }
-        if self.settings.setup == Setup::Proactive {
+        if self.settings.setup == FlowSetup::Proactive {
             self.step_moves(now);
             if now >= self.rebalance_at {
                 self.rebalance_at = Nanos(now.0 + self.settings.rebalance_every.0);

@@ -9,11 +9,11 @@ mod tracked;
 
 use std::collections::VecDeque;
 
-use model::{Nanos, ServiceId, Slot, Timeouts, protocol};
+use model::{FlowSetup, Nanos, ServiceId, Slot, Timeouts, protocol};
 use openflow::Field;
 use openflow_switch::{
-    FakeNic, Fallback, Family, Faults, InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side,
-    Spread, SteeredNic, Steering,
+    FakeNic, Fallback, Family, Faults, InstanceTerms, Part, RuleState, ServiceRules, Settings, Side, Spread,
+    SteeredNic, Steering,
 };
 use openvswitch::{DatapathFlow, Offload, datapath_flows};
 use proptest::prelude::*;
@@ -199,7 +199,7 @@ impl Chance {
     }
 }
 
-fn quick(setup: Setup) -> Settings {
+fn quick(setup: FlowSetup) -> Settings {
     Settings {
         setup,
         statistics_every: Nanos::from_millis(100),
@@ -260,7 +260,7 @@ fn assert_none_astray(world: &mut World) {
 }
 
 fn none_astray_while_scaling(faults: Faults, symmetric: bool, seed: u64, scales: &[u16]) {
-    let mut world = World::new(faults, quick(Setup::Proactive), symmetric, seed);
+    let mut world = World::new(faults, quick(FlowSetup::Proactive), symmetric, seed);
     world.ready(INSTANCES);
     traffic_while_scaling(&mut world, seed, symmetric, scales, Nanos::from_millis(120));
     world.until("buckets have stopped moving", |world| {
@@ -277,7 +277,7 @@ fn both_directions_of_a_new_connection_have_one_instance() {
             reorders: true,
             ..lagging(1_000, 3_000, 30)
         };
-        let mut world = World::new(faults, quick(Setup::Proactive), true, seed);
+        let mut world = World::new(faults, quick(FlowSetup::Proactive), true, seed);
         world.ready(4);
         let mut next = 0..;
         for active in [1, 4] {
@@ -327,7 +327,7 @@ proptest! {
         rule_limit in 150_usize..400,
         scales in prop::collection::vec(1_u16..=INSTANCES, 2..3),
     ) {
-        let mut world = World::new(lagging(1_000, 200, 30), quick(Setup::Proactive), true, seed);
+        let mut world = World::new(lagging(1_000, 200, 30), quick(FlowSetup::Proactive), true, seed);
         world.ready(INSTANCES);
         let places = world.joined.nic.cookies().len() + rule_limit;
         world.joined.nic.set_faults(Faults {
@@ -344,7 +344,7 @@ proptest! {
 
 #[test]
 fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
-    let mut world = World::new(lagging(1_000, 200, 30), quick(Setup::Proactive), true, 1);
+    let mut world = World::new(lagging(1_000, 200, 30), quick(FlowSetup::Proactive), true, 1);
     world.ready(2);
     for flow in 0..4 {
         world.send(flow, false);
@@ -395,7 +395,7 @@ fn counters_are_as_late_as_the_hardware_shows_them() {
             counter_lag: Nanos::from_millis(lag_ms),
             ..lagging(1_000, 100, 30)
         };
-        let mut world = World::new(faults, quick(Setup::Proactive), false, 12);
+        let mut world = World::new(faults, quick(FlowSetup::Proactive), false, 12);
         world.ready(1);
         world.send(0, false);
         let is_installed = |row: openflow_switch::FlowRow| row.state == RuleState::Installed;
@@ -450,7 +450,7 @@ fn bursts_while_scaling(world: &mut World, seed: u64, scales: &[u16], span: Nano
 
 #[test]
 fn bursts_keep_their_order_too() {
-    let mut world = World::new(lagging(5_000, 300, 30), quick(Setup::Proactive), false, 7);
+    let mut world = World::new(lagging(5_000, 300, 30), quick(FlowSetup::Proactive), false, 7);
     world.ready(INSTANCES);
     let span = Nanos::from_millis(if full_length() { 20_000 } else { 400 });
     bursts_while_scaling(&mut world, 7, &[3, 8, 3], span);
@@ -472,7 +472,7 @@ fn bursts_keep_their_order_too() {
 
 #[test]
 fn the_reactive_way_loses_the_order_and_no_flow() {
-    let mut world = World::new(lagging(5_000, 300, 30), quick(Setup::Reactive), false, 7);
+    let mut world = World::new(lagging(5_000, 300, 30), quick(FlowSetup::Reactive), false, 7);
     world.ready(INSTANCES);
     bursts_while_scaling(&mut world, 7, &[3, 8, 3], Nanos::from_millis(150));
     let outcome = world.outcome();
@@ -497,7 +497,7 @@ fn a_full_table_leaves_flows_on_their_buckets_and_the_heaviest_get_rules() {
     let settings = Settings {
         rule_limit: 100,
         idle: Timeouts::all(Nanos::from_millis(300)),
-        ..quick(Setup::Proactive)
+        ..quick(FlowSetup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, false, 3);
     world.ready(4);
@@ -541,7 +541,7 @@ fn ten_times_more_flows_than_rules_send_nothing_astray() {
     };
     let settings = Settings {
         rule_limit: rules,
-        ..quick(Setup::Proactive)
+        ..quick(FlowSetup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, false, 10);
     world.ready(8);
@@ -557,7 +557,7 @@ fn ten_times_more_flows_than_rules_send_nothing_astray() {
 fn draining_ends_with_the_last_flow() {
     let settings = Settings {
         idle: Timeouts::all(Nanos::from_millis(200)),
-        ..quick(Setup::Proactive)
+        ..quick(FlowSetup::Proactive)
     };
     let mut world = World::new(lagging(1_000, 100, 30), settings, true, 4);
     world.ready(2);
@@ -595,7 +595,7 @@ fn draining_ends_with_the_last_flow() {
 
 #[test]
 fn flows_of_an_instance_that_failed_begin_anew_elsewhere() {
-    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 5);
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 5);
     world.ready(3);
     long_flows(&mut world, 0..60, 10, STEP);
     let lost: Vec<u32> = (world.packets.flows.iter())
@@ -616,7 +616,7 @@ fn flows_of_an_instance_that_failed_begin_anew_elsewhere() {
 
 #[test]
 fn a_cut_connection_is_not_noticed_by_flows() {
-    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 6);
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 6);
     world.ready(4);
     long_flows(&mut world, 0..50, 10, STEP);
     let rules = world.joined.nic.cookies();
@@ -638,7 +638,7 @@ fn a_cut_connection_is_not_noticed_by_flows() {
 
 #[test]
 fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
-    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 8);
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 8);
     world.ready(4);
     long_flows(&mut world, 0..200, 5, STEP);
     // Buckets have moved since: only pins keep flows where they are.
@@ -666,7 +666,7 @@ fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
 #[test]
 fn what_a_failed_instance_sends_later_goes_nowhere() {
     for seed in 0..8 {
-        let mut world = World::new(lagging(5_000, 200, 30), quick(Setup::Proactive), false, seed);
+        let mut world = World::new(lagging(5_000, 200, 30), quick(FlowSetup::Proactive), false, seed);
         world.ready(3);
         long_flows(&mut world, 0..60, 10, STEP);
         world.until("flows have rules", |world| {
@@ -713,7 +713,7 @@ fn rules_that_were_refused_are_written_again() {
         refuse_one_in: 3,
         ..lagging(1_000, 100, 30)
     };
-    let mut world = World::new(faults, quick(Setup::Proactive), true, 11);
+    let mut world = World::new(faults, quick(FlowSetup::Proactive), true, 11);
     world.ready(4);
     world.until("all that was refused is there", |world| {
         let is_in_force = |slot| world.joined.steering.is_in_force(Slot(slot));
@@ -731,7 +731,7 @@ fn rules_that_were_refused_are_written_again() {
 fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
     let settings = Settings {
         idle: Timeouts::all(Nanos::from_millis(300)),
-        ..quick(Setup::Proactive)
+        ..quick(FlowSetup::Proactive)
     };
     let mut world = World::new(lagging(2_000, 100, 30), settings.clone(), true, 12);
     world.ready(4);
@@ -779,7 +779,7 @@ fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
 #[test]
 fn who_steers_anew_goes_on_where_the_one_before_was() {
     for seed in 0..10 {
-        let settings = quick(Setup::Proactive);
+        let settings = quick(FlowSetup::Proactive);
         let mut world = World::new(lagging(3_000, 300, 50), settings.clone(), false, seed);
         world.ready(INSTANCES);
         for (round, scale) in [2, 7, 3].into_iter().enumerate() {
@@ -794,7 +794,7 @@ fn who_steers_anew_goes_on_where_the_one_before_was() {
 
 #[test]
 fn an_instance_that_is_not_found_again_is_gone() {
-    let settings = quick(Setup::Proactive);
+    let settings = quick(FlowSetup::Proactive);
     let mut world = World::new(lagging(1_000, 100, 30), settings.clone(), false, 13);
     world.ready(3);
     long_flows(&mut world, 0..60, 10, STEP);
@@ -817,7 +817,7 @@ fn an_instance_that_is_not_found_again_is_gone() {
 
 #[test]
 fn an_evicted_rule_is_written_again_and_its_absence_seen() {
-    let mut world = World::new(lagging(1_000, 100, 30), quick(Setup::Proactive), false, 9);
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 9);
     world.ready(2);
     long_flows(&mut world, 0..40, 10, STEP);
     world.scale(1, 2);
@@ -839,7 +839,7 @@ fn an_evicted_rule_is_written_again_and_its_absence_seen() {
 
 #[test]
 fn probes_come_back_and_packets_of_no_service_are_counted() {
-    let mut world = World::new(Faults::default(), quick(Setup::Proactive), false, 5);
+    let mut world = World::new(Faults::default(), quick(FlowSetup::Proactive), false, 5);
     let dropped = |family| Fallback {
         port: WAN,
         family,
@@ -906,7 +906,7 @@ fn installed(world: &World) -> usize {
 fn rules_that_wait_together_are_written_together() {
     let settings = Settings {
         idle: Timeouts::all(Nanos::from_millis(400)),
-        ..quick(Setup::Proactive)
+        ..quick(FlowSetup::Proactive)
     };
     let mut world = one_by_one(lagging(1_000, 100, 30), settings);
     let before = world.joined.nic.cookies().len();
@@ -935,7 +935,7 @@ fn rules_that_wait_together_are_written_together() {
 
 #[test]
 fn a_refused_rule_takes_no_other_of_its_batch_with_it() {
-    let mut world = one_by_one(lagging(1_000, 100, 30), quick(Setup::Proactive));
+    let mut world = one_by_one(lagging(1_000, 100, 30), quick(FlowSetup::Proactive));
     let places = world.joined.nic.cookies().len() + 99;
     world.joined.nic.set_faults(Faults {
         rule_limit: places,
@@ -974,7 +974,7 @@ fn batches_of_which_many_rules_are_refused_send_nothing_astray() {
             reorders: seed % 2 == 0,
             ..lagging(1_000, 300, 30)
         };
-        let mut world = World::new(faults, quick(Setup::Proactive), true, seed);
+        let mut world = World::new(faults, quick(FlowSetup::Proactive), true, seed);
         world.ready(4);
         for (round, active) in (0..).zip([4, 2, 4, 1]) {
             world.scale(active, 4);
@@ -996,7 +996,7 @@ fn a_switch_that_knows_no_bundles_gets_each_rule_by_itself() {
         knows_no_bundles: true,
         ..lagging(1_000, 100, 30)
     };
-    let mut world = one_by_one(faults, quick(Setup::Proactive));
+    let mut world = one_by_one(faults, quick(FlowSetup::Proactive));
     for round in 0..3 {
         begin_together(&mut world, round * 100..(round + 1) * 100);
         world.until("all have rules", |world| {
@@ -1018,7 +1018,7 @@ fn a_switch_that_knows_no_bundles_gets_each_rule_by_itself() {
 fn a_connection_that_is_cut_in_a_batch_loses_no_rule() {
     let mut cut_in_a_batch = 0;
     for steps in 0..40 {
-        let mut world = one_by_one(lagging(1_000, 100, 30), quick(Setup::Proactive));
+        let mut world = one_by_one(lagging(1_000, 100, 30), quick(FlowSetup::Proactive));
         begin_together(&mut world, 0..100);
         world.run(Nanos(steps * 10 * STEP.0));
         cut_in_a_batch += u32::from(installed(&world) < 100);

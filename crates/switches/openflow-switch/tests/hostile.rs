@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use model::{Nanos, ServiceId, Slot};
+use model::{FlowSetup, Nanos, ServiceId, Slot};
 use openflow::{
     Event, Features, Field, Limits, Match, Message, PacketIn, PacketInReason, Session, Side as End,
 };
-use openflow_switch::{InstanceTerms, Part, ServiceRules, Settings, Setup, Side, Spread, Steering};
+use openflow_switch::{InstanceTerms, Part, ServiceRules, Settings, Side, Spread, Steering};
 use openvswitch::{Endpoint, Reconnecting, Turned};
 use packet::build::Frame;
 use scheduling::Scheduler;
@@ -114,7 +114,7 @@ struct Controller {
 }
 
 impl Controller {
-    fn new(path: &Path, setup: Setup) -> Controller {
+    fn new(path: &Path, setup: FlowSetup) -> Controller {
         let service = ServiceRules {
             id: ServiceId(0),
             sides: vec![Side {
@@ -288,7 +288,7 @@ fn memory_is_bounded_whatever_is_said() {
             Some(noise(seed))
         })
     });
-    let mut controller = Controller::new(&path, Setup::Proactive);
+    let mut controller = Controller::new(&path, FlowSetup::Proactive);
     controller.until("it gives up again and again", |controller| controller.downs >= 5);
     assert!(hostile.sent.load(Ordering::Relaxed) > 0);
     drop(hostile);
@@ -300,7 +300,7 @@ fn memory_is_bounded_whatever_is_said() {
             (!std::mem::replace(&mut is_said, true)).then(|| vec![6, 0, 0xff, 0xff, 0, 0, 0, 1])
         })
     });
-    let mut controller = Controller::new(&path, Setup::Proactive);
+    let mut controller = Controller::new(&path, FlowSetup::Proactive);
     controller.until("it does not wait for ever", |controller| controller.downs >= 2);
     drop(hostile);
 
@@ -318,14 +318,14 @@ fn memory_is_bounded_whatever_is_said() {
             Some(bytes)
         })
     });
-    let mut controller = Controller::new(&path, Setup::Proactive);
+    let mut controller = Controller::new(&path, FlowSetup::Proactive);
     controller.until("what cannot be read is counted", |controller| {
         controller.garbled > 1_000
     });
     drop(hostile);
 
     // Packets without end, and nothing that we say is carried out.
-    for setup in [Setup::Proactive, Setup::Reactive] {
+    for setup in [FlowSetup::Proactive, FlowSetup::Reactive] {
         let hostile = Hostile::start(&path, || {
             let mut session = greeting();
             let mut flood: Option<Vec<u8>> = None;

@@ -16,13 +16,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use model::{Nanos, ServiceId, Slot, Timeouts, protocol};
+use model::{FlowSetup, Nanos, ServiceId, Slot, Timeouts, protocol};
 use openflow::{
     Action, ConnectionTracking, Event, Field, FieldKind, FlowMod, Instruction, Limits, Match, Message,
 };
-use openflow_switch::{
-    InstanceTerms, Part, RuleState, ServiceRules, Settings, Setup, Side, Spread, Steering,
-};
+use openflow_switch::{InstanceTerms, Part, RuleState, ServiceRules, Settings, Side, Spread, Steering};
 use openvswitch::{BridgeSpec, Endpoint, Ovsdb, PortSpec, Reconnecting, Turned};
 use scheduling::Scheduler;
 use tracked::{Outcome, Tracked};
@@ -229,7 +227,7 @@ struct World {
 }
 
 impl World {
-    fn start(setup: Setup, max_revalidator_ms: u32) -> Option<World> {
+    fn start(setup: FlowSetup, max_revalidator_ms: u32) -> Option<World> {
         let ovs = Ovs::start()?;
         ovs.bridge(max_revalidator_ms);
         let (wan, monitor, instances) = ovs.lines();
@@ -373,7 +371,7 @@ impl World {
 
 #[test]
 fn flows_keep_their_instance_while_buckets_move() {
-    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
     world.flows_while_scaling(&[4, 1, 4, 2], FLOWS_EACH);
@@ -401,7 +399,7 @@ fn flows_keep_their_instance_while_buckets_move() {
 /// one of its flows leaves.
 #[test]
 fn what_a_failed_instance_sends_later_goes_nowhere() {
-    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
     world.flows_while_scaling(&[4], 40);
@@ -469,7 +467,7 @@ fn what_a_failed_instance_sends_later_goes_nowhere() {
 #[test]
 fn counters_are_as_late_as_the_switch_is_told() {
     for lag_ms in [100, 500] {
-        let Some(mut world) = World::start(Setup::Proactive, lag_ms) else {
+        let Some(mut world) = World::start(FlowSetup::Proactive, lag_ms) else {
             return;
         };
         let frame = world.packets.next(1, false);
@@ -496,7 +494,7 @@ fn counters_are_as_late_as_the_switch_is_told() {
 
 #[test]
 fn the_reactive_way_keeps_instances() {
-    let Some(mut world) = World::start(Setup::Reactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Reactive, 500) else {
         return;
     };
     world.flows_while_scaling(&[4, 1], 50);
@@ -508,7 +506,7 @@ fn the_reactive_way_keeps_instances() {
 
 #[test]
 fn a_killed_switch_gets_its_pins_back_before_its_buckets() {
-    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
     world.flows_while_scaling(&[4, 1], FLOWS_EACH);
@@ -646,7 +644,7 @@ fn connection_tracking_pins_without_a_race() {
 
 #[test]
 fn exact_rules_are_written_while_flows_go_on() {
-    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
     // A table of its own, of which no packet knows: writing is measured, not looking up.
@@ -734,7 +732,7 @@ impl World {
 
 #[test]
 fn rules_that_wait_together_go_in_bundles_and_a_refused_one_goes_alone() {
-    let Some(mut world) = World::start(Setup::Proactive, 500) else {
+    let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
         return;
     };
     let before = world.rules();

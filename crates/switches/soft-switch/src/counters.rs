@@ -9,11 +9,6 @@ use model::{DropReason, ServiceId};
 
 use crate::id_map::{ServiceMap, SlotMap, UplinkMap};
 
-/// Services that a switch has at most: one counter block and one scheduler per worker each.
-pub const SERVICE_LIMIT: usize = 64;
-/// Uplinks that a switch has at most.
-pub const UPLINK_LIMIT: usize = 8;
-
 /// A counter with one writer.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);

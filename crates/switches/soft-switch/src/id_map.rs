@@ -5,8 +5,6 @@ use std::ops::{Index, IndexMut};
 
 use model::{ServiceId, Slot, UplinkId};
 
-use crate::counters::{SERVICE_LIMIT, UPLINK_LIMIT};
-
 /// An id that is a place in a map.
 pub trait Id: Copy {
     /// Ids are below it.
@@ -29,8 +27,8 @@ macro_rules! ids {
 
 ids! {
     Slot: Slot::LIMIT,
-    ServiceId: SERVICE_LIMIT,
-    UplinkId: UPLINK_LIMIT,
+    ServiceId: ServiceId::LIMIT,
+    UplinkId: UplinkId::LIMIT,
 }
 
 /// A value for each id below its limit, and as many for those that are none: [`Slot::NONE`] is an id like any other, with the
@@ -44,9 +42,9 @@ pub struct IdMap<I, T, const PLACES: usize> {
 /// A value for each slot.
 pub type SlotMap<T> = IdMap<Slot, T, { 2 * Slot::LIMIT }>;
 /// A value for each service.
-pub type ServiceMap<T> = IdMap<ServiceId, T, { 2 * SERVICE_LIMIT }>;
+pub type ServiceMap<T> = IdMap<ServiceId, T, { 2 * ServiceId::LIMIT }>;
 /// A value for each uplink.
-pub type UplinkMap<T> = IdMap<UplinkId, T, { 2 * UPLINK_LIMIT }>;
+pub type UplinkMap<T> = IdMap<UplinkId, T, { 2 * UplinkId::LIMIT }>;
 
 impl<I: Id, T, const PLACES: usize> IdMap<I, T, PLACES> {
     /// A map of values that are made one by one.

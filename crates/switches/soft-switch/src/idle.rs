@@ -5,21 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::Thread;
 
-use model::{Nanos, WorkerId};
+use model::{Nanos, Polling, WorkerId};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use switch::WakeUp;
-
-use crate::soft::WORKER_LIMIT;
-
-/// Whether a worker polls without a break or sleeps when it can.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Polling {
-    /// Sleeps between small bursts, and on its file descriptors when nothing comes.
-    #[default]
-    Adaptive,
-    /// Never sleeps. For a core of its own.
-    Busy,
-}
 
 /// Packets per turn from which on a worker does not pause: the load is then high enough that the next burst is
 /// already there.
@@ -109,7 +97,7 @@ pub struct Alarm {
     thread: Thread,
     is_set: AtomicBool,
     /// By worker: at how many packets received since it began it rings.
-    marks: [AtomicU64; WORKER_LIMIT],
+    marks: [AtomicU64; WorkerId::LIMIT],
     has_risen: AtomicBool,
 }
 
@@ -119,7 +107,7 @@ impl Alarm {
         Alarm {
             thread,
             is_set: AtomicBool::new(false),
-            marks: [const { AtomicU64::new(UNMARKED) }; WORKER_LIMIT],
+            marks: [const { AtomicU64::new(UNMARKED) }; WorkerId::LIMIT],
             has_risen: AtomicBool::new(false),
         }
     }

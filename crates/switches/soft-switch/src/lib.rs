@@ -33,24 +33,19 @@ mod soft;
 mod table_memory;
 mod worker;
 
-pub use counters::{
-    Counter, SERVICE_LIMIT, ServiceCounters, SlotCounters, UPLINK_LIMIT, UplinkCounters, WorkerCounters,
-    WorkerFigures,
-};
+pub use counters::{Counter, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters, WorkerFigures};
 pub use dump::{FlowDump, HeavyDump};
 pub use frame::{
     Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
 };
 pub use id_map::{Id, IdMap, ServiceMap, SlotMap, UplinkMap};
-pub use idle::{Alarm, Idle, Polling, Rest, WakeSet, Waker};
+pub use idle::{Alarm, Idle, Rest, WakeSet, Waker};
 pub use instance::InstancePorts;
 #[cfg(feature = "dpdk")]
 pub use mbufs::{DpdkQueue, MbufMemory};
 pub use message::{Command, Destination, HandOff, WorkerEvent};
 pub use plan::{LoadBoard, WorkerPlan};
 pub use port::{Capabilities, DevicePort, MemifPort, NullPort, Occupancy, Pending, Port, Queue, Received};
-pub use soft::{
-    CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice, WORKER_LIMIT,
-};
+pub use soft::{CAPABILITIES, OpenDevice, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 pub use table_memory::TableMemory;
 pub use worker::{BURST_FRAMES, Peers, Sleep, Worker, WorkerParts};

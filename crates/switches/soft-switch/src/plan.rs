@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use model::{ServiceId, Slot, WorkerId};
 use switch::Plan;
 
-use crate::counters::SERVICE_LIMIT;
-
 /// A plan, and how many queues instances have. Workers read its pointer once per turn.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerPlan {
@@ -72,7 +70,7 @@ impl Default for LoadBoard {
         LoadBoard {
             epoch: AtomicU64::new(0),
             loads: (0..Slot::LIMIT).map(|_| AtomicU32::new(0)).collect(),
-            expected: (0..SERVICE_LIMIT).map(|_| AtomicU32::new(0)).collect(),
+            expected: (0..ServiceId::LIMIT).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, Ownership, TableConfig};
-use model::{DropReason, Generation, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
+use model::{DropReason, Generation, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use switch::{
@@ -19,10 +19,10 @@ use switch::{
     SwitchError, SwitchEvent, SwitchReading, SwitchRequest, WakeUp, WorkerTotals,
 };
 
-use crate::counters::{UPLINK_LIMIT, WorkerCounters};
+use crate::counters::WorkerCounters;
 use crate::dump::{FlowDump, HeavyDump};
 use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
-use crate::idle::{Alarm, Idle, Polling, Usual, WakeSet, Waker};
+use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
 use crate::instance::{InstancePorts, PORT_LIMIT};
 use crate::message::{Command, HandOff, WorkerEvent};
 use crate::plan::{LoadBoard, WorkerPlan, home};
@@ -30,8 +30,6 @@ use crate::port::Port;
 use crate::table_memory::TableMemory;
 use crate::worker::{Peers, Sleep, Worker, WorkerParts};
 
-/// Workers that a switch has at most: the bits of the set of workers to wake.
-pub const WORKER_LIMIT: usize = 32;
 /// What its switches can do.
 pub const CAPABILITIES: Capabilities = Capabilities {
     ports: &[PortKind::Memif, PortKind::Null],
@@ -324,8 +322,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
         devices: Vec<(UplinkId, OpenDevice<M::Device>)>,
     ) -> Result<SoftSwitch<M>, SwitchError> {
         let count = config.workers.len();
-        limit("workers", count, WORKER_LIMIT)?;
-        limit("uplinks", config.uplinks.len(), UPLINK_LIMIT)?;
+        limit("workers", count, WorkerId::LIMIT)?;
+        limit("uplinks", config.uplinks.len(), UplinkId::LIMIT)?;
         limit("workers with frames", count, memories.len())?;
         let mut listeners = Vec::new();
         for (index, uplink) in config.uplinks.iter().enumerate() {

@@ -8,15 +8,16 @@ use std::sync::atomic::AtomicUsize;
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, TableConfig};
 use model::{
-    DropReason, Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
+    DropReason, Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId,
+    WorkerId,
 };
 use packet::build::Frame;
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
     Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Peers, Polling, Port, Sleep, TableMemory, WakeSet, Waker, Worker,
-    WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
+    InstancePorts, LoadBoard, Peers, Port, Sleep, TableMemory, WakeSet, Waker, Worker, WorkerCounters,
+    WorkerEvent, WorkerParts, WorkerPlan,
 };
 use switch::{Change, Edits, Plan, ServicePlan, SlotPlan};
 

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use configuration::{Configuration, Device, FlowSetup, Unusable};
+use configuration::{Configuration, Device, Unusable};
 use model::Nanos;
-use openflow_switch::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice, Setup};
+use openflow_switch::{CAPABILITIES, OpenFlowSwitch, OpenFlowSwitchConfig, PortDevice};
 use openvswitch::{Endpoint, Keys, Ovsdb};
 use switch::Capabilities;
 
@@ -115,10 +115,7 @@ fn start(configuration: &Configuration) -> Result<Started> {
         services: wiring::service_plans(configuration),
         bucket_bits: of.buckets.ilog2() as u8,
         steering: openflow_switch::Settings {
-            setup: match of.setup {
-                FlowSetup::Proactive => Setup::Proactive,
-                FlowSetup::Reactive => Setup::Reactive,
-            },
+            setup: of.setup,
             rule_limit: of.rules as usize,
             idle: configuration.switch.timeouts,
             statistics_every: RULE_STATISTICS_EVERY,

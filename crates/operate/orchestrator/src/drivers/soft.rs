@@ -3,9 +3,7 @@
 use anyhow::Result;
 use configuration::{Configuration, Device, Service};
 use flow_table::{Ownership, TableConfig};
-use soft_switch::{
-    CAPABILITIES, HeapMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice,
-};
+use soft_switch::{CAPABILITIES, HeapMemory, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 use switch::{Capabilities, Switch};
 
 use super::{Driver, Started, devices, make_parent};
@@ -69,10 +67,7 @@ fn switch(configuration: &Configuration, secret: [u64; 4]) -> Result<Box<dyn Swi
         });
     }
     let config = SoftSwitchConfig {
-        polling: match of.poll {
-            configuration::Poll::Adaptive => Polling::Adaptive,
-            configuration::Poll::Busy => Polling::Busy,
-        },
+        polling: of.poll,
         table: TableConfig {
             ipv4_flows: of.flows as usize,
             ipv6_flows: of.flows_ipv6 as usize,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use flow_table::TcpState;
 use memif::{ControlEvent, Link, Listener};
-use model::{Direction, DropReason, InstanceState, Nanos, ServiceId, Slot, UplinkId};
+use model::{Direction, DropReason, FlowSetup, InstanceState, Nanos, ServiceId, Slot, UplinkId};
 use openflow::{Event, Limits, Message, MultipartReply, MultipartRequest, PortStats, port};
 use openvswitch::{Offload, Reconnecting, Turned};
 use rustix::io::Errno;
@@ -24,7 +24,7 @@ use super::offloaded::OffloadedFlows;
 use super::silence::{Silence, Watch};
 use super::troubles::{Counts, Kind, Troubles};
 use super::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, OpenFlowSwitchConfig, Shared, instance_port, lock};
-use crate::steering::{Fallback, InstanceTerms, Settings, Setup, Steering};
+use crate::steering::{Fallback, InstanceTerms, Settings, Steering};
 use crate::{Family, RuleState};
 
 /// The longest sleep: the core's own times are no finer.
@@ -689,7 +689,9 @@ impl Worker {
                 Turned::Said(Event::Message { xid, message }) => {
                     match &message {
                         Message::Error(error) => tracing::debug!(?error, "the switch refuses"),
-                        Message::PacketIn(_) if self.settings.setup == Setup::Proactive => self.unasked += 1,
+                        Message::PacketIn(_) if self.settings.setup == FlowSetup::Proactive => {
+                            self.unasked += 1
+                        }
                         _ => {}
                     }
                     self.steering.message(xid, &message, now);

@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use model::FlowSetup;
 use openflow::{BundleControl, BundleStep, Message};
 
-use super::{Outgoing, Setup, Steering};
+use super::{Outgoing, Steering};
 use crate::flows::RuleState;
 
 /// Rules in a batch at most. Of batches of 256 Open vSwitch takes three times as many rules as one by one.
@@ -52,7 +53,7 @@ impl Steering {
     /// Takes what waits in front for a batch, where it is enough for one.
     pub(super) fn begin_batch(&mut self) {
         // Packets that come to us wait behind the rules of their flows.
-        let may = self.takes_batches && self.alone == 0 && self.settings.setup == Setup::Proactive;
+        let may = self.takes_batches && self.alone == 0 && self.settings.setup == FlowSetup::Proactive;
         if !may || self.batch.is_some() {
             return;
         }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::Ipv4Addr;
 
-use model::{Nanos, Slot, Tuple, protocol};
+use model::{FlowSetup, Nanos, Slot, Tuple, protocol};
 use scheduling::{Candidate, NewFlow, PRIORITIES, Terms};
 
+use super::Steering;
 use super::moves::{BucketPhase, Target};
-use super::{Setup, Steering};
 use crate::flows::FlowId;
 
 /// What a bucket brings where nothing is known of loads: any two instances then compare by their buckets.
@@ -55,8 +55,8 @@ impl Steering {
                 capacity: terms.capacity,
                 // What is measured is late; what its buckets should bring is not.
                 load: match self.settings.setup {
-                    Setup::Proactive => terms.load.max(buckets * share),
-                    Setup::Reactive => terms.load,
+                    FlowSetup::Proactive => terms.load.max(buckets * share),
+                    FlowSetup::Reactive => terms.load,
                 },
                 weight: terms.weight,
                 live_flows: self.slots.get(slot).map_or(0, |sum| sum.live_flows as u32),

@@ -3,7 +3,6 @@
 use model::{DropReason, Slot, UplinkId};
 use switch::Change;
 
-use crate::counters::UPLINK_LIMIT;
 use crate::dump::HeavyDump;
 use crate::frame::FrameMemory;
 use crate::instance::InstancePorts;
@@ -21,7 +20,7 @@ impl<M: FrameMemory> Worker<M> {
             // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service; each port
             // may break. Wait with commands until there is room for all that.
             let records = self.set_up.services();
-            let ports = self.cx.ports.attached.len() + UPLINK_LIMIT;
+            let ports = self.cx.ports.attached.len() + UplinkId::LIMIT;
             let needed = 3 + self.housekeeping.sweeps() + ports + records;
             if self.cx.events.slots() < needed {
                 return;

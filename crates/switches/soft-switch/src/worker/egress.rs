@@ -7,7 +7,6 @@ use model::{DropReason, Fallback, InstanceId, ServiceId, Slot, UplinkId};
 use rtrb::Producer;
 
 use crate::BURST_FRAMES;
-use crate::counters::UPLINK_LIMIT;
 use crate::frame::{Frame as _, FrameMemory};
 use crate::id_map::UplinkMap;
 use crate::idle::Waker;
@@ -45,7 +44,7 @@ pub(crate) struct Egress<M: FrameMemory> {
     pub(crate) lanes: UplinkMap<Lanes>,
     /// Whether what the lanes follow from has changed.
     pub(crate) lanes_are_stale: bool,
-    uplinks_touched: [bool; UPLINK_LIMIT],
+    uplinks_touched: [bool; UplinkId::LIMIT],
     to_peers: HandOffs<M::Frame>,
 }
 
@@ -55,7 +54,7 @@ impl<M: FrameMemory> Egress<M> {
             outboxes: Outboxes::new(),
             lanes: UplinkMap::default(),
             lanes_are_stale: true,
-            uplinks_touched: [false; UPLINK_LIMIT],
+            uplinks_touched: [false; UplinkId::LIMIT],
             to_peers,
         }
     }
@@ -193,7 +192,7 @@ impl<M: FrameMemory> Egress<M> {
 
     /// Notes that an uplink was given packets.
     pub(crate) fn touch(&mut self, uplink: UplinkId) {
-        self.uplinks_touched[uplink.index() % UPLINK_LIMIT] = true;
+        self.uplinks_touched[uplink.index() % UplinkId::LIMIT] = true;
     }
 
     /// Sends frames out of an uplink, and leaves the list empty.

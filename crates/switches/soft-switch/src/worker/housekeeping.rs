@@ -4,7 +4,6 @@
 use flow_table::{FlowTable, Progress};
 use model::{DropReason, Nanos, Slot, UplinkId};
 
-use crate::counters::UPLINK_LIMIT;
 use crate::dump::{DUMP_ENTRIES_PER_STEP, FlowDump};
 use crate::frame::FrameMemory;
 use crate::message::WorkerEvent;
@@ -141,7 +140,7 @@ impl Housekeeping {
                 cx.tell(WorkerEvent::PortBroken { slot });
             }
         }
-        for uplink in (0..UPLINK_LIMIT as u8).map(UplinkId) {
+        for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {
             let is_broken = cx.ports.uplinks[uplink]
                 .as_ref()
                 .is_some_and(|port| port.is_broken());

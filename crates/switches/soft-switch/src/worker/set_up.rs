@@ -9,7 +9,7 @@ use rtrb::Producer;
 use scheduling::{Candidate, Candidates, Metric, NewFlow, PRIORITIES, Pick, Scheduler, Terms};
 use switch::{PickRecord, Plan, ServicePlan, SlotPlan};
 
-use crate::counters::{SERVICE_LIMIT, WorkerCounters};
+use crate::counters::WorkerCounters;
 use crate::frame::FrameMemory;
 use crate::id_map::SlotMap;
 use crate::message::WorkerEvent;
@@ -71,7 +71,7 @@ pub(crate) struct SetUp {
 impl SetUp {
     pub(crate) fn new(loads: Arc<LoadBoard>) -> SetUp {
         SetUp {
-            services: Vec::with_capacity(SERVICE_LIMIT),
+            services: Vec::with_capacity(ServiceId::LIMIT),
             loads,
             load_epoch: u64::MAX,
             pinned: SlotMap::default(),

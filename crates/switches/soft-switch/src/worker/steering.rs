@@ -18,7 +18,7 @@ impl<M: FrameMemory> Worker<M> {
     /// Takes bursts from all uplinks.
     pub(super) fn poll_uplinks(&mut self) -> usize {
         let mut moved = 0;
-        for uplink in (0..crate::UPLINK_LIMIT as u8).map(UplinkId) {
+        for uplink in (0..UplinkId::LIMIT as u8).map(UplinkId) {
             for _ in 0..BURSTS_PER_TURN {
                 let set_ups = self.set_up.count;
                 let packets = self.poll_uplink(uplink);

@@ -5,12 +5,14 @@ use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
 use flow_table::{FlowHasher, FlowTable, TableConfig};
-use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
+use model::{
+    Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
+};
 use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
-    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Polling, Port, Sleep, TableMemory,
-    WakeSet, Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
+    Alarm, Command, FrameMemory, Idle, InstancePorts, LoadBoard, Peers, Port, Sleep, TableMemory, WakeSet,
+    Waker, Worker, WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
 };
 use switch::{Edits, Plan, ServicePlan, SlotPlan};
 

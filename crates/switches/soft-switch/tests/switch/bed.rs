@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use flow_table::{FlowRow, Ownership, TableConfig};
 use model::{
-    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, ServiceId, Slot, Timeouts, UplinkId,
+    DropReason, Generation, InstanceId, InstanceState, Match, Nanos, Polling, ServiceId, Slot, Timeouts,
+    UplinkId,
 };
 use packet::build::Frame;
 use scheduling::Scheduler;
-use soft_switch::{HeapMemory, Polling, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
+use soft_switch::{HeapMemory, SoftSwitch, SoftSwitchConfig, UplinkConfig, UplinkDevice};
 use switch::{
     Edits, FlowFilter, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, Switch as _, SwitchError,
     SwitchEvent, SwitchReading, SwitchRequest,
