@@ -8,23 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use real_parts::available;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Calibration, one run and the end of it, on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Whether a part may be tested here; panics where it must and cannot.
-fn available(part: &str, missing: Option<String>) -> bool {
-    let Some(missing) = missing else { return true };
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|word| word == part),
-        "{part} is required, but {missing}"
-    );
-    eprintln!("skipped: {part} is not tested, since {missing}");
-    false
-}
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()

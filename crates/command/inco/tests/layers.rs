@@ -13,7 +13,7 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "foundation",
         &[
-            &["simd", "model", "stamp", "cpu-slice"],
+            &["simd", "model", "stamp", "cpu-slice", "real-parts"],
             &["packet", "clock"],
             &["flow-table"],
         ],

@@ -12,21 +12,15 @@ fn is_here() -> bool {
         output.is_ok_and(|output| output.status.success())
     };
     let missing = if !rustix::process::geteuid().is_root() {
-        "this is not run as root"
+        Some("this is not run as root")
     } else if std::env::var_os("INCO_NF").is_none() {
-        "INCO_NF does not name the static inco-nf (`make nf` builds it)"
+        Some("INCO_NF does not name the static inco-nf (`make nf` builds it)")
     } else if !(runs("dpkg-shlibdeps", "--version") && runs("strip", "--version")) {
-        "dpkg-dev is not installed (scripts/setup.sh deb)"
+        Some("dpkg-dev is not installed (scripts/setup.sh deb)")
     } else {
-        return true;
+        None
     };
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|part| part == "deb"),
-        "deb is required, but {missing}"
-    );
-    eprintln!("skipped: the package is not tested, since {missing}");
-    false
+    real_parts::available("deb", missing.map(str::to_owned))
 }
 
 fn must(command: &mut Command) -> String {

@@ -296,17 +296,7 @@ fn wrong_usage_is_status_2() {
 
 #[test]
 fn every_captured_packet_returns_unchanged() {
-    let data = std::env::var_os("INCO_DATA").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
-        PathBuf::from,
-    );
-    if !data.join("trex").is_dir() {
-        let required =
-            std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
-        assert!(!required, "{} is required", data.display());
-        eprintln!("skipped: {} does not exist", data.display());
-        return;
-    }
+    let Some(data) = real_parts::data() else { return };
     let mut files: Vec<PathBuf> = std::fs::read_dir(data.join("trex"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

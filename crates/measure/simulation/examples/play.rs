@@ -8,7 +8,7 @@ use std::time::Instant;
 use simulation::{ScenarioFile, run};
 
 fn main() {
-    let data = std::env::var_os("INCO_DATA").map_or_else(|| PathBuf::from("../shared/data"), PathBuf::from);
+    let data = real_parts::data_folder();
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().unwrap();
     let mut file = ScenarioFile::load(PathBuf::from(&path).as_path()).unwrap();

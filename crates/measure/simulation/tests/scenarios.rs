@@ -9,18 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use real_parts::{data_folder, is_required};
 use simulation::{ScenarioFile, run};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scenarios")
-}
-
-fn data() -> PathBuf {
-    std::env::var_os("INCO_DATA").map_or_else(|| folder().join("../../shared/data"), PathBuf::from)
-}
-
-fn required() -> bool {
-    std::env::var("INCO_REQUIRE").is_ok_and(|list| list.split(',').any(|part| part == "data"))
 }
 
 #[test]
@@ -62,7 +55,7 @@ fn problems_of(path: &Path) -> Vec<String> {
         "{name}: it has no expectation"
     );
     assert!(!file.expectation().checks.is_empty(), "{name}: it has no checks");
-    match run(&file, None, &data(), &mut |_, _, _| {}) {
+    match run(&file, None, &data_folder(), &mut |_, _, _| {}) {
         Ok(result) => {
             let checks = result.checks.iter().filter(|check| !check.met);
             let said = |check: &simulation::Checked| {
@@ -73,7 +66,7 @@ fn problems_of(path: &Path) -> Vec<String> {
             };
             checks.map(said).collect()
         }
-        Err(error) if error.is_absent_data() && !required() => {
+        Err(error) if error.is_absent_data() && !is_required("data") => {
             eprintln!("{name}: skipped: {error}");
             Vec::new()
         }

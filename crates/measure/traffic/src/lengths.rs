@@ -126,11 +126,10 @@ pub enum MixtureProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::data_dir;
 
     #[test]
     fn lengths_follow_the_measured_histogram() {
-        let Some(data) = data_dir() else { return };
+        let Some(data) = real_parts::data() else { return };
         let mixture = Mixture::load(&data.join("agh_2015/mixture_all_length_flows.json")).unwrap();
         let histogram = std::fs::read_to_string(data.join("agh_2015/histogram_all_length.csv")).unwrap();
         let bins: Vec<(u32, f64)> = histogram

@@ -36,8 +36,6 @@ mod replay;
 mod report;
 mod schedule;
 mod template;
-#[cfg(test)]
-mod testing;
 mod units;
 
 pub use capacity::highest_rate;

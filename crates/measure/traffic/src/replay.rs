@@ -206,11 +206,10 @@ fn datagram(f: &packet::Fragment) -> (FlowKey, u32, u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::data_dir;
 
     #[test]
     fn captures_are_sorted_into_flows() {
-        let Some(data) = data_dir() else { return };
+        let Some(data) = real_parts::data() else { return };
         let replay = Replay::load(&data.join("opennetvm_64B_download.pcap")).unwrap();
         assert_eq!(replay.packets.len(), 14_328);
         assert!(replay.packets.is_sorted_by_key(|p| p.offset_ns));

@@ -524,18 +524,8 @@ fn two_arms_send_on_one_uplink_and_receive_on_the_other() {
 
 #[test]
 fn captures_return_unchanged_and_every_fault_is_found() {
-    let data = std::env::var_os("INCO_DATA").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data"),
-        PathBuf::from,
-    );
+    let Some(data) = real_parts::data() else { return };
     let file = data.join("opennetvm_64B_download.pcap");
-    if !file.exists() {
-        let required =
-            std::env::var("INCO_REQUIRE").is_ok_and(|parts| parts.split(',').any(|part| part == "data"));
-        assert!(!required, "{} is required", file.display());
-        eprintln!("skipped: {} does not exist", file.display());
-        return;
-    }
     let run = |rate: Option<f64>, timing: Timing| Profile {
         phases: vec![],
         captures: vec![Capture {

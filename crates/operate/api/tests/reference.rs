@@ -15,6 +15,7 @@ use api::counters::{
 };
 use api::{Format, encode, openapi};
 use model::{DropReason, EventKind, Histogram, Nanos};
+use real_parts::available;
 use serde_json::Value;
 
 fn root() -> PathBuf {
@@ -42,13 +43,7 @@ fn has(program: &str) -> bool {
     {
         return true;
     }
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|part| part == "prometheus"),
-        "prometheus is required, but there is no {program}"
-    );
-    eprintln!("skipped: there is no {program}");
-    false
+    available("prometheus", Some(format!("there is no {program}")))
 }
 
 fn spans() -> SpanCounts {

@@ -176,12 +176,7 @@ fn ofctl(version: &str, command: &str, path: &Path, more: &[&str]) -> Option<Str
     ]);
     ofctl.arg(format!("unix:{}", path.display())).args(more);
     let Ok(output) = ofctl.stdin(Stdio::null()).output() else {
-        let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|word| word == "ovs"),
-            "ovs is required, but there is no ovs-ofctl"
-        );
-        eprintln!("skipped: there is no ovs-ofctl");
+        real_parts::available("ovs", Some("there is no ovs-ofctl".to_owned()));
         return None;
     };
     let said = |bytes| String::from_utf8_lossy(bytes).into_owned();

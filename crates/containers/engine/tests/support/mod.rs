@@ -15,6 +15,7 @@ use engine::{
     OciEngine, Request, Ticket,
 };
 use model::Nanos;
+pub use real_parts::available;
 
 /// How long anything may take before a test gives up on it.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,18 +49,6 @@ pub fn build_image(store: &Store) {
             &[("PROBE".into(), "1".into())],
         )
         .unwrap();
-}
-
-/// Whether the real part may be tested here; panics where it must and cannot.
-pub fn available(part: &str, missing: Option<String>) -> bool {
-    let Some(missing) = missing else { return true };
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|word| word == part),
-        "{part} is required, but {missing}"
-    );
-    eprintln!("skipped: {part} is not tested, since {missing}");
-    false
 }
 
 pub fn oci_missing() -> Option<String> {

@@ -1,34 +1,15 @@
 //! Every frame of the public captures, parsed by both parsers.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use packet::capture::CaptureReader;
 
 use crate::oracle::{self, Kind};
 
-fn data() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    let data = root.join(std::env::var("INCO_DATA").unwrap_or_else(|_| "../shared/data".into()));
-    if data.join("trex").is_dir() {
-        return Some(data);
-    }
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|part| part == "data"),
-        "the captures are required (INCO_REQUIRE) and not in {}: set INCO_DATA",
-        data.display()
-    );
-    eprintln!(
-        "skipped: no captures in {}; set INCO_DATA to their folder",
-        data.display()
-    );
-    None
-}
-
 #[test]
 fn both_parsers_agree_on_every_captured_frame() {
-    let Some(data) = data() else { return };
+    let Some(data) = real_parts::data() else { return };
     let mut files: Vec<PathBuf> = std::fs::read_dir(data.join("trex"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

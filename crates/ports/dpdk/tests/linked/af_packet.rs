@@ -8,13 +8,6 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::{alone, assert_full, eal, frame, pool, receive};
 
-fn required(part: &str) -> bool {
-    std::env::var("INCO_REQUIRE")
-        .unwrap_or_default()
-        .split(',')
-        .any(|p| p == part)
-}
-
 fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(
@@ -114,7 +107,10 @@ fn frames_cross_a_veth_pair() {
     .join()
     .unwrap();
     if !done {
-        assert!(!required("root"), "no network namespace could be made");
+        assert!(
+            !real_parts::is_required("root"),
+            "no network namespace could be made"
+        );
         eprintln!("skipped: needs root, for a veth pair in a network namespace");
     }
 }

@@ -56,16 +56,8 @@ pub(crate) fn is_available() -> bool {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
-    if found.is_ok() {
-        return true;
-    }
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|part| part.trim() == "dpdk"),
-        "dpdk-testpmd is required (INCO_REQUIRE) and not installed: apt install dpdk-dev"
-    );
-    eprintln!("skipped: dpdk-testpmd is not installed");
-    false
+    let missing = "dpdk-testpmd is not installed: apt install dpdk-dev";
+    real_parts::available("dpdk", found.is_err().then(|| missing.to_owned()))
 }
 
 impl Testpmd {

@@ -8,23 +8,6 @@ use packet::capture::CaptureReader;
 
 use crate::bed::{Bed, echo, service, stamp, unstamped};
 
-/// Where the captures are, if they are; a missing folder fails the test where `INCO_REQUIRE` names `data`.
-fn data() -> Option<PathBuf> {
-    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/data");
-    let data = std::env::var_os("INCO_DATA").map_or(default, PathBuf::from);
-    if data.join("trex").is_dir() {
-        return Some(data);
-    }
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|part| part == "data"),
-        "{} has no captures",
-        data.display()
-    );
-    eprintln!("skipped: {} has no captures (set INCO_DATA)", data.display());
-    None
-}
-
 fn captures(data: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(data.join("trex"))
         .unwrap()
@@ -38,7 +21,7 @@ fn captures(data: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn every_packet_of_every_capture_comes_back_unchanged_and_each_flow_from_one_instance() {
-    let Some(data) = data() else { return };
+    let Some(data) = real_parts::data() else { return };
     let services = vec![service(0, &[0], Match::default())];
     let mut bed = Bed::with_frames(2, 1, services, 10_000, |_| {});
     bed.plan.other = Fallback::Pass(UplinkId(0));

@@ -24,6 +24,7 @@ pub(crate) use keys::{Authority, free_port};
 pub(crate) use leftovers::{Traces, launcher_of, mounts_under, siblings};
 pub(crate) use namespace::{Namespace, Sniffer};
 pub(crate) use ovs::Ovs;
+pub(crate) use real_parts::{available, data};
 
 /// Long enough for anything that must happen at all, on a machine that is busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,18 +62,6 @@ impl Engine {
     }
 }
 
-/// Whether a part may be tested here; panics where it must and cannot.
-pub(crate) fn available(part: &str, missing: Option<String>) -> bool {
-    let Some(missing) = missing else { return true };
-    let required = std::env::var("INCO_REQUIRE").unwrap_or_default();
-    assert!(
-        !required.split(',').any(|word| word == part),
-        "{part} is required, but {missing}"
-    );
-    eprintln!("skipped: {part} is not tested, since {missing}");
-    false
-}
-
 fn root_missing() -> Option<String> {
     (!rustix::process::geteuid().is_root()).then(|| "this is not run as root".to_owned())
 }
@@ -97,17 +86,6 @@ pub(crate) fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../../examples")
         .join(name)
-}
-
-/// The folder of captures; `None`, said or failed, where it is missing.
-pub(crate) fn data() -> Option<PathBuf> {
-    let folder = std::env::var_os("INCO_DATA").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../../shared/data")),
-        PathBuf::from,
-    );
-    let missing = (!folder.join("trex").is_dir())
-        .then(|| format!("there are no captures in {}: set INCO_DATA", folder.display()));
-    available("data", missing).then_some(folder)
 }
 
 /// Tests that measure, or load a CPU, run alone; others run beside each other, since they mostly wait.
