@@ -1,7 +1,7 @@
-//! The control groups of containers, version 1 and 2, by direct reads and writes: microseconds where an engine's own call takes milliseconds.
+//! Control groups of containers, version 1 and 2, by direct reads and writes of their files. A read or write takes
+//! microseconds; an engine's API takes milliseconds.
 //!
-//! Everything works on a root directory that is an argument (`/sys/fs/cgroup`, or a tree of files in a test), and finds out
-//! itself which version is there.
+//! The root directory is an argument: `/sys/fs/cgroup`, or a tree of files in a test. The version is detected.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -162,9 +162,9 @@ impl Cgroup {
         self.freezer.is_dir()
     }
 
-    /// Gives the containers in it the weight of as many programs. A group weighs as much as one program by default, however many are in
-    /// it: on a busy machine all of them would share what one program gets, far below their quotas. Those limit them as before. Where
-    /// the controller is not there it does nothing.
+    /// Sets the CPU weight of this group to one program per container. By default a group has the weight of one
+    /// program, however many containers it holds; on a busy machine they would share that and stay far below their
+    /// quotas. Does nothing without the CPU controller.
     pub fn raise_weight(&self) {
         let _ = match self.version {
             Version::V1 => write(&self.cpu.join("cpu.shares"), "65536"),
@@ -214,8 +214,8 @@ impl Cgroup {
             .map(|(quota_us, period_us)| CpuQuota { quota_us, period_us }))
     }
 
-    /// Begins to freeze its processes, or to thaw them. Frozen they are when [`is_frozen`](Cgroup::is_frozen) says so: a
-    /// process that is throttled by its quota freezes only once it may run again.
+    /// Starts to freeze or thaw the processes. [`is_frozen`](Cgroup::is_frozen) tells when they are frozen: a process
+    /// that its quota throttles freezes in its next period.
     ///
     /// # Errors
     /// [`EngineError::Io`].
@@ -250,11 +250,11 @@ impl Cgroup {
             .unwrap_or_default()
     }
 
-    /// Kills all of its processes: lifts the quota and thaws first, since one that is throttled dies late and one that is frozen
-    /// (version 1) not at all. True where there was none left to kill.
+    /// Kills all processes. Lifts the quota and thaws first: a throttled process dies late, and a frozen one (version
+    /// 1) does not die. Returns true if no process was left.
     ///
     /// # Errors
-    /// [`EngineError::Io`] where it cannot be thawed.
+    /// [`EngineError::Io`] if the group cannot be thawed.
     pub fn kill(&self) -> Result<bool, EngineError> {
         if !self.exists() {
             return Ok(true);
@@ -369,8 +369,8 @@ fn figure(text: &str, word: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// A tree of plain files that looks like version 2. The kernel's own behaviour behind these files (when a group counts as frozen, what
-    /// a kill does) is not tested by it.
+    /// A tree of plain files that looks like version 2. The kernel's behaviour behind these files is not tested with
+    /// it.
     fn fake_v2() -> (tempfile::TempDir, Cgroup) {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids\n").unwrap();

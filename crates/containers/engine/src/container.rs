@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// The name of an image, as `inco/forward:latest`. Without a tag it means `:latest`.
+/// The name of an image, as `inco/forward:latest`. The default tag is `:latest`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ImageRef(pub String);
@@ -36,7 +36,7 @@ impl From<&str> for ImageRef {
     }
 }
 
-/// A label that a container carries.
+/// A label of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Label {
     /// As `inco.service`.
@@ -62,7 +62,7 @@ impl Label {
         }
     }
 
-    /// Whether these labels have it.
+    /// Whether these labels contain it.
     pub fn is_on(&self, labels: &BTreeMap<String, String>) -> bool {
         labels
             .get(&self.key)
@@ -80,18 +80,18 @@ pub struct CpuQuota {
 }
 
 impl CpuQuota {
-    /// What the kernel takes as a quota at least (below: EINVAL).
+    /// The smallest quota that the kernel accepts (below: EINVAL).
     pub const MIN_QUOTA_US: u32 = 1_000;
-    /// What the kernel takes as a period at least.
+    /// The shortest period that the kernel accepts.
     pub const MIN_PERIOD_US: u32 = 1_000;
-    /// What the kernel takes as a period at most.
+    /// The longest period that the kernel accepts.
     pub const MAX_PERIOD_US: u32 = 1_000_000;
-    /// The usual period. A tenth of the kernel's own 100 ms: a program that used its share up then waits a third as long (measured: 99th
-    /// percentile of the gaps 29–36 ms against 72–89 ms).
+    /// The default period, in microseconds: a tenth of the kernel's default. A program that has used its quota then
+    /// waits a third as long (measured: 99th percentile of the gaps 29–36 ms against 72–89 ms).
     pub const PERIOD_US: u32 = 10_000;
 
-    /// The quota that allows `cpus` CPUs, 0.001 or more (less is raised to that), in periods of 10 ms; longer
-    /// periods where the quota would otherwise be below what the kernel takes.
+    /// The quota of `cpus` CPUs, at least 0.001, in periods of 10 ms; in longer periods if the kernel would not
+    /// accept the quota.
     pub fn of_cpus(cpus: f64) -> CpuQuota {
         let cpus = if cpus.is_finite() {
             cpus.clamp(0.001, 4_096.0)
@@ -112,9 +112,9 @@ impl CpuQuota {
         }
     }
 
-    /// The quota that allows `cpus` CPUs, in periods so short that what arrives at `rate_pps` while the quota holds a
-    /// single-threaded program up fills at most half of a ring of `ring_slots`: it stands still for `(1 − cpus) ×
-    /// period`. Never longer than the usual period, nor shorter than the kernel takes.
+    /// The quota of `cpus` CPUs in periods so short that the packets of one pause fill at most half of a ring of
+    /// `ring_slots`. A single-threaded program pauses for `(1 − cpus) × period`, while packets arrive at `rate_pps`.
+    /// The period is at most the default, and at least what the kernel accepts.
     pub fn for_ring(cpus: f64, ring_slots: u32, rate_pps: f64) -> CpuQuota {
         let usual = CpuQuota::of_cpus(cpus);
         let allowed = usual.cpus();
@@ -134,15 +134,15 @@ impl CpuQuota {
         }
     }
 
-    /// How many CPUs it allows.
+    /// The number of CPUs that it allows.
     pub fn cpus(&self) -> f64 {
         f64::from(self.quota_us) / f64::from(self.period_us.max(1))
     }
 
-    /// Whether the kernel takes it.
+    /// Checks that the kernel accepts it.
     ///
     /// # Errors
-    /// [`EngineError::BadSpec`] where it does not.
+    /// [`EngineError::BadSpec`] if it does not.
     pub fn check(&self) -> Result<(), EngineError> {
         let bad = |reason: String| {
             Err(EngineError::BadSpec {
@@ -163,55 +163,57 @@ impl CpuQuota {
     }
 }
 
-/// The directory in which a container and inco meet: see [`exchange`](crate::exchange).
+/// The directory that a container shares with inco: see [`exchange`](crate::exchange).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// On this machine. Made when the container is created, and removed with it.
+    /// Its path on this machine. Created and removed with the container.
     pub source: PathBuf,
-    /// In the container; absolute.
+    /// Its absolute path in the container.
     pub target: PathBuf,
 }
 
-/// What is to run. Whatever it says, a container has no network but the interfaces it is given, a read-only root, no capabilities
-/// (with interfaces: to send and receive whole frames) and no way to get more privileges.
+/// The specification of a container. Every container has no network except the interfaces that it is given, a
+/// read-only root file system, no capabilities (with interfaces: `CAP_NET_RAW`) and no way to gain privileges.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContainerSpec {
-    /// As `inco-firewall-7`: see [`ContainerSpec::check`].
+    /// Its name, as `inco-firewall-7`: see [`ContainerSpec::check`].
     pub name: String,
-    /// Found again by [`Engine::list`](crate::Engine::list).
+    /// Its labels, by which [`Engine::list`](crate::Engine::list) finds it.
     pub labels: BTreeMap<String, String>,
-    /// What its root holds.
+    /// The image of its root file system.
     pub image: ImageRef,
     /// Program and arguments; empty: the image's own.
     pub command: Vec<String>,
-    /// Environment, after the image's own.
+    /// Environment, added to the image's own.
     pub env: Vec<(String, String)>,
-    /// What it sees of this machine.
+    /// Files and directories of this machine that are mounted into it.
     pub mounts: Vec<Mount>,
-    /// Where it meets inco, if it does.
+    /// The directory that it shares with inco.
     pub exchange: Option<Exchange>,
-    /// CPU quota from its first moment; `None` for no limit.
+    /// CPU quota from its start on; `None` for no limit.
     pub cpu: Option<CpuQuota>,
     /// Memory in bytes; `None` for no limit.
     pub memory_bytes: Option<u64>,
     /// Processes and threads at most.
     pub pids_limit: u32,
-    /// CPUs that it may run on, as `0-3,7`; `None` for all.
+    /// The CPUs that it may use, as `0-3,7`; `None` for all.
     pub cpuset: Option<String>,
-    /// Whether its root is root in a user namespace of its own, and nobody on the host. Of the engine `oci`; Docker does as it is set up.
+    /// Whether the container has a user namespace of its own, in which its root is not the host's root. For the
+    /// engine `oci`; Docker uses its own setting.
     pub user_namespace: bool,
-    /// Whether it sees the machine's hugepages under `/dev/hugepages`.
+    /// Whether the machine's hugepages are mounted at `/dev/hugepages`.
     pub hugepages: bool,
-    /// Functions of network cards that it gets, in the order of its data ports: interfaces are moved into it, under their names, and
-    /// back when it is removed; of others it may use the device files. [`Given`](crate::Given) says what it is told of them.
+    /// Functions of network cards for the container, in the order of its data ports. Network interfaces are moved
+    /// into the container under their names, and back on removal; of other functions it gets the device files.
+    /// [`Given`](crate::Given) describes its environment.
     pub functions: Vec<NetFunction>,
 }
 
 /// The longest name of a container, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
-/// Open files that a program may have: a packet function with 256 ports needs a few for each.
+/// Limit of open files: a function with 256 ports needs a few for each.
 pub const OPEN_FILES: u64 = 4_096;
-/// Processes and threads that a container may have where nothing else is said.
+/// Default limit of processes and threads.
 pub const PIDS_LIMIT: u32 = 64;
 
 impl ContainerSpec {
@@ -235,7 +237,7 @@ impl ContainerSpec {
         }
     }
 
-    /// Whether it can be: its name, quota and mounts. Looks at nothing outside.
+    /// Checks name, quota, mounts and texts, without access to the system.
     ///
     /// # Errors
     /// [`EngineError::BadName`] and [`EngineError::BadSpec`].
@@ -275,7 +277,7 @@ impl ContainerSpec {
     }
 }
 
-/// What an operating system takes as arguments and environment.
+/// Checks arguments or environment: no NUL.
 fn check_texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), EngineError> {
     if texts.any(|text| text.contains('\0')) {
         let reason = "it contains a NUL".to_owned();
@@ -287,7 +289,7 @@ fn check_texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), En
     Ok(())
 }
 
-/// Whether a command can be run: it is not empty, and the kernel takes it.
+/// Checks a command: it is not empty and has no NUL.
 pub(crate) fn check_command(command: &[String]) -> Result<(), EngineError> {
     if command.is_empty() {
         let reason = "it is empty".to_owned();
@@ -299,7 +301,7 @@ pub(crate) fn check_command(command: &[String]) -> Result<(), EngineError> {
     check_texts(command.iter())
 }
 
-/// A name is also the name of a cgroup and of files: nothing that could leave its directory.
+/// Checks a name. It becomes the name of a cgroup and of files, so it must not leave its directory.
 pub(crate) fn check_name(name: &str) -> Result<(), EngineError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     if name.len() > MAX_NAME_BYTES
@@ -314,25 +316,25 @@ pub(crate) fn check_name(name: &str) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Whether a container's program runs.
+/// The state of a container's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerState {
     /// It runs.
     Running,
     /// It is frozen.
     Paused,
-    /// It has ended; the container is still to be removed.
+    /// It has ended; the container is not removed yet.
     Exited,
 }
 
-/// A container that exists.
+/// An existing container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Container {
     /// As given.
     pub name: String,
     /// As given.
     pub labels: BTreeMap<String, String>,
-    /// Process id of its program; 0 where it has ended or is on another machine.
+    /// Process id of its program; 0 if it has ended or runs on another machine.
     pub pid: u32,
     /// Whether it runs.
     pub state: ContainerState,
@@ -340,35 +342,36 @@ pub struct Container {
     pub started_unix_ms: u64,
 }
 
-/// How a program ended. Both are `None` where nobody could tell: a container that was adopted is no child of ours.
+/// How a program ended. Status and signal are both `None` if unknown: an adopted container is no child of this
+/// process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit status, 0 to 255, where it exited.
+    /// Exit status, 0 to 255, if it exited.
     pub status: Option<i32>,
-    /// The signal that ended it, where one did.
+    /// The signal that ended it, if any.
     pub signal: Option<i32>,
-    /// Whether the kernel killed a process of the container because it had used up its memory. Docker may remove the
-    /// control group that tells it before it can be read.
+    /// Whether the kernel killed a process of the container because its memory was used up. With Docker this may be
+    /// missed: Docker may remove the control group before it is read.
     pub out_of_memory: bool,
 }
 
-/// What a container has used since it was made.
+/// The resources that a container has used since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time, in nanoseconds.
     pub cpu_ns: u64,
-    /// Time for which it was not let run because its quota was used up, in nanoseconds.
+    /// Time in which its quota throttled it, in nanoseconds.
     pub throttled_ns: u64,
-    /// Quota periods in which that happened.
+    /// Quota periods with throttling.
     pub throttled_periods: u64,
-    /// Quota periods in which it wanted to run.
+    /// Quota periods in which it was runnable.
     pub periods: u64,
     /// Memory now, in bytes.
     pub memory_bytes: u64,
 }
 
 impl Exit {
-    /// How a command ended that did not exit with 0, with the end of what it wrote.
+    /// The error for a command that did not exit with 0, with the last line of its output.
     pub(crate) fn failed_command(&self, name: &str, output: &str) -> EngineError {
         let how = match (self.status, self.signal) {
             (Some(status), _) => format!("exited with {status}"),

@@ -1,7 +1,7 @@
-//! The engine that Docker or Podman is: containers over their API, on this machine or, over TLS, on another one.
+//! The engine `docker`: containers by the API of Docker or Podman, on this machine or, over TLS, on another one.
 //!
-//! Where the containers run on this machine, what the API does slowly is done directly: the end of a program is told by its pidfd,
-//! a CPU quota is written to the control group. For containers to run on while `dockerd` is stopped it needs `live-restore`.
+//! On this machine slow API calls are replaced: a pidfd tells the end of a program, and CPU quotas are written to the
+//! control group. Containers run on while `dockerd` is stopped only with `live-restore`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -62,7 +62,8 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 const CREATED_LABEL: &str = "inco.created-unix-ms";
 /// On containers: the directory on the host in which one meets inco.
 const EXCHANGE_LABEL: &str = "inco.exchange";
-/// Of how many files Docker keeps a container's output, and how long each gets: with one full it has what [`Logs`] keeps.
+/// How many files of output Docker keeps of a container, and their size. One full file holds as much as [`Logs`]
+/// keeps.
 ///
 /// [`Logs`]: crate::logs::Logs
 const LOG_FILES: (&str, &str) = ("2", "1m");
@@ -625,8 +626,8 @@ impl Service {
         of.map_or(Ok(()), |dir| exchange::remove(&dir))
     }
 
-    /// Gives Docker the image from our store, where it does not have it or has an earlier build of it. An image of that name that did not come
-    /// from our store is left as it is. Gives what our store says of it, where it has it.
+    /// Imports the image from our store into Docker if Docker has none or an earlier build. An image of that name
+    /// from another source is not replaced. Returns the image's description if our store has it.
     async fn ensure_image(&self, name: &ImageRef, limit: Duration) -> Result<Option<Image>, EngineError> {
         let Some(store) = &self.config.images else {
             return Ok(None);
@@ -973,7 +974,8 @@ impl Service {
         }
     }
 
-    /// Ends a command that runs in a container. Docker cannot: on another machine it goes on until its container ends.
+    /// Kills a command in a container. The API has no such call, so on another machine the command runs until its
+    /// container ends.
     async fn kill_exec(&self, id: &str, name: &str) {
         if self.hierarchy.is_none() {
             return;
@@ -1094,7 +1096,7 @@ impl Service {
         tokio::task::spawn_local(async move {
             match &entry.pidfd {
                 Some(pidfd) => {
-                    // SAFETY: the descriptor is one and the same for as long as the `Rc` lives, which the AsyncFd holds.
+                    // SAFETY: the descriptor stays the same while the `Rc` lives, and the AsyncFd holds the `Rc`.
                     #[expect(unsafe_code)]
                     let readable =
                         unsafe { AsyncFd::register_with_interest(Rc::clone(pidfd), Interest::READABLE) };

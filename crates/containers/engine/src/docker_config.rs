@@ -23,8 +23,8 @@ pub struct DockerConfig {
     pub cgroup_root: PathBuf,
     /// After this a create has failed.
     pub create_timeout: Nanos,
-    /// How long Docker's word on an exit status is waited for once the kernel says that a program has ended: 80 ms, since the end
-    /// itself must be told within 100 ms. Later the status stays unknown.
+    /// How long to wait for Docker's exit status after the kernel has told the end of a program: 80 ms, since the end
+    /// must be told within 100 ms. After that the status is unknown.
     pub status_limit: Nanos,
 }
 

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::OPEN_FILES;
 
-/// Why an engine did not do what it was asked.
+/// An error of an engine.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum EngineError {
     /// No container of that name.
@@ -21,7 +21,7 @@ pub enum EngineError {
         /// The name asked for.
         name: String,
     },
-    /// The name is no name for a container.
+    /// The name is invalid.
     #[error(
         "{name:?} cannot name a container: it takes up to 128 of a-z, A-Z, 0-9, '.', '_' and '-', and starts with \"inco-\""
     )]
@@ -43,7 +43,7 @@ pub enum EngineError {
         /// The image asked for.
         image: String,
     },
-    /// What an image was to be made of is none, or has what no image has.
+    /// The source of an import is no image, or an invalid one.
     #[error("cannot import {}: {reason}", path.display())]
     BadImage {
         /// The archive or folder.
@@ -51,10 +51,10 @@ pub enum EngineError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// Nobody says what an image that is imported runs: a root file system does not.
+    /// An imported image has no entrypoint: a root file system names none.
     #[error("which program it runs is not said")]
     NoProgram,
-    /// The specification asks for what cannot be.
+    /// The specification is invalid.
     #[error("the container cannot have {what}: {reason}")]
     BadSpec {
         /// Which part of the specification.
@@ -62,7 +62,7 @@ pub enum EngineError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A function of a card that a container was to get cannot be given to it.
+    /// A function of a card cannot be given to a container.
     #[error("{what}: {write}")]
     NoFunction {
         /// Which one, and what is the matter.
@@ -70,13 +70,13 @@ pub enum EngineError {
         /// What to do.
         write: String,
     },
-    /// The container has ended, so that it cannot be paused, resumed or limited.
+    /// The container has ended and cannot be paused, resumed or limited.
     #[error("container {name} has ended")]
     NotRunning {
         /// The container.
         name: String,
     },
-    /// The container was made but its program did not start.
+    /// The container's program did not start.
     #[error("container {name} did not start: {reason}")]
     Start {
         /// The container.
@@ -111,7 +111,7 @@ pub enum EngineError {
         /// The engine's words.
         reason: String,
     },
-    /// It took too long.
+    /// The request exceeded its time limit.
     #[error("could not {verb} {name} within {} ms", after.as_millis())]
     Timeout {
         /// What was asked.
@@ -127,7 +127,7 @@ pub enum EngineError {
         /// [`MAX_REQUESTS`](crate::MAX_REQUESTS).
         limit: usize,
     },
-    /// Containers cannot have the open files that they should.
+    /// The limit of open files is too low for containers.
     #[error(
         "the hard limit of open files is {hard}, and a container gets {OPEN_FILES}: run `ulimit -Hn {OPEN_FILES}` before inco, or write LimitNOFILE={OPEN_FILES} in its unit"
     )]
@@ -135,7 +135,7 @@ pub enum EngineError {
         /// The limit.
         hard: u64,
     },
-    /// Something that only root may do.
+    /// The request needs root.
     #[error("{what} takes root: run inco as root")]
     NeedsRoot {
         /// What was to be done.
@@ -154,7 +154,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the same request may work later without anybody changing anything.
+    /// Whether a retry of the same request may succeed.
     pub const fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -162,7 +162,7 @@ impl EngineError {
         )
     }
 
-    /// An error of the standard library, made one of ours at the edge.
+    /// Converts an error of the standard library.
     pub fn io(action: &'static str, path: &Path, error: &std::io::Error) -> EngineError {
         let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
         EngineError::Io {

@@ -1,8 +1,9 @@
-//! The directory in which a container and inco meet: the container makes its sockets there, and inco connects to them.
+//! The directory that a container shares with inco: the container creates its sockets there, and inco connects to
+//! them.
 //!
-//! It is a file system of its own in memory, with little room: a container that fills it up harms nobody but itself. It is mounted where
-//! everybody finds it who has to, a container engine in the first mount namespace as well as the next run of inco, which may have
-//! another namespace than this one. Others than root may not enter it.
+//! It is a small file system of its own in memory, so that a container that fills it affects no other. It is mounted
+//! where both a container engine in the first mount namespace and the next run of inco can see it. Only root of the
+//! host may enter it.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,13 +17,13 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use crate::{EngineError, Owner};
 
-/// Room in it, in bytes. Sockets take none.
+/// Its size limit, in bytes. Sockets take no space.
 pub const EXCHANGE_BYTES: u64 = 1 << 20;
-/// Files in it at most, itself among them: the two sockets of a function, and some.
+/// Its limit of files, including itself: two sockets of a function and some more.
 pub const EXCHANGE_FILES: u64 = 64;
 
-/// Makes it, for the container whose program is run by this user of the host. One that an earlier container of that name left is replaced.
-/// Where this process may not mount, it is a directory like any other.
+/// Creates the directory for a container whose program runs as this user of the host. Replaces a directory that an
+/// earlier container of that name left. Without the right to mount, it is a plain directory.
 ///
 /// # Errors
 /// [`EngineError::Io`].
@@ -58,7 +59,7 @@ pub(crate) fn make(dir: &Path, owner: Owner) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Removes it with all that is in it. One that is not there is no error.
+/// Removes the directory and its content. A missing one is no error.
 ///
 /// # Errors
 /// [`EngineError::Io`].
@@ -77,7 +78,7 @@ pub fn remove(dir: &Path) -> Result<(), EngineError> {
     }
 }
 
-/// Removes a directory of such directories.
+/// Removes a directory that contains such directories.
 ///
 /// # Errors
 /// As [`remove`].
@@ -88,14 +89,14 @@ pub fn remove_all(instances: &Path) -> Result<(), EngineError> {
     remove(instances)
 }
 
-/// Whether another file system begins there.
+/// Whether the directory is a mount point.
 fn is_mount(dir: &Path) -> bool {
     let device = |path: &Path| fs::symlink_metadata(path).map(|data| data.dev()).ok();
     let above = dir.parent().and_then(device);
     above.is_some() && device(dir).is_some_and(|own| Some(own) != above)
 }
 
-/// Does it in the mount namespace of the machine's first process, where that is another one than this process has and may be entered.
+/// Runs `work` in the mount namespace of process 1 if this process has another one and may enter it.
 fn in_first_namespace(work: impl Fn() -> Result<(), Errno> + Send + Sync) -> Result<(), Errno> {
     let name = |of: &str| fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
     let first = File::open("/proc/1/ns/mnt");

@@ -1,5 +1,5 @@
-//! An engine without containers, for the controller's simulation: its only clock is [`FakeEngine::advance`], its only chance is
-//! a seed, so that a run can be repeated exactly.
+//! An engine without containers, for the simulation of the controller. It is deterministic: its only clock is
+//! [`FakeEngine::advance`], its only source of randomness a seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! The caller's side of an engine that works in a thread of its own: requests go in, events come out, and neither waits.
+//! The caller's side of an engine that runs on a thread of its own: requests go in, events come out, and neither call
+//! blocks.
 
 use std::fmt;
 use std::path::Path;
@@ -14,11 +15,12 @@ use crate::{Container, EngineError, EngineEvent, Execution, Label, MAX_REQUESTS,
 /// How long [`Engine::list`](crate::Engine::list) waits at most.
 pub(crate) const LIST_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a function runs while others wait for its CPU: longer than a worker, which all packets wait for, and shorter than
-/// what has no slice of its own.
+/// The scheduler slice of a function: longer than a worker's, since all packets wait for a worker, and shorter than
+/// the default.
 const SLICE: Duration = Duration::from_micros(300);
 
-/// Has packets not wait for the slices of others on the CPU of a function, whose process this is. It works without, too.
+/// Shortens the scheduler slice of a function's process, so that packets wait less for its CPU. A failure is only
+/// logged.
 pub(crate) fn shorten_slice(pid: u32) {
     if let Err(error) = cpu_slice::of_process(pid, SLICE) {
         tracing::debug!(pid, %error, "a container has no short slice and waits longer where others use its CPU");

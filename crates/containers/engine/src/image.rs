@@ -1,8 +1,8 @@
-//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There is no registry: an image
-//! is one static binary, or what was imported. Layers are laid over each other when they are imported.
+//! The images of the `oci` engine: a directory for each, with its root file system and its configuration. There is no
+//! registry: an image is built from files or imported. Layers are merged on import.
 //!
-//! Containers share the root file system of their image, read-only; replacing or removing an image while they run is safe for what they
-//! have open, and new ones get the new one.
+//! Containers share the root file system of their image, read-only. An image may be replaced or removed while
+//! containers run: they keep the files that they have open, and new containers get the new image.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -57,7 +57,8 @@ fn root() -> PathBuf {
 }
 
 impl Image {
-    /// What a container runs that gives no command: the program, and these arguments instead of the image's where there are any.
+    /// The command of a container that gives none: the entrypoint, and `arguments` instead of the image's own if
+    /// there are any.
     pub fn command(&self, arguments: &[String]) -> Vec<String> {
         let own = if arguments.is_empty() {
             self.arguments.as_slice()
@@ -128,8 +129,8 @@ impl Store {
         Store::state_dir().join("images")
     }
 
-    /// Where that is kept which outlives inco: `$INCO_STATE_DIR`, or `/var/lib/inco`. With another run directory than the usual
-    /// one it is in there: two incos share images only where somebody says so.
+    /// The directory of what outlives inco: `$INCO_STATE_DIR`, or `/var/lib/inco`. With another run directory than
+    /// `/run/inco` it is that one, so that two incos share images only if both are told to.
     pub fn state_dir() -> PathBuf {
         let given = |name| {
             std::env::var_os(name)
@@ -151,7 +152,7 @@ impl Store {
         env: &[(String, String)],
     ) -> Result<Image, EngineError> {
         let filled = self.build(name, Path::new("/"), |tree| {
-            // Names of one file here are names of one file there: a library that is found by two names must be loaded once.
+            // Several names of one file stay one file: the loader must not load a library twice.
             let mut placed: HashMap<PathBuf, &Path> = HashMap::new();
             for file in files {
                 let read = |error: &std::io::Error| EngineError::io("read", &file.source, error);
@@ -169,15 +170,17 @@ impl Store {
         filled.map(|imported| imported.image)
     }
 
-    /// Makes an image of a root file system (a directory, or a tar archive as `docker export` writes it), or of an image with layers
-    /// (an OCI image layout, or what `docker save` writes, as a directory or a tar archive). One of that name is replaced.
+    /// Imports an image: a root file system (a directory, or a tar archive as `docker export` writes it), or an image
+    /// with layers (an OCI image layout, or what `docker save` writes, as a directory or a tar archive). Replaces an
+    /// image of that name.
     ///
-    /// Files of a root file system belong to the container's root; layers say whose theirs are. An image with layers says what it
-    /// runs, where and as whom; `entrypoint` is then run instead, and `env` added.
+    /// Files of a root file system belong to the container's root; layers name the owners of theirs. An image with
+    /// layers brings its entrypoint, arguments, environment, working directory and user; `entrypoint`, if not empty,
+    /// replaces the first two, and `env` is added.
     ///
     /// # Errors
-    /// [`EngineError::BadSpec`] for a name that cannot be; [`EngineError::NoProgram`] where nobody says what to run;
-    /// [`EngineError::BadImage`] for what is neither, is not what its digests say, or is above its limits; [`EngineError::Io`].
+    /// [`EngineError::BadSpec`] for an invalid name; [`EngineError::NoProgram`] without an entrypoint;
+    /// [`EngineError::BadImage`] for an unknown format, a wrong digest or an exceeded limit; [`EngineError::Io`].
     pub fn import(
         &self,
         name: &ImageRef,
@@ -215,11 +218,11 @@ impl Store {
         })
     }
 
-    /// Makes an image of a program of this machine and the shared libraries that it is linked to, for DPDK programs the
-    /// drivers that an instance needs, too. The program is at the same path as here. One of that name is replaced.
+    /// Makes an image of a program of this machine with its shared libraries and, for DPDK programs, the drivers that
+    /// an instance needs. The program has the same path as on this machine. Replaces an image of that name.
     ///
     /// # Errors
-    /// [`EngineError::BadSpec`] where a library is not found; [`EngineError::Io`].
+    /// [`EngineError::BadSpec`] if a library is not found; [`EngineError::Io`].
     pub fn from_host_program(
         &self,
         name: &ImageRef,
@@ -327,7 +330,7 @@ impl Store {
         let dir = self.dir_of(name)?;
         let work = self.work()?;
         let built = self.build_in(&work.dir, name, source, fill).and_then(|imported| {
-            // A directory cannot be exchanged for another in one step without a gap; a reader in the gap sees no image.
+            // Directories cannot be swapped atomically: for a moment a reader finds no image.
             let aside = self.temporary("old");
             match fs::rename(&dir, &aside) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -384,7 +387,8 @@ impl Store {
         Ok(Imported { image, left_out })
     }
 
-    /// Makes the directory of the images, or takes it away from everybody else: what lies in images was written by others.
+    /// Creates the directory of the images, or removes the permissions of others from it: images hold untrusted
+    /// files.
     ///
     /// # Errors
     /// [`EngineError::Io`].
@@ -415,7 +419,8 @@ impl Store {
         Ok(Work { dir, _lock: file })
     }
 
-    /// Removes what nobody builds or removes any more: whoever does has the directory locked, or is just removing it, too.
+    /// Removes the leftovers of builds and removals that were killed. One that still runs holds a lock on its
+    /// directory.
     fn remove_leftovers(&self) -> Result<(), EngineError> {
         let entries = fs::read_dir(&self.dir).map_err(|error| EngineError::io("read", &self.dir, &error))?;
         for dir in entries.flatten().map(|entry| entry.path()) {
@@ -547,8 +552,8 @@ fn libraries_in(text: &str) -> Result<BTreeSet<PathBuf>, String> {
     Ok(found)
 }
 
-/// The drivers that DPDK loads by itself from its plug-in directory, as far as an instance needs them: buffers, virtual devices and
-/// memif. All of them would be 50 MB.
+/// The drivers in DPDK's plug-in directory that an instance needs: buffers, virtual devices and memif. All of them
+/// take 50 MB.
 fn dpdk_drivers(eal: &Path) -> Vec<PathBuf> {
     const NEEDED: [&str; 7] = [
         "librte_bus_vdev.so",

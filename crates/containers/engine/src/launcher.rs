@@ -1,12 +1,13 @@
-//! The launcher: a small process with one thread that makes containers for the engine. Making a container forks, and forking a process
-//! with threads and gigabytes of memory is unsafe and stalls it; so this one is started before either is there.
+//! The launcher: a small process with one thread that makes containers for the engine. Making a container forks. A
+//! fork of a process with threads is unsafe, and with gigabytes of memory it is slow; so the launcher starts before
+//! either exists.
 //!
-//! 1. The program calls [`Launcher::start`] first of all; that runs the program again with the arguments of its [`LauncherCommand`], and that run
-//!    calls [`main`].
-//! 2. For each container the launcher forks once more, so that several are made at once and none disturbs another.
-//! 3. Containers are its descendants: it reaps them, and tells how they ended.
-//! 4. It keeps files (a flow table's memory) for the program. When the program dies, the launcher dies, too, unless it keeps any: then it
-//!    waits up to [`MAX_ORPHAN`] for the next run. Containers run on either way.
+//! 1. The program first calls [`Launcher::start`], which runs the program again with the arguments of
+//!    [`LauncherCommand`]. That run calls [`main`].
+//! 2. The launcher forks once more for each container, so that several are made at once and none affects another.
+//! 3. Containers are its descendants: it reaps them and reports how they ended.
+//! 4. It holds files for the program (the memory of a flow table). When the program dies, the launcher exits at once,
+//!    or after [`MAX_ORPHAN`] if it holds files and no next run takes them over. Containers run on in both cases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -97,12 +98,12 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left waiting. To be called before the
-    /// program has threads or much memory.
+    /// Starts a launcher, or takes over the one that an earlier run with the same run directory left. Must be called
+    /// before the program has threads or much memory.
     ///
     /// # Errors
-    /// [`EngineError::Io`] where it cannot be started, [`EngineError::Unavailable`] where it does not answer: another
-    /// program with the same run directory may be using it.
+    /// [`EngineError::Io`] if it cannot be started; [`EngineError::Unavailable`] if it does not answer, for example
+    /// because another program with the same run directory uses it.
     pub fn start(command: LauncherCommand, run_dir: &Path) -> Result<Launcher, EngineError> {
         fs::create_dir_all(run_dir).map_err(|e| EngineError::io("make directory", run_dir, &e))?;
         if let Some((channel, pid)) = adopt(run_dir)? {
@@ -340,7 +341,7 @@ struct Filters {
 #[derive(Clone)]
 struct Exec {
     filter: Rc<Filters>,
-    /// The user namespace that a command beside a container's program is still to enter, and as whom: the runtime leaves it out.
+    /// The user namespace that a command must enter, and its user there: the runtime does not enter it.
     user: Option<(Arc<OwnedFd>, Owner)>,
     /// Closed by a successful exec; otherwise the reason is written to it.
     failure: Arc<OwnedFd>,
@@ -384,8 +385,8 @@ impl Executor for Exec {
     }
 }
 
-/// Makes this process that user of a user namespace, with the capabilities of that specification and no others. It takes none to get
-/// there for who is, on the host, the one that made the namespace.
+/// Enters the user namespace as this user, with the capabilities of the specification and no others. Entering needs
+/// no capability for the user who created the namespace.
 fn enter(namespace: &OwnedFd, user: Owner, spec: &Spec) -> Result<(), String> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User))
@@ -406,7 +407,8 @@ struct Making {
     report: Channel,
 }
 
-/// The socket for the next run. The file is removed at the end only if it is still this one: the next run may have made its own.
+/// The socket for the next run. Its file is removed at the end only if it is still the same file: the next run may
+/// have created its own.
 struct Listener {
     socket: OwnedFd,
     path: PathBuf,
@@ -429,11 +431,11 @@ struct Service {
     held: BTreeMap<String, OwnedFd>,
 }
 
-/// The launcher itself: serves the program at the other end of the socket that is its standard input, until that closes. Never
-/// to be called in a process that has threads.
+/// The launcher's main loop: serves the program at the other end of the socket that is its standard input, until the
+/// socket closes. Must not be called in a process with threads.
 ///
 /// # Errors
-/// [`EngineError::Unavailable`] where standard input is no such socket; [`EngineError::Io`].
+/// [`EngineError::Unavailable`] if standard input is no such socket; [`EngineError::Io`].
 pub fn main() -> Result<(), EngineError> {
     let own = |errno| EngineError::Io {
         action: "set up",
@@ -522,8 +524,8 @@ impl Service {
         }
     }
 
-    /// The program is gone in the middle of creates: what comes of them has no record, so it is ended. The next run waits for
-    /// this one to leave, so that nothing appears behind its back.
+    /// The program has died during creates. Their containers have no record, so they are killed. The next run waits
+    /// until this launcher has exited, so that no container appears later.
     fn finish_making(&mut self) -> Result<(), EngineError> {
         let deadline = Instant::now() + FINISH;
         while !self.making.is_empty() {
@@ -541,8 +543,8 @@ impl Service {
         Ok(())
     }
 
-    /// Sleeps until there is an order, a report or an end. Ends of what is no container's program (a maker that was killed) are not worth a
-    /// wake-up; they are found within a second.
+    /// Sleeps until an order, a report or the end of a program. The end of another child (a killed maker) wakes
+    /// nobody; it is reaped within a second.
     fn wait_for_anything(&self) -> Result<(), EngineError> {
         let mut fds = Vec::with_capacity(1 + self.making.len() + self.running.len());
         fds.extend(
@@ -879,8 +881,8 @@ fn pidfd_of(pid: i32) -> Result<OwnedFd, Errno> {
     pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// Runs a command in a container beside its program, which has that process id, in a process of its own: gives its process id, its output and, where it has not ended
-/// already, its pidfd.
+/// Runs a command in a container beside its program, whose process id is `beside`. Returns the command's process id,
+/// its output and, if it still runs, its pidfd.
 fn try_exec(
     name: &str,
     beside: u32,

@@ -1,8 +1,8 @@
-//! Images as Docker and others store them: an OCI image layout, or what `docker save` writes, each as a folder or a tar archive. Their
-//! layers are laid over each other into a [`Tree`], with its limits.
+//! Images with layers: an OCI image layout, or what `docker save` writes, as a folder or a tar archive. The layers
+//! are merged into a [`Tree`], within its limits.
 //!
-//! Nothing in them is believed: each document and each layer has the digest by which it is named, a layer has the one that the image's
-//! configuration has of its content, and all have limits.
+//! The input is untrusted: the digest of each document and layer is checked against its name, the digest of a layer's
+//! content against the image's configuration, and everything has a limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};

@@ -1,21 +1,21 @@
-//! Runs containers: creates, pauses, limits, stops, removes and lists them, and says when one has ended. It knows
-//! nothing of services, flows or policies, and never decides anything: the controller does.
+//! Runs containers: creates, pauses, limits, stops, removes and lists them, and reports when one has ended. It knows
+//! nothing of services, flows or policies, and makes no decisions: the controller does.
 //!
-//! Key types: [`Engine`] (what the controller talks to), [`ContainerSpec`] (what is to run), [`Request`] and
-//! [`EngineEvent`] (what is asked and what came of it), [`EngineError`]. Implementations: [`OciEngine`] (embedded, by
-//! way of a [`Launcher`]), [`DockerEngine`] (Docker or Podman) and [`FakeEngine`] (deterministic, for the simulation).
+//! Key types: [`Engine`] (the contract), [`ContainerSpec`] (what to run), [`Request`] and [`EngineEvent`] (its
+//! messages), [`EngineError`]. Implementations: [`OciEngine`] (embedded, with a [`Launcher`]), [`DockerEngine`]
+//! (Docker or Podman) and [`FakeEngine`] (deterministic, for the simulation).
 //!
 //! The life of a container:
-//! 1. [`Request::Create`] makes it and starts its program; [`EngineEvent::Created`] says that the program runs. A
-//!    create that failed leaves nothing behind.
-//! 2. It may be paused, resumed and given another CPU quota, and commands may be run in it, any number of times.
+//! 1. [`Request::Create`] creates it and starts its program; [`EngineEvent::Created`] reports that the program runs.
+//!    A failed create leaves nothing behind.
+//! 2. It may be paused, resumed, given another CPU quota, and commands may run in it, any number of times.
 //! 3. [`Request::Stop`] ends its program, or the program ends by itself: [`EngineEvent::Exited`], once.
-//! 4. [`Request::Remove`] ends it where it still runs, and leaves nothing of it: no process, cgroup, mount or file.
+//! 4. [`Request::Remove`] kills it if it still runs, and removes its processes, cgroup, mounts and files.
 //!
-//! Dropping an engine leaves its containers running; the next one finds them by [`Engine::list`].
+//! Dropping an engine leaves its containers running; the next one finds them with [`Engine::list`].
 
-// UNSAFETY: the launcher forks and unshares, which std has no safe form of; tokio takes a pidfd only by an unsafe call. Each is
-// allowed where it stands.
+// UNSAFETY: the launcher forks and unshares, for which std has no safe function; tokio takes a pidfd only by an
+// unsafe call. Each is allowed where it stands.
 
 mod bundle;
 pub mod cgroup;
@@ -62,57 +62,57 @@ use std::fmt;
 
 use model::Nanos;
 
-/// The caller's number for a request; its answer carries the same one.
+/// A request id of the caller; the answer carries the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Requests that an engine may have in hand at once; one more fails with [`EngineError::Busy`].
+/// Requests without an answer that an engine accepts; one more fails with [`EngineError::Busy`].
 pub const MAX_REQUESTS: usize = 1024;
 
-/// How much of a program's output goes with [`EngineEvent::Exited`], in bytes.
+/// Bytes of a program's output that [`EngineEvent::Exited`] carries.
 pub const MAX_OUTPUT_BYTES: usize = 2048;
 
-/// How much is kept of what a command in a container writes, in bytes: the first part. More is refused to the command, or dropped.
+/// Bytes that are kept of a command's output: the first part. The rest is dropped.
 pub const MAX_COMMAND_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// Something to do with one container.
+/// A request about one container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Make the container and start its program. Answered by [`EngineEvent::Created`].
+    /// Create the container and start its program. Answered by [`EngineEvent::Created`].
     Create(Box<ContainerSpec>),
-    /// Freeze every process of the container.
+    /// Freeze all processes of the container.
     Pause {
         /// The container.
         name: String,
     },
-    /// Let a paused container go on.
+    /// Thaw a paused container.
     Resume {
         /// The container.
         name: String,
     },
-    /// Give it another CPU quota, or none.
+    /// Set or lift its CPU quota.
     SetQuota {
         /// The container.
         name: String,
         /// The quota; `None` lifts it.
         quota: Option<CpuQuota>,
     },
-    /// Ask the program to end (SIGTERM), and kill it after `grace`. Done when it has ended; done at once where it
-    /// already had. A paused container is resumed for it.
+    /// End the program by SIGTERM, and kill it after `grace`. Done when it has ended, at once if it already had. A
+    /// paused container is resumed first.
     Stop {
         /// The container.
         name: String,
-        /// How long the program may take to end by itself; zero kills at once.
+        /// Time between SIGTERM and SIGKILL; zero kills at once.
         grace: Nanos,
     },
-    /// Kill what still runs in it and leave nothing of it. Done at once where there is no such container.
+    /// Kill its processes and remove the container. Done at once if there is no such container.
     Remove {
         /// The container.
         name: String,
     },
-    /// Run a command in it, beside its program and confined as that is, with its environment and no input. Done when it has
-    /// exited with 0; otherwise, and when it is killed after `limit`, failed. It waits for no other request, and none
-    /// waits for it; with the container's program it ends, too.
+    /// Run a command beside its program, with the same confinement and environment and without input. Done if it
+    /// exits with 0; failed otherwise, or if it is killed after `limit`. It runs concurrently with other requests and
+    /// ends with the container's program.
     Exec {
         /// The container.
         name: String,
@@ -124,7 +124,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The container that it is about.
+    /// The container's name.
     pub fn name(&self) -> &str {
         match self {
             Request::Create(spec) => &spec.name,
@@ -137,7 +137,7 @@ impl Request {
         }
     }
 
-    /// The word for it in errors and logs.
+    /// The verb in errors and logs.
     pub const fn verb(&self) -> &'static str {
         match self {
             Request::Create(_) => "create",
@@ -151,7 +151,7 @@ impl Request {
     }
 }
 
-/// A command for somebody who wants to see what it writes: run as [`Request::Exec`] runs one.
+/// A command whose output the caller gets. It runs as [`Request::Exec`] does.
 pub struct Execution {
     /// The container.
     pub name: String,
@@ -159,7 +159,7 @@ pub struct Execution {
     pub command: Vec<String>,
     /// How long it may take; it is killed then.
     pub limit: Nanos,
-    /// Told what came of it, on a thread of the engine, so that it must not wait for anything. Dropped where the engine has ended.
+    /// Called with the result, on a thread of the engine: it must not block. Dropped if the engine has ended.
     pub answer: Box<dyn FnOnce(Result<Executed, EngineError>) + Send>,
 }
 
@@ -176,14 +176,14 @@ impl fmt::Debug for Execution {
 /// How a command in a container ended, and what it wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Executed {
-    /// How it ended.
+    /// Exit status or signal.
     pub exit: Exit,
     /// The first [`MAX_COMMAND_OUTPUT_BYTES`] that it wrote to its standard output and error.
     pub output: Vec<u8>,
 }
 
 impl Executed {
-    /// What it is to whoever only asks whether it exited with 0.
+    /// The answer to [`Request::Exec`]: an error unless the command exited with 0.
     pub(crate) fn verdict(&self, name: &str) -> Result<(), EngineError> {
         if self.exit.status == Some(0) {
             return Ok(());
@@ -194,8 +194,8 @@ impl Executed {
     }
 }
 
-/// What came of a request, or what happened by itself. Every request has exactly one answer: `Created`, `Done` or
-/// `Failed`. Times are those of `CLOCK_MONOTONIC` (the fake's: those given to it).
+/// An answer or a notification. Every request has exactly one answer: `Created`, `Done` or `Failed`. Times are
+/// `CLOCK_MONOTONIC` (for the fake: the times given to it).
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
     /// The container's program runs.
@@ -211,7 +211,7 @@ pub enum EngineEvent {
         /// Time from the request to `at`.
         took: Nanos,
     },
-    /// Any other request was carried out.
+    /// The answer to a successful request other than a create.
     Done {
         /// The request's.
         ticket: Ticket,
@@ -220,7 +220,7 @@ pub enum EngineEvent {
         /// Time from the request to `at`.
         took: Nanos,
     },
-    /// A request was not carried out.
+    /// The answer to a failed request.
     Failed {
         /// The request's.
         ticket: Ticket,
@@ -229,67 +229,65 @@ pub enum EngineEvent {
         /// When.
         at: Nanos,
     },
-    /// A container's program has ended: by itself, killed, or by a stop or removal. Once for each container, and before the
-    /// `Done` of the stop or removal that ended it.
+    /// A container's program has ended: by itself, by a signal, or by a stop or removal. Sent once per container,
+    /// before the `Done` of the stop or removal.
     Exited {
         /// The container.
         name: String,
-        /// How it ended, as far as is known.
+        /// Exit status or signal, as far as known.
         exit: Exit,
-        /// The end of what the program wrote to its standard output and error, up to [`MAX_OUTPUT_BYTES`]; empty where it is
-        /// not known.
+        /// The end of its standard output and error, up to [`MAX_OUTPUT_BYTES`]; empty if unknown.
         output: String,
-        /// When that was noticed.
+        /// When the engine noticed it.
         at: Nanos,
     },
-    /// The engine does not answer: until [`EngineEvent::EngineUp`] creates fail at once with [`EngineError::Unavailable`], and so does
-    /// whatever else needs it. Running containers run on, and their ends are still noticed where the engine is on this
-    /// machine.
+    /// The engine does not answer. Until [`EngineEvent::EngineUp`] requests that need it fail at once with
+    /// [`EngineError::Unavailable`]. Containers run on; on this machine their ends are still reported.
     EngineDown {
         /// What was seen.
         reason: String,
         /// When.
         at: Nanos,
     },
-    /// The engine answers again. Containers may have ended meanwhile: [`Engine::list`] says which run.
+    /// The engine answers again. Containers may have ended meanwhile: [`Engine::list`] returns their states.
     EngineUp {
         /// When.
         at: Nanos,
-        /// For how long it had been down.
+        /// Duration of the outage.
         after: Nanos,
     },
 }
 
-/// Runs containers. [`submit`](Engine::submit) and [`poll`](Engine::poll) never block, so that a loop of 1 ms can
-/// call them; the work is done on threads of the engine, several creates at once. Requests for one container are
-/// carried out in the order in which they were submitted, [`Request::Exec`] apart.
+/// The contract of an engine. [`submit`](Engine::submit), [`execute`](Engine::execute) and [`poll`](Engine::poll)
+/// never block, so that a loop of 1 ms can call them: threads of the engine do the work, several creates at once.
+/// Requests for one container are served in the order of submission, except [`Request::Exec`].
 pub trait Engine: Send {
-    /// The word for it in tables and labels: `oci`, `docker`, `fake`.
+    /// Its name in tables and labels: `oci`, `docker`, `fake`.
     fn driver(&self) -> &'static str;
 
     /// Whether its containers run on this machine, so that memif sockets can be shared with them.
     fn is_local(&self) -> bool;
 
-    /// Takes a request. What came of it is told by [`poll`](Engine::poll).
+    /// Submits a request. [`poll`](Engine::poll) returns its answer.
     fn submit(&mut self, ticket: Ticket, request: Request);
 
     /// Runs a command in a container. As [`submit`](Engine::submit), it never blocks.
     fn execute(&mut self, execution: Execution);
 
-    /// Appends what happened since the last call, oldest first.
+    /// Appends the events since the last call, oldest first.
     fn poll(&mut self, events: &mut Vec<EngineEvent>);
 
-    /// The containers that carry this label, by name, those of an earlier run among them: from this call on their
-    /// ends are told, too. May block for up to 5 s: for starting up and for recovery.
+    /// The containers with this label, by name, including those of an earlier run. From this call on their ends are
+    /// reported. May block for up to 5 s.
     ///
-    /// A run that was killed may have left a container without its quota (in the middle of a pause): set the quotas of those
-    /// that are adopted again. One that is [`ContainerState::Exited`] is only left to be removed.
+    /// A run that was killed during a pause may have left a container without its quota: set the quotas of adopted
+    /// containers again. One in the state [`ContainerState::Exited`] can only be removed.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`] and [`EngineError::Timeout`].
     fn list(&mut self, label: &Label) -> Result<Vec<Container>, EngineError>;
 
-    /// What a running container has used so far. Reads a few small files: microseconds.
+    /// The resources that a running container has used. Reads a few small files: microseconds.
     ///
     /// # Errors
     /// [`EngineError::NotFound`], also for a container on another machine.

@@ -1,5 +1,5 @@
-//! What containers wrote to their standard output and error: the newest part of each, kept in memory, also of containers that
-//! have ended. Writers are the threads of engines; anybody may read, and neither waits for the other for longer than a copy takes.
+//! The output of containers: the newest part of each one's standard output and error, in memory, also of containers
+//! that have ended. Threads of engines write, any thread reads; a lock is held only for a copy.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,8 +74,8 @@ impl Log {
 }
 
 impl Logs {
-    /// No output yet. Containers with the same value of this label are a group, which has a limit of its own; those without it are
-    /// the group with the empty name.
+    /// Without output. Containers with the same value of this label form a group, which has a limit of its own.
+    /// Containers without the label form the group with the empty name.
     pub fn by(group_label: impl Into<String>) -> Logs {
         Logs(Arc::new(Shared {
             group_label: group_label.into(),
@@ -101,8 +101,8 @@ impl Logs {
         rows
     }
 
-    /// What a container wrote from a position on, up to so many bytes, and that position: a later one where the output from there
-    /// is not kept any more. `None` where nothing is known of the container.
+    /// Up to `most` bytes of a container's output from the position `from` on, and the position of the first byte:
+    /// later than `from` if the output there has been dropped. `None` for an unknown container.
     pub fn read(&self, name: &str, from: u64, most: usize) -> Option<(u64, Vec<u8>)> {
         let logs = self.lock();
         let log = logs.get(name)?;
@@ -153,7 +153,8 @@ impl Logs {
         String::from_utf8_lossy(&bytes).trim_end().to_owned()
     }
 
-    /// Holds the group of this container to its limits: drops what ended first, then the oldest output of the longest log.
+    /// Enforces the limits of the container's group: drops the log that ended first, else the oldest bytes of the
+    /// longest log.
     fn limit(&self, logs: &mut BTreeMap<String, Log>, name: &str) {
         let group = logs
             .get(name)

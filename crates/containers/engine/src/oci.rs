@@ -1,10 +1,11 @@
-//! The embedded engine: containers without a daemon, made by the [launcher](crate::launcher), driven by direct writes to their control groups.
+//! The embedded engine: containers without a daemon, made by the [launcher](crate::launcher) and controlled by direct
+//! writes to their control groups.
 //!
-//! One thread does everything: it waits in epoll for requests, for the launcher and for the ends of programs (pidfds). What takes
-//! time (a create, a program's end, a freeze) is a [`Job`] of its container and blocks nothing else.
+//! One thread waits in epoll for requests, the launcher, the ends of programs (pidfds) and their output. What takes
+//! time (a create, a stop, a freeze) is a [`Job`] of its container and blocks nothing else.
 //!
-//! Truth about what exists is the control groups and the processes in them, not a file: what a crash left behind is found by its
-//! control group, and either adopted (its record names a live process) or removed.
+//! The control groups and their processes are the source of truth, not a file. After a crash containers are found by
+//! their control groups. A container whose record names a live process is adopted; others are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs::{self, File};
@@ -87,8 +88,8 @@ impl OciConfig {
         Hierarchy::at(&self.cgroup_root)
     }
 
-    /// The control group above those of its containers: `/inco`, with a suffix for another run directory than the usual one, so that two
-    /// incos do not take each other's for their own.
+    /// The parent of the containers' control groups: `/inco`, with a suffix for another run directory than
+    /// `/run/inco`, so that two incos do not adopt each other's containers.
     fn cgroup_parent(&self) -> String {
         if self.run_dir == Path::new("/run/inco") {
             return "/inco".to_owned();
@@ -102,8 +103,8 @@ impl OciConfig {
     }
 }
 
-/// How long an answer of the launcher may take before the engine counts as down. Twice what it takes on a machine that is
-/// so busy that control threads wait a second.
+/// After this time without an answer of the launcher the engine counts as down. Twice the delay that was seen on a
+/// machine whose control threads wait a second for a CPU.
 const LAUNCHER_SILENCE: Nanos = Nanos::from_secs(2);
 /// How often the launcher is asked whether it is there.
 const PING_EVERY: Nanos = Nanos::from_secs(1);
@@ -111,16 +112,17 @@ const PING_EVERY: Nanos = Nanos::from_secs(1);
 const RESTART_EVERY: Nanos = Nanos::from_millis(500);
 /// How long a freeze may take: a throttled process freezes when its next period begins, at most 1 s later.
 const FREEZE_LIMIT: Nanos = Nanos::from_secs(2);
-/// How long a killed program may take to be gone. A process in the middle of a system call that cannot be interrupted takes that long.
+/// How long a killed program may take to end: an uninterruptible system call delays it.
 const REMOVE_LIMIT: Nanos = Nanos::from_secs(10);
-/// How long the launcher's word on an exit status is waited for once the kernel says that the program has ended: on a busy
-/// machine the launcher gets to run late, and the end itself must be told within 100 ms.
+/// How long to wait for the exit status from the launcher after the kernel has told the end of a program. A busy
+/// machine runs the launcher late, and the end must be told within 100 ms.
 const STATUS_LIMIT: Nanos = Nanos::from_millis(60);
 /// How often a freeze or a removal is looked at while it is under way.
 const LOOK_EVERY: Nanos = Nanos::from_micros(200);
 /// How much of a container's output is read at once, in bytes: what its pipe holds.
 const READ_BYTES: usize = 64 * 1024;
-/// The time between two reads of a container's output: one that writes all the time has no more of this thread than that, and waits.
+/// The pause between two reads of a container's output. It bounds the time that a container which always writes takes
+/// of this thread.
 const READ_EVERY: Nanos = Nanos::from_millis(10);
 
 /// What is written about each container, so that a later run knows it.
@@ -164,11 +166,11 @@ pub struct OciEngine {
 }
 
 impl OciEngine {
-    /// Takes over what an earlier run left (containers that run are adopted, everything else is removed) and starts the engine's thread.
-    /// Blocks for that: milliseconds, a few seconds where there is much to remove.
+    /// Adopts the running containers of an earlier run, removes its other leftovers, and starts the engine's thread.
+    /// Blocks for milliseconds, or seconds if there is much to remove.
     ///
     /// # Errors
-    /// [`EngineError::NeedsRoot`]; [`EngineError::Unavailable`] where another inco uses the run directory;
+    /// [`EngineError::NeedsRoot`]; [`EngineError::Unavailable`] if another inco uses the run directory;
     /// [`EngineError::Io`].
     pub fn start(config: OciConfig, launcher: Launcher) -> Result<OciEngine, EngineError> {
         let hierarchy = config.check()?;
@@ -391,8 +393,8 @@ struct Worker {
     making: HashMap<u64, String>,
     /// Commands that run, by the same numbers.
     beside: BTreeMap<u64, Beside>,
-    /// Those that the launcher has in hand, given up or not, with their containers: until it tells of them they may make
-    /// what was removed of a container anew.
+    /// Commands that the launcher is starting, with their containers. Until it reports them they may create again
+    /// what was removed of a container.
     starting: HashMap<u64, String>,
     next_id: u64,
     down_since: Option<Nanos>,
@@ -574,7 +576,7 @@ impl Worker {
         let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let group = self.group(name);
-        // The id might be another process's by now: this one must have been started then, and be in the container's group.
+        // Process ids are reused: the start time and the control group must match, too.
         let same =
             start_ticks(record.pid) == Some(record.start_ticks) && group.processes().contains(&record.pid);
         if !same {

@@ -25,10 +25,10 @@ pub enum Program {
 }
 
 impl Store {
-    /// Looks for the program of a command in a container of that specification: in its image, and in what is mounted over it.
+    /// Looks for the program of a command in the image and the mounts of the specification.
     ///
     /// # Errors
-    /// [`EngineError::ImageMissing`], or [`EngineError::Io`] where the image cannot be read.
+    /// [`EngineError::ImageMissing`], or [`EngineError::Io`] if the image cannot be read.
     pub fn find_program(&self, spec: &ContainerSpec, program: &str) -> Result<Program, EngineError> {
         let (rootfs, image) = self.resolve(&spec.image)?;
         let root = File::open(&rootfs).map_err(|error| EngineError::io("open", &rootfs, &error))?;

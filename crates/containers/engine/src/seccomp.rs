@@ -1,5 +1,5 @@
-//! The system calls that a container may make: a list of what is allowed, for programs that compute, talk over sockets and share memory, DPDK's
-//! with their memory policies among them. Everything else fails with ENOSYS, for which C libraries have fallbacks.
+//! The system calls that a container may make: an allow-list for programs that compute, use sockets and shared
+//! memory, including DPDK's memory policies. All others fail with ENOSYS, for which C libraries have fallbacks.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// Namespaces are the launcher's business: a process with a user namespace of its own has capabilities in it, and with them much more of the
-/// kernel to attack.
+/// New namespaces are refused: a user namespace gives its process capabilities and with them a larger attack surface
+/// of the kernel.
 const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -18,7 +18,7 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
-/// Families of sockets: not `AF_VSOCK`, which leads out of a virtual machine, nor the many that nobody uses and few have looked at.
+/// The allowed socket families. `AF_VSOCK` leads out of a virtual machine; others are rarely used and reviewed.
 const FAMILIES: [i32; 4] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
 /// System calls by name, as the kernel numbers them here.
@@ -26,7 +26,8 @@ macro_rules! calls {
     ($($name:ident),* $(,)?) => { [$((stringify!($name), libc::$name)),*] };
 }
 
-/// Allowed with any arguments, on every architecture. `clone3` is not: its flags are behind a pointer, where a filter cannot see them.
+/// Allowed with any arguments, on every architecture. Not `clone3`: its flags are behind a pointer, which a filter
+/// cannot read.
 #[rustfmt::skip] // one group a paragraph
 const ALLOWED: &[(&str, libc::c_long)] = &calls![
     // Files.
@@ -98,8 +99,9 @@ const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[(&str, libc::c_long)] = &calls![SYS_renameat];
 
-/// Allowed unless a file would get a set-user-id or set-group-id bit, which makes whoever runs it on the host its owner: the number of
-/// the argument that is the mode, and of the flags that say whether it counts. `openat2` has them behind a pointer, and is not allowed.
+/// Allowed unless the mode has a set-user-id or set-group-id bit: such a file would run with its owner's rights on
+/// the host. Each entry names the argument that is the mode, and the flags that say whether it counts. Not `openat2`:
+/// its mode is behind a pointer.
 const WITH_MODES: &[(&str, libc::c_long, u8, Option<u8>)] = &[
     ("fchmod", libc::SYS_fchmod, 1, None),
     ("fchmodat", libc::SYS_fchmodat, 2, None),
@@ -116,7 +118,8 @@ const PRIVILEGED: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
 /// With one of these flags a call makes a file, so that its mode counts.
 const MAKES_FILE: u64 = (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64;
 
-/// The filter, compiled for this machine. `with_frames`: it may have sockets for whole frames, as who has network interfaces.
+/// The filter, compiled for this machine. `with_frames` allows packet sockets, for containers with network
+/// interfaces.
 pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED
@@ -166,8 +169,8 @@ pub(crate) fn filter(with_frames: bool) -> Result<BpfProgram, BackendError> {
     .try_into()
 }
 
-/// The same as a profile for Docker. It differs where that cannot say it: what is refused fails with EPERM, except for `clone3`, for
-/// which C libraries need ENOSYS.
+/// The same list as a profile for Docker. What is refused fails with EPERM there, except `clone3`, for which C
+/// libraries need ENOSYS.
 #[cfg(feature = "docker")]
 pub(crate) fn docker_profile() -> String {
     let name = |call: &(&'static str, libc::c_long)| call.0.trim_start_matches("SYS_");

@@ -1,13 +1,13 @@
-//! What a container is made from, laid out where its first process can reach it.
+//! The stage: what a container is made from, laid out where its first process can reach it.
 //!
-//! That process is root in a user namespace, and nobody on the host: it may not pass a directory that is closed to others, nor mount
-//! what only the host's root may. So the process that makes a container first takes a mount namespace of its own, covers one directory
-//! of the machine with a file system in memory ([`Stage::place`]), and puts there, under fixed names: the image's root file system and
-//! what else is mounted into the container, each as a mount of its own, device files, and the user namespace itself. Nobody else ever
-//! sees any of it, and it is gone with the container.
+//! That process is root in its user namespace and an ordinary user of the host: it cannot enter directories that are
+//! closed to others, nor mount what only the host's root may. So the process that makes a container takes a mount
+//! namespace of its own and covers one directory with a file system in memory ([`Stage::place`]). There it puts,
+//! under fixed names, the root file system of the image and all other mounts of the container, device files and the
+//! user namespace. No other process sees them, and they end with the container.
 //!
-//! Each container has [`IDS`] ids of the host to itself. What is shown of the machine is mapped: what belongs to the host's root
-//! belongs to the container's root there, and the other way round.
+//! Each container has [`IDS`] ids of the host for itself. Owners are mapped: files of the host's root belong to the
+//! container's root, and vice versa.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -34,8 +34,8 @@ use crate::{EngineError, Owner};
 
 /// Ids of the host that a container has to itself: as many as images use.
 pub(crate) const IDS: u32 = 65_536;
-/// The first of them all. They lie between those of users (below 60,000), those that are handed out to users' and to systemd's
-/// containers (100,000 to 0x6fff_ffff), and systemd's foreign ones (0x7ffe_0000).
+/// The first id of all containers. Ids of users are lower (below 60,000), so are those of users' and systemd's
+/// containers (100,000 to 0x6fff_ffff); systemd's foreign ids are higher (0x7ffe_0000).
 const FIRST_ID: u32 = 0x7000_0000;
 /// Containers that have ids at the same time.
 pub(crate) const MAX_CONTAINERS: u32 = (0x7ffe_0000 - FIRST_ID) / IDS;
@@ -141,8 +141,8 @@ impl Stage {
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Covers the place, with an empty directory for the root file system: all that it takes to run a command in a container
-    /// that is there. To be called in a process with one thread, which stays in its own mount namespace from then on.
+    /// Covers the place, with an empty directory for the root file system: enough to run a command in a container.
+    /// The calling process must have one thread; it stays in its own mount namespace.
     pub(crate) fn cover(&self) -> Result<(), String> {
         own_mounts()?;
         self.raise()
@@ -203,8 +203,8 @@ impl Stage {
             File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             mount_bind(format!("/proc/self/fd/{}", user.as_raw_fd()), &path)
                 .map_err(|errno| format!("keep the user namespace: {errno}"))?;
-            // The kernel lets a user namespace mount these only where they are to be seen whole; what covers parts of the host's own
-            // (a service manager does) must not matter.
+            // A user namespace may mount these only where they are fully visible. A service manager may have covered
+            // parts of the host's.
             for system in ["proc", "sysfs"] {
                 self.mount(&self.place.join(system), system, "")?;
             }
@@ -243,7 +243,8 @@ fn own_mounts() -> Result<(), String> {
         .map_err(|errno| format!("a mount namespace: {errno}"))
 }
 
-/// A mount of something that exists, by whatever name, without privileges and devices; with the owners of that namespace.
+/// A detached copy of an existing mount, file or directory, with nosuid and nodev; owners are mapped by that
+/// namespace.
 fn show(source: &Path, read_only: bool, user: Option<&OwnedFd>) -> Result<OwnedFd, Errno> {
     let tree = open_tree(
         CWD,

@@ -1,9 +1,8 @@
-//! Fills a folder with files that others wrote: the members of an archive, the layers of an image, another folder. Whatever names they
-//! have, nothing is made outside of the folder: each path is resolved beneath it by the kernel (`openat2`), and no link is followed,
-//! neither one that the archive brought nor any other.
+//! Fills a folder with untrusted files: members of an archive, layers of an image, another folder. Nothing is created
+//! outside the folder: the kernel resolves each path beneath it (`openat2`), and no link is followed.
 //!
-//! Set-user-id and set-group-id bits and file capabilities are taken away, since the files lie on the host. Device files, pipes and
-//! sockets are left out. Everything is bounded by [`Limits`].
+//! Set-user-id and set-group-id bits and file capabilities are removed, since the files are on the host. Device
+//! files, pipes and sockets are left out. [`Limits`] bound everything.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -201,8 +200,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// To whom a file of this owner is given. Where this process may not, it stays its own, which Docker and the mapping of owners
-    /// take for the container's root.
+    /// The owner that a file gets on disk; `None` to leave it to this process, which Docker and the mapping of owners
+    /// treat as the container's root.
     fn given(&self, owner: Owner) -> Option<(Uid, Gid)> {
         let may = self.is_root && owner != Owner::ROOT && owner.is_mapped();
         may.then(|| (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid)))
@@ -499,7 +498,8 @@ fn copy_of(dir: &OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::io::fcntl_dupfd_cloexec(dir, 3)
 }
 
-/// Removes what has that name in a folder. It calls itself once for each part of a path, of which there are [`MAX_PATH_PARTS`].
+/// Removes an entry of a folder with all below it. The recursion is as deep as a path has parts, [`MAX_PATH_PARTS`]
+/// at most.
 fn remove_at(dir: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
     match unlinkat(dir, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {}
@@ -688,8 +688,8 @@ pub(crate) fn unpack<R: Read>(tree: &mut Tree<'_>, entries: Entries<'_, R>) -> R
     })
 }
 
-/// Takes away from the tree what a layer names as removed: the first half of its application. A layer removes nothing of what it
-/// brings itself, in whatever order that stands.
+/// Applies the whiteouts of a layer: the first half of its application. It never removes what the layer itself adds,
+/// whatever the order in the archive.
 ///
 /// # Errors
 /// As [`unpack`].

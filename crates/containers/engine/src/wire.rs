@@ -1,5 +1,5 @@
-//! What the engine and its launcher say to each other: one message for each packet of a `SOCK_SEQPACKET` socket pair, as JSON,
-//! with file descriptors beside it.
+//! The protocol between the engine and its launcher: one JSON message per packet of a `SOCK_SEQPACKET` socket pair,
+//! with file descriptors.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,7 +30,7 @@ pub(crate) enum Order {
         bundle: String,
         state: String,
     },
-    /// Runs a command in a container beside its program. Answered by `Executing` or `Failed`; its end is told by `Ended`.
+    /// Runs a command beside a container's program. Answered by `Executing` or `Failed`; `Ended` reports its end.
     Exec {
         id: u64,
         name: String,
