@@ -1,4 +1,4 @@
-//! What may be written after `inco demo`.
+//! Arguments of `inco demo`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The experiment: how many flows, how fast, and on what instances.
+//! The experiment: number of flows, their rates, and the instances.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -14,47 +14,50 @@ use display::table::short;
 use testbed::FORWARD_IMAGE;
 use testbed::{Ground, Service, Session};
 
-/// CPUs of one instance: a tenth, so that more instances really are more capacity, also on a small machine.
+/// CPUs of one instance: a tenth, so that more instances add capacity on a small machine too.
 pub(super) const CPUS: f64 = 0.1;
-/// What a packet costs an instance, in ns. With a tenth of a CPU this makes some 10 k packets/s: eight instances are then
-/// far from what generator and switch can do on two cores, and a ring of 1024 slots holds what comes in 100 ms.
+/// Cost of a packet in an instance, in ns. With a tenth of a CPU an instance processes about 10 k packets/s. Eight
+/// instances then stay far below the limits of generator and switch on two cores, and a ring of 1024 slots holds the
+/// packets of 100 ms.
 const COST_NS: u64 = 8_000;
-/// Share of the sustained rate that counts as capacity. The rest is for what calibration did not see: neighbours.
+/// Share of the sustained rate that counts as capacity. The rest is a margin for load that calibration did not see,
+/// such as other virtual machines on the host.
 pub(super) const CAPACITY_SHARE: f64 = 0.85;
-/// Share of the capacity that the autoscaler aims at (SmartINCO §3.2).
+/// The autoscaler's target, as a share of the capacity (SmartINCO §3.2).
 const TARGET: f64 = 0.5;
-/// Share of the capacity up to which best-fit fills an instance. With one flow more it is still below its capacity.
+/// Share of the capacity up to which best-fit fills an instance. One flow more does not exceed the capacity.
 const FIT: f64 = 0.8;
-/// Offered rate of all flows together ÷ capacity of all instances. Above 7 instances' target with its tolerance, so that
-/// all 8 are wanted; low enough that round-robin's first instance, with the most flows, stays within what it sustains.
+/// Offered rate of all flows ÷ capacity of all instances. It exceeds the target of 7 instances plus tolerance, so the
+/// autoscaler wants all 8. It is low enough that round-robin's first instance, which has the most flows, stays within
+/// its sustained rate.
 const LOAD: f64 = 0.55;
 /// Flows (INCO-31: SmartINCO §4.2).
 pub(super) const FLOWS: u32 = 32;
-/// Flows that go on to the end.
+/// Flows that continue to the end.
 const KEPT_FLOWS: u32 = 4;
-/// Instances at least, at most, and ready beside them (SmartINCO §5.1).
+/// Minimum, maximum and standby instances (SmartINCO §5.1).
 pub(super) const INSTANCES: (u32, u32, u32) = (3, 8, 1);
-/// Between two new flows where the demo is to be short: 32 of them in 13 s.
+/// Time between two flow starts in the short demo: 32 flows start in 13 s.
 const SHORT_INTERVAL: Duration = Duration::from_millis(400);
-/// A flow that is silent for this long has ended. Flows here send hundreds of packets a second.
+/// Idle timeout of a flow. Flows here send hundreds of packets per second.
 const FLOW_IDLE: Duration = Duration::from_secs(3);
-/// For how long fewer instances must be enough before there are fewer.
+/// Fewer instances must suffice for this long before the autoscaler removes one.
 const SCALE_DOWN_WINDOW: Duration = Duration::from_secs(3);
-/// From the end of most flows until the instances are gone: silence, scale-down, removal, and some more.
+/// Time from the end of most flows until their instances are gone: idle timeout, scale-down, removal, and a margin.
 const TAIL: Duration = Duration::from_secs(10);
-/// The autoscaler's window and a container's start: what the last step up takes at least.
+/// Minimum time of the last scale-up: the autoscaler's window and a container's start.
 const HOLD: Duration = Duration::from_secs(5);
-/// Calibration: offered rate, and its length, of which the first third is not measured.
+/// Calibration: offered rate in packets per second, and duration. The first third of the duration is not measured.
 const CALIBRATION_PPS: f64 = 20_000.0;
 const CALIBRATION: Duration = Duration::from_secs(3);
-/// With less than this the machine has no time for us at all, in packets per second.
+/// Minimum sustained rate, in packets per second. Below it the machine is too busy for the demo.
 const SUSTAINED_MIN: f64 = 200.0;
-/// The generator's packets are due at multiples of this, so that it sleeps between.
+/// Due times are multiples of this, so that the generator sleeps between bursts.
 const TICK: Duration = Duration::from_micros(200);
-/// How long a packet may wait for room in the uplink's ring. It holds 4096, more than what comes in 50 ms.
+/// Maximum wait for a free slot in the uplink's ring. Its 4096 slots hold more than the packets of 50 ms.
 const UPLINK_WAIT: Duration = Duration::from_millis(500);
 
-/// The service of `forward` containers; its capacity is in packets per second.
+/// A service of `forward` containers. `capacity_pps` is the capacity of an instance in packets per second.
 pub(super) fn forward(capacity_pps: f64, instances: (u32, u32, u32), scheduler: &str) -> Service {
     let cost = COST_NS.to_string();
     let command = [
@@ -83,7 +86,7 @@ pub(super) fn forward(capacity_pps: f64, instances: (u32, u32, u32), scheduler: 
     }
 }
 
-/// A profile of these phases, and everything else as the demo needs it.
+/// A profile of these phases with the demo's settings.
 pub(super) fn profile(phases: Vec<Phase>, verify: Verify) -> Profile {
     Profile {
         interval: Span::from_millis(LOOK_MS),
@@ -97,7 +100,7 @@ pub(super) fn profile(phases: Vec<Phase>, verify: Verify) -> Profile {
     }
 }
 
-/// Flows from addresses of their own: `group` tells those of one phase from another's.
+/// A phase of `flows` flows. `group` selects the address range, so that phases do not share flows.
 pub(super) fn flows(group: u8, flows: u32, duration: Duration, size: u16) -> Phase {
     Phase {
         duration: Span(duration),
@@ -108,7 +111,7 @@ pub(super) fn flows(group: u8, flows: u32, duration: Duration, size: u16) -> Pha
     }
 }
 
-/// What one instance sustains, in packets per second.
+/// The sustained rate of one instance, in packets per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Calibration {
     pub(super) offered_pps: f64,
@@ -117,10 +120,10 @@ pub(super) struct Calibration {
 }
 
 impl Calibration {
-    /// Offers one instance more than it can take.
+    /// Measures it by offering more than one instance can process.
     ///
     /// # Errors
-    /// Where there is no inco, or the machine has no time for it.
+    /// Returns an error if inco does not run or the machine is too busy.
     pub(super) fn measure(ground: &Ground, live: &mut Live) -> Result<Calibration> {
         let mut session = Session::of(ground, &forward(CALIBRATION_PPS, (1, 1, 0), "round-robin"))?;
         let phase = Phase {
@@ -154,7 +157,7 @@ impl Calibration {
     }
 }
 
-/// The mean of that rate, without the first third of `length_s`.
+/// The mean of `rate` over the last two thirds of `length_s` seconds.
 pub(super) fn steady(recording: &Recording, length_s: f64, rate: fn(&Sample) -> f64) -> f64 {
     let samples = recording
         .samples
@@ -164,15 +167,15 @@ pub(super) fn steady(recording: &Recording, length_s: f64, rate: fn(&Sample) -> 
     rates.iter().sum::<f64>() / rates.len().max(1) as f64
 }
 
-/// The runs, one for each scheduler.
+/// The runs, one per scheduler.
 #[derive(Clone, Debug)]
 pub(super) struct Experiment {
     pub(super) schedulers: Vec<String>,
     pub(super) capacity_pps: f64,
     pub(super) rate_per_flow: f64,
-    /// Between two new flows.
+    /// Time between two flow starts.
     pub(super) interval: Duration,
-    /// When all flows but some end.
+    /// Time at which all but [`KEPT_FLOWS`] flows end.
     pub(super) keep_from: Duration,
     pub(super) duration: Duration,
 }
@@ -206,7 +209,7 @@ impl Experiment {
         }
     }
 
-    /// What will be seen, in words.
+    /// Describes the experiment and its expected course.
     pub(super) fn text(&self) -> String {
         let (min, max, _) = INSTANCES;
         format!(
@@ -232,10 +235,10 @@ impl Experiment {
         profile(vec![phase], Verify::Exact)
     }
 
-    /// Runs it with one scheduler.
+    /// Runs the experiment with one scheduler.
     ///
     /// # Errors
-    /// As [`measure::run`].
+    /// Returns the errors of [`measure::run`].
     pub(super) fn run(&self, ground: &Ground, scheduler: &str, live: &mut Live) -> Result<Recording> {
         let mut session = Session::of(ground, &forward(self.capacity_pps, INSTANCES, scheduler))?;
         let title = format!(

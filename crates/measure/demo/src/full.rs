@@ -1,4 +1,4 @@
-//! `--full`: the paper's figures 6, 7 and 10 on this machine, and DPDK's own program as instance.
+//! `--full`: the paper's figures 6, 7 and 10 on this machine, and DPDK's `testpmd` as an instance.
 
 use std::time::Duration;
 
@@ -16,36 +16,36 @@ use display::table::{percent, short};
 use images::TESTPMD;
 use testbed::{Ground, Service, Session};
 
-/// Offered rate ÷ what an instance sustains, in figure 6.
+/// Figure 6: offered rate ÷ sustained rate of one instance.
 const STEPS: [f64; 8] = [0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0];
-/// The same for all instances together, in figures 7 and 10: enough to see what they can do at most.
+/// Figures 7 and 10: offered rate ÷ sustained rate of all instances. Above 1, so that they reach their maximum.
 const SATURATION: f64 = 1.3;
-/// Packet sizes in bytes (INCO-30), and what each frame takes on the wire beside: preamble and gap.
+/// Packet sizes in bytes (INCO-30), and the bytes of preamble and gap per frame on the wire.
 const SIZES: [u16; 3] = [64, 512, 1500];
 const WIRE_OVERHEAD: f64 = 20.0;
-/// How long each step sends.
+/// Sending time of each step.
 const STEP: Duration = Duration::from_secs(3);
-/// Flows per instance where instances are compared.
+/// Flows per instance in the figures that compare instances.
 const FLOWS_EACH: u32 = 4;
-/// How long, and how fast, DPDK's program is tried, in packets per second.
+/// Duration and rate, in packets per second, of a `testpmd` run.
 const TESTPMD_TIME: Duration = Duration::from_secs(8);
 const TESTPMD_PPS: f64 = 20_000.0;
 const TESTPMD_IMAGE: &str = "testpmd";
-/// Its command line is written once.
+/// The example configuration: the only place with the program's command line.
 const TESTPMD_EXAMPLE: &str = include_str!("../../../../examples/testpmd.toml");
 
 /// The figures.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Figures {
-    /// Figure 6: one instance, more and more packets.
+    /// Figure 6: one instance under increasing load.
     pub(super) saturation: Vec<Step>,
-    /// Figure 7: more and more instances, each offered more than it can take.
+    /// Figure 7: increasing numbers of instances, each overloaded.
     pub(super) instances: Vec<Step>,
-    /// Figure 10: packets of several sizes, all instances offered more than they can take.
+    /// Figure 10: several packet sizes, all instances overloaded.
     pub(super) sizes: Vec<Step>,
-    /// Figure 10: the same number of bits in packets of several sizes, and how many instances the autoscaler wants.
+    /// Figure 10: a constant bit rate in several packet sizes, and the number of instances that the autoscaler wants.
     pub(super) sizes_scaled: Vec<Step>,
-    /// What inco promises and did not keep in one of them, in words.
+    /// Promises that inco broke in one of the runs, as sentences.
     pub(super) broken: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Step {
     pub(super) size_bytes: u16,
     pub(super) offered_pps: f64,
     pub(super) returned_pps: f64,
-    /// On the wire, with preamble and gap.
+    /// Bits per second on the wire, with preamble and gap.
     pub(super) returned_bps: f64,
     /// Share of the offered packets that were lost.
     pub(super) loss: f64,
@@ -85,11 +85,11 @@ fn wire_bits(size_bytes: u16) -> f64 {
     8.0 * (f64::from(size_bytes) + WIRE_OVERHEAD)
 }
 
-/// The parts of `--full` that show the limits of `forward`.
+/// The figures that show the limits of `forward`.
 pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Live) -> Result<Figures> {
     let most = INSTANCES.1;
     let mut figures = Figures::default();
-    // Each phase has flows of its own: those of the one before keep their pins.
+    // Each phase uses new addresses: the flows of the previous one keep their pins.
     let mut group = 0;
     let mut broken = Vec::new();
     let mut step = |session: &mut Session<'_>, live: &mut Live, title: &str, phase: Phase| -> Result<Step> {
@@ -181,7 +181,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             ground,
             &forward(calibration.capacity_pps, INSTANCES, "round-robin"),
         )?;
-        // What needs all instances in the smallest packets.
+        // The bit rate that needs all instances with the smallest packets.
         let bits = 0.55 * f64::from(most) * calibration.capacity_pps * wire_bits(SIZES[0]);
         let flow_count = 32;
         let phase = Phase {
@@ -200,7 +200,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
 }
 
 impl Figures {
-    /// Each figure as a title and rows.
+    /// The figures as tables: a title and rows each.
     pub(super) fn tables(&self) -> Vec<(&'static str, Vec<Vec<String>>)> {
         let table = |steps: &[Step]| {
             let headings = [
@@ -247,7 +247,7 @@ impl Figures {
     }
 }
 
-/// Runs with DPDK's `dpdk-testpmd` as instance, for each of two ways in which it forwards; [`None`] where it is not
+/// Runs with `dpdk-testpmd` as the instance, once for each of two forwarding modes. Returns [`None`] if it is not
 /// installed.
 pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<RunSummary>>> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -286,7 +286,7 @@ pub(super) fn testpmd(ground: &Ground, live: &mut Live) -> Result<Option<Vec<Run
     Ok(Some(runs))
 }
 
-/// CPUs that this program may use: the first two.
+/// CPUs for `testpmd`: the first two that this process may use.
 fn cpus() -> Vec<usize> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
         return vec![0];
@@ -297,9 +297,9 @@ fn cpus() -> Vec<usize> {
         .collect()
 }
 
-/// The service of the example, with that way to forward.
+/// The service of the example, with this forwarding mode.
 fn testpmd_service(mode: &str) -> Result<Service> {
-    // A thread that only looks after the other, which polls.
+    // Lcore 0 only manages lcore 1, which polls. Both may use all of these CPUs.
     let on = cpus().iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let lcores = format!("0@({on}),1@({on})");
     let own = orchestrator::load::parse(TESTPMD_EXAMPLE, "examples/testpmd.toml")
@@ -321,7 +321,7 @@ fn testpmd_service(mode: &str) -> Result<Service> {
         memory: "512MiB",
         ready: "consumes",
         capacity_pps: 1_000_000.0,
-        // It polls: as many as leave CPUs for the rest.
+        // Each instance polls on a CPU: leaves CPUs for the other processes.
         instances: if std::thread::available_parallelism().is_ok_and(|n| n.get() >= 4) {
             (2, 2, 0)
         } else {

@@ -1,12 +1,12 @@
-//! `inco demo`: SmartINCO's experiment (§4.2) on this machine, with real containers. It starts inco as a user would, as
-//! a program of its own, sends traffic into its uplink, watches it over its API, and sums up what came of it.
+//! `inco demo`: SmartINCO's experiment (§4.2) on this machine, with real containers. It starts inco as a separate
+//! process, as a user would, sends traffic into its uplink, observes it over the API, and summarises the results.
 //!
-//! 1. Calibration: what one instance sustains.
-//! 2. For each scheduler a run: more and more flows, then few; [`measure::Recording`] is what was seen.
-//! 3. With `--full`: saturation, packet sizes, and DPDK's own program as instance.
+//! 1. Calibration: measure the sustained rate of one instance.
+//! 2. One run per scheduler: the number of flows rises, then falls. [`measure::Recording`] holds the observations.
+//! 3. With `--full`: saturation, packet sizes, and DPDK's `testpmd` as an instance.
 //! 4. Summary (table and JSON) and report.
 #![forbid(unsafe_code)]
-// They panic where nobody reads the output: `display::output` does not.
+// The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -31,7 +31,7 @@ use summary::{RunSummary, Summary};
 /// Runs the demo.
 ///
 /// # Errors
-/// Where this machine lacks what it needs, it was interrupted, or what inco promises was not kept.
+/// Returns an error if the machine lacks a requirement, if the demo was interrupted, or if inco broke a promise.
 pub fn run(args: &DemoArgs) -> Result<()> {
     if args.engine == EngineName::Oci && !rustix::process::geteuid().is_root() {
         return Err(WrongUsage(
@@ -72,7 +72,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// Everything that is shown; gives the summary and the report's text.
+/// Runs and displays all parts; returns the summary and the report's HTML.
 fn show(args: &DemoArgs, ground: &Ground, live: &mut Live) -> Result<(Summary, String)> {
     live.say(&format!(
         "inco demo: packets come in on an uplink, each new flow is given to one of several containers and stays there,\n\

@@ -1,4 +1,4 @@
-//! The state of a run as it goes: a picture where somebody sits at a terminal, else a line each second.
+//! The live display of a run: a full screen on a terminal, otherwise one line per second.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -10,21 +10,21 @@ use super::summary::{drops_text, loss_text};
 use display::event::event_sentence;
 use display::table::{grouped, short};
 
-/// A terminal of the old standard size holds it all.
+/// Width in columns: fits a terminal of 80 columns.
 const WIDTH: usize = 79;
-/// Instances that are shown: eight, one in reserve, and one that comes or goes.
+/// Instances shown: eight, one standby, and one that starts or stops.
 const INSTANCES_SHOWN: usize = 10;
-/// Events that are shown.
+/// Events shown.
 const EVENTS_SHOWN: usize = 4;
-/// Characters of a bar.
+/// Length of a bar, in characters.
 const BAR: usize = 30;
 
-/// Where the demo shows what happens.
+/// The display.
 pub(super) struct Live {
-    /// Standard output is for JSON: everything else goes to standard error.
+    /// Whether standard output is reserved for JSON. All other output then goes to standard error.
     json: bool,
     terminal: bool,
-    /// Lines of the picture that stands there.
+    /// Lines of the screen that is currently drawn.
     drawn: usize,
     last_line_s: f64,
     events: Vec<String>,
@@ -46,13 +46,13 @@ impl Live {
         }
     }
 
-    /// Says something that stays.
+    /// Prints text that stays visible.
     pub(super) fn say(&mut self, text: &str) {
         self.clear();
         self.write(&format!("{text}\n"));
     }
 
-    /// Shows how a run stands.
+    /// Shows the current state of a run.
     pub(super) fn sample(&mut self, title: &str, sample: &Sample, seen: &Recording) {
         if self.terminal {
             self.note_events(sample, seen);
@@ -64,7 +64,7 @@ impl Live {
         }
     }
 
-    /// A run has ended: one line of it stays.
+    /// Prints the one-line result of a finished run.
     pub(super) fn finish_run(&mut self, title: &str, recording: &Recording) {
         self.events.clear();
         self.last_line_s = f64::NEG_INFINITY;
@@ -80,18 +80,18 @@ impl Live {
         }
     }
 
-    /// Removes the picture.
+    /// Clears the screen that was drawn.
     pub(super) fn clear(&mut self) {
         self.last_line_s = f64::NEG_INFINITY;
         if self.drawn > 0 {
-            // Up to its first line, and everything below goes; the cursor shows again.
+            // Moves to the first line, clears everything below, and shows the cursor.
             let up = format!("\x1b[{}A\x1b[J\x1b[?25h", self.drawn);
             self.drawn = 0;
             self.write(&up);
         }
     }
 
-    /// Leaves the terminal as it was.
+    /// Restores the terminal.
     pub(super) fn end(&mut self) {
         self.clear();
     }
@@ -122,13 +122,13 @@ impl Live {
             let line: String = line.chars().take(WIDTH).collect();
             let _ = writeln!(text, "{line}\x1b[K");
         }
-        // What stood below, where the last picture was longer.
+        // Clears the remaining lines of a longer previous screen.
         text.push_str("\x1b[J");
         self.drawn = lines.len();
         self.write(&text);
     }
 
-    /// Where nobody looks any more the demo goes on: its report is what counts.
+    /// Writes to the terminal. Ignores errors: the demo continues without a reader and still writes its report.
     fn write(&self, text: &str) {
         let _ = match self.json {
             true => io::stderr().lock().write_all(text.as_bytes()),
@@ -156,7 +156,7 @@ fn bar(value: f64, whole: f64) -> String {
     format!("{}{}", "█".repeat(full), "·".repeat(BAR - full))
 }
 
-/// The picture of a moment, in at most 23 lines.
+/// The screen for one sample, in at most 23 lines.
 fn picture(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
     let whole = sample.offered_pps.max(sample.returned_pps).max(1.0);
     let mut lines = vec![
@@ -204,7 +204,7 @@ fn picture(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
             100.0 * instance.ring_occupancy,
         ));
     }
-    // Always as high, so that nothing jumps.
+    // A constant height keeps the screen from jumping.
     lines.resize(7 + INSTANCES_SHOWN, String::new());
     lines.push("events".to_owned());
     lines.extend(events.iter().map(|event| format!("  {event}")));
@@ -212,7 +212,7 @@ fn picture(title: &str, sample: &Sample, events: &[String]) -> Vec<String> {
     lines
 }
 
-/// A moment in a line.
+/// One sample as a line.
 fn line(sample: &Sample) -> String {
     let flows: Vec<String> = sample
         .instances

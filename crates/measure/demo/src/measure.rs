@@ -1,4 +1,4 @@
-//! One measurement: a profile sent into a running inco, and what was seen of it.
+//! One measurement: sends a profile into a running inco and records what happens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,35 +12,35 @@ use traffic::{Control, Generator, Interval, LatencyUs, Profile, Report};
 
 use testbed::Session;
 
-/// How often the system is looked at while traffic runs, in milliseconds.
+/// Sampling interval while traffic runs, in milliseconds.
 pub(super) const LOOK_MS: u64 = 200;
-/// How often pins are compared where packets carry no stamp.
+/// Interval between two comparisons of pins, for packets without a stamp.
 const PINS_PERIOD: Duration = Duration::from_secs(1);
-/// How long packets may be under way after the generator has given up on them.
+/// Maximum time in flight of packets that the generator counts as lost.
 const REST_LIMIT: Duration = Duration::from_secs(5);
 
-/// An instance at one moment.
+/// An instance in one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct InstanceNow {
     pub(super) id: InstanceId,
     pub(super) state: InstanceState,
-    /// Packets back from it per second, since the last look.
+    /// Packets per second that it returned since the previous sample.
     pub(super) back_pps: f64,
     pub(super) flows: u64,
     pub(super) ring_occupancy: f64,
 }
 
-/// Everything at one moment.
+/// The state at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sample {
-    /// Since the traffic began.
+    /// Seconds since the start of the traffic.
     pub(super) at_s: f64,
     /// Flows that send.
     pub(super) flows: usize,
     pub(super) offered_pps: f64,
     pub(super) returned_pps: f64,
     pub(super) latency_us: LatencyUs,
-    /// Packets lost so far, as far as is known.
+    /// Packets known to be lost so far.
     pub(super) lost: u64,
     /// Packets dropped so far, by reason.
     pub(super) drops: std::collections::BTreeMap<String, u64>,
@@ -54,38 +54,39 @@ pub(super) struct Sample {
     pub(super) starting: u32,
     pub(super) draining: u32,
     pub(super) instances: Vec<InstanceNow>,
-    /// Events since the last look.
+    /// Events since the previous sample.
     pub(super) events: Vec<Event>,
 }
 
-/// What was seen of one run.
+/// The observations of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recording {
     pub(super) samples: Vec<Sample>,
     pub(super) report: Report,
-    /// At the end, with no packet under way.
+    /// The status after the run, with no packet in flight.
     pub(super) status: Status,
-    /// When the traffic began, to place events: their monotonic time, in seconds.
+    /// Start of the traffic on the monotonic clock of events, in seconds.
     pub(super) began_s: f64,
-    /// Flows whose pin changed, where the packets themselves cannot tell.
+    /// Flows whose pin changed; only for packets without a stamp.
     pub(super) pins_moved: Option<u64>,
-    /// What was left in the system after the end.
+    /// Resources that remained after the end.
     pub(super) left: Vec<String>,
 }
 
 impl Recording {
-    /// Every event of the run with its time since the traffic began, in seconds.
+    /// Every event of the run with its time since the start of the traffic, in seconds.
     pub(super) fn events(&self) -> impl Iterator<Item = (f64, &Event)> {
         let events = self.samples.iter().flat_map(|sample| &sample.events);
         events.map(|event| (event.at.0 as f64 / 1e9 - self.began_s, event))
     }
 }
 
-/// Sends a profile and watches. `stamped` says that packets tell which instance served them; else pins are compared.
-/// `each` sees every look.
+/// Sends a profile and records the run. `stamped`: the packets carry the instance's stamp; otherwise pins are
+/// compared. `each` is called for every sample.
 ///
 /// # Errors
-/// Where inco ends or does not answer, the profile is wrong, or the demo was interrupted. The traffic has ended then.
+/// Returns an error if inco ends or does not answer, the profile is invalid, or the demo was interrupted. The traffic
+/// has stopped by then.
 pub(super) fn run(
     session: &mut Session<'_>,
     profile: Profile,
@@ -93,7 +94,7 @@ pub(super) fn run(
     mut each: impl FnMut(&Sample, &Recording),
 ) -> Result<Recording> {
     let generator = Generator::new(profile)?;
-    // inco counts from its start: what an earlier profile in the same session came to is not this one's.
+    // inco counts from its start: the counts of earlier profiles in the same session are subtracted.
     let before = session.client()?.status()?;
     let mut port = [session.uplink()?];
     let control = Arc::new(Control::new());
@@ -104,7 +105,7 @@ pub(super) fn run(
             let control = Arc::clone(&control);
             move || {
                 generator.run(&mut port, &control, |interval| {
-                    // Nobody listens any more only when the run is given up.
+                    // The receiver is dropped only if the run is aborted.
                     let _ = told.send(interval.clone());
                 })
             }
@@ -137,7 +138,7 @@ pub(super) fn run(
     Ok(watch.recording)
 }
 
-/// A run as it is watched.
+/// The state of a run that is being recorded.
 struct Watch {
     recording: Recording,
     /// inco's counters before the first packet.
@@ -185,7 +186,7 @@ impl Watch {
                 Some(id),
             ) = (&event.kind, event.instance)
             {
-                // Its flows go to others, as they must.
+                // Its flows move to other instances, as expected.
                 control.expect_moves_from(id.0);
             }
         }
@@ -237,7 +238,7 @@ impl Watch {
         instances
     }
 
-    /// Counts flows that are pinned to another instance than before.
+    /// Counts flows whose pin changed since the last comparison.
     fn compare_pins(&mut self, session: &Session<'_>) -> Result<()> {
         let Some(moved) = &mut self.recording.pins_moved else {
             return Ok(());
@@ -260,7 +261,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until no packet is under way, and takes the last figures.
+    /// Waits until no packet is in flight, then reads the final counters.
     fn rest(&mut self, session: &mut Session<'_>) -> Result<()> {
         let since = Instant::now();
         loop {
@@ -280,7 +281,7 @@ impl Watch {
     }
 }
 
-/// What has been counted since an earlier status. Gauges are as they are now.
+/// The counts since `before`. Gauges keep their current values.
 fn passed(mut status: Status, before: &Status) -> Status {
     let (now, then) = (&mut status.accounting, &before.accounting);
     for (count, earlier) in [
@@ -299,7 +300,7 @@ fn passed(mut status: Status, before: &Status) -> Status {
     status
 }
 
-/// What the generator and inco say of the time since the last look.
+/// A sample from the generator's and inco's figures since the previous one.
 fn sample(intervals: &[Interval], services: &[ServiceRow], status: &Status) -> Sample {
     let length: f64 = intervals.iter().map(|interval| interval.length_s).sum();
     let per_second = |count: fn(&Interval) -> u64| {

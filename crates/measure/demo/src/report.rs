@@ -1,4 +1,4 @@
-//! The report: one page with everything in it, for a screen or a phone, light or dark.
+//! The report: one self-contained HTML page for screens and phones, light or dark.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,10 +14,10 @@ use display::event::event_sentence;
 use display::page::{self, section, table};
 use display::table::short;
 
-/// Events of a run that the page has at most.
+/// Maximum number of events of a run on the page.
 const EVENTS_LIMIT: usize = 400;
 
-/// The page.
+/// The page as HTML.
 pub(super) fn html(summary: &Summary, experiment: &Experiment, runs: &[(String, Recording)]) -> String {
     let mut page = page::begin("inco demo");
     introduction(&mut page, summary, experiment);
@@ -84,7 +84,7 @@ fn per_instance(name: &str, recording: &Recording, experiment: &Experiment) -> V
         .filter(|instance| instance.flows > 0 || instance.state == InstanceState::Active)
         .map(|instance| instance.id)
         .collect();
-    // Areas need every instance at every moment, lines only those that are there.
+    // Stacked areas need a value for every instance at every time; lines need only existing values.
     let series = |pick: fn(&super::measure::InstanceNow) -> f64, absent: Option<f64>| -> Vec<Series> {
         let of = |id: InstanceId, sample: &Sample| {
             sample.instances.iter().find(|i| i.id == id).map(pick).or(absent)
@@ -122,7 +122,7 @@ fn per_instance(name: &str, recording: &Recording, experiment: &Experiment) -> V
     ]
 }
 
-/// Aggregates of all runs over time.
+/// Totals of all runs over time.
 fn together(runs: &[(String, Recording)]) -> Vec<Chart> {
     let series = |pick: fn(&Sample) -> f64| -> Vec<Series> {
         runs.iter()
@@ -181,7 +181,7 @@ fn together(runs: &[(String, Recording)]) -> Vec<Chart> {
     ]
 }
 
-/// Packets dropped per second, from the switch's counters and what never got in.
+/// Packets dropped per second: the switch's drops plus the packets lost at the uplink.
 fn lost_per_second(recording: &Recording) -> Vec<(f64, f64)> {
     let total = |sample: &Sample| sample.drops.values().sum::<u64>() + sample.lost_at_uplink;
     let mut points = Vec::new();

@@ -1,4 +1,4 @@
-//! What the demo came to: figures for programs and a table for people.
+//! The demo's results: figures for programs and a table for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,30 +12,30 @@ use super::full::Figures;
 use super::measure::{Recording, Sample};
 use display::table::{grouped, percent, short};
 
-/// Everything; the JSON of `inco demo --json`.
+/// The whole result; the JSON of `inco demo --json`.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
     pub(super) runs: Vec<RunSummary>,
-    /// What one instance was found to sustain, in packets per second.
+    /// Measured sustained rate of one instance, in packets per second.
     pub(super) sustained_pps: f64,
-    /// What counted as its capacity.
+    /// Capacity of an instance used in the runs, in packets per second.
     pub(super) capacity_pps: f64,
-    /// Rate of each flow.
+    /// Rate of each flow, in packets per second.
     pub(super) rate_per_flow_pps: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) full: Option<Figures>,
-    /// What was not done, and why.
+    /// Skipped parts, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) skipped: Vec<String>,
 }
 
-/// A run.
+/// The result of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RunSummary {
     pub(super) scheduler: String,
     pub(super) engine: &'static str,
     pub(super) instance: &'static str,
-    /// How the program forwards, where there are several ways.
+    /// Forwarding mode, for programs with several modes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) mode: Option<&'static str>,
     pub(super) offered_packets: u64,
@@ -47,38 +47,39 @@ pub(super) struct RunSummary {
     pub(super) reordered: u64,
     pub(super) latency_us: Latency,
     pub(super) instances: Instances,
-    /// With all flows there, in the order of instance ids.
+    /// Flows per instance at the peak, in the order of instance ids.
     pub(super) flows_per_instance: Vec<u64>,
-    /// Medians.
+    /// Median reaction times.
     pub(super) reaction_ms: ReactionMs,
-    /// The longest ones.
+    /// Maximum reaction times.
     pub(super) reaction_max_ms: ReactionMs,
-    /// Returned packets per second, over the whole run and at most.
+    /// Returned packets per second: mean over the run, and maximum.
     pub(super) throughput_pps: Throughput,
-    /// Packets that came back with other bytes than they should have.
+    /// Packets that returned with unexpected changes.
     pub(super) altered: u64,
-    /// Packets still inside at the end.
+    /// Packets in flight at the end.
     pub(super) in_flight: u64,
-    /// Control groups, processes and sockets that were there after the end.
+    /// Control groups, processes and sockets that remained after the end.
     pub(super) left_behind: Vec<String>,
-    /// What the generator itself did not do as it was told.
+    /// The generator's own shortfalls.
     pub(super) generator: traffic::GeneratorLimits,
 }
 
-/// Packets that did not come back, by place.
+/// Packets that did not return, by place.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Lost {
-    /// An instance's ring was full.
+    /// Dropped because an instance's ring was full.
     pub(super) ring: u64,
-    /// Taken by a function and not given back.
+    /// Received by a function and not returned.
     pub(super) function: u64,
-    /// In the rings of an instance that died.
+    /// In the rings of an instance that failed.
     pub(super) instance_lost: u64,
-    /// What no counter saw: 0. Below 0 where more was counted as dropped than is missing.
+    /// Packets missing from every counter: 0 is expected. Negative if more packets were counted as dropped than are
+    /// missing.
     pub(super) other: i64,
-    /// The generator could not send it: the uplink's ring was full.
+    /// Not sent by the generator because the uplink's ring was full.
     pub(super) uplink: u64,
-    /// Counted as dropped for another reason.
+    /// Dropped for other reasons, by reason.
     pub(super) by_reason: BTreeMap<String, u64>,
 }
 
@@ -98,7 +99,7 @@ pub(super) struct Instances {
     pub(super) end: u32,
 }
 
-/// How fast the loop reacted, in milliseconds; absent where there was nothing to react to.
+/// Reaction times of the control loop in milliseconds; absent if there was nothing to react to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct ReactionMs {
     pub(super) detect: Option<f64>,
@@ -114,7 +115,7 @@ pub(super) struct Throughput {
 }
 
 impl Lost {
-    /// Where the packets went that the generator misses.
+    /// Accounts for the packets that did not return.
     pub(super) fn of(recording: &Recording) -> Lost {
         let mut by_reason = recording.status.drops.clone();
         let mut take = |reason: DropReason| by_reason.remove(reason.name()).unwrap_or_default();
@@ -211,7 +212,7 @@ impl RunSummary {
         }
     }
 
-    /// What was promised and not kept, in words.
+    /// The promises that the run broke, as sentences.
     pub(super) fn broken_promises(&self) -> Vec<String> {
         let counts = [
             ("packets mis-steered", self.mis_steered),
@@ -229,7 +230,7 @@ impl RunSummary {
     }
 }
 
-/// Flows of each instance when most of them were there for the last time.
+/// Flows of each instance in the last sample with the maximum number of flows.
 fn flows_at_peak(samples: &[Sample]) -> Vec<u64> {
     let most = samples
         .iter()
@@ -252,7 +253,7 @@ fn flows_at_peak(samples: &[Sample]) -> Vec<u64> {
         .collect()
 }
 
-/// Lost packets and where, from the switch's drops and what never got in.
+/// Lost packets by place: the switch's drops and the packets lost at the uplink.
 pub(super) fn drops_text(drops: &BTreeMap<String, u64>, at_uplink: u64) -> String {
     let all = drops.values().sum::<u64>() + at_uplink;
     if all == 0 {
@@ -269,7 +270,7 @@ pub(super) fn drops_text(drops: &BTreeMap<String, u64>, at_uplink: u64) -> Strin
     )
 }
 
-/// How many packets of a run were lost, and where.
+/// The number of lost packets of a run, and where they were lost.
 pub(super) fn loss_text(recording: &Recording) -> String {
     let lost = Lost::of(recording);
     let mut text = format!("lost {}", drops_text(&recording.status.drops, lost.uplink));
@@ -291,7 +292,7 @@ impl Summary {
         }
     }
 
-    /// What was promised and not kept in any run, in words.
+    /// The promises that any run broke, as sentences.
     pub(super) fn broken_promises(&self) -> Vec<String> {
         let runs = self.runs.iter().flat_map(RunSummary::broken_promises);
         let figures = self
@@ -301,7 +302,7 @@ impl Summary {
         runs.chain(figures).collect()
     }
 
-    /// Rows of the table: a heading for each run, then what is compared.
+    /// Rows of the table: a heading per run, then the compared figures.
     pub(super) fn rows(&self) -> Vec<Vec<String>> {
         let row = |name: &str, cell: &dyn Fn(&RunSummary) -> String| {
             [name.to_owned()]
@@ -381,7 +382,7 @@ impl Summary {
         rows
     }
 
-    /// The table, and what was not done.
+    /// The table, followed by the skipped parts.
     pub(super) fn text(&self) -> String {
         let mut text = String::from("\n");
         text.push_str(&side_by_side(&self.rows()));
@@ -397,7 +398,7 @@ impl Summary {
     }
 }
 
-/// Columns as wide as they must be: the first to the left, the others to the right.
+/// Aligns columns to their widest cell: the first column to the left, the others to the right.
 fn side_by_side(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -429,7 +430,7 @@ pub(super) mod tests {
     use super::*;
     use model::InstanceId;
 
-    /// A run of 1000 packets of which 30 did not come back.
+    /// A run of 1000 packets of which 30 did not return.
     pub(in super::super) fn recording() -> Recording {
         let mut recording = Recording::default();
         recording.report.counts.offered_packets = 1000;
@@ -506,7 +507,7 @@ pub(super) mod tests {
             json["instances"],
             serde_json::json!({ "start": 3, "peak": 8, "end": 3 })
         );
-        // The last moment with all flows.
+        // The last sample with all flows.
         assert_eq!(
             json["flows_per_instance"],
             serde_json::json!([5, 4, 4, 4, 4, 4, 4, 4])

@@ -1,9 +1,9 @@
-//! A whole inco as a child process, with real containers: what the demo and the benches measure.
+//! Runs a complete inco as a child process with real containers, for the demo and the benches.
 //!
-//! 1. [`Ground`]: a directory for it, and an Open vSwitch where that is to forward.
-//! 2. [`Session`]: a running inco, asked over its API; dropped, it is stopped and checked to be gone.
+//! 1. [`Ground`]: the directory of the runs, and an Open vSwitch if that forwards.
+//! 2. [`Session`]: a running inco, controlled over its API. Dropping it stops inco and checks that nothing remains.
 #![forbid(unsafe_code)]
-// They panic where nobody reads the output: `display::output` does not.
+// The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod open_vswitch;
@@ -32,18 +32,19 @@ pub enum SwitchName {
     Openflow,
 }
 
-/// The image of the function that is measured.
+/// The image of the measured function.
 pub const FORWARD_IMAGE: &str = "inco/forward";
 
-/// What ends the demo from outside: Ctrl-C or SIGTERM. One that does not listen never happens.
+/// A request to end from outside: Ctrl-C or SIGTERM. The default value never receives one.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Listens for Ctrl-C and SIGTERM. The second one ends at once; inco then ends by itself, since it watches us.
+    /// Listens for Ctrl-C and SIGTERM. The second signal ends the process immediately; inco then stops, because it
+    /// watches its parent.
     ///
     /// # Errors
-    /// Where the system takes no handler.
+    /// Returns an error if the kernel refuses the signal handler.
     pub fn listen() -> Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
@@ -54,10 +55,10 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Whether the work may go on.
+    /// Returns `Ok` while the work may continue.
     ///
     /// # Errors
-    /// [`Interrupted`], once it happened.
+    /// Returns [`Interrupted`] after a signal.
     pub fn check(&self) -> Result<()> {
         match self.0.load(Ordering::Relaxed) {
             true => Err(Interrupted.into()),
@@ -66,10 +67,10 @@ impl Interrupt {
     }
 }
 
-/// Makes the image of `forward` where there is none, or an old one.
+/// Builds the image of `forward` if it is missing or outdated.
 ///
 /// # Errors
-/// Where there is no static `inco-nf`, or the image cannot be made or given to the engine.
+/// Returns an error if there is no static `inco-nf`, or if the image cannot be built or loaded into the engine.
 pub fn make_image(engine: EngineName) -> Result<()> {
     let name = ImageRef::from(FORWARD_IMAGE);
     let program = images::find_inco_nf()?;

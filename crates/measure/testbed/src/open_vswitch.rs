@@ -1,5 +1,5 @@
-//! An Open vSwitch of its own, so that it touches none of the machine's: a database and a switch with DPDK in a
-//! directory beside inco's, which end with it.
+//! A private Open vSwitch that does not affect one of the machine: a database and a switch with DPDK, in a directory
+//! next to inco's. Both end when it is dropped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Debian's build with DPDK.
+/// Path of Debian's build with DPDK.
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// How long a daemon may take to start.
+/// Maximum time for a daemon to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 /// Memory for DPDK's buffers, in MiB, from ordinary pages.
 const MEMORY_MIB: u32 = 512;
-/// How long its poller may sleep when nothing comes, in microseconds: the machine has other work.
+/// Maximum sleep of its poller without packets, in microseconds: leaves CPU time for other processes.
 const POLLER_SLEEP_US: u32 = 100;
-/// How late its counters may be, in milliseconds: the least that it can do.
+/// Maximum age of its counters, in milliseconds: the smallest value that Open vSwitch accepts.
 const COUNTERS_LAG_MS: u32 = 100;
-/// How long an entry of its cache stays without a packet, in milliseconds: it goes over all of them after each change of rules.
+/// Idle timeout of an entry of its cache, in milliseconds. Open vSwitch revalidates all entries after each change of
+/// rules.
 const ENTRY_IDLE_MS: u32 = 1_000;
 
-/// What it counts when it drops a packet on its way to a controller: between its datapath and the connection, and where too many
-/// wait for the connection.
+/// Its counters of packets dropped on the way to a controller: between datapath and connection, and in the
+/// connection's full queue.
 const CONTROLLER_DROPS: [&str; 2] = ["packet_in_overflow", "rconn_overflow"];
 
-/// Lines of its log that an error quotes.
+/// Lines of its log quoted in an error.
 const LOG_LINES: usize = 4;
 
 /// A running Open vSwitch.
@@ -40,10 +41,10 @@ pub struct OpenVSwitch {
 }
 
 impl OpenVSwitch {
-    /// Starts it in a folder of its own.
+    /// Starts it in `folder`.
     ///
     /// # Errors
-    /// Where it is not installed, or does not start.
+    /// Returns an error if it is not installed or does not start.
     pub fn start(folder: PathBuf) -> Result<OpenVSwitch> {
         if !Path::new(SWITCH).exists() {
             bail!("there is no {SWITCH}: apt-get install openvswitch-switch-dpdk");
@@ -79,7 +80,7 @@ impl OpenVSwitch {
                 .arg(format!("other_config:pmd-maxsleep={POLLER_SLEEP_US}"))
                 .arg(format!("other_config:max-revalidator={COUNTERS_LAG_MS}"))
                 .arg(format!("other_config:max-idle={ENTRY_IDLE_MS}"))
-                // Without `--legacy-mem` Open vSwitch adds an option that does not go with ordinary pages.
+                // Without `--legacy-mem` Open vSwitch adds an option that excludes ordinary pages.
                 .arg(format!(
                     "other_config:dpdk-extra=\"--no-pci --no-telemetry --legacy-mem --no-huge -m {MEMORY_MIB} --file-prefix=inco-demo-{}\"",
                     std::process::id()
@@ -89,10 +90,10 @@ impl OpenVSwitch {
         Ok(of)
     }
 
-    /// Starts the switch, and waits until it answers.
+    /// Starts the switch and waits until it answers.
     fn start_switch(&self) -> Result<()> {
-        // A poller that waits for its turn delays every packet: it comes before what it serves. And in a network of its own:
-        // its datapath has an interface of a fixed name, which another Open vSwitch of the machine may have.
+        // A higher priority: a poller that waits for the CPU delays every packet. A network namespace of its own: the
+        // datapath has an interface with a fixed name, which another Open vSwitch of the machine may use.
         let mut switch = Command::new("unshare");
         switch
             .args(["--net", "nice", "-n", "-20", SWITCH])
@@ -104,7 +105,7 @@ impl OpenVSwitch {
         self.check()
     }
 
-    /// Fails where the switch has ended by itself.
+    /// Returns an error if the switch has ended by itself.
     pub fn check(&self) -> Result<()> {
         match self.switch().as_mut().map(Child::try_wait) {
             Some(Ok(Some(status))) => bail!("Open vSwitch has ended ({status}): {}", self.last_words()),
@@ -112,14 +113,14 @@ impl OpenVSwitch {
         }
     }
 
-    /// The end of its log.
+    /// The last lines of its log.
     fn last_words(&self) -> String {
         let log = std::fs::read_to_string(self.path("switch.log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().rev().take(LOG_LINES).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
-    /// Whether it answers, and its DPDK has been set up: for a moment before that it answers, too.
+    /// Whether it answers and DPDK is initialised; it answers briefly before that too.
     fn answers(&self) -> bool {
         let asked = Command::new("ovs-appctl")
             .arg(format!("--target={}", self.path("switch.ctl").display()))
@@ -129,11 +130,11 @@ impl OpenVSwitch {
         asked.is_ok_and(|output| output.status.success())
     }
 
-    /// Kills the switch, its datapath and its ports with it, and starts it again; the database goes on. Gives when it was
-    /// killed, and when the new one answered.
+    /// Kills the switch with its datapath and ports, and starts it again; the database keeps running. Returns the
+    /// time of the kill and the time of the new switch's first answer.
     ///
     /// # Errors
-    /// Where it does not start again.
+    /// Returns an error if it does not start again.
     pub fn kill_and_start(&self) -> Result<(Instant, Instant)> {
         end(&mut self.switch());
         let killed = Instant::now();
@@ -141,11 +142,11 @@ impl OpenVSwitch {
         Ok((killed, Instant::now()))
     }
 
-    /// How often it has dropped a packet that was to be sent to a controller, since it was started: by the name that its counter has in
-    /// `ovs-appctl coverage/show`, which leaves out those that are 0.
+    /// Packets for a controller that it has dropped since its start, by the counter's name in `ovs-appctl
+    /// coverage/show`. Counters at 0 are absent.
     ///
     /// # Errors
-    /// Where it does not answer.
+    /// Returns an error if it does not answer.
     pub fn controller_drops(&self) -> Result<BTreeMap<&'static str, u64>> {
         let mut command = Command::new("ovs-appctl");
         command
@@ -163,7 +164,7 @@ impl OpenVSwitch {
             .into())
     }
 
-    /// The socket on which a bridge of that name takes OpenFlow.
+    /// The OpenFlow socket of the bridge `bridge`.
     pub fn control(&self, bridge: &str) -> PathBuf {
         self.path(&format!("{bridge}.mgmt"))
     }
@@ -187,7 +188,7 @@ impl OpenVSwitch {
         command
     }
 
-    /// Runs it, and gives what it says.
+    /// Runs a command and returns its output; an exit status other than 0 is an error.
     fn must(&self, command: &mut Command) -> Result<String> {
         let output = command
             .env("OVS_RUNDIR", &self.folder)
@@ -222,7 +223,7 @@ impl Drop for OpenVSwitch {
     }
 }
 
-/// Kills it. One that has ended already is only waited for.
+/// Kills the daemon and reaps it.
 fn end(daemon: &mut Option<Child>) {
     if let Some(mut daemon) = daemon.take() {
         let _ended = daemon.kill();

@@ -1,4 +1,5 @@
-//! A running inco: started as a program of its own, asked over its API, stopped, and checked to be gone.
+//! A running inco: started as a child process, controlled over its API, and stopped with a check that nothing
+//! remains.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -21,20 +22,20 @@ use super::open_vswitch::OpenVSwitch;
 use engine::image::Store;
 use images::EngineName;
 
-/// How long its instances may take to be there. An environment layer of DPDK takes seconds.
+/// Maximum time until its instances are ready. Initialising DPDK takes seconds.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take to end and to remove everything, before it is killed: longer than it gives itself.
+/// Maximum time to stop and remove everything before it is killed: longer than inco's own limit.
 const STOP_LIMIT: Duration = Duration::from_secs(75);
-/// How long the uplink may take to answer.
+/// Maximum time until the uplink accepts a connection.
 const UPLINK_LIMIT: Duration = Duration::from_secs(5);
-/// How often something that is waited for is looked at.
+/// Polling interval for conditions.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long what was removed may still show in the system's lists.
+/// Maximum time that removed resources may stay in the kernel's lists.
 const GONE_LIMIT: Duration = Duration::from_secs(2);
-/// Lines of its log that an error quotes.
+/// Lines of its log quoted in an error.
 const LOG_LINES: usize = 8;
 
-/// Where the demo's incos run, one after the other.
+/// The environment of the inco processes, which run one after the other.
 #[derive(Debug)]
 pub struct Ground {
     directory: PathBuf,
@@ -45,7 +46,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// A fresh directory below `$INCO_RUN_DIR`, or beside `/run/inco`.
+    /// Creates a new directory below `$INCO_RUN_DIR`, or next to `/run/inco`.
     pub fn new(engine: EngineName, switch: SwitchName, keep: bool, interrupt: Interrupt) -> Result<Ground> {
         let name = format!("inco-demo-{}", std::process::id());
         let parent = match std::env::var_os("INCO_RUN_DIR").filter(|given| !given.is_empty()) {
@@ -73,7 +74,7 @@ impl Ground {
         })
     }
 
-    /// The directory of its configurations, logs and sockets.
+    /// The directory of configurations, logs and sockets.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -94,17 +95,17 @@ impl Ground {
         }
     }
 
-    /// The database of the Open vSwitch that forwards, where one does.
+    /// The database of the Open vSwitch that forwards, if any.
     fn database(&self) -> Option<PathBuf> {
         self.open_vswitch().map(OpenVSwitch::database)
     }
 
-    /// The Open vSwitch that forwards, where one does.
+    /// The Open vSwitch that forwards, if any.
     pub fn open_vswitch(&self) -> Option<&OpenVSwitch> {
         self.open_vswitch.as_ref()
     }
 
-    /// What runs its containers.
+    /// The container engine.
     pub fn engine(&self) -> EngineName {
         self.engine
     }
@@ -114,45 +115,45 @@ impl Drop for Ground {
     fn drop(&mut self) {
         self.open_vswitch = None;
         if !self.keep {
-            // Every session has told already what it could not remove.
+            // Each session has already reported what it could not remove.
             let _ = fs::remove_dir_all(&self.directory);
         }
     }
 }
 
-/// What an inco of the demo is to do: one service on one uplink.
+/// The configuration of an inco for the demo: one service on one uplink.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// The service's name.
     pub name: &'static str,
     /// The image of its containers.
     pub image: &'static str,
-    /// What they run, with its arguments.
+    /// The command of a container, with arguments.
     pub command: Vec<String>,
-    /// CPUs of each of them.
+    /// CPUs per container.
     pub cpus: f64,
-    /// Memory of each of them, with its unit.
+    /// Memory per container, with its unit.
     pub memory: &'static str,
-    /// When one of them is ready, as the configuration's key of that name says it.
+    /// The value of the configuration key `ready`: the condition for a ready instance.
     pub ready: &'static str,
-    /// What one of them sustains, in packets per second.
+    /// Capacity of an instance, in packets per second.
     pub capacity_pps: f64,
     /// Share of the capacity up to which new flows fit.
     pub fit: f64,
-    /// Share of the capacity that the autoscaler aims at.
+    /// The autoscaler's target, as a share of the capacity.
     pub target: f64,
-    /// At least, at most, ready beside them.
+    /// Minimum, maximum and standby instances.
     pub instances: (u32, u32, u32),
-    /// Which of them a new flow gets.
+    /// The scheduler.
     pub scheduler: String,
-    /// For how long fewer instances must be enough before there are fewer.
+    /// Fewer instances must suffice for this long before the autoscaler removes one.
     pub scale_down_window: Duration,
-    /// How long a flow may be silent before it has ended.
+    /// Idle timeout of a flow.
     pub flow_idle: Duration,
 }
 
 impl Service {
-    /// The configuration, as a user would write it.
+    /// The configuration file, as a user would write it.
     pub fn configuration(&self, engine: &str, ovs_database: Option<&Path>) -> String {
         let (min, max, standby) = self.instances;
         let mut text = String::new();
@@ -178,7 +179,7 @@ impl Service {
         line(format!("[service.{}]\nimage = {:?}", self.name, self.image));
         line(format!("command = {:?}", self.command));
         if ovs_database.is_some() {
-            // Rules cannot tell who began a flow of which nothing but IP is known.
+            // Rules cannot tell which end began a flow of an unknown transport protocol.
             line("symmetric = false".to_owned());
         }
         line(format!("cpus = {}\nmemory = {:?}", self.cpus, self.memory));
@@ -190,7 +191,7 @@ impl Service {
         line(format!(
             "instances = {{ min = {min}, max = {max}, standby = {standby} }}"
         ));
-        // The paper's schedulers: a new instance takes flows at once, and nobody's turn goes to another.
+        // As in the paper: a new instance takes flows immediately, and no flow spills to another instance.
         line(format!(
             "scheduler = {{ policy = {:?}, slow_start = \"0s\", spill = false }}",
             self.scheduler
@@ -208,14 +209,14 @@ impl Service {
 pub struct Session<'g> {
     ground: &'g Ground,
     child: Child,
-    /// Present but between its start and its first answer.
+    /// `None` only between the start and the first answer.
     client: Option<Client>,
     log: PathBuf,
     seen: Traces,
     ended: bool,
 }
 
-/// What containers leave in the system while they run.
+/// Resources that running containers hold in the system.
 #[derive(Debug, Default)]
 struct Traces {
     pids: BTreeSet<u32>,
@@ -223,20 +224,20 @@ struct Traces {
 }
 
 impl<'g> Session<'g> {
-    /// Starts it with a service of the demo, and waits until as many instances as that has at least are active.
+    /// Starts inco with a service of the demo and waits until its minimum number of instances is active.
     ///
     /// # Errors
-    /// As [`Session::start`].
+    /// Returns the errors of [`Session::start`].
     pub fn of(ground: &'g Ground, service: &Service) -> Result<Session<'g>> {
         let name = format!("{}-{}", service.name, service.scheduler);
         let text = service.configuration(ground.engine_word(), ground.database().as_deref());
         Session::start(ground, &name, &text, service.instances.0)
     }
 
-    /// Starts it with that configuration, and waits until every service has so many active instances.
+    /// Starts inco with this configuration and waits until every service has `instances` active instances.
     ///
     /// # Errors
-    /// What it complained about.
+    /// Returns an error with the end of inco's log if it does not start in time.
     pub fn start(ground: &'g Ground, name: &str, text: &str, instances: u32) -> Result<Session<'g>> {
         let file = ground.directory.join(format!("{name}.toml"));
         let log = ground.directory.join("inco.log");
@@ -244,13 +245,13 @@ impl<'g> Session<'g> {
         let to_log = || fs::File::options().create(true).append(true).open(&log);
         let open = to_log().and_then(|out| Ok((out, to_log()?)));
         let (out, err) = open.with_context(|| format!("cannot write {}", log.display()))?;
-        // The same program, even if another one has taken its place on disk; in a process group of its own, so that
-        // Ctrl-C is for us to carry out.
+        // The running program, even if its file was replaced meanwhile. It gets a process group of its own, so that
+        // Ctrl-C reaches only this process.
         let child = Command::new("/proc/self/exe")
             .args(["run", "--with-process", &std::process::id().to_string(), "-f"])
             .arg(&file)
             .env("INCO_RUN_DIR", &ground.directory)
-            // With the images that were made for it.
+            // The store that holds the images built for it.
             .env("INCO_STATE_DIR", Store::state_dir())
             .stdin(Stdio::null())
             .stdout(out)
@@ -292,7 +293,7 @@ impl<'g> Session<'g> {
             .is_ok_and(|rows| rows.iter().all(|row| row.active >= instances))
     }
 
-    /// Fails where it has ended by itself, or the switch under it.
+    /// Returns an error if inco or its Open vSwitch has ended by itself.
     pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait().context("cannot look after `inco run`")? {
             self.ended = true;
@@ -301,19 +302,19 @@ impl<'g> Session<'g> {
         self.ground.open_vswitch().map_or(Ok(()), OpenVSwitch::check)
     }
 
-    /// Who to ask.
+    /// The API client.
     pub fn client(&self) -> Result<&Client> {
         self.client
             .as_ref()
             .ok_or_else(|| anyhow!("inco does not answer{}", self.log_end()))
     }
 
-    /// What ends it from outside.
+    /// The request to end from outside.
     pub fn interrupt(&self) -> &Interrupt {
         &self.ground.interrupt
     }
 
-    /// Connects to its uplink, as the network.
+    /// Connects to its uplink in the role of the network.
     pub fn uplink(&self) -> Result<MemifPort> {
         let socket = self.ground.directory.join("wan.sock");
         MemifPort::connect(&socket, 0, UPLINK_LIMIT).with_context(|| {
@@ -325,7 +326,7 @@ impl<'g> Session<'g> {
         })
     }
 
-    /// Sets the number of active instances by hand and waits until there are so many.
+    /// Sets the number of active instances manually and waits for it.
     pub fn scale(&mut self, service: &str, instances: u32) -> Result<()> {
         let action = Action::Scale {
             service: service.to_owned(),
@@ -354,7 +355,7 @@ impl<'g> Session<'g> {
         }
     }
 
-    /// Notes what is to be gone at the end.
+    /// Records resources that must be gone at the end.
     pub fn note(&mut self, instances: &[InstanceRow]) {
         for pid in instances.iter().filter_map(|row| row.pid) {
             if self.seen.pids.insert(pid)
@@ -365,10 +366,10 @@ impl<'g> Session<'g> {
         }
     }
 
-    /// Stops it and says what is left of it in the system: nothing, if all is well.
+    /// Stops inco and returns the resources that remain in the system; empty if all were removed.
     ///
     /// # Errors
-    /// Where it did not end in good order.
+    /// Returns an error if inco did not exit cleanly.
     pub fn stop(mut self) -> Result<Vec<String>> {
         self.end()?;
         let since = Instant::now();
@@ -414,12 +415,12 @@ impl<'g> Session<'g> {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Where it is gone already there is nobody to tell.
+            // Fails only if the process has already ended.
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Control groups, processes and sockets of it that are still there.
+    /// Its control groups, processes and sockets that still exist.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let groups = &self.seen.cgroups;
@@ -431,7 +432,8 @@ impl<'g> Session<'g> {
         );
         for pid in &self.seen.pids {
             let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            // The number may be another program's by now: it is the container's if it is in its control group.
+            // The pid may have been reused: it is the container's only if the process is in the container's control
+            // group.
             if cgroup_directories(&own).iter().any(|path| groups.contains(path)) {
                 left.push(format!("process {pid}"));
             }
@@ -440,7 +442,7 @@ impl<'g> Session<'g> {
         left
     }
 
-    /// The end of its log, to go after a message.
+    /// The last lines of its log, to append to a message.
     fn log_end(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -460,13 +462,13 @@ impl<'g> Session<'g> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        // Whoever drops it is on the way out with an error of its own.
+        // A dropped session is on an error path that reports its own error.
         let _ = self.end();
     }
 }
 
-/// Directories of `/proc/PID/cgroup`'s lines: `7:cpu,cpuacct:/inco/inco-forward-1`, `0::/inco/inco-forward-1`. Only
-/// those of containers.
+/// The container directories in the lines of `/proc/PID/cgroup`: `7:cpu,cpuacct:/inco/inco-forward-1`,
+/// `0::/inco/inco-forward-1`.
 fn cgroup_directories(lines: &str) -> Vec<String> {
     let mut directories = Vec::new();
     for line in lines.lines() {
@@ -548,7 +550,7 @@ mod tests {
         sockets_below(directory.path(), &mut left);
         assert_eq!(left.len(), 1);
         assert!(left[0].ends_with("port.sock"));
-        // No directory of that name, and a line that is not of a container.
+        // A directory that does not exist, and a line of no container.
         assert!(cgroup_directories("7:cpu:/inco-none/inco-forward-1\n0::/init.scope\n").is_empty());
     }
 }
