@@ -1,8 +1,9 @@
-/* A plain flow table on DPDK, to compare inco with: key, CRC hash, open addressing, a count, and the frame goes out.
- * It checks no length, no checksum and no fragment, it forgets no flow, and it is sized for the flows that it is given.
+/* A plain flow table on DPDK, as a peer of inco: key, CRC hash, open addressing, counter, send.
+ * It validates no length, checksum or fragment, and it never removes a flow. SLOTS sets its size.
  *
- * naive EAL-ARGUMENTS -- IP SINKS SLOTS MBUFS: receives from port 0, sends to ports 1 to SINKS. IP is 4 or 6, SLOTS a power
- * of two. It polls on its second lcore, and answers each line of its standard input with packets received and flows known. */
+ * naive EAL-ARGUMENTS -- IP SINKS SLOTS MBUFS: receives from port 0 and sends to ports 1 to SINKS. IP is 4 or 6, SLOTS a
+ * power of two. It polls on its second lcore. It answers each line of its standard input with two numbers: packets
+ * received, and flows in the table. */
 #include <rte_eal.h>
 #include <rte_ethdev.h>
 #include <rte_hash_crc.h>
@@ -15,7 +16,7 @@
 
 #define BURST 64
 #define MAX_SINKS 32
-/* Where addresses begin in an Ethernet frame without a tag, and where ports do behind a header without options. */
+/* Offsets in an untagged Ethernet frame whose IP header has no options. */
 #define V4_PROTOCOL 23
 #define V4_ADDRESSES 26
 #define V6_PROTOCOL 20
@@ -49,7 +50,7 @@ static void send_all(uint16_t sink, struct rte_mbuf **frames, unsigned count) {
         rte_pktmbuf_free_bulk(frames + sent, count - sent);
 }
 
-/* One loop for each family: the compiler knows the key's words in each. */
+/* One loop per address family, so that the key length is a compile-time constant. */
 #define LOOP(family, words)                                                                                          \
     static void loop##family(void) {                                                                                 \
         struct v##family##_entry *entries = table;                                                                   \

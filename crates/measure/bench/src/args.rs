@@ -1,4 +1,4 @@
-//! What may be written after `inco bench`.
+//! Arguments of `inco bench`.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ pub enum BenchCommand {
     Contestant(ContestantArgs),
 }
 
-/// What `inco bench steer` is to measure.
+/// Arguments of `inco bench steer`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  inco bench steer\n  inco bench steer --full --csv all.csv\n  inco bench steer --json --flows 32,1000 --rounds 5\n  inco bench steer --ip ipv6 --flows 10000 --no-ovs"
@@ -74,7 +74,7 @@ pub struct SteerArgs {
     pub json: bool,
 }
 
-/// What `inco bench setup` is to measure.
+/// Arguments of `inco bench setup`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  inco bench setup\n  inco bench setup --json --flows 1000000")]
 pub struct SetupArgs {
@@ -92,7 +92,7 @@ pub struct SetupArgs {
     pub json: bool,
 }
 
-/// What `inco bench flood` is to measure.
+/// Arguments of `inco bench flood`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  inco bench flood\n  inco bench flood --json --flows 1000")]
 pub struct FloodArgs {
@@ -113,7 +113,7 @@ pub struct FloodArgs {
     pub json: bool,
 }
 
-/// What `inco bench chain` is to measure.
+/// Arguments of `inco bench chain`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  inco bench chain\n  inco bench chain --json --flows 32 --rounds 5")]
 pub struct ChainArgs {
@@ -137,7 +137,7 @@ pub struct ChainArgs {
     pub json: bool,
 }
 
-/// What `inco bench react` is to measure.
+/// Arguments of `inco bench react`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sudo inco bench react\n  sudo inco bench react --json --from warm,oci --rounds 100\n\nContainers of inco's own engine need root."
@@ -157,7 +157,7 @@ pub struct ReactArgs {
     pub json: bool,
 }
 
-/// What `inco bench blocked` is to measure.
+/// Arguments of `inco bench blocked`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  inco bench blocked\n  inco bench blocked --json --scheduler best-fit,round-robin"
@@ -177,7 +177,7 @@ pub struct BlockedArgs {
     pub json: bool,
 }
 
-/// What `inco bench idle` is to measure.
+/// Arguments of `inco bench idle`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  inco bench idle\n  inco bench idle --json --instances 64")]
 pub struct IdleArgs {
@@ -192,7 +192,7 @@ pub struct IdleArgs {
     pub json: bool,
 }
 
-/// What `inco bench openflow` is to measure.
+/// Arguments of `inco bench openflow`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  sudo inco bench openflow\n  sudo inco bench openflow bursts reactive --seconds 10\n  sudo inco bench openflow rules --rules 20000 --json\n\nContainers of inco's own engine need root. It starts an Open vSwitch of its own (apt-get install\nopenvswitch-switch-dpdk)."
@@ -224,7 +224,7 @@ pub struct OpenflowArgs {
     pub json: bool,
 }
 
-/// What a contestant is to do.
+/// Arguments of a contestant's process.
 #[derive(Debug, Args)]
 pub struct ContestantArgs {
     /// What it is to do, as JSON
@@ -232,7 +232,7 @@ pub struct ContestantArgs {
     pub spec: String,
 }
 
-/// What the instances' ports are.
+/// The port kind of the instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum SinkPort {
@@ -247,7 +247,7 @@ pub enum SinkPort {
     Memif,
 }
 
-/// Where the added instance comes from.
+/// The origin of the added instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AddedFrom {
     /// A standby that runs
@@ -260,7 +260,7 @@ pub enum AddedFrom {
     Docker,
 }
 
-/// What is tried.
+/// A case of `inco bench openflow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OpenflowCase {
     /// New flows, each a burst, while instances go 3, 8, 3; set up proactively

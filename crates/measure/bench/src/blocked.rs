@@ -1,4 +1,4 @@
-//! Packets that are lost, and time in which the worker takes none, when instances are added and removed under load.
+//! Packets lost, and time without forwarding, when instances are added and removed under load.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,33 +18,33 @@ use crate::args::BlockedArgs;
 use display::output;
 use display::table::{Table, grouped};
 
-/// Instances beside the one that comes and goes: sinks of inco's own.
+/// Instances besides the one that is added and removed: `null` ports.
 const INSTANCES: u16 = 4;
-/// The place of the one that comes and goes.
+/// The slot of that instance.
 const COMES_AND_GOES: Slot = Slot(INSTANCES);
-/// Known flows, and their packets in a second of processor time: half of what a worker does.
+/// Established flows, and their packets per second of CPU time: half of a worker's capacity.
 const FLOWS: u32 = 10_000;
 const KNOWN_PER_S: u64 = 5_000_000;
-/// New flows in a second of processor time.
+/// New flows per second of CPU time.
 const NEW_PER_S: u64 = 200_000;
-/// Processor time of the worker after each change that counts with it.
+/// CPU time of the worker after each change that is included.
 const AFTER: Duration = Duration::from_millis(10);
-/// Room of the flow table: for all new flows of a run, which do not end.
+/// Capacity of the flow table: all new flows of a run, which do not end.
 const TABLE_FLOWS: usize = 4_000_000;
 
-/// What came of changes in one direction under one scheduler.
+/// The result of one kind of change under one scheduler.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     scheduler: &'static str,
-    /// `activate`: from attached to taking flows; `drain`: to taking none; `remove`: with the flows that it has.
+    /// `activate`: from attached to taking flows; `drain`: to taking none; `remove`: together with its flows.
     change: &'static str,
     changes: u32,
     offered: u64,
-    /// By the switch, for whatever reason.
+    /// Packets dropped by the switch, for any reason.
     dropped: u64,
-    /// Those, and what sources could not get rid of in time.
+    /// `dropped`, plus the packets that the sources' full rings dropped.
     lost: u64,
-    /// Packets lost, by packets offered in a millisecond: for how long nothing went through, in all changes together.
+    /// Lost packets ÷ packets offered per millisecond: total time without forwarding, in milliseconds.
     blocked_ms: f64,
 }
 
@@ -113,7 +113,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<()> {
     output::text(&table.text())
 }
 
-/// The plan with the instance that comes and goes in that state, or without it.
+/// The plan with that instance in the given state; [`None`] for without it.
 fn with_fifth(scheduler: &str, state: Option<InstanceState>) -> Result<Plan> {
     let mut plan = plan(INSTANCES + 1, vec![UplinkId(0), UplinkId(1)])?;
     for service in &mut plan.services {
@@ -196,7 +196,7 @@ fn measure(scheduler: &'static str, changes: u32) -> Result<Vec<Row>> {
     Ok(rows.to_vec())
 }
 
-/// Takes the instance out with all flows that it has.
+/// Removes the instance together with its flows.
 fn remove(switch: &mut Synthetic, scheduler: &str) -> Result<()> {
     switch.publish(with_fifth(scheduler, None)?)?;
     switch.switch.request(SwitchRequest::Detach(COMES_AND_GOES))?;
@@ -227,7 +227,7 @@ mod tests {
         let rows = measure("best-fit", 2).unwrap();
         assert_eq!(rows.len(), 3);
         for row in rows {
-            // Whether it was in time is not for a test on a busy machine.
+            // Timeliness is not asserted: a test's machine may be busy.
             assert!(row.offered > 10_000 && row.dropped == 0, "{row:?}");
         }
     }

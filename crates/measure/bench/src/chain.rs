@@ -1,5 +1,5 @@
-//! A whole chain: generator, switch, a function in a process of its own, switch, generator; all over memif. Beside OVS-DPDK on
-//! the same ports.
+//! A complete chain over memif: generator, switch, a function in a process of its own, switch, generator. Compared
+//! with OVS-DPDK on the same kind of ports.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::AddAssign;
@@ -23,33 +23,33 @@ use display::output;
 use display::table::Table;
 use images::find_inco_nf;
 
-/// How long a contestant's turn is measured. Short, and many of them: where CPUs change their distance or their speed, all
-/// contestants have their share of it.
+/// Measured time of a contestant's turn. Turns are short and many, so that changes of CPU speed or placement affect
+/// all contestants alike.
 const TURN: Duration = Duration::from_millis(100);
-/// How long it is sent packets before, in each turn: caches and branch predictors.
+/// Time under load before the measurement in each turn, to warm caches and branch predictors.
 const WARM_UP: Duration = Duration::from_millis(50);
 /// Turns of each contestant in a round.
 const TURNS: usize = 7;
-/// Turns of each with each number of packets under way, where the best one for it is looked for.
+/// Turns of each contestant per window size while the best one is searched.
 const TRIAL_TURNS: usize = 2;
-/// Packets under way that are tried; the number with which a contestant does most for its time counts. None of them fills a
-/// ring.
+/// Window sizes that are tried: packets in flight, fewer than a ring's slots. The one with the highest rate per CPU
+/// time is used.
 const WINDOWS: [u32; 3] = [1_024, 2_048, 3_072];
-/// A rate that no generator reaches, in packets per second: what it sends follows what comes back.
+/// A rate beyond any generator's capacity, in packets per second: the window limits the load.
 const RATE: f64 = 1e9;
-/// The latency of one in so many packets is recorded: for each of them it would take the largest part of the generator's time.
+/// Latency is recorded for one in this many packets; for every packet it would dominate the generator's cost.
 const LATENCY_OF_ONE_IN: u32 = 64;
-/// How long it is tried whether packets come back.
+/// Duration of a test whether packets return.
 const LEAST: Duration = Duration::from_millis(20);
-/// How long the last packets of a run are waited for.
+/// Settling time at the end of a run.
 const SETTLE: Span = Span::from_millis(20);
-/// How long a link may take until it stands.
+/// Maximum time for a link to connect.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Room of inco's flow table beside the flows of the bench.
+/// Capacity of inco's flow table beyond the bench's flows.
 const SPARE_FLOWS: usize = 10_000;
-/// Ports of all flows.
+/// Source and destination port of all flows.
 const PORTS: (u16, u16) = (1024, 9);
-/// The first flow's source address, and the destination of all.
+/// Source address of the first flow, and destination address of all.
 const ENDS: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 128, 0, 1));
 
 /// One row of the result.
@@ -58,52 +58,53 @@ struct Row {
     contestant: &'static str,
     flows: u32,
     size: u16,
-    /// Whether packets that come back are counted for each flow.
+    /// Whether the switch counts returned packets per flow.
     return_counters: bool,
-    /// Millions of packets, there and back, per second of processor time of the switching thread.
+    /// Millions of round trips per second of CPU time of the switching thread.
     mpps: f64,
-    /// Millions of packets that came back per second: generator and function share a CPU, which may be the limit.
+    /// Millions of returned packets per second of wall time. Generator and function share a CPU, which may be the
+    /// limit.
     returned_mpps: f64,
     lost_percent: f64,
     ratio_to_ovs: Option<f64>,
 }
 
-/// One of the chains: a switch, its function's process, and the generator's port.
+/// One chain: a switch, its function's process, and the generator's port.
 struct Chain {
     name: &'static str,
     return_counters: bool,
     switch: Box<dyn Contestant>,
     port: [MemifPort; 1],
-    /// Packets under way with which it does most for its time.
+    /// The window with the highest rate per CPU time, in packets.
     window: u32,
-    /// What each window gave when the best was looked for.
+    /// The result of each window in the search.
     trials: [Sum; WINDOWS.len()],
     rounds: Vec<Sum>,
     _function: Killed,
 }
 
-/// What turns of a chain gave.
+/// The sum of several turns of a chain.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
-    /// Packets that were there and back while it was measured.
+    /// Round trips while measuring.
     packets: u64,
-    /// Processor time of the switching thread meanwhile, in seconds.
+    /// CPU time of the switching thread while measuring, in seconds.
     cpu_seconds: f64,
-    /// The same by the clock.
+    /// Wall time while measuring, in seconds.
     seconds: f64,
-    /// Packets sent, warm-up included.
+    /// Packets sent, including the warm-up.
     offered: u64,
-    /// Those of them that did not come back.
+    /// Sent packets that did not return.
     lost: u64,
 }
 
 impl Sum {
-    /// Millions of packets, there and back, per second of processor time.
+    /// Millions of round trips per second of CPU time.
     fn mpps(&self) -> f64 {
         self.packets as f64 / self.cpu_seconds.max(1e-9) / 1e6
     }
 
-    /// The same by the clock.
+    /// Millions of round trips per second of wall time.
     fn returned_mpps(&self) -> f64 {
         self.packets as f64 / self.seconds.max(1e-9) / 1e6
     }
@@ -186,7 +187,7 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
     if with_ovs {
         match start_ovs(&folder.path.join("ovs"), args, &memory) {
             Ok(chain) => chains.push(chain),
-            // What the others do is worth knowing without it.
+            // The other results are still useful.
             Err(error) => {
                 output::complain(&format!("inco: without OVS, which does not take part: {error:#}"));
             }
@@ -239,7 +240,7 @@ fn measure(args: &ChainArgs) -> Result<Vec<Row>> {
 const OVS: &str = "ovs-exact";
 
 impl Chain {
-    /// Sends a few packets until some come back.
+    /// Sends a few packets at a time until some return.
     fn wait_until_it_forwards(&mut self, args: &ChainArgs) -> Result<()> {
         until("the way through a function and back", || {
             let sent = generate(&mut self.port, profile(args, LEAST, LEAST), WINDOWS[0], |_| {});
@@ -248,7 +249,7 @@ impl Chain {
         .with_context(|| self.switch.commands().join(" && "))
     }
 
-    /// Settles on the number of packets under way with which the switch did most for its time.
+    /// Selects the window with the highest rate per CPU time.
     fn choose_window(&mut self, args: &ChainArgs, raw: &mut Raw) {
         let mut best = 0.0;
         for (window, sum) in WINDOWS.into_iter().zip(self.trials) {
@@ -259,8 +260,9 @@ impl Chain {
         }
     }
 
-    /// Has a turn: sends packets through, so many under way, and lets the switch rest again. It is measured in the midst of it,
-    /// while packets flow: neither what the generator does before and after nor the first and the last packets count.
+    /// One turn: resumes the switch, sends with `window` packets in flight, and suspends the switch. The measurement
+    /// covers the middle of the turn only, without the generator's start and end and without the first and last
+    /// packets.
     fn send(&mut self, args: &ChainArgs, window: u32) -> Result<Sum> {
         resume(self.switch.as_ref())?;
         let pid = self.switch.pid();
@@ -290,7 +292,7 @@ impl Chain {
             lost: report.lost,
             ..Sum::default()
         };
-        // Where the generator had no CPU all that time the turn gives nothing.
+        // Without both readings the generator had no CPU in that time; the turn is discarded.
         if let (Some(((from, before), clock)), Some(((to, after), cpu_ns))) = (started, ended) {
             clock?;
             sum.packets = after - before;
@@ -317,7 +319,7 @@ impl Chain {
         ]);
     }
 
-    /// What no turn may show, however fast it is.
+    /// Checks conditions that every turn must meet.
     fn check(&self, report: &Report) -> Result<()> {
         let counts = &report.counts;
         if counts.reordered + counts.duplicated + counts.altered + counts.foreign > 0 {
@@ -350,12 +352,12 @@ impl Chain {
     }
 }
 
-/// What the generator sends: packets of all flows in turn. It says every `interval` how it stands.
+/// The generator's profile: packets of all flows in turn, with progress every `interval`.
 fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile {
     Profile {
         settle: SETTLE,
         interval: Span(interval),
-        // Checked by what the tests of the switch send; here the generator's time is the function's.
+        // The switch's tests check the bytes. Here the generator would take CPU time from the function.
         verify: Verify::Off,
         phases: vec![Phase {
             duration: Span(duration),
@@ -372,7 +374,7 @@ fn profile(args: &ChainArgs, interval: Duration, duration: Duration) -> Profile 
     }
 }
 
-/// The ends of the generator's flows.
+/// Source and destination of the generator's flows.
 fn flows(count: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     let first = u32::from(ENDS.0);
     (0..count).map(move |flow| {
@@ -383,7 +385,7 @@ fn flows(count: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     })
 }
 
-/// Runs the generator for the profile's time, on the CPU for everything else, with so many packets under way.
+/// Runs the generator on the CPU for everything else, with `window` packets in flight.
 fn generate(
     port: &mut [MemifPort; 1],
     profile: Profile,
@@ -398,7 +400,7 @@ fn generate(
     on_cpu(control, || Ok(generator.run(port, &Control::new(), observe)?))
 }
 
-/// Does something in a thread on that CPU, which what it starts inherits.
+/// Runs `work` in a thread on that CPU. Processes that it starts inherit the affinity.
 fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -411,7 +413,7 @@ fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> Result<T> + Send) -> Resul
     })
 }
 
-/// Starts the function on the CPU for everything else: gives it and where it listens.
+/// Starts the function on the CPU for everything else; returns its process and its socket.
 fn start_function(folder: &Path) -> Result<(Killed, PathBuf)> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let socket = folder.join("function.sock");

@@ -1,5 +1,5 @@
-//! What all contestants of a bench have in common: a process that polls on one core, that is stopped while the others run,
-//! and that says how many packets it has moved.
+//! The common part of all contestants: a process that polls on one core, is stopped while the others run, and reports
+//! the number of packets that it moved.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,12 +11,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::undo::Undo;
 
-/// How long a contestant runs before it is measured, after each time that it was stopped: caches and branch predictors.
+/// Time that a contestant runs after each stop before it is measured, to warm caches and branch predictors.
 const WARM_UP: Duration = Duration::from_millis(150);
 /// Nanoseconds in a second.
 const SECOND: f64 = 1e9;
 
-/// One of those that are compared.
+/// A participant of a comparison.
 pub(super) trait Contestant {
     /// Its name in tables and files.
     fn name(&self) -> &'static str;
@@ -24,26 +24,26 @@ pub(super) trait Contestant {
     fn commands(&self) -> &[String];
     /// The process that polls.
     fn pid(&self) -> u32;
-    /// Packets that it has received from its sources since it started.
+    /// Packets received from its sources since its start.
     fn packets(&mut self) -> Result<u64>;
 }
 
-/// What one look at a contestant gave.
+/// One measurement of a contestant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) packets: u64,
-    /// How long its polling threads were on a CPU, in seconds: the longest of them.
+    /// CPU time of its busiest polling thread, in seconds.
     pub(super) seconds: f64,
 }
 
 impl Measured {
-    /// Millions of packets per second that a core was given to it.
+    /// Millions of packets per second of CPU time.
     pub(super) fn mpps(&self) -> f64 {
         self.packets as f64 / self.seconds.max(1e-9) / 1e6
     }
 }
 
-/// Lets a contestant run for `warm_up`, measures it for `window`, and stops it again.
+/// Resumes a contestant for `warm_up`, measures it for `window`, and suspends it.
 pub(super) fn measure(
     contestant: &mut dyn Contestant,
     warm_up: Duration,
@@ -60,20 +60,20 @@ pub(super) fn measure(
     Ok(measured)
 }
 
-/// Processor time of a contestant's polling thread, from a start on. A machine has others to serve, too: what counts is the
-/// time that the thread had, not the clock's.
+/// CPU time of a contestant's polling thread since a start. CPU time, not wall time, because the machine runs other
+/// processes too.
 pub(super) struct Clock {
     pid: u32,
     times: HashMap<String, u64>,
 }
 
 impl Clock {
-    /// Starts it.
+    /// Starts at the current CPU time.
     pub(super) fn start(contestant: &dyn Contestant) -> Result<Clock> {
         Clock::of(contestant.pid())
     }
 
-    /// The same for that process.
+    /// Starts at the current CPU time of process `pid`.
     pub(super) fn of(pid: u32) -> Result<Clock> {
         Ok(Clock {
             pid,
@@ -81,7 +81,7 @@ impl Clock {
         })
     }
 
-    /// Nanoseconds since then: of the thread that had most.
+    /// CPU time since the start in nanoseconds: of the busiest thread.
     pub(super) fn elapsed_ns(&self) -> Result<u64> {
         let longest = thread_times(self.pid)?
             .iter()
@@ -90,7 +90,7 @@ impl Clock {
         Ok(longest.unwrap_or(0))
     }
 
-    /// What the contestant did since then: it moved so many packets.
+    /// The measurement since the start, for `packets` moved packets.
     pub(super) fn stop(self, contestant: &dyn Contestant, packets: u64) -> Result<Measured> {
         let longest = self.elapsed_ns()?;
         if packets == 0 || longest == 0 {
@@ -107,12 +107,12 @@ impl Clock {
     }
 }
 
-/// Stops a contestant until it is measured.
+/// Stops a contestant with a signal.
 pub(super) fn suspend(contestant: &dyn Contestant) -> Result<()> {
     signal(contestant.pid(), Signal::STOP)
 }
 
-/// Lets a contestant run that was stopped.
+/// Continues a stopped contestant.
 pub(super) fn resume(contestant: &dyn Contestant) -> Result<()> {
     signal(contestant.pid(), Signal::CONT)
 }
@@ -125,20 +125,20 @@ fn signal(pid: u32, signal: Signal) -> Result<()> {
     kill_process(pid, signal).with_context(|| format!("cannot signal process {pid:?}"))
 }
 
-/// Lets this thread, and those that it starts, run on that CPU alone.
+/// Pins this thread, and the threads that it starts, to one CPU.
 pub(super) fn go_to(cpu: usize) -> Result<()> {
     let mut cpus = rustix::thread::CpuSet::new();
     cpus.set(cpu);
     rustix::thread::sched_setaffinity(None, &cpus).with_context(|| format!("cannot go to CPU {cpu}"))
 }
 
-/// How long each thread of a process has been on a CPU, in nanoseconds.
+/// CPU time of each thread of a process, in nanoseconds.
 fn thread_times(pid: u32) -> Result<HashMap<String, u64>> {
     let tasks = format!("/proc/{pid}/task");
     let mut times = HashMap::new();
     for task in fs::read_dir(&tasks).with_context(|| format!("{tasks}: the process has ended"))? {
         let task = task?;
-        // A thread may end while we look.
+        // A thread may end meanwhile.
         let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else {
             continue;
         };
@@ -149,12 +149,12 @@ fn thread_times(pid: u32) -> Result<HashMap<String, u64>> {
     Ok(times)
 }
 
-/// How long all threads of a process have been on a CPU, in nanoseconds; those that ended meanwhile are left out.
+/// CPU time of all current threads of a process, in nanoseconds.
 pub(super) fn process_ns(pid: u32) -> Result<u64> {
     Ok(thread_times(pid)?.values().sum())
 }
 
-/// How long the thread of that name of this process has been on a CPU, in nanoseconds.
+/// CPU time of this process's thread with that name, in nanoseconds.
 pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
     for task in fs::read_dir("/proc/self/task").context("cannot list this process's threads")? {
         let task = task?.path();
@@ -167,32 +167,32 @@ pub(super) fn on_cpu_ns(name: &str) -> Result<u64> {
     bail!("there is no thread {name}")
 }
 
-/// A child that is killed when nobody needs it any more.
+/// A child process that is killed when this is dropped.
 pub(super) struct Killed {
     pid: u32,
     _killed: Undo,
 }
 
 impl Killed {
-    /// That child.
+    /// Takes ownership of the child.
     pub(super) fn when_done(mut child: Child) -> Killed {
         Killed {
             pid: child.id(),
             _killed: Undo::by(move || {
-                // SIGKILL ends a stopped process, too; one that has ended already is only waited for.
+                // SIGKILL also ends a stopped process. It fails only for one that has already ended.
                 let _ended = child.kill();
                 let _status = child.wait();
             }),
         }
     }
 
-    /// Its number.
+    /// Its process id.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
 }
 
-/// A command as a person would write it.
+/// A command as typed in a shell.
 pub(super) fn shown(command: &std::process::Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -208,7 +208,7 @@ pub(super) fn shown(command: &std::process::Command) -> String {
         .join(" ")
 }
 
-/// The middle one; the mean of both where their number is even. 0 of none.
+/// The median; the mean of the middle two for an even number of values, 0 for none.
 pub(super) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The machine and the versions that figures belong to.
+//! Facts about the machine and the versions, stored with the figures.
 
 use std::fs;
 use std::process::Command;
@@ -59,7 +59,7 @@ fn memory() -> String {
         .to_owned()
 }
 
-/// The first line that a program says, or a dash.
+/// The first line of a program's output, or a dash.
 fn first_line(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

@@ -1,4 +1,4 @@
-//! Established flows while new ones arrive on another uplink as fast as their source gives them.
+//! Established flows while new ones arrive on another uplink at the maximum rate.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::args::FloodArgs;
 use display::output;
 use display::table::{Table, short};
 
-/// Instances of each of the two services: sinks of inco's own.
+/// Instances of each of the two services: `null` ports.
 const INSTANCES: u16 = 4;
 const ESTABLISHED: ServiceId = ServiceId(0);
-/// Processor time of the worker that is measured, in each part of each round.
+/// Measured CPU time of the worker in each part of each round.
 const WINDOW: Duration = Duration::from_millis(300);
-/// The same before it: caches and branch predictors.
+/// CPU time before the measurement, to warm caches and branch predictors.
 const WARM_UP: Duration = Duration::from_millis(60);
-/// The share of the highest rate that the established flows have.
+/// Divisor of the maximum rate for the established flows.
 const SHARE: u64 = 4;
 
 /// The result.
@@ -43,7 +43,7 @@ struct Row {
     pins_lost: u64,
 }
 
-/// What came of one part of a round, by second of processor time.
+/// Rates of one part of a round, per second of CPU time.
 struct Rates {
     established: f64,
     flood: f64,
@@ -150,7 +150,7 @@ fn measure(args: &FloodArgs, raw: &mut Raw) -> Result<Row> {
     })
 }
 
-/// A service for each uplink, each with instances of its own.
+/// One service per uplink, each with its own instances.
 fn two_services() -> Result<switch::Plan> {
     let mut all = plan(2 * INSTANCES, vec![UplinkId(0)])?;
     let mut second = all.services.first().cloned().context("a plan has a service")?;
@@ -175,7 +175,7 @@ fn rates(before: &Moment, after: &Moment) -> Rates {
     }
 }
 
-/// Where each established flow is pinned.
+/// The pins of the established flows.
 fn pins(switch: &mut Synthetic, flows: u32) -> Result<HashMap<FlowKey, [Slot; 2]>> {
     let filter = FlowFilter {
         service: Some(ESTABLISHED),

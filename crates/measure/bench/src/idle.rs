@@ -1,4 +1,4 @@
-//! What a whole inco costs while nothing happens.
+//! The CPU and memory use of a complete inco without traffic.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::steer::Folder;
 use crate::args::IdleArgs;
 use display::output;
 
-/// How long it may take until it answers.
+/// Maximum time until it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
-/// How long it is left alone before it is measured: workers go to sleep step by step.
+/// Time without measurement after the start: workers go to sleep in stages.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// The result.
@@ -22,7 +22,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 struct Row {
     instances: u16,
     seconds: f64,
-    /// Processor time of all its threads, in percent of one core.
+    /// CPU time of all its threads, in percent of one core.
     cpu_percent: f64,
 }
 
@@ -77,7 +77,7 @@ fn measure(instances: u16, time: Duration) -> Result<Row> {
     std::thread::sleep(time);
     let used = process_ns(inco.pid())?.saturating_sub(before);
     let seconds = began.elapsed().as_secs_f64();
-    // In good order, so that it removes what it made; what it leaves undone ends with it.
+    // A clean stop, so that it removes what it created.
     let _asked = command(&["stop"]).status();
     Ok(Row {
         instances,

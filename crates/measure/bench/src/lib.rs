@@ -1,13 +1,14 @@
-//! `inco bench`: the data plane measured side by side with its peers, on the same work in the same run.
+//! `inco bench`: measures the data plane and its peers side by side, with the same work in the same run.
 //!
-//! Every contestant is a process of its own that polls on one core. Those of a comparison are started together, stopped by
-//! a signal, and let run in turn for a second each, several rounds; what counts are the medians over the rounds of the
-//! ratios within them. Rates are packets per second of processor time of the polling thread, so that other work on the
+//! Every contestant is a separate process that polls on one core. The contestants of a comparison start together, are
+//! stopped by a signal, and run in turn for less than a second each, in several rounds. The result is the median over
+//! the rounds of the ratios within a round. Rates are packets per second of CPU time of the polling thread, so that
+//! other load on the machine has little effect.
 //! machine distorts them little.
-// Every contestant is built on DPDK: without it there is no bench.
+// Every contestant needs DPDK.
 #![cfg(feature = "dpdk")]
 #![forbid(unsafe_code)]
-// They panic where nobody reads the output: `display::output` does not.
+// The print macros panic if the output is closed; `display::output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
@@ -39,9 +40,9 @@ pub use args::{BenchArgs, BenchCommand};
 /// Runs a bench.
 ///
 /// # Errors
-/// Where a contestant cannot be started or does not do its work.
+/// Returns an error if a contestant cannot be started or fails a check.
 pub fn run(command: &BenchCommand) -> Result<()> {
-    // A contestant ends with whoever started it.
+    // A contestant ends with its parent.
     if !matches!(command, BenchCommand::Contestant(_)) {
         undo::on_signals()?;
     }

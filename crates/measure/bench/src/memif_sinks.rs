@@ -1,4 +1,4 @@
-//! Sinks of memif ports: a thread that takes what the switch gives to instances and gives nothing back.
+//! Sinks on memif ports: a thread that takes the packets sent to instances and returns none.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use memif::{Link, Listener, ServerConfig};
 
 use super::contestant::go_to;
 
-/// Packets of one instance before the next one's turn.
+/// Packets taken from one instance before the next one.
 const BURST: usize = 256;
-/// Turns without a packet after which it sleeps for a moment.
+/// Turns without a packet before it sleeps.
 const DRY_TURNS: u32 = 1000;
 const REST: Duration = Duration::from_micros(50);
-/// Room for a packet, in bytes.
+/// Largest packet, in bytes.
 const PACKET_BYTES: usize = 2048;
 
-/// Listening sinks, one for each instance. They end when this is dropped.
+/// Listening sinks, one per instance. Dropping this ends them.
 pub(super) struct MemifSinks {
-    /// Where they listen, in the order of the instances.
+    /// Their sockets, in the order of the instances.
     pub(super) sockets: Vec<PathBuf>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl MemifSinks {
-    /// Listens on a socket for each of `count` instances, in `folder`; its thread is on that CPU.
+    /// Listens on one socket in `folder` per instance; the thread runs on that CPU.
     ///
     /// # Errors
-    /// Where a socket cannot be made, or no thread.
+    /// Returns an error if a socket or the thread cannot be created.
     pub(super) fn start(folder: &Path, count: u16, cpu: usize) -> Result<MemifSinks> {
         let sockets: Vec<PathBuf> = (0..count).map(|n| folder.join(format!("sink{n}.sock"))).collect();
         let listeners = sockets
@@ -45,7 +45,7 @@ impl MemifSinks {
             .spawn({
                 let stop = Arc::clone(&stop);
                 move || {
-                    // Elsewhere it would take time from what is measured.
+                    // On another CPU it would compete with the measured thread.
                     let _stays = go_to(cpu);
                     empty(listeners, &stop);
                 }
@@ -68,10 +68,10 @@ impl Drop for MemifSinks {
     }
 }
 
-/// Takes packets until it is told to stop.
+/// Takes packets until `stop` is set.
 fn empty(mut waiting: Vec<Listener>, stop: &AtomicBool) {
     let mut links: Vec<Link> = Vec::new();
-    // A listener is kept: its socket goes with it.
+    // Listeners are kept: dropping one removes its socket.
     let mut connected: Vec<Listener> = Vec::new();
     let mut packet = vec![0; PACKET_BYTES];
     let mut dry = 0;
@@ -83,7 +83,7 @@ fn empty(mut waiting: Vec<Listener>, stop: &AtomicBool) {
                     links.push(link);
                     connected.push(waiting.swap_remove(place));
                 }
-                // One that breaks off is waited for again: the switch says why.
+                // After an error it listens again; the switch reports the reason.
                 Ok(None) | Err(_) => place += 1,
             }
         }
@@ -120,7 +120,7 @@ mod tests {
             let mut link = Client::connect_when_ready(&config, Duration::from_secs(20)).unwrap();
             let slots = link.queues[0].tx.slots();
             let began = std::time::Instant::now();
-            // More than the ring holds.
+            // More than the ring's slots.
             let mut sent = 0;
             while sent < 4 * slots {
                 match link.queues[0].tx.push(&[0; 64]) {

@@ -1,4 +1,4 @@
-//! Memory of the contestants: hugepages for all of them where the machine gives as many, else ordinary pages for all.
+//! Memory of the contestants: hugepages for all if the machine has enough, otherwise ordinary pages for all.
 
 use std::fs;
 
@@ -6,30 +6,30 @@ use dpdk::MempoolConfig;
 
 use super::undo::Undo;
 
-/// The kernel's count of 2 MiB pages.
+/// The kernel's number of 2 MiB pages.
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 /// Bytes of a page.
 const PAGE: usize = 2 << 20;
-/// Pages beside those that are asked for: EAL's own needs differ from release to release.
+/// Spare pages: EAL's own needs differ between releases.
 const SPARE_PAGES: usize = 16;
-/// Mbufs beside those that the capture holds: the sinks' and the core's own.
+/// Mbufs besides the capture's: those of the sinks and of the core's cache.
 const SPARE_MBUFS: usize = 32_768;
-/// What a DPDK program needs beside its mbufs, in bytes.
+/// Memory of a DPDK program besides its mbufs, in bytes.
 const OTHER_BYTES: usize = 96 << 20;
-/// What OVS needs: its pool has 262,144 mbufs of 3 KiB.
+/// Memory of OVS in MiB: its pool has 262,144 mbufs of 3 KiB.
 const OVS_MIB: usize = 1088;
 
-/// Pages that were set aside for a bench; given back when dropped, and when the bench is interrupted.
+/// Hugepages reserved for a bench; released when dropped and when the bench is interrupted.
 pub(super) struct Memory {
     pages: Option<Undo>,
 }
 
 impl Memory {
-    /// Room in an mbuf with its headroom, in bytes; the same for all.
+    /// Bytes of an mbuf's data room with headroom; the same for all contestants.
     pub(super) const MBUF_ROOM: usize = 2176;
 
-    /// Sets pages aside for `programs` with a capture of `frames` frames each, for `more_mib` MiB that these need beside, and
-    /// for OVS where it takes part.
+    /// Reserves pages for `programs` programs with a capture of `frames` frames each, plus `more_mib` MiB, plus OVS
+    /// if it takes part.
     pub(super) fn reserve(programs: usize, frames: usize, more_mib: usize, with_ovs: bool) -> Memory {
         let mib = programs * Memory::mib(frames, true) + more_mib + if with_ovs { OVS_MIB } else { 0 };
         let pages = (mib << 20).div_ceil(PAGE) + SPARE_PAGES;
@@ -54,22 +54,22 @@ impl Memory {
         Memory { pages: None }
     }
 
-    /// Ordinary pages.
+    /// No hugepages.
     pub(super) const fn none() -> Memory {
         Memory { pages: None }
     }
 
-    /// Whether there are hugepages.
+    /// Whether hugepages are used.
     pub(super) fn is_huge(&self) -> bool {
         self.pages.is_some()
     }
 
-    /// Mbufs of a program with such a capture.
+    /// Mbufs of a program with a capture of `frames` frames.
     pub(super) fn mbufs(frames: usize) -> usize {
         frames + SPARE_MBUFS
     }
 
-    /// The pool of a program with such a capture.
+    /// The mbuf pool of a program with a capture of `frames` frames.
     pub(super) fn pool(frames: usize) -> MempoolConfig {
         MempoolConfig {
             mbufs: Memory::mbufs(frames) as u32,
@@ -78,30 +78,31 @@ impl Memory {
         }
     }
 
-    /// MiB of DPDK memory of a program with such a capture.
+    /// DPDK memory of a program with a capture of `frames` frames, in MiB.
     pub(super) fn mib(frames: usize, huge: bool) -> usize {
-        // In whole pages: a program asks for no part of one.
+        // Whole pages: a program cannot use a part of one.
         (Memory::pool(frames).memory_bytes(huge) as usize + OTHER_BYTES).next_multiple_of(PAGE) >> 20
     }
 
-    /// What OVS's `other_config` says of memory: a key of its own, where there is one, and what belongs into `dpdk-extra`.
+    /// OVS's memory options: a separate `other_config` key, if needed, and the arguments in `dpdk-extra`.
     pub(super) fn ovs_options(&self) -> (Option<String>, String) {
         if self.is_huge() {
             (Some(format!("dpdk-socket-mem={OVS_MIB}")), self.kind().to_owned())
         } else {
-            // Without `--legacy-mem` OVS adds an option that does not go with ordinary pages, and EAL takes one of both sizes.
+            // Without `--legacy-mem` OVS adds an option that excludes ordinary pages. EAL accepts only one option
+            // for the size.
             (None, format!("--legacy-mem {} -m {OVS_MIB}", self.kind()))
         }
     }
 
-    /// The arguments that tell EAL so.
+    /// EAL's arguments for a capture of `frames` frames.
     pub(super) fn eal_args(&self, frames: usize, prefix: &str) -> Vec<String> {
         self.eal_args_and(0, frames, prefix)
     }
 
-    /// The same for a program that needs `more_mib` MiB beside its mbufs.
+    /// EAL's arguments for a capture of `frames` frames and `more_mib` MiB besides the mbufs.
     pub(super) fn eal_args_and(&self, more_mib: usize, frames: usize, prefix: &str) -> Vec<String> {
-        // In whole pages: a program asks for no part of one.
+        // Whole pages: a program cannot use a part of one.
         let mib = (Memory::mib(frames, self.is_huge()) + more_mib).next_multiple_of(PAGE >> 20);
         let mut args = vec!["-m".to_owned(), mib.to_string()];
         args.push(format!(
@@ -112,7 +113,7 @@ impl Memory {
         args
     }
 
-    /// Hugepages without files in any folder, or none.
+    /// EAL's argument for hugepages without files, or for ordinary pages.
     pub(super) fn kind(&self) -> &'static str {
         if self.is_huge() {
             "--in-memory"

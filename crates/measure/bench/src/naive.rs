@@ -1,5 +1,5 @@
-//! A plain flow table in C on DPDK as a peer: key, CRC hash, open addressing, a count. What inco does beyond that is what
-//! the ratio shows.
+//! A plain flow table in C on DPDK as a peer: key, CRC hash, open addressing, counter. The ratio shows the cost of
+//! everything else that inco does.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,24 +11,24 @@ use super::contestant::{Contestant, Killed, shown};
 use super::memory::Memory;
 use super::traffic::Ip;
 
-/// The program's text: it is compiled for the processor that it runs on.
+/// The program's source: compiled for the CPU that it runs on.
 const SOURCE: &str = include_str!("../native/naive.c");
 
-/// Share of the I/O limit that it must reach itself, by flows: below, something is wrong with it, and no ratio counts.
+/// Minimum share of the I/O limit by number of flows. Below it the peer itself is faulty, and the ratio is invalid.
 const FLOORS: [(u32, f64); 4] = [(32, 0.65), (1_000, 0.75), (10_000, 0.60), (100_000, 0.40)];
 
-/// The share of the I/O limit that it must reach with so many flows: that of the next number in the list, none beyond.
+/// The minimum share for `flows` flows: the entry with the next number of flows, 0 beyond the last.
 pub(super) fn floor(flows: u32) -> f64 {
     let found = FLOORS.iter().find(|(most, _)| flows <= *most);
     found.map_or(0.0, |(_, floor)| *floor)
 }
 
-/// Slots of its table: at most half of them are taken.
+/// Slots of its table: at least twice the number of flows.
 fn slots(flows: usize) -> usize {
     (2 * flows).next_power_of_two()
 }
 
-/// MiB of DPDK memory that its table takes.
+/// DPDK memory of its table, in MiB.
 pub(super) fn table_mib(flows: usize, ip: Ip) -> usize {
     let entry = match ip {
         Ip::V4 => 32,
@@ -37,10 +37,10 @@ pub(super) fn table_mib(flows: usize, ip: Ip) -> usize {
     (slots(flows) * entry).div_ceil(1 << 20) + 1
 }
 
-/// Compiles it into that folder.
+/// Compiles it into `folder`.
 ///
 /// # Errors
-/// Where there is no C compiler or no DPDK to compile against.
+/// Returns an error if there is no C compiler or no DPDK development package.
 pub(super) fn compile(folder: &Path) -> Result<PathBuf> {
     let (source, program) = (folder.join("naive.c"), folder.join("naive"));
     std::fs::write(&source, SOURCE).with_context(|| format!("cannot write {}", source.display()))?;
@@ -73,7 +73,7 @@ pub(super) struct Naive {
 }
 
 impl Naive {
-    /// Starts it with a capture of `flows` frames, one of each flow, and so many sinks.
+    /// Starts it with a capture of one frame per flow, and with sinks.
     pub(super) fn start(
         program: &Path,
         capture: &Path,
@@ -113,12 +113,12 @@ impl Naive {
             output,
             commands,
         };
-        // It answers once it forwards.
+        // The first reply shows that it forwards.
         started.read()?;
         Ok(started)
     }
 
-    /// Packets received and flows known.
+    /// Packets received and flows in its table.
     fn read(&mut self) -> Result<(u64, u64)> {
         writeln!(self.input).context("naive takes no questions any more")?;
         loop {
@@ -131,7 +131,7 @@ impl Naive {
             {
                 bail!("naive ended; it was started by: {}", self.commands.join(" "));
             }
-            // EAL writes lines of its own before.
+            // Lines printed by EAL come first.
             let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
             if let [packets, flows] = numbers.as_slice() {
                 return Ok((*packets, *flows));
@@ -139,7 +139,7 @@ impl Naive {
         }
     }
 
-    /// Flows that it knows.
+    /// Flows in its table.
     pub(super) fn flows(&mut self) -> Result<u64> {
         Ok(self.read()?.1)
     }
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Every flow is found again in both families: it counts as many flows as the capture has, however often that repeats.
+    /// It recognises flows of both families: the table has exactly the capture's flows after several repetitions.
     #[test]
     fn it_knows_each_flow_once() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! OVS-DPDK as a peer: one exact rule for each flow, which is what an eSwitch does that is told of each flow, or a group
-//! that selects by hash.
+//! OVS-DPDK as a peer: one exact rule per flow, like an eSwitch with a rule for each flow, or a group that selects by
+//! hash.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -15,31 +15,31 @@ use super::contestant::{Contestant, Killed, shown};
 use super::memory::Memory;
 use super::traffic::{Ip, ends};
 
-/// Debian's build with DPDK.
+/// Path of Debian's build with DPDK.
 pub(super) const PROGRAM: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// Mbufs of OVS's pool that a capture may take: the pool has 262,144.
+/// Maximum number of a capture's frames: OVS's pool has 262,144 mbufs.
 pub(super) const FRAMES_LIMIT: usize = 200_000;
-/// How long a daemon may take to start, and to take a file of rules.
+/// Maximum time for a daemon to start or to read a file of rules.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
-/// How long its poller may sleep between memif ports, in microseconds.
+/// Maximum sleep of its poller between memif ports, in microseconds.
 const POLLER_SLEEP_US: u32 = 100;
-/// Slots of its memif rings, as a power of two: those of `inco traffic`.
+/// Slots of its memif rings as a power of two, as in `inco traffic`.
 const MEMIF_LOG2_SLOTS: u8 = 12;
-/// Megaflows that it may have: more than any bench has flows.
+/// Maximum number of megaflows: more than any bench has flows.
 const FLOW_LIMIT: usize = 1_000_000;
 
-/// How flows get to instances.
+/// How OVS steers flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rules {
-    /// A rule for each flow, in turn to each instance.
+    /// One rule per flow; instances in turn.
     Exact,
-    /// One rule, whose group selects a port by the flow's hash.
+    /// One rule with a group that selects the port by the flow's hash.
     Hash,
 }
 
-/// A running OVS with its database, in a folder of its own.
+/// A running OVS with its database, in its own folder.
 pub(super) struct Ovs {
     folder: PathBuf,
     daemon: Killed,
@@ -62,7 +62,7 @@ struct NewPort {
 }
 
 impl NewPort {
-    /// A memif port, the other end of whose socket is there already where it is a `client`.
+    /// A memif port. In the role `client` the socket must exist already.
     fn memif(name: String, number: u32, role: &str, socket: &Path) -> NewPort {
         NewPort {
             devargs: format!(
@@ -71,14 +71,14 @@ impl NewPort {
             ),
             name,
             number,
-            // It sends by a queue for its poller and one for its main thread.
+            // One transmit queue for its poller and one for its main thread.
             queues: 2,
         }
     }
 }
 
 impl Ovs {
-    /// Starts it with the capture as source and `instances` sinks; it forwards on that CPU.
+    /// Starts it with the capture as source and `instances` sinks; it forwards on CPU `cpu`.
     pub(super) fn start(
         folder: &Path,
         capture: &Path,
@@ -97,7 +97,7 @@ impl Ovs {
             })?;
         }
         ovs.add_rules(&exact_rules(flows_of(ip, flows), instances, "")?)?;
-        // The source comes last: no packet meets a bridge without rules.
+        // The source comes last, so that no packet arrives before the rules.
         ovs.add_port(&NewPort {
             name: "source".to_owned(),
             number: instances + 1,
@@ -109,8 +109,9 @@ impl Ovs {
         Ok(ovs)
     }
 
-    /// Starts it between a memif uplink, on whose socket it listens, and instances that listen on theirs. Each flow goes to
-    /// its instance by a rule, in turn, and what an instance gives back to the uplink. Its poller sleeps when nothing comes.
+    /// Starts it between a memif uplink on which it listens and instances that listen on their sockets. One rule per
+    /// flow steers to the instances in turn; another returns their packets to the uplink. Its poller sleeps without
+    /// packets.
     pub(super) fn start_chain(
         folder: &Path,
         uplink: &Path,
@@ -140,8 +141,8 @@ impl Ovs {
         Ok(ovs)
     }
 
-    /// Starts the database and the switch with a bridge that has no port yet. `sleep_us` is how long its poller may sleep when
-    /// nothing comes; it never does without.
+    /// Starts the database and the switch with a bridge without ports. `sleep_us` is the maximum sleep of its poller;
+    /// without it, the poller never sleeps.
     fn boot(
         folder: &Path,
         memory: &Memory,
@@ -183,7 +184,8 @@ impl Ovs {
         set.args(options.iter().map(|option| format!("other_config:{option}")));
         run(&folder, &mut commands, &mut set)?;
         let mut daemon = Command::new("unshare");
-        // In a network of its own: its datapath has an interface of a fixed name, which another OVS of the machine may have.
+        // A network namespace of its own: the datapath has an interface with a fixed name, which another OVS of the
+        // machine may use.
         daemon
             .args(["--net", PROGRAM])
             .arg(format!("unix:{}", socket.display()))
@@ -209,7 +211,7 @@ impl Ovs {
         ovs.with(&mut bridge)
     }
 
-    /// Itself after a command that it must take.
+    /// Runs a command that must succeed; returns `self`.
     fn with(mut self, command: &mut Command) -> Result<Ovs> {
         self.command(command)?;
         Ok(self)
@@ -240,7 +242,7 @@ impl Ovs {
         self.command(Command::new("ovs-ofctl").args(["add-flows", "br0"]).arg(&file))
     }
 
-    /// The end of its log.
+    /// The last lines of its log.
     fn complaints(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("vs.log")).unwrap_or_default();
         let last: Vec<&str> = log
@@ -252,7 +254,7 @@ impl Ovs {
         format!("OVS says: {}", last.join(" | "))
     }
 
-    /// Gives all flows to a group that selects by hash, instead of a rule each.
+    /// Replaces the rules per flow by one group that selects by hash.
     pub(super) fn select_by_hash(&mut self, instances: u32) -> Result<()> {
         let buckets: String = (1..=instances).map(|i| format!(",bucket=output:{i}")).collect();
         let group = format!("group_id=1,type=select,selection_method=dp_hash{buckets}");
@@ -290,7 +292,7 @@ impl Contestant for Ovs {
     }
 }
 
-/// The count of a line such as `  packets received: 8129024`.
+/// The number in a line such as `  packets received: 8129024`.
 fn received(line: &str) -> Option<u64> {
     line.trim_start()
         .strip_prefix("packets received:")?
@@ -299,12 +301,12 @@ fn received(line: &str) -> Option<u64> {
         .ok()
 }
 
-/// The ends of the bench's flows.
+/// Source and destination of the bench's flows.
 fn flows_of(ip: Ip, flows: u32) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
     (0..flows).map(move |flow| ends(ip, flow))
 }
 
-/// A rule for each flow, in turn to each instance. `also` is more that packets must have.
+/// One rule per flow, with the instances in turn. `also` is an additional match.
 fn exact_rules(
     flows: impl IntoIterator<Item = (SocketAddr, SocketAddr)>,
     instances: u32,
@@ -336,7 +338,7 @@ fn vsctl(folder: &Path) -> Command {
     command
 }
 
-/// Runs a command to its end and keeps its words.
+/// Runs a command to its end; appends it to `commands`.
 fn run(folder: &Path, commands: &mut Vec<String>, command: &mut Command) -> Result<()> {
     commands.push(shown(command));
     finish(folder, command)
@@ -374,7 +376,7 @@ fn finish(folder: &Path, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Waits for something of a process that was started.
+/// Waits for a condition of a started process.
 pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so() {
@@ -386,7 +388,7 @@ pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Asks a daemon of OVS over its control socket, which speaks JSON-RPC.
+/// Sends a request to an OVS daemon over its control socket (JSON-RPC).
 fn ask(socket: &Path, method: &str) -> Result<String> {
     let of = || format!("OVS does not answer at {}", socket.display());
     let mut stream = UnixStream::connect(socket).with_context(of)?;

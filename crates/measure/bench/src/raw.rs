@@ -1,16 +1,16 @@
-//! Raw results: comma-separated values, with the facts of the machine as comments before them.
+//! Raw results as comma-separated values, preceded by the machine's facts as comments.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Rows under way.
+/// The rows so far.
 pub(super) struct Raw {
     text: String,
 }
 
 impl Raw {
-    /// An empty file with these facts and columns.
+    /// An empty table with these facts and columns.
     pub(super) fn new(facts: &[(&'static str, String)], columns: &[&str]) -> Raw {
         let mut text = String::new();
         for (name, value) in facts {
@@ -31,13 +31,13 @@ impl Raw {
     /// Writes the file.
     ///
     /// # Errors
-    /// The system's, with the file's name.
+    /// Returns the error of the failed system call with the file's name.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         std::fs::write(path, &self.text).with_context(|| format!("cannot write {}", path.display()))
     }
 }
 
-/// A cell as RFC 4180 has it.
+/// A cell, quoted as in RFC 4180.
 fn quoted(cell: &str) -> String {
     if cell.contains(['"', ',', '\n']) {
         format!("\"{}\"", cell.replace('"', "\"\""))

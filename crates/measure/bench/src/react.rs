@@ -1,4 +1,4 @@
-//! How soon an added instance serves: from the first packet beyond capacity to the first packet that it gives back.
+//! Reaction time: from the first packet beyond capacity to the first packet returned by an added instance.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,30 +20,30 @@ use display::table::Table;
 use images::EngineName;
 use testbed::{FORWARD_IMAGE, Ground, Interrupt, Session, SwitchName, make_image};
 
-/// What one instance processes, as the configuration says, in packets per second. It is far below what it could do: what is
-/// measured is how soon another one is there, not what becomes of packets until then.
+/// Configured capacity of an instance, in packets per second. It is far below the actual capacity: the bench measures
+/// when the next instance serves, not packet loss until then.
 const CAPACITY_PPS: f64 = 20e3;
-/// Packets per second before the step, and in it.
+/// Packets per second before the load step and after it.
 const CALM_PPS: f64 = 5e3;
 const STEP_PPS: f64 = 200e3;
 const CALM_FLOWS: u32 = 8;
 const STEP_FLOWS: u32 = 32;
-/// New flows per second from the step on, of one packet each: those that the added instance gets.
+/// New flows per second from the step on, of one packet each. The added instance gets some of them.
 const ARRIVALS: f64 = 10e3;
-/// How long it is calm before the step.
+/// Time before the step.
 const CALM: Duration = Duration::from_millis(400);
-/// Addresses by phase: `10.N.0.1` and on.
+/// Address ranges (`10.N.0.1` and following) of the flows before the step and after it.
 const CALM_GROUP: u8 = 0;
 const STEP_GROUP: u8 = 1;
 const ARRIVALS_GROUP: u8 = 64;
-/// How long an added instance is waited for.
+/// Maximum time to wait for the added instance.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long it may take until there is one instance again.
+/// Maximum time until only one instance is active again.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
-/// How much less of a CPU the generator gets than what is measured: where both want one, it stands for a network, which takes none.
+/// Nice value of the generator. It yields the CPU to inco, because it stands for a network, which takes no CPU time.
 const GENERATOR_NICE: i32 = 10;
-/// Rounds that do not count, for each that does, before the machine is too busy to measure anything.
+/// Maximum discarded rounds per counted round; beyond it the machine is too busy to measure.
 const FALSE_STARTS: u32 = 4;
 
 impl AddedFrom {
@@ -70,7 +70,7 @@ impl AddedFrom {
         }
     }
 
-    /// Standbys, and how they wait.
+    /// Number and kind of standbys.
     fn standby(self) -> (u32, &'static str) {
         match self {
             AddedFrom::Warm => (1, "warm"),
@@ -101,7 +101,7 @@ pub(super) fn run(args: &ReactArgs) -> Result<()> {
         let measured = measure(from, args.rounds);
         let times = match measured {
             Ok(times) => times,
-            // The others are worth knowing without it, but not where somebody asked for it.
+            // The other origins are still useful, unless this one was requested.
             Err(error) if args.from.is_empty() => {
                 output::complain(&format!("inco: without {}: {error:#}", from.name()));
                 continue;
@@ -140,7 +140,7 @@ pub(super) fn run(args: &ReactArgs) -> Result<()> {
 
 fn row(from: AddedFrom, mut times_ms: Vec<f64>) -> Row {
     times_ms.sort_by(f64::total_cmp);
-    // The smallest that so many of 100 do not exceed.
+    // The percentile `of_100` by nearest rank.
     let at = |of_100: usize| {
         let rank = (times_ms.len() * of_100).div_ceil(100).max(1);
         times_ms.get(rank - 1).copied().unwrap_or_default()
@@ -154,7 +154,7 @@ fn row(from: AddedFrom, mut times_ms: Vec<f64>) -> Row {
     }
 }
 
-/// The configuration of the inco that is measured: one instance that takes packets, and a second one where there are more.
+/// The measured inco's configuration: one instance, and a second one under load.
 fn configuration(from: AddedFrom, engine: &str) -> String {
     let (standby, mode) = from.standby();
     format!(
@@ -190,7 +190,7 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
     make_image(from.engine())?;
     let ground = Ground::new(from.engine(), SwitchName::Soft, false, Interrupt::default())?;
     let directory = ground.directory().to_owned();
-    // Where the bench is interrupted; inco itself ends with us.
+    // If the bench is interrupted; inco itself ends with this process.
     let _removed = Undo::by(move || {
         let _gone = std::fs::remove_dir_all(directory);
     });
@@ -202,7 +202,7 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
         let serving = wait_for_calm(&mut session, from)?;
         match react(&mut port, serving)? {
             Reaction::After(ms) => times.push(ms),
-            // A switch that had no CPU for a while then finds more than an instance takes, though less was offered.
+            // After a time without a CPU, the switch processes a backlog at more than an instance's capacity.
             Reaction::Early => false_starts += 1,
         }
         if false_starts > rounds * FALSE_STARTS {
@@ -228,7 +228,7 @@ fn measure(from: AddedFrom, rounds: u32) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// Waits until one instance takes flows and as many as should be stand by; gives the one.
+/// Waits for one active instance and all standbys; returns the active one.
 fn wait_for_calm(session: &mut Session<'_>, from: AddedFrom) -> Result<InstanceId> {
     let (standby, _) = from.standby();
     let since = Instant::now();
@@ -261,16 +261,16 @@ fn wait_for_calm(session: &mut Session<'_>, from: AddedFrom) -> Result<InstanceI
     }
 }
 
-/// When another instance served.
+/// The time of the first packet from another instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Reaction {
-    /// So many milliseconds after the load rose.
+    /// Milliseconds after the load step.
     After(f64),
-    /// Before it did.
+    /// Before the load step.
     Early,
 }
 
-/// Offers more than `serving` is said to take, until another instance serves.
+/// Raises the load above the capacity of `serving` until another instance serves.
 fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reaction> {
     let phase = |group: u8, start: Duration, duration: Duration| Phase {
         start: Span(start),
@@ -307,7 +307,7 @@ fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reac
     let generator = Generator::new(profile)?;
     let control = Control::new();
     let seen = Arc::clone(&port[0].seen);
-    // On a thread of its own, so that only it has less of a CPU.
+    // In a thread of its own, so that the nice value applies to it alone.
     std::thread::scope(|scope| {
         let running = scope.spawn(|| -> Result<()> {
             let nice = rustix::process::getpriority_process(None)?;
@@ -333,7 +333,7 @@ fn react(port: &mut [Watched<MemifPort>; 1], serving: InstanceId) -> Result<Reac
     seen.reaction().with_context(waited)
 }
 
-/// When the two packets passed, in ns of the monotonic clock; 0 for not yet.
+/// Times of the two packets on the monotonic clock, in ns; 0 for not yet.
 #[derive(Debug, Default)]
 struct Seen {
     beyond_ns: AtomicU64,
@@ -345,7 +345,7 @@ impl Seen {
         self.reaction().is_some()
     }
 
-    /// What came of it, once it is known.
+    /// The reaction, once known.
     fn reaction(&self) -> Option<Reaction> {
         let (beyond, served) = (self.beyond_ns.load(Relaxed), self.served_ns.load(Relaxed));
         let has_begun_early = served > 0 && (beyond == 0 || served < beyond);
@@ -356,8 +356,8 @@ impl Seen {
     }
 }
 
-/// A port that notes when the first packet of the step goes out, and when the first one comes back by another instance than
-/// the one that served before.
+/// A port that records when the first packet of the step is sent and when the first packet of another instance
+/// returns.
 struct Watched<P> {
     port: P,
     serving: u32,
@@ -373,7 +373,7 @@ impl<P: Port> Watched<P> {
         }
     }
 
-    /// Begins anew.
+    /// Resets the record.
     fn watch_for(&mut self, serving: InstanceId) {
         self.serving = stamp::instance_mark(serving.0);
         self.seen = Arc::default();
@@ -386,7 +386,7 @@ impl<P: Port> Watched<P> {
     }
 }
 
-/// Whether a frame's source address is of that phase or a later one.
+/// Whether a frame's source address belongs to the step.
 fn is_of_step(frame: &[u8]) -> bool {
     frame.get(27).is_some_and(|group| *group >= STEP_GROUP)
 }

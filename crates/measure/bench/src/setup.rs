@@ -1,4 +1,4 @@
-//! Setting flows up: every packet is the first of its flow.
+//! Flow setup rate: every packet is the first of its flow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use crate::args::SetupArgs;
 use display::output;
 use display::table::{Table, grouped, short};
 
-/// Shares of the table in use at which it is measured, in percent.
+/// Table occupancies at which the rate is measured, in percent.
 const FILLS: [u32; 4] = [10, 50, 90, 95];
-/// The same as what is measured on either side of it.
+/// Half the width of the measured range around each occupancy, in percent.
 const HALF_WINDOW: f64 = 2.5;
-/// How long one filling may take.
+/// Maximum time to fill the table once.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The shortest measurement in seconds: of some looks at the counters.
+/// Minimum duration of a measurement, in seconds: several readings of the counters.
 const SHORTEST: f64 = 2e-3;
-/// Instances: sinks of inco's own.
+/// Instances: `null` ports.
 const INSTANCES: u16 = 4;
 
 /// One row of the result.
@@ -93,7 +93,8 @@ pub(super) fn run(args: &SetupArgs) -> Result<()> {
     ))
 }
 
-/// Fills a table from nothing: flows set up around each share, and the time of the worker's thread that it took.
+/// Fills an empty table; returns the number of flows set up around each occupancy, and the worker's CPU time in
+/// seconds.
 fn fill_up(config: &TableConfig) -> Result<Vec<(f64, f64)>> {
     let pace = Arc::new(Pace::default());
     let source = Source::of_new_flows(&pace)?;

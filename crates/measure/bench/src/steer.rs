@@ -1,4 +1,4 @@
-//! Steering established flows, against the limit of input and output and against OVS.
+//! Steering of established flows, compared with the I/O limit and with OVS.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,17 +22,17 @@ use crate::args::{SinkPort, SteerArgs};
 use display::output;
 use display::table::{Table, grouped};
 
-/// How long each contestant is measured in each round.
+/// Measured time of each contestant per round.
 const WINDOW: Duration = Duration::from_millis(700);
-/// The same where the best tuning of the limit is looked for.
+/// Measured time per candidate in the search for the limit's best tuning.
 const TRIAL: Duration = Duration::from_millis(400);
-/// How many new flows OVS is trusted to take in a second, before it is measured.
+/// New flows per second that OVS is assumed to set up before it is measured.
 const OVS_SET_UPS: f64 = 12_000.0;
-/// The longest that it is waited for.
+/// Maximum warm-up time of OVS.
 const OVS_WARM_UP: Duration = Duration::from_secs(10);
-/// Instances that take flows, but for the cases that compare their number.
+/// Instances that take flows, except in the cases that vary their number.
 const TAKING: u16 = 4;
-/// Room of the flow tables beside the flows of the bench.
+/// Capacity of the flow tables beyond the bench's flows.
 const SPARE_FLOWS: usize = 10_000;
 
 /// One row of the result. Rates are in millions of packets per second and core.
@@ -43,32 +43,32 @@ struct Row {
     ip: &'static str,
     instances: u16,
     workers: usize,
-    /// Whether flows come to either of two workers, whichever owns them.
+    /// Whether a flow may arrive at either of two workers, whichever owns it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     crossing: bool,
     port: &'static str,
     mpps: f64,
     io_limit_mpps: f64,
     ovs_mpps: Option<f64>,
-    /// A plain flow table in C, where it takes part.
+    /// Rate of the plain flow table in C, if it takes part.
     naive_mpps: Option<f64>,
     ratio_to_limit: f64,
     ratio_to_ovs: Option<f64>,
-    /// None also where the plain table itself did not reach what it must.
+    /// `None` also if the plain flow table missed its minimum rate.
     ratio_to_naive: Option<f64>,
-    /// To the first of those that are measured in turn with it.
+    /// Ratio to the first case of the same comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_first: Option<f64>,
 }
 
-/// What is measured in one comparison.
+/// The parameters of one measurement.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     flows: u32,
     size: usize,
     ip: Ip,
     instances: u16,
-    /// How many of them stand by.
+    /// Standby instances among them.
     idle: u16,
     workers: usize,
     ownership: Ownership,
@@ -82,12 +82,12 @@ impl Case {
         self.with_ovs && self.flows as usize <= ovs::FRAMES_LIMIT
     }
 
-    /// Whether the plain flow table takes part: it has one worker, and DPDK's sinks.
+    /// Whether the plain flow table takes part: only with one worker and DPDK's sinks.
     fn has_naive(self) -> bool {
         self.workers == 1 && self.port == SinkPort::NetNull
     }
 
-    /// Writes a measurement down.
+    /// Appends a measurement to the raw results.
     fn note(self, raw: &mut Raw, round: &str, who: &dyn Contestant, tuning: &str, measured: Measured) {
         raw.row(&[
             self.flows.to_string(),
@@ -106,7 +106,7 @@ impl Case {
         ]);
     }
 
-    /// The flows that come to that worker: as a card deals them that was told to, or any.
+    /// The flows that arrive at a worker: those that a configured card would deal to it, or an arbitrary share.
     fn flows_of(self, worker: usize) -> impl Iterator<Item = u32> + Clone {
         let hasher = FlowHasher::new([0; 4]).owning(self.ownership);
         (0..self.flows).filter(move |&flow| match self.ownership {
@@ -149,7 +149,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
             rows.push(row);
             hash_rows.push(hash);
         }
-        // Long before the last case somebody may have seen enough.
+        // Written after each comparison, so that an interrupted bench keeps its results.
         if let Some(raw) = &raw {
             raw.write(&args.csv)?;
         }
@@ -207,7 +207,7 @@ pub(super) fn run(args: &SteerArgs) -> Result<()> {
     ))
 }
 
-/// What is compared; those of one list are measured in turn.
+/// The comparisons; the cases of one are measured in turn.
 fn cases(args: &SteerArgs, with_ovs: bool) -> Vec<Vec<Case>> {
     let plain = |flows| Case {
         flows,
@@ -258,7 +258,7 @@ fn allowed_cpus() -> Result<Vec<usize>> {
         .collect())
 }
 
-/// The CPU for everything else, and the one that is measured: the first and the last that we may use.
+/// The CPU for everything else and the measured CPU: the first and the last that this process may use.
 pub(super) fn cpus() -> Result<(usize, usize)> {
     match allowed_cpus()?.as_slice() {
         [first, .., last] => Ok((*first, *last)),
@@ -266,8 +266,8 @@ pub(super) fn cpus() -> Result<(usize, usize)> {
     }
 }
 
-/// A CPU for each worker: the last ones. On a machine with as many as workers one of them has everything else, too, which
-/// takes time from that worker but not from its processor time.
+/// One CPU per worker: the last ones. If there are no more CPUs than workers, one worker shares its CPU with
+/// everything else, which does not count as its CPU time.
 fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
     let all = allowed_cpus()?;
     let first = all.len().checked_sub(workers);
@@ -277,11 +277,11 @@ fn worker_cpus(workers: usize) -> Result<Vec<usize>> {
         .to_vec())
 }
 
-/// Measures these cases in turn, a round of each after the other; gives their rows, and what OVS does with a hash.
+/// Measures these cases in turn, one round of each at a time; returns their rows, and OVS's rate with a hash.
 fn compare(args: &SteerArgs, cases: &[Case], raw: &mut Option<Raw>) -> Result<Vec<(Row, Option<f64>)>> {
     let folder = Folder::new()?;
     let frames = cases.iter().map(|case| case.flows as usize).max().unwrap_or(0);
-    // The limit and inco for each, and the plain flow table where it takes part.
+    // The limit and inco for each case, and the plain flow table if it takes part.
     let with_naive = || cases.iter().filter(|case| case.has_naive());
     let memory = Memory::reserve(
         2 * cases.len() + with_naive().count(),
@@ -351,7 +351,7 @@ struct Round {
     ovs: Option<f64>,
 }
 
-/// The contestants of a case. All are stopped but the one that is measured.
+/// The contestants of a case. Only the measured one runs.
 struct Bout {
     case: Case,
     limit: Testpmd,
@@ -360,7 +360,7 @@ struct Bout {
     naive: Option<Naive>,
     ovs: Option<Ovs>,
     rounds: Vec<Round>,
-    /// What inco gives to memif instances goes there.
+    /// Receive the packets that inco sends to memif instances.
     _sinks: Option<MemifSinks>,
 }
 
@@ -432,7 +432,7 @@ impl Bout {
             });
             match started {
                 Ok(started) => ovs = Some(started),
-                // What the others do is worth knowing without it.
+                // The other results are still useful.
                 Err(error) => {
                     output::complain(&format!("inco: without OVS, which does not take part: {error:#}"))
                 }
@@ -480,12 +480,12 @@ impl Bout {
         Ok(())
     }
 
-    /// Checks that the packets went where they should.
+    /// Checks that the packets reached the right instances.
     fn steering_is_right(&mut self) -> Result<()> {
         let case = self.case;
         resume(&self.steering)?;
-        // Of several workers one that has no CPU of its own cannot take all that the others hand to it, nor can the thread that
-        // empties memif ports. What is dropped then is not in the rate.
+        // A worker without a CPU of its own cannot process all packets handed to it, nor can the thread that empties
+        // memif ports. The rate does not include packets dropped for that.
         let may_be_dropped = case.workers > 1 || case.port == SinkPort::Memif;
         let checked = self.steering.check(case.flows.into(), may_be_dropped);
         suspend(&self.steering)?;
@@ -504,12 +504,12 @@ impl Bout {
         Ok(())
     }
 
-    /// What OVS, where it takes part, does with a group that selects by hash.
+    /// OVS's rate with a group that selects by hash, if OVS takes part.
     fn hash(&mut self, rounds: u32, raw: &mut Raw) -> Result<Option<f64>> {
         let Some(ovs) = &mut self.ovs else {
             return Ok(None);
         };
-        // Its control side must run to take the group.
+        // Its control thread must run to accept the group.
         resume(ovs)?;
         ovs.select_by_hash(self.case.instances.into())?;
         let mut rates = Vec::new();
@@ -521,7 +521,8 @@ impl Bout {
         Ok(Some(median(rates)))
     }
 
-    /// What came out; `first` has our rates in the rounds of the case that the others are compared with, if there are others.
+    /// The result. `first` has inco's rates, by round, of the first case of the comparison; empty if there is only
+    /// one case.
     fn row(&self, first: &[f64]) -> Row {
         let (case, rounds) = (self.case, || self.rounds.iter());
         let some = |value: f64| self.ovs.is_some().then_some(value);
@@ -556,7 +557,7 @@ impl Bout {
     }
 }
 
-/// The limit with the burst and the cache that are best for it here.
+/// The limit, with the best burst and cache size for this case.
 fn best_limit(
     captures: &[PathBuf],
     case: Case,
@@ -570,7 +571,7 @@ fn best_limit(
     let mut best: Option<(f64, Tuning)> = None;
     let mut last = None;
     for cache in CACHES {
-        // Two at once would take the memory of two.
+        // Two at once would need twice the memory.
         drop(last.take());
         let first = Tuning {
             burst: BURSTS[0],
@@ -609,14 +610,14 @@ fn best_limit(
     Ok((limit, tuning))
 }
 
-/// A folder for captures and databases that goes with its owner.
+/// A folder for captures and databases, removed when dropped.
 pub(super) struct Folder {
     pub(super) path: std::path::PathBuf,
     _removed: Undo,
 }
 
 impl Folder {
-    /// An empty one.
+    /// Creates an empty one.
     pub(super) fn new() -> Result<Folder> {
         let path = std::env::temp_dir().join(format!("inco-bench-{}", std::process::id()));
         std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -1,5 +1,4 @@
-//! inco's own contestant: the soft switch of `inco run`, workers and all, in a process of its own that is asked over its
-//! standard input.
+//! inco's contestant: the soft switch of `inco run` in a separate process, controlled over its standard input.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -25,9 +24,9 @@ use super::contestant::{Contestant, Killed, go_to, shown};
 use super::memory::Memory;
 use display::output;
 
-/// Frames that a worker of a chain has: two full rings of 4,096 and what is under way.
+/// Frames per worker in a chain: two full rings of 4,096 and those in flight.
 const CHAIN_FRAMES: usize = 12_288;
-/// Slots of memif rings of instances, as a power of two: those of `inco traffic`.
+/// Slots of the instances' memif rings as a power of two, as in `inco traffic`.
 const MEMIF_LOG2_SLOTS: u8 = 12;
 /// The longest frame of the captures, in bytes.
 const MAX_FRAME: usize = 1522;
@@ -42,45 +41,45 @@ impl SinkPort {
     }
 }
 
-/// What the process is to do.
+/// The configuration of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Spec {
-    /// Where packets come from and go to.
+    /// Sources and destinations of packets.
     pub(super) way: Way,
     pub(super) instances: u16,
-    /// How many of them take flows; the others stand by, and are looked at all the same.
+    /// Instances that take flows; the others are standbys, which are polled too.
     pub(super) active: u16,
-    /// Sockets on which instances listen, where their ports are memif.
+    /// Sockets of the instances, if their ports are memif.
     pub(super) sockets: Vec<PathBuf>,
-    /// A CPU for each worker.
+    /// One CPU per worker.
     pub(super) cpus: Vec<usize>,
     pub(super) control_cpu: usize,
-    /// Flows that each worker's table has room for, of either family.
+    /// Capacity of each worker's table in flows, for each address family.
     pub(super) table_flows: usize,
-    /// Whether what comes back is counted for each flow.
+    /// Whether returned packets are counted per flow.
     pub(super) return_counters: bool,
-    /// Whether each worker's capture has the flows that a card would deal to it.
+    /// Whether each worker's capture has only the flows that a card would deal to it.
     pub(super) is_dealt: bool,
 }
 
-/// Where packets come from and go to.
+/// Sources and destinations of packets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Way {
-    /// From captures into sinks.
+    /// From captures to sinks.
     Sinks {
-        /// A capture for each worker: the receive queues of one uplink.
+        /// One capture per worker: the receive queues of one uplink.
         captures: Vec<PathBuf>,
         /// Frames in the largest capture.
         frames: usize,
         port: SinkPort,
         huge: bool,
     },
-    /// From whoever connects to this socket to instances on memif ports, and back.
+    /// From the client of this memif socket to instances on memif ports, and back.
     Chain(PathBuf),
 }
 
-/// What it says when asked.
+/// The process's reply to a request.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) received: u64,
@@ -98,7 +97,7 @@ pub(super) struct Steering {
 }
 
 impl Steering {
-    /// Starts the process, and waits until it forwards.
+    /// Starts the process and waits until it forwards.
     pub(super) fn start(spec: &Spec) -> Result<Steering> {
         let program = std::env::current_exe().context("cannot find inco's own program")?;
         let mut command = Command::new(program);
@@ -121,7 +120,7 @@ impl Steering {
         Ok(started)
     }
 
-    /// Asks for all figures.
+    /// Requests all figures.
     pub(super) fn read(&mut self) -> Result<Reading> {
         writeln!(self.input, "read").context("inco's contestant takes no questions any more")?;
         let mut line = String::new();
@@ -134,7 +133,7 @@ impl Steering {
         Ok(serde_json::from_str(&line)?)
     }
 
-    /// What no run may show: a flow not pinned, or a packet dropped where none `may_be_dropped`.
+    /// Checks that all flows are pinned, and that no packet was dropped unless `may_be_dropped`.
     pub(super) fn check(&mut self, flows: u64, may_be_dropped: bool) -> Result<()> {
         let reading = self.read()?;
         if reading.dropped > 0 && !may_be_dropped || reading.flows != flows {
@@ -166,9 +165,9 @@ impl Contestant for Steering {
     }
 }
 
-/// How long the switch may take to have its instances.
+/// Maximum time for the switch to attach its instances.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often the switch's control side is looked after.
+/// Interval between two turns of the switch's control side.
 const STEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
@@ -221,7 +220,7 @@ pub(super) fn serve(spec: &Spec) -> Result<()> {
     }
 }
 
-/// A switch that receives captures; instances are sinks.
+/// A switch that receives from captures, with sinks as instances.
 fn start_sinks(
     spec: &Spec,
     captures: &[PathBuf],
@@ -253,7 +252,7 @@ fn start_sinks(
         MAX_FRAME,
     )?;
     let config = spec.switch(UplinkDevice::Device, Polling::Busy)?;
-    // The source is attached last: until instances are there, packets would be dropped.
+    // The source is attached last: packets that arrive before the instances would be dropped.
     let mut switch = SoftSwitch::start(&config, MbufMemory::shares(workers, pool), Vec::new())?;
     for instance in 0..spec.instances {
         let slot = Slot(instance);
@@ -278,7 +277,7 @@ fn start_chain(spec: &Spec, uplink: &Path) -> Result<SoftSwitch<HeapMemory>> {
         socket: uplink.to_owned(),
         queues: 1,
     };
-    // It may sleep, as the peer's poller may: what it waits is no part of what a packet costs.
+    // It may sleep, as the peer's poller may: waiting is not part of a packet's cost.
     let config = spec.switch(device, Polling::Adaptive)?;
     let workers = spec.cpus.len();
     let memories = HeapMemory::shares(workers, workers * CHAIN_FRAMES, MAX_FRAME);
@@ -317,7 +316,7 @@ impl Spec {
         })
     }
 
-    /// How an instance is reached that listens on its socket.
+    /// The memif port of an instance that listens on its socket.
     fn memif(&self, instance: u16) -> Result<PortSpec> {
         let socket = self.sockets.get(usize::from(instance));
         Ok(PortSpec {
@@ -327,7 +326,7 @@ impl Spec {
         })
     }
 
-    /// One service for all packets, with the instances that take flows and those that stand by.
+    /// One service for all packets, with active and standby instances.
     fn plan(&self) -> Result<Plan> {
         let mut plan = plan(self.instances, vec![UplinkId(0)])?;
         for slot in plan.slots.iter_mut().skip(usize::from(self.active)).flatten() {
@@ -340,7 +339,7 @@ impl Spec {
     }
 }
 
-/// Connects the ports of an instance in that slot.
+/// Attaches the port of the instance in `slot`.
 pub(super) fn attach(slot: Slot, port: PortSpec) -> SwitchRequest {
     SwitchRequest::Attach {
         slot,
@@ -349,7 +348,7 @@ pub(super) fn attach(slot: Slot, port: PortSpec) -> SwitchRequest {
     }
 }
 
-/// Publishes the plan and waits until all instances are attached and every worker works by it.
+/// Publishes the plan and waits until all instances are attached and all workers use it.
 fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
     let plan = switch.publish(spec.plan()?)?;
     let mut attached = 0;
@@ -378,7 +377,7 @@ fn wait_for_instances(switch: &mut dyn Switch, spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// One service for all packets, its instances ready.
+/// One service for all packets, with all instances active.
 pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
     let service = ServicePlan {
         uplinks,
@@ -404,7 +403,7 @@ pub(super) fn plan(instances: u16, uplinks: Vec<UplinkId>) -> Result<Plan> {
     })
 }
 
-/// The captures of `workers` workers: all flows in each where there is one, else the flows dealt out.
+/// The captures of `workers` workers: all flows for a single worker, otherwise a share each.
 pub(super) fn captures(folder: &Path, workers: usize) -> Vec<PathBuf> {
     (0..workers)
         .map(|worker| folder.join(format!("flows{worker}.pcap")))

@@ -1,5 +1,4 @@
-//! A soft switch in this process, whose packets are made where they are received and gone where they are sent: what is
-//! measured is its worker alone.
+//! A soft switch in this process with generated packets and discarding ports, to measure its worker alone.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,26 +21,26 @@ use super::traffic::{Ip, frame};
 
 /// Bytes of a frame.
 pub(super) const SIZE: usize = 64;
-/// The thread that is measured.
+/// The measured thread.
 const WORKER: &str = "inco-worker-0";
-/// How often the switch's control side is looked after.
+/// Interval between two turns of the switch's control side.
 pub(super) const STEP: Duration = Duration::from_micros(500);
-/// How long the switch may take for what it is asked.
+/// Maximum time for the switch to process a request.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Frames that wait at a source for the worker; more are missed, as with a card's ring.
+/// Ring size of a source, in frames; further frames are dropped, as in a card's ring.
 const RING_FRAMES: f64 = 1024.0;
 
-/// Frames of 64 bytes, moved by their addresses as a card's are.
+/// Memory for frames of 64 bytes; moving a frame moves only its address, as with a card.
 pub(super) struct Frames;
 
-/// One of them.
+/// A frame of this memory.
 pub(super) struct ShortFrame {
     bytes: Box<[u8; SIZE]>,
     len: usize,
 }
 
 thread_local! {
-    /// Frames of this thread, a worker's, that are not in use.
+    /// Unused frames of this thread, which is a worker.
     static FREE: RefCell<Vec<ShortFrame>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -89,7 +88,7 @@ impl FrameMemory for Frames {
     }
 }
 
-/// How fast a source is, and what it lost; shared with it.
+/// A source's rate and drops, shared with it.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     per_second: AtomicU64,
@@ -97,30 +96,30 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// As fast as the worker takes them.
+    /// As fast as the worker receives.
     pub(super) const UNLIMITED: u64 = u64::MAX;
 
-    /// From now on so many packets per second of the worker's processor time; 0: none.
+    /// Sets the packets per second of the worker's CPU time; 0 for none.
     pub(super) fn set(&self, per_second: u64) {
         self.per_second.store(per_second, Ordering::Relaxed);
     }
 
-    /// Packets that found the source's ring full, until now.
+    /// Packets that found the source's ring full so far.
     pub(super) fn missed(&self) -> u64 {
         self.missed.load(Ordering::Relaxed)
     }
 }
 
-/// Where packets come from.
+/// A port that generates packets.
 pub(super) struct Source {
     flows: Flows,
     pace: Arc<Pace>,
-    /// Packets in its ring, and the processor time at which that was so.
+    /// Packets in its ring, and the CPU time of that value.
     waiting: f64,
     looked_ns: u64,
 }
 
-/// Whose packets they are.
+/// The flows of its packets.
 enum Flows {
     New(NewFlows),
     Known { frames: Vec<[u8; SIZE]>, next: usize },
@@ -143,12 +142,13 @@ impl Flows {
 }
 
 impl Source {
-    /// Each packet is the first one of its flow.
+    /// A source of new flows: each packet begins one.
     pub(super) fn of_new_flows(pace: &Arc<Pace>) -> Result<Source> {
         Ok(Source::of(Flows::New(NewFlows::new()?), pace))
     }
 
-    /// Packets of the same flows in turn, at most 2^24 of them; none of them is among [`Source::of_new_flows`].
+    /// A source of `count` established flows in turn, at most 2^24. They differ from the flows of
+    /// [`Source::of_new_flows`].
     pub(super) fn of_known_flows(count: u32, pace: &Arc<Pace>) -> Result<Source> {
         let frames = (0..count).map(|flow| frame(Ip::V4, flow, SIZE)?.try_into().ok().context("64 bytes"));
         Ok(Source::of(
@@ -169,7 +169,7 @@ impl Source {
         }
     }
 
-    /// Packets that may be taken now, of at most `limit`.
+    /// Packets that may be received now, at most `limit`.
     fn due(&mut self, limit: usize) -> usize {
         let per_second = self.pace.per_second.load(Ordering::Relaxed);
         if per_second == Pace::UNLIMITED {
@@ -208,10 +208,10 @@ impl Device<ShortFrame> for Source {
     }
 }
 
-/// Frames of which each is of another flow.
+/// Frames that each begin a new flow.
 struct NewFlows {
     template: [u8; SIZE],
-    /// The one's complement sum of the header without source and checksum.
+    /// One's complement sum of the header without source address and checksum.
     sum: u32,
     next: u32,
 }
@@ -219,7 +219,7 @@ struct NewFlows {
 impl NewFlows {
     const CHECKSUM: usize = 24;
     const SOURCE: usize = 26;
-    /// The destination's last byte: a server that known flows do not have.
+    /// Offset and value of the destination's last byte, which no established flow has.
     const SERVER: (usize, u8) = (33, 200);
 
     fn new() -> Result<NewFlows> {
@@ -245,7 +245,7 @@ impl NewFlows {
 
     fn next(&mut self) -> [u8; SIZE] {
         let mut bytes = self.template;
-        // Each number once, in no order.
+        // Visits each number once, in scattered order.
         let source = self.next.wrapping_mul(0x9e37_79b1);
         self.next = self.next.wrapping_add(1);
         bytes[NewFlows::SOURCE..NewFlows::SOURCE + 4].copy_from_slice(&source.to_be_bytes());
@@ -257,7 +257,7 @@ impl NewFlows {
     }
 }
 
-/// A switch with one worker on the CPU that is measured, its instances sinks of inco's own.
+/// A switch with one worker on the measured CPU and `null` ports as instances.
 pub(super) struct Synthetic {
     pub(super) switch: SoftSwitch<Frames>,
     reading: SwitchReading,
@@ -265,7 +265,7 @@ pub(super) struct Synthetic {
     events: Vec<SwitchEvent>,
 }
 
-/// Counters of a moment, and the worker's processor time then.
+/// A snapshot of the counters and of the worker's CPU time.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
     pub(super) counters: SwitchReading,
@@ -275,7 +275,7 @@ pub(super) struct Moment {
 }
 
 impl Synthetic {
-    /// Starts it by that plan, which has instances in the slots from 0 on, with an uplink for each source.
+    /// Starts it with a plan whose instances use the slots from 0 on, and one uplink per source.
     pub(super) fn start(plan: Plan, table: TableConfig, sources: Vec<Source>) -> Result<Synthetic> {
         let (_, cpu) = cpus()?;
         let uplinks = (0..sources.len()).map(|number| UplinkConfig {
@@ -316,7 +316,7 @@ impl Synthetic {
         Ok(started)
     }
 
-    /// Attaches a sink in that slot and waits until the worker has it.
+    /// Attaches a `null` port to `slot` and waits until the worker has it.
     pub(super) fn attach(&mut self, slot: Slot) -> Result<()> {
         self.switch
             .request(attach(slot, PortSpec::new(PortKind::Null, "")))?;
@@ -327,7 +327,7 @@ impl Synthetic {
         .map(drop)
     }
 
-    /// Publishes a plan and waits until the worker works by it.
+    /// Publishes a plan and waits until the worker uses it.
     pub(super) fn publish(&mut self, mut plan: Plan) -> Result<()> {
         self.published.0 += 1;
         plan.generation = self.published;
@@ -343,7 +343,7 @@ impl Synthetic {
         Ok(())
     }
 
-    /// Waits for an event and gives it.
+    /// Waits for a matching event and returns it.
     pub(super) fn until(&mut self, what: &str, is_it: impl Fn(&SwitchEvent) -> bool) -> Result<SwitchEvent> {
         let started = Instant::now();
         loop {
@@ -363,20 +363,20 @@ impl Synthetic {
         self.switch.poll(clock::monotonic(), &mut self.events);
     }
 
-    /// Every counter now.
+    /// Reads all counters.
     pub(super) fn read(&mut self) -> Result<Moment> {
         self.switch.read(&mut self.reading);
         let counters = self.reading.clone();
         let taken = counters.drops.get(DropReason::Function.index()).copied();
         Ok(Moment {
             counters,
-            // A sink gives nothing back: what it had when it was removed is no loss.
+            // A sink returns nothing: its unreturned packets are not losses when it is removed.
             dropped: self.reading.dropped() - taken.unwrap_or(0),
             seconds: on_cpu_ns(WORKER)? as f64 / 1e9,
         })
     }
 
-    /// Lets it run until its worker had so much processor time, and gives the counters before and after.
+    /// Runs until the worker has used `time` of CPU time; returns the counters before and after.
     pub(super) fn run_for(&mut self, time: Duration) -> Result<(Moment, Moment)> {
         let before = self.read()?;
         let started = Instant::now();

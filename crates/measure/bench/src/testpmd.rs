@@ -1,4 +1,4 @@
-//! DPDK's own forwarder without a look-up: the limit that input and output set.
+//! DPDK's forwarder without a lookup: the I/O limit.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -12,14 +12,14 @@ use super::memory::Memory;
 /// The program.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
 
-/// How it is tuned: packets per burst and mbufs that its core keeps at hand.
+/// Its tuning: packets per burst and mbufs in its core's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tuning {
     pub(super) burst: u16,
     pub(super) cache: u16,
 }
 
-/// Bursts and caches that are tried; the best combination counts.
+/// Bursts and caches that are tried; the best combination is used.
 pub(super) const BURSTS: [u16; 2] = [32, 64];
 /// See [`BURSTS`].
 pub(super) const CACHES: [u16; 2] = [256, 512];
@@ -34,7 +34,7 @@ pub(super) struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it with a sink for each capture; it forwards on these CPUs, one for each.
+    /// Starts it with one sink per capture; it forwards on `cpus`, one for each.
     pub(super) fn start(
         captures: &[&Path],
         frames: usize,
@@ -42,7 +42,7 @@ impl Testpmd {
         memory: &Memory,
         (control, cpus): (usize, &[usize]),
     ) -> Result<Testpmd> {
-        // Into a pipe it would write nothing before its buffer is full.
+        // It buffers output to a pipe; `stdbuf` makes it write every line.
         let mut command = Command::new("stdbuf");
         command.args(["-oL", PROGRAM]);
         let mut lcores = format!("0@{control}");
@@ -82,12 +82,12 @@ impl Testpmd {
             ports: captures.len(),
             commands,
         };
-        // It answers once it forwards.
+        // The first reply shows that it forwards.
         started.packets()?;
         Ok(started)
     }
 
-    /// Changes the burst of a running one.
+    /// Changes the burst at run time.
     pub(super) fn set_burst(&mut self, burst: u16) -> Result<()> {
         writeln!(self.input, "set burst {burst}").context("testpmd takes no commands any more")
     }
@@ -108,7 +108,7 @@ impl Contestant for Testpmd {
 
     fn packets(&mut self) -> Result<u64> {
         let mut sum = 0;
-        // A capture and its sink each; sinks receive nothing.
+        // Ports alternate between capture and sink; sinks receive nothing.
         for port in 0..2 * self.ports {
             writeln!(self.input, "show port stats {port}").context("testpmd takes no commands any more")?;
             sum += self.next_count()?;
@@ -141,7 +141,7 @@ impl Testpmd {
     }
 }
 
-/// The count of a line such as `  RX-packets: 50829024   RX-missed: 0`.
+/// The number in a line such as `  RX-packets: 50829024   RX-missed: 0`.
 fn received(line: &str) -> Option<u64> {
     line.trim_start()
         .strip_prefix("RX-packets:")?

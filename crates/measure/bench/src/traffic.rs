@@ -1,4 +1,4 @@
-//! The packets of a bench: flows that differ in addresses and ports, all of one size.
+//! The packets of a bench: flows with different addresses and ports, all packets of one size.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result};
 use packet::build::Frame;
 use packet::capture::{CaptureWriter, Captured};
 
-/// Frames that are written to a capture at once.
+/// Frames per write to a capture.
 const CHUNK: u32 = 4096;
-/// Odd, so that each number below 2^24 becomes another one below 2^24: neighbours in time are no neighbours in addresses.
+/// An odd factor permutes the numbers below 2^24: consecutive flows get distant addresses.
 const SCATTER: u32 = 0x9e_37b1;
 
-/// Which addresses a bench uses.
+/// The address family of a bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ip {
     /// IPv4
@@ -34,7 +34,7 @@ impl Ip {
     }
 }
 
-/// The ends of a flow, numbered below 2^24: a client of its own, one of 16 servers.
+/// Source and destination of a flow with a number below 2^24: a unique client and one of 16 servers.
 pub(super) fn ends(ip: Ip, flow: u32) -> (SocketAddr, SocketAddr) {
     let client = flow.wrapping_mul(SCATTER) & 0xff_ffff;
     let server = flow & 15;
@@ -55,7 +55,7 @@ pub(super) fn ends(ip: Ip, flow: u32) -> (SocketAddr, SocketAddr) {
     (SocketAddr::new(src, port), SocketAddr::new(dst, 80))
 }
 
-/// A UDP frame of a flow, `size` bytes long or as short as its headers allow.
+/// A UDP frame of a flow with `size` bytes, or the headers' minimum if that is more.
 pub(super) fn frame(ip: Ip, flow: u32, size: usize) -> Result<Vec<u8>> {
     let (src, dst) = ends(ip, flow);
     let headers = Frame::udp(src, dst, &[])?.len();
@@ -63,7 +63,7 @@ pub(super) fn frame(ip: Ip, flow: u32, size: usize) -> Result<Vec<u8>> {
     Ok(Frame::udp(src, dst, &payload)?.to_vec()?)
 }
 
-/// Writes a capture with one frame of each of `flows` flows.
+/// Writes a capture with one frame per flow.
 pub(super) fn write_capture(
     path: &Path,
     ip: Ip,

@@ -1,4 +1,4 @@
-//! What a bench takes from the machine and gives back: when it ends, and when it is interrupted.
+//! Releases a bench's system resources when it ends and when it is interrupted.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -7,22 +7,22 @@ use anyhow::{Context as _, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// What gives something back.
+/// Releases one resource.
 type Step = Box<dyn FnOnce() + Send>;
 
-/// What is still to be given back, each with its number, the newest last.
+/// Pending releases with their numbers, the newest last.
 static STEPS: Mutex<(u64, Vec<(u64, Step)>)> = Mutex::new((0, Vec::new()));
 
 fn steps() -> MutexGuard<'static, (u64, Vec<(u64, Step)>)> {
     STEPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives something back when it is dropped, or before the process ends by Ctrl-C or SIGTERM, whichever comes first.
+/// Releases a resource when dropped, or when Ctrl-C or SIGTERM ends the process.
 #[must_use = "it is given back at once otherwise"]
 pub(super) struct Undo(u64);
 
 impl Undo {
-    /// That `step` gives back.
+    /// Registers `step` as the release.
     pub(super) fn by(step: impl FnOnce() + Send + 'static) -> Undo {
         let (next, all) = &mut *steps();
         *next += 1;
@@ -33,7 +33,7 @@ impl Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        // Not while the list is locked: the step may take a while.
+        // The lock is released first: the step may take long.
         let step = {
             let (_, all) = &mut *steps();
             let place = all.iter().position(|(number, _)| *number == self.0);
@@ -45,18 +45,18 @@ impl Drop for Undo {
     }
 }
 
-/// From now on the first Ctrl-C or SIGTERM gives everything back, the newest first, and ends the process with the status
-/// that shells use for that.
+/// Handles the first Ctrl-C or SIGTERM: releases all resources, the newest first, and ends the process with the
+/// status that shells use for the signal.
 ///
 /// # Errors
-/// Where the system takes no handler or gives no thread.
+/// Returns an error if the kernel refuses the signal handler or the thread.
 pub(super) fn on_signals() -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen for signals")?;
     thread::Builder::new()
         .name("inco-signals".to_owned())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                // The list stays locked: nothing new is taken from here on.
+                // The list stays locked, so that no resource is registered from here on.
                 let (_, all) = &mut *steps();
                 while let Some((_, step)) = all.pop() {
                     step();

@@ -1,8 +1,9 @@
-//! Open vSwitch forwards, and inco steers by its rules: what becomes of packets while flows begin in bursts, instances come
-//! and go, rules are written at full speed, the table is too small, the connection is cut, and the switch is killed.
+//! Open vSwitch forwards, and inco steers with its rules. Measures packet loss while flows begin in bursts, instances
+//! are added and removed, rules are written at full speed, the table is too small, the connection is cut, and the
+//! switch is killed.
 //!
-//! Each case has an inco of its own with real containers, as a user would run it; all have one Open vSwitch, which the bench
-//! starts. Every packet is numbered and stamped by the instance that served it.
+//! Each case runs its own inco with real containers, as a user would; all share one Open vSwitch started by the
+//! bench. Every packet is numbered and stamped by its instance.
 
 mod relay;
 mod rules;
@@ -32,38 +33,38 @@ use images::EngineName;
 use relay::Relay;
 use testbed::{FORWARD_IMAGE, Ground, Interrupt, Session, SwitchName, make_image};
 
-/// Instances at least, and at most.
+/// Minimum and maximum number of instances.
 const FEW: u32 = 3;
 const MANY: u32 = 8;
 const SERVICE: &str = "forward";
-/// The bridge that inco makes where nobody names another one.
+/// The bridge that inco creates by default.
 const BRIDGE: &str = "br-inco";
-/// Rate within a burst, in packets per second: 64 packets come within 0.64 ms, as a sender with a full window sends them.
+/// Rate within a burst, in packets per second: 64 packets in 0.64 ms, like a sender with a full window.
 const BURST_PPS: f64 = 100e3;
-/// Flows that go on all the time, and their packets per second, together.
+/// Long-lived flows, and their total packets per second.
 const ESTABLISHED: u32 = 100;
 const ESTABLISHED_PPS: f64 = 10e3;
-/// New flows per second beside them, of packets of their own, and how fast these follow each other.
+/// New flows per second besides them, packets of each, and packets per second within each.
 const NEW_BESIDE: f64 = 50.0;
 const NEW_PACKETS: u32 = 4;
 const NEW_PPS: f64 = 1e3;
-/// Where there are too few rules: so many, for so many flows, which send so much together.
+/// The case with too few rules: rules, flows, and total packets per second.
 const SMALL_TABLE: u32 = 1_000;
 const MANY_FLOWS: u32 = 10_000;
 const MANY_FLOWS_PPS: f64 = 20e3;
-/// Rules of a table that is large enough.
+/// Capacity of a sufficient table, in rules.
 const LARGE_TABLE: u32 = 100_000;
-/// When a flow without packets has ended. Those that begin and end all the time have rules for as long.
+/// Idle timeout of flows. Short flows occupy a rule for this long after their last packet.
 const IDLE: Duration = Duration::from_secs(1);
-/// The same where flows go on: none ends while the switch is away.
+/// Idle timeout in cases with long-lived flows: none expires while the switch is away.
 const LONG_IDLE: Duration = Duration::from_secs(120);
-/// How long a packet may wait for room in the uplink's ring: Open vSwitch's pollers stop for a moment when a port is made.
+/// Maximum wait for a free slot in the uplink's ring: Open vSwitch's pollers pause while a port is created.
 const UPLINK_WAIT: Duration = Duration::from_secs(2);
-/// Packets are due at multiples of this, so that the generator sleeps between.
+/// Due times are multiples of this, so that the generator sleeps between bursts.
 const TICK: Duration = Duration::from_micros(200);
-/// How long flows may take to have their rules, and packets to come back.
+/// Maximum time for flows to get their rules, and for packets to return.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long packets may be under way after the last one was sent.
+/// Maximum time in flight of the last packets.
 const REST: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -96,44 +97,44 @@ impl OpenflowCase {
     }
 }
 
-/// What came of a case, or of one try of it.
+/// The result of a case, or of one attempt at it.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     case: &'static str,
-    /// For how long packets were sent, in seconds.
+    /// Sending time, in seconds.
     sent_s: f64,
     flows: u64,
-    /// Packets, and those that did not come back.
+    /// Offered packets, and those that did not return.
     offered: u64,
     lost: u64,
-    /// Of those, packets for which the uplink had no room, or nobody at its other end.
+    /// Lost packets that found the uplink full or without a peer.
     lost_at_uplink: u64,
-    /// Of those, packets that were under way when the switch ended, or due until it was back: the generator's count.
+    /// Lost packets in flight when the switch ended, or due until it was back, as counted by the generator.
     lost_in_restarts: u64,
-    /// Of those, packets that inco counted as dropped, by reason.
+    /// Lost packets that inco counted as dropped, by reason.
     dropped: BTreeMap<String, u64>,
-    /// Of those, packets on their way to inco that Open vSwitch dropped, by its counter (`ovs-appctl coverage/show`).
+    /// Lost packets that Open vSwitch dropped on the way to inco, by its counter (`ovs-appctl coverage/show`).
     dropped_by_switch: BTreeMap<&'static str, u64>,
-    /// Packets that neither inco's own counters nor those of Open vSwitch account for at the end.
+    /// Lost packets that no counter of inco or Open vSwitch explains.
     unaccounted: i64,
     duplicated: u64,
     reordered: u64,
     mis_steered: u64,
     latency_us: LatencyUs,
-    /// Packets that the generator sent late by its own fault: the machine had no time for it.
+    /// Packets sent late by the generator because the machine was too busy.
     sent_late: u64,
-    /// Buckets that were given to another instance.
+    /// Buckets that moved to another instance.
     moved_buckets: u64,
-    /// Rules that Open vSwitch took in a second, where they were written at full speed or at a set one.
+    /// Rules per second that Open vSwitch accepted, at full speed or at a set rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     rules_per_s: Option<f64>,
-    /// From the moment when the switch that was started again answered, until the first packet came back, in milliseconds.
+    /// Milliseconds from the restarted switch's first answer to the first returned packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     back_after_ms: Option<f64>,
-    /// The same, until all flows had their rules again.
+    /// Milliseconds from the restarted switch's first answer until all flows have their rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     rules_after_ms: Option<f64>,
-    /// For how long the switch was away, in milliseconds: from its end until the new one answered.
+    /// Milliseconds from the end of the switch to the new one's first answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     away_ms: Option<f64>,
 }
@@ -178,7 +179,7 @@ impl Row {
         }
     }
 
-    /// What is worth a word beside the figures that all cases have.
+    /// Case-specific remarks.
     fn remark(&self) -> String {
         let mut words = Vec::new();
         if let Some(rate) = self.rules_per_s {
@@ -218,7 +219,7 @@ pub(super) fn run(args: &OpenflowArgs) -> Result<()> {
     make_image(EngineName::Oci)?;
     let ground = Ground::new(EngineName::Oci, SwitchName::Openflow, false, Interrupt::default())?;
     let directory = ground.directory().to_owned();
-    // Where the bench is interrupted; inco itself ends with us.
+    // If the bench is interrupted; inco itself ends with this process.
     let _removed = Undo::by(move || {
         let _gone = std::fs::remove_dir_all(directory);
     });
@@ -332,18 +333,18 @@ fn write(rows: &[Row], args: &OpenflowArgs) -> Result<()> {
     raw.write(&args.csv)
 }
 
-/// What an inco of the bench is told beside what all are.
+/// Settings of an inco that differ between cases.
 struct Terms<'a> {
     setup: &'static str,
     rules: u32,
     idle: Duration,
     database: &'a Path,
-    /// Where the bridge takes OpenFlow, if not by itself.
+    /// The bridge's OpenFlow socket, unless it is the default one.
     control: Option<&'a Path>,
 }
 
 impl Terms<'_> {
-    /// The configuration, as a user would write it. The number of instances is set by hand.
+    /// The configuration file, as a user would write it. The number of instances is set manually.
     fn configuration(&self) -> String {
         let control = self
             .control
@@ -388,12 +389,12 @@ ring = {{ slots = 4096 }}
     }
 }
 
-/// One case, about to be tried.
+/// A case to run.
 struct Bench<'a> {
     args: &'a OpenflowArgs,
     ground: &'a Ground,
     case: OpenflowCase,
-    /// What Open vSwitch had dropped on its way to a controller when the last inco was started.
+    /// Open vSwitch's counters of packets dropped on the way to a controller, when the last inco was started.
     dropped_before: RefCell<BTreeMap<&'static str, u64>>,
 }
 
@@ -416,7 +417,7 @@ impl Bench<'_> {
         self.ground.open_vswitch().context("no Open vSwitch was started")
     }
 
-    /// An inco with the fewest instances.
+    /// Starts an inco with the minimum number of instances.
     fn start(&self, rules: u32, idle: Duration, control: Option<&Path>) -> Result<Session<'_>> {
         let database = self.open_vswitch()?.database();
         self.dropped_before
@@ -431,7 +432,7 @@ impl Bench<'_> {
         Session::start(self.ground, self.case.name(), &terms.configuration(), FEW)
     }
 
-    /// Stops it, and takes what it has counted.
+    /// Stops it and collects its counters.
     fn stop(&self, session: Session<'_>, report: &Report) -> Result<Row> {
         let since = Instant::now();
         let status = loop {
@@ -445,7 +446,7 @@ impl Bench<'_> {
         let before = self.dropped_before.take();
         let mut dropped = self.open_vswitch()?.controller_drops()?;
         for (counter, packets) in &mut dropped {
-            // One that was started again counts anew.
+            // The counters of a restarted switch begin at 0.
             *packets = packets.saturating_sub(before.get(counter).copied().unwrap_or(0));
         }
         let row = Row::of(self.case, report, &status, dropped);
@@ -456,7 +457,7 @@ impl Bench<'_> {
         Ok(row)
     }
 
-    /// Few instances for a third of the time, many, few.
+    /// Minimum, maximum and minimum number of instances, each for a third of the time.
     fn come_and_go(&self, session: &mut Session<'_>) -> Result<()> {
         let began = Instant::now();
         for (number, instances) in (1..).zip([FEW, MANY, FEW]) {
@@ -470,7 +471,7 @@ impl Bench<'_> {
     fn bursts(&self) -> Result<Vec<Row>> {
         let new_flows = f64::from(self.args.new_flows);
         let phase = Phase {
-            // They come by chance, one more or less; the sending ends when there is no other one.
+            // Arrivals are random, so their number varies slightly. Sending ends after the last flow.
             flows: (new_flows * self.span().as_secs_f64()).ceil() as u32,
             arrivals: Some(new_flows),
             lengths: Some(LengthSource::Packets(self.args.burst)),
@@ -484,7 +485,7 @@ impl Bench<'_> {
 
     fn rules(&self) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        // No limit, then half of what was reached, until nothing is lost.
+        // Without a limit first; then half of the reached rate, until nothing is lost.
         let mut limit = f64::INFINITY;
         loop {
             let mut session = self.start(LARGE_TABLE, LONG_IDLE, None)?;
@@ -543,7 +544,7 @@ impl Bench<'_> {
         session.scale(SERVICE, MANY)?;
         let report = with_traffic(&mut session, established(self.span() * 4), |session| {
             have_rules(session, ESTABLISHED)?;
-            // Their buckets leave most instances: only the exact rules keep flows where they are.
+            // The buckets of most instances move: only exact rules keep the flows in place.
             session.scale(SERVICE, FEW)?;
             let began = Instant::now();
             wait(session, began + self.span() / 4)?;
@@ -568,7 +569,7 @@ impl Bench<'_> {
     }
 }
 
-/// Flows from addresses of their own; `group` tells those of one phase from another's.
+/// Flows from the address range of `group`, so that phases do not share flows.
 fn phase(group: u8, duration: Duration) -> Phase {
     Phase {
         duration: Span(duration),
@@ -595,7 +596,7 @@ fn beside(duration: Duration) -> Phase {
     }
 }
 
-/// Sends until `script` is through, and tells what became of it.
+/// Sends until `script` returns, then returns the generator's report.
 fn with_traffic(
     session: &mut Session<'_>,
     phases: Vec<Phase>,
@@ -627,7 +628,7 @@ fn with_traffic(
     Ok(report?)
 }
 
-/// Waits until that moment. Fails where inco ends before.
+/// Waits until the time `until`. Returns an error if inco ends earlier.
 fn wait(session: &mut Session<'_>, until: Instant) -> Result<()> {
     while Instant::now() < until {
         session.check()?;
@@ -636,7 +637,7 @@ fn wait(session: &mut Session<'_>, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Waits until it is so. Fails where it takes too long.
+/// Waits until the condition holds. Returns an error on timeout.
 fn until(
     session: &mut Session<'_>,
     what: &str,
@@ -653,7 +654,7 @@ fn until(
     Ok(())
 }
 
-/// Waits until so many flows have rules at least.
+/// Waits until at least `flows` flows have rules.
 fn have_rules(session: &mut Session<'_>, flows: u32) -> Result<()> {
     until(session, "flows have rules", |session| {
         let filter = FlowFilter {

@@ -1,4 +1,4 @@
-//! A socket between inco and the bridge, so that their connection can be cut while both go on.
+//! A socket between inco and the bridge that can cut their connection while both keep running.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 const LOOK: Duration = Duration::from_millis(2);
 const BYTES: usize = 64 << 10;
 
-/// Passes on what is said, or is closed: nobody listens at its socket then.
+/// Relays a connection while open. While closed, nothing listens on its socket.
 pub(super) struct Relay {
     socket: PathBuf,
     bridge: PathBuf,
@@ -27,7 +27,7 @@ struct Open {
 }
 
 impl Relay {
-    /// Closed.
+    /// A closed relay.
     pub(super) fn new(socket: PathBuf, bridge: PathBuf) -> Relay {
         Relay {
             socket,
@@ -36,10 +36,10 @@ impl Relay {
         }
     }
 
-    /// Listens, and passes on.
+    /// Listens and relays.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns the error of the failed system call.
     pub(super) fn open(&mut self) -> Result<()> {
         self.cut();
         let listener = UnixListener::bind(&self.socket)
@@ -55,7 +55,7 @@ impl Relay {
                 while !stopped.load(Ordering::Relaxed) {
                     match listener.accept() {
                         Ok((controller, _)) => {
-                            // The next connection is made when this one has ended, as with inco alone.
+                            // The next connection is accepted after this one has ended.
                             let _ended = pass(&controller, &bridge, &stopped);
                         }
                         Err(_) => thread::sleep(LOOK),
@@ -67,7 +67,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Cuts the connection. Who tries to make one finds nobody.
+    /// Cuts the connection; new connections are refused.
     pub(super) fn cut(&mut self) {
         if let Some(Open { stop, thread }) = self.open.take() {
             stop.store(true, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Drop for Relay {
     }
 }
 
-/// Passes on between two sockets until one ends, or it is stopped.
+/// Relays between two sockets until one closes or `stopped` is set.
 fn pass(controller: &UnixStream, bridge: &Path, stopped: &AtomicBool) -> io::Result<()> {
     let bridge = UnixStream::connect(bridge)?;
     controller.set_nonblocking(false)?;
@@ -102,7 +102,7 @@ fn pass(controller: &UnixStream, bridge: &Path, stopped: &AtomicBool) -> io::Res
     Ok(())
 }
 
-/// Passes on in one direction until either end is closed; closes both then.
+/// Relays one direction until either end closes; then closes both.
 fn copy(mut from: &UnixStream, mut to: &UnixStream) {
     let mut bytes = vec![0; BYTES];
     while let Ok(read @ 1..) = from.read(&mut bytes) {

@@ -1,4 +1,4 @@
-//! Exact rules like those of inco, written by a second controller as fast as the switch takes them.
+//! Exact rules like inco's, written by a second controller as fast as the switch accepts them.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
@@ -13,22 +13,23 @@ use openflow::{
 };
 use openvswitch::{Endpoint, Reconnecting, Turned};
 
-/// Marks them as not inco's.
+/// Distinguishes them from inco's rules.
 const COOKIE: u64 = 0xbe9c << 48;
-/// As inco's exact rules.
+/// The priority of inco's exact rules.
 const PRIORITY: u16 = 300;
-/// Ports of the switch: the uplink, and the first instance's.
+/// Ports of the switch: the uplink and the first instance.
 const UPLINK: u32 = 1;
 const INSTANCE: u32 = 16;
-/// Bytes that may wait to be written: enough that the switch never waits for us.
+/// Bytes that may wait to be written: enough that the switch never waits for this process.
 const WAITING: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(120);
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Writes so many rules, `together` in a bundle and at most so many a second, and waits until the switch says that it has them
-/// all; then removes them. Gives how many it took in a second.
+/// Writes `count` rules, `together` per bundle and at most `per_second` per second, waits until the switch confirms
+/// all, and removes them. Returns the accepted rules per second.
 ///
 /// # Errors
+/// Returns an error if the bridge does not listen, the connection ends, or a rule is refused.
 /// Where nobody listens, the connection ends, or a rule is refused.
 pub(super) fn write(bridge: &Path, count: u32, together: u32, per_second: f64) -> Result<f64> {
     let mut writer = Writer {
@@ -52,7 +53,7 @@ pub(super) fn write(bridge: &Path, count: u32, together: u32, per_second: f64) -
             written = end;
         }
         writer.turn()?;
-        // The switch needs the CPU more than we do.
+        // The switch needs the CPU more than this process does.
         if written >= due || !writer.has_room() {
             std::thread::sleep(SLEEP);
         }
@@ -69,7 +70,7 @@ pub(super) fn write(bridge: &Path, count: u32, together: u32, per_second: f64) -
     Ok(rate)
 }
 
-/// A rule for a flow that nobody sends.
+/// A rule for a flow without packets.
 fn rule(number: u32) -> Message {
     Message::FlowMod(FlowMod {
         cookie: COOKIE,
@@ -79,7 +80,7 @@ fn rule(number: u32) -> Message {
             Field::eth_type(0x0800),
             Field::no_vlan(),
             Field::ip_proto(protocol::UDP),
-            // Of the network for benchmarks (RFC 2544).
+            // Addresses of the benchmarking network (RFC 2544).
             Field::source(Ipv4Addr::from(0xc612_0000 | number >> 16).into()),
             Field::destination(Ipv4Addr::new(198, 19, 0, 1).into()),
             Field::u16(FieldKind::UDP_SRC, number as u16),
@@ -95,7 +96,7 @@ struct Writer {
     turned: Vec<Turned>,
     began: Instant,
     is_up: bool,
-    /// Barriers whose replies have come.
+    /// Barriers with a received reply.
     barriers: u32,
 }
 
@@ -121,12 +122,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes these rules, all at once where there are several: Open vSwitch waits for its pollers whenever rules have changed.
+    /// Writes these rules, several in one bundle: Open vSwitch waits for its pollers after each change of rules.
     fn write(&mut self, mut rules: Range<u32>) -> Result<()> {
         if rules.len() == 1 {
             return rules.try_for_each(|number| self.send(&rule(number)));
         }
-        // One after the other is open: each can have the same number.
+        // Only one bundle is open at a time, so all can use the same id.
         let (bundle, flags) = (1, BundleControl::ATOMIC);
         let step = |step| Message::BundleControl(BundleControl { bundle, step, flags });
         self.send(&step(BundleStep::Open))?;
@@ -154,7 +155,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until all before is done.
+    /// Waits until the switch has processed all previous messages.
     fn barrier(&mut self) -> Result<()> {
         let before = self.barriers;
         self.send(&Message::BarrierRequest)?;
