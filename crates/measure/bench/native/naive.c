@@ -1,9 +1,9 @@
 /* A plain flow table on DPDK, as a peer of inco: key, CRC hash, open addressing, counter, send.
  * It validates no length, checksum or fragment, and it never removes a flow. SLOTS sets its size.
  *
- * naive EAL-ARGUMENTS -- IP SINKS SLOTS MBUFS: receives from port 0 and sends to ports 1 to SINKS. IP is 4 or 6, SLOTS a
- * power of two. It polls on its second lcore. It answers each line of its standard input with two numbers: packets
- * received, and flows in the table. */
+ * naive EAL-ARGUMENTS -- IP SINKS SLOTS MBUFS: receives from port 0 and sends to ports 1 to SINKS. IP is 4 or 6,
+ * SLOTS a power of two. It polls on its second lcore. It answers each line of its standard input with two numbers:
+ * packets received, and flows in the table. */
 #include <rte_eal.h>
 #include <rte_ethdev.h>
 #include <rte_hash_crc.h>

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::traffic::Ip;
 
-/// What `inco bench` is to measure.
+/// Arguments of `inco bench`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  inco bench steer                    against testpmd and OVS-DPDK, from 32 to a million flows\n  inco bench steer --json --flows 1000\n  inco bench setup                    new flows per second, by how full the table is\n  inco bench flood                    established flows while new ones flood the switch\n  inco bench chain                    a whole chain with a function, against OVS-DPDK\n  inco bench react                    how soon an added instance serves\n  inco bench blocked                  what is lost when instances come and go\n  inco bench idle                     what inco costs while nothing happens\n  inco bench openflow                 what becomes of packets where Open vSwitch forwards\n\nNeeds two CPUs, and root for hugepages. docs/benchmarks.md explains each figure."

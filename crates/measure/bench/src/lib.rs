@@ -4,7 +4,6 @@
 //! stopped by a signal, and run in turn for less than a second each, in several rounds. The result is the median over
 //! the rounds of the ratios within a round. Rates are packets per second of CPU time of the polling thread, so that
 //! other load on the machine has little effect.
-//! machine distorts them little.
 // Every contestant needs DPDK.
 #![cfg(feature = "dpdk")]
 #![forbid(unsafe_code)]

@@ -6,7 +6,7 @@ use clap::Args;
 use images::EngineName;
 use testbed::SwitchName;
 
-/// What `inco demo` is to show.
+/// Arguments of `inco demo`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  inco demo\n  inco demo --quick --engine docker\n  inco demo --all\n  inco demo --full --json > summary.json\n\nStops cleanly with Ctrl-C."

@@ -30,7 +30,6 @@ const SLEEP: Duration = Duration::from_micros(100);
 ///
 /// # Errors
 /// Returns an error if the bridge does not listen, the connection ends, or a rule is refused.
-/// Where nobody listens, the connection ends, or a rule is refused.
 pub(super) fn write(bridge: &Path, count: u32, together: u32, per_second: f64) -> Result<f64> {
     let mut writer = Writer {
         connection: Reconnecting::new(Endpoint::Unix(bridge.to_owned()), Limits::default()),
