@@ -4,12 +4,12 @@ use crate::Error;
 use crate::report::Report;
 use crate::units::Rate;
 
-/// Searches the highest rate from `low` to `high` with at most `loss_limit` loss (0.001 for one packet in a
-/// thousand), by `steps` bisections on a logarithmic scale: 6 steps find it within 2 % over a range of 1 to
-/// 4. `run` makes one run at the given rate. `None` if even `low` loses more.
+/// Finds the highest rate between `low` and `high` with a loss of at most `loss_limit` (0.001: one packet in a
+/// thousand). Bisects `steps` times on a logarithmic scale: 6 steps reach 2 % over a range of 1 to 4. `run` performs
+/// one run at the given rate. Returns `None` if even `low` loses more.
 ///
 /// # Errors
-/// Those of `run`.
+/// Returns the first error of `run`.
 pub fn highest_rate(
     low: Rate,
     high: Rate,

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use crate::lengths::MixtureProblem;
 
-/// Errors before or during sending. What happens to packets is not an error but a figure of the report.
+/// Errors before or while sending. Packet loss and the like are figures of the report, not errors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The profile is not TOML, or has an unknown key.
@@ -113,7 +113,7 @@ pub enum Error {
     System {
         /// The operation.
         doing: &'static str,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
 }

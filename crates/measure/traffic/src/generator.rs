@@ -88,7 +88,7 @@ impl Generator {
     /// Prepares a run: reads captures and mixtures, builds frames and flow state.
     ///
     /// # Errors
-    /// Invalid profiles or files.
+    /// Returns an error if the profile, a capture or a mixture is invalid.
     pub fn new(profile: Profile) -> Result<Generator, Error> {
         profile.check()?;
         let replays = profile
@@ -135,7 +135,7 @@ impl Generator {
     /// profile's order. `observer` is called each `interval` between packets and must not block.
     ///
     /// # Errors
-    /// [`Error::Uplinks`] and [`Error::UplinkFrame`], before anything is sent.
+    /// Returns [`Error::Uplinks`] or [`Error::UplinkFrame`] before anything is sent.
     pub fn run<P: Port>(
         self,
         ports: &mut [P],
@@ -366,7 +366,7 @@ impl Run {
                 self.room[uplink] -= slots;
                 self.dirty[uplink] = true;
                 if !blocked {
-                    // As far as known there was room since it was due: the lateness is our own.
+                    // As far as known there was room since the due time: the generator itself was late.
                     self.own_lateness = self.own_lateness.max(lateness);
                     self.max_lateness = self.max_lateness.max(lateness);
                     self.late_packets += u64::from(lateness > LATE_NS);

@@ -54,7 +54,8 @@ impl Mixture {
     /// Reads a mixture file.
     ///
     /// # Errors
-    /// [`Error::Read`], or [`Error::Mixture`] for an unknown component or a weight that is not positive.
+    /// Returns [`Error::Read`] if the file cannot be read, and [`Error::Mixture`] if it has an unknown component or a
+    /// weight that is not positive.
     pub fn load(path: &Path) -> Result<Mixture, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
             path: path.to_path_buf(),
@@ -113,7 +114,8 @@ pub enum MixtureProblem {
     /// It has no components.
     #[error("`mix` is empty")]
     Empty,
-    /// A component that is neither `uniform` with 2 parameters nor `lognorm` with 3, or whose weight is not positive.
+    /// A component that is neither `uniform` with 2 parameters nor `lognorm` with 3, or that has a weight of 0 or
+    /// less.
     #[error(
         "`mix[{index}]` must be [weight > 0, \"uniform\", [loc, scale]] or [weight > 0, \"lognorm\", [s, loc, scale]]"
     )]

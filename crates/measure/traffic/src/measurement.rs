@@ -14,7 +14,8 @@ use crate::schedule::Due;
 use crate::template::{Ends, Template};
 use crate::{Error, FLOW_LATENCIES_LIMIT, FLOWS_REPORTED_LIMIT};
 
-/// Replayed packets in flight; one that returns after so many others were sent is foreign.
+/// Replayed packets in flight. A packet that returns after more than this many later ones were sent counts as
+/// foreign.
 const REPLAYED_LIMIT: usize = 1 << 17;
 const _: () = assert!(REPLAYED_LIMIT < MAC_NUMBERS as usize / 2);
 /// Longest distinguished latency, in ns; longer ones count as this.
@@ -49,7 +50,7 @@ struct Record {
     returned: u64,
     order: OrderTracker,
     pin: PinTracker,
-    /// Packets sent over all records that share the pin; only kept at [`Record::pin_at`].
+    /// Packets sent by all records that share the pin; valid only in the record [`Record::pin_at`].
     pin_sent: u64,
     duplicated: u64,
     reordered: u64,
@@ -77,7 +78,7 @@ struct Replayed {
     source: u16,
 }
 
-/// What of a packet came back with other bytes.
+/// The kind of change in a returned packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Altered {
     No,
@@ -88,12 +89,12 @@ enum Altered {
 }
 
 impl Altered {
-    /// What differs between a frame and the one that was sent. Only for frames that differ.
+    /// Classifies the difference between a frame and the sent one. The two must differ.
     fn of(frame: &[u8], sent: &[u8]) -> Altered {
         if frame.len() != sent.len() {
             return Altered::Bytes;
         }
-        // The two addresses of Ethernet.
+        // The two Ethernet addresses.
         let mut spans = Vec::from([(0, 12)]);
         let info = match packet::parse(sent) {
             packet::Parsed::Flow(info) => Some(info),
@@ -103,7 +104,7 @@ impl Altered {
         if let Some(info) = info {
             let (l3, l4) = (usize::from(info.l3_offset), usize::from(info.l4_offset));
             match sent.get(l3).map(|first| first >> 4) {
-                // The header's checksum, and the addresses.
+                // The header checksum and the addresses.
                 Some(4) => spans.push((l3 + 10, l3 + 20)),
                 _ => spans.push((l3 + 8, l3 + 40)),
             }
@@ -132,7 +133,7 @@ pub(crate) struct Measurement {
     holes: u64,
     latency: Histogram<u64>,
     interval_latency: Histogram<u32>,
-    /// Latency is recorded for one in so many packets.
+    /// Latency is recorded for one in this many packets.
     latency_of_one_in: u32,
     /// Packets until the next recorded latency.
     until_latency: u32,
@@ -277,7 +278,7 @@ impl Measurement {
         longest
     }
 
-    /// Records latency for one in so many packets from now on.
+    /// Records latency for one in this many packets from now on.
     pub(crate) fn measure_latency_of_one_in(&mut self, packets: u32) {
         self.latency_of_one_in = packets.max(1);
     }
@@ -405,19 +406,20 @@ impl Measurement {
         len
     }
 
-    /// A packet from [`Measurement::send`] was not sent because its uplink was full or its peer away.
+    /// Records that a packet from [`Measurement::send`] was not sent because its uplink was full or its peer away.
     pub(crate) fn lost_at_uplink(&mut self, is_away: bool) {
         self.counts.lost_at_uplink += 1;
         self.counts.lost_in_restarts += u64::from(is_away);
     }
 
-    /// An uplink's peer has gone: packets sent after the last returned one of each flow are lost with it.
+    /// Records that an uplink's peer has gone: packets sent after the last returned one of each flow are lost with
+    /// it.
     pub(crate) fn peer_went(&mut self) {
         let under_way = |record: &Record| record.sent.saturating_sub(record.order.next());
         self.counts.lost_in_restarts += self.records.iter().map(under_way).sum::<u64>();
     }
 
-    /// A frame received on that port.
+    /// Accounts for a frame received on `port`.
     pub(crate) fn receive(&mut self, port: usize, frame: &[u8], now: u64) {
         let replayed = if self.replayed.is_empty() {
             None
@@ -435,7 +437,7 @@ impl Measurement {
 
     fn find_replayed(&self, frame: &[u8]) -> Option<(Replayed, u32)> {
         let mac = stamp::read_mac(frame)?;
-        // Of the numbers with these lower bits, the most recent one.
+        // The most recent number with these lower bits.
         let period = u64::from(MAC_NUMBERS);
         let newest = self.next_number.checked_sub(1)?;
         let behind = (newest % period + period - u64::from(mac.number)) % period;

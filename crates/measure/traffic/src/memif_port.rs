@@ -41,9 +41,9 @@ pub struct MemifPort {
     /// The source of the next link while there is none.
     coming: Option<Receiver<Link>>,
     frame_bytes_limit: usize,
-    /// Capacity of a slot. For a client's buffers, the usual value.
+    /// Bytes of a slot; for a client the usual value.
     buffer_bytes: usize,
-    /// The queue pair of the last received frame: the one to wait for.
+    /// The queue pair of the last received frame, which is the one to wait for.
     receives_by: usize,
     reconnects: u64,
 }
@@ -53,7 +53,7 @@ impl MemifPort {
     /// `deadline` for it to listen.
     ///
     /// # Errors
-    /// [`Error::Memif`].
+    /// Returns [`Error::Memif`] if there is no connection before `deadline`.
     pub fn connect(socket: &Path, interface_id: u32, deadline: Duration) -> Result<MemifPort, Error> {
         let mut config = ClientConfig::new(socket, interface_id);
         config.ring.log2_slots = LOG2_SLOTS;
@@ -62,10 +62,10 @@ impl MemifPort {
         MemifPort::connect_with(config, deadline)
     }
 
-    /// As [`MemifPort::connect`], with the caller's rings.
+    /// Like [`MemifPort::connect`], with the rings of `config`.
     ///
     /// # Errors
-    /// [`Error::Memif`].
+    /// Returns [`Error::Memif`] if there is no connection before `deadline`.
     pub fn connect_with(config: ClientConfig, deadline: Duration) -> Result<MemifPort, Error> {
         let link = Client::connect_when_ready(&config, deadline)?;
         let RingConfig {
@@ -88,7 +88,7 @@ impl MemifPort {
     /// Listens on `socket` and waits up to `deadline` for a client, with any interface id.
     ///
     /// # Errors
-    /// [`Error::Memif`]; [`Error::NoClient`] on timeout.
+    /// Returns [`Error::Memif`] if it cannot listen, and [`Error::NoClient`] if no client connects before `deadline`.
     pub fn listen(socket: &Path, deadline: Duration) -> Result<MemifPort, Error> {
         let mut listener = Listener::bind(socket, ServerConfig::new("inco traffic"))?;
         let link = listener

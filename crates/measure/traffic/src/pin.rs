@@ -44,7 +44,7 @@ impl PinTracker {
         self.idle_until = sequence;
     }
 
-    /// The connection had ended before packet `sequence`, which opens another one: that has an instance of its own.
+    /// Packet `sequence` opens a new connection after the end of the previous one; it may get another instance.
     pub fn begin_again(&mut self, sequence: u64) {
         self.began_again = sequence;
     }
@@ -67,7 +67,7 @@ impl PinTracker {
         std::mem::take(&mut self.strayed)
     }
 
-    /// Records a mis-steer.
+    /// Counts a mis-steer.
     fn strays(&mut self, sequence: u64, instance: u32) -> Steer {
         if self.strayed == 0 {
             self.strayed_to = instance;

@@ -15,7 +15,7 @@ pub trait Port {
     fn frame_bytes_limit(&self) -> usize;
     /// Free slots; 0 also while the peer is away.
     fn free(&mut self) -> usize;
-    /// Slots that a frame of so many bytes takes.
+    /// Slots that a frame of `frame_bytes` bytes needs.
     fn slots(&self, frame_bytes: usize) -> usize;
     /// Copies `frame` into the port; returns whether there was room.
     fn push(&mut self, frame: &[u8]) -> bool;
@@ -79,7 +79,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
 }
 
-/// A port that returns what it is given, through a ring. It can inject faults.
+/// A port that returns its packets through a ring. It can inject faults.
 #[derive(Debug)]
 pub struct LoopbackPort {
     slots: usize,

@@ -287,7 +287,7 @@ impl Profile {
     /// Reads a profile from TOML; paths in it are relative to the working directory.
     ///
     /// # Errors
-    /// [`Error::Toml`], or what [`Profile::check`] finds.
+    /// Returns [`Error::Toml`] for invalid TOML or an unknown key, and the errors of [`Profile::check`].
     pub fn parse(text: &str) -> Result<Profile, Error> {
         let profile: Profile = toml::from_str(text).map_err(|e| Error::Toml(Box::new(e)))?;
         profile.check()?;
@@ -297,7 +297,7 @@ impl Profile {
     /// Reads a profile from a file; paths in it are relative to that file.
     ///
     /// # Errors
-    /// [`Error::Read`], and those of [`Profile::parse`].
+    /// Returns [`Error::Read`] if the file cannot be read, and the errors of [`Profile::parse`].
     pub fn load(path: &Path) -> Result<Profile, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
             path: path.into(),
@@ -319,7 +319,7 @@ impl Profile {
     /// Validates a profile before anything is sent.
     ///
     /// # Errors
-    /// [`Error::Profile`] with the key and the correction; [`Error::FrameSize`].
+    /// Returns [`Error::Profile`] with the key and the correction, and [`Error::FrameSize`] for an impossible size.
     pub fn check(&self) -> Result<(), Error> {
         let sources = self.phases.len() + self.captures.len();
         if sources == 0 {

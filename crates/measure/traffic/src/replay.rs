@@ -18,9 +18,9 @@ const FRAME_BYTES_MIN: usize = 14;
 pub(crate) enum ReplayFlow {
     /// An IP flow.
     Flow(FlowKey),
-    /// A packet that a switch drops as malformed.
+    /// A packet without an IP flow, by EtherType.
     Other(u16),
-    /// What a switch drops as malformed.
+    /// A packet that a switch drops as malformed.
     Malformed,
 }
 
@@ -43,12 +43,12 @@ pub(crate) struct ReplayPacket {
     /// The stream (flow and direction) within the capture, from 0: twice the flow, plus 1 for packets of the
     /// responder.
     pub(crate) stream: u32,
-    /// Whether it opens a TCP connection between two ends whose previous connection had ended. For the first packets
-    /// of the capture, the previous connection is that of the round before.
+    /// Whether it opens a TCP connection between two ends whose previous connection has ended. The previous
+    /// connection of the first packets is that of the preceding repetition.
     pub(crate) opens_again: bool,
 }
 
-/// How far a TCP connection is: as a flow table sees it.
+/// The state of a TCP connection, as a flow table tracks it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Connection {
     /// By direction.
@@ -57,7 +57,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Takes the next packet; whether it opens the next connection.
+    /// Tracks the next packet; returns whether it opens a new connection.
     fn take(&mut self, flags: TcpFlags, direction: Direction) -> bool {
         if flags.rst() {
             self.is_closed = true;
@@ -85,8 +85,8 @@ pub(crate) struct Replay {
     pub(crate) skipped: u64,
 }
 
-/// Returns for each packet whether it opens a TCP connection after another one between the same ends. A round of the
-/// capture continues the round before, so the second round tells.
+/// Whether each packet opens a TCP connection after another one between the same ends. Each repetition continues the
+/// previous one, so the result is taken from the second.
 fn openings(parsed: &[Parsed]) -> Vec<bool> {
     let mut connections: HashMap<FlowKey, Connection> = HashMap::new();
     let mut take = |parsed: &Parsed| match parsed {
@@ -134,8 +134,8 @@ impl Replay {
             .iter()
             .map(|(_, range)| packet::parse(&bytes[range.clone()]))
             .collect();
-        // Later fragments have no ports: they belong to the flow of their datagram's first fragment, wherever
-        // that is.
+        // Later fragments have no ports. They belong to the flow of their datagram's first fragment, which may come
+        // later.
         let datagrams: HashMap<_, FlowKey> = parsed
             .iter()
             .filter_map(|parsed| match parsed {
@@ -194,7 +194,7 @@ impl Replay {
     }
 }
 
-/// What the fragments of one datagram share.
+/// The fields that identify a fragment's datagram.
 fn datagram(f: &packet::Fragment) -> (FlowKey, u32, u8) {
     let mut tuple = f.info.key.tuple(f.info.direction);
     tuple.src_port = 0;

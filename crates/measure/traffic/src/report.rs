@@ -64,7 +64,7 @@ pub struct Counts {
     pub unstamped: u64,
     /// Packets that returned with altered bytes.
     pub altered: u64,
-    /// Those of `altered` that differ only in addresses, ports and the checksums over them: a function rewrote them.
+    /// Packets of `altered` in which only addresses, ports and their checksums differ: a function rewrote them.
     #[serde(default)]
     pub addresses_rewritten: u64,
     /// Packets that returned from the wrong uplink.
@@ -133,9 +133,9 @@ pub struct FlowReport {
 /// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Duration from the first to the last packet, in seconds.
+    /// The profile's seed.
     pub seed: u64,
-    /// From the first to the last packet, in seconds.
+    /// Seconds from the first to the last sent packet.
     pub sending_s: f64,
     /// All counts.
     #[serde(flatten)]

@@ -109,7 +109,7 @@ fn phase(pps: f64, ms: u64) -> Phase {
 }
 
 fn profile(phase: Phase) -> Profile {
-    // A test's machine may be busy: rather late than lost at the uplink.
+    // A test's machine may be busy: packets may be late, but must not be lost at the uplink.
     Profile {
         phases: vec![phase],
         uplink_wait: Span::from_millis(5000),
@@ -356,7 +356,8 @@ fn every_altered_packet_is_found() {
 fn addresses_that_a_function_swaps_are_told_apart_from_other_bytes() {
     let forwarder = Forwarder::start(Box::new(|n, frame| {
         let mut frame = frame.to_vec();
-        // As an echo does it: both Ethernet addresses, both of IPv4, both ports. No checksum changes by that.
+        // Like an echo server: swaps both Ethernet addresses, both IPv4 addresses and both ports. No checksum
+        // changes.
         for (at, len) in [(0, 6), (26, 4), (34, 2)] {
             let (one, other) = frame[at..at + 2 * len].split_at_mut(len);
             one.swap_with_slice(other);
@@ -444,7 +445,7 @@ fn a_run_continues_after_the_peer_reconnects() {
     let returned = thread.join().unwrap();
     assert!(ports[0].reconnects() >= 1);
     assert_eq!(report.counts.offered_packets, 2000);
-    // The forwarder itself loses nothing but what it held when it left.
+    // The forwarder itself loses only the packets that it held when it disconnected.
     assert!(report.lost > 0);
     assert_eq!(
         report.counts.lost_in_restarts,
