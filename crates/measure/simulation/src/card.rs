@@ -25,9 +25,9 @@ use crate::scenario::{Range, Scenario};
 
 /// The card's clock at the start of the scenario: by then it is connected and its first rules are written.
 const LEAD: Nanos = Nanos::from_secs(2);
-/// The live driver's longest sleep.
+/// The live driver's maximum sleep.
 const SLEEP: Nanos = Nanos::from_micros(500);
-/// A packet that has not arrived after this time is lost.
+/// A packet in transit for longer than this is lost.
 const PATIENCE: Nanos = Nanos::from_secs(5);
 /// Ports of the card.
 const UPLINK: u32 = 1;
@@ -183,11 +183,11 @@ pub(crate) struct Passing {
     pub(crate) at: u64,
 }
 
-/// Where a flow's packets have arrived.
+/// The arrivals of a flow's packets.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     slot: Slot,
-    /// The newest packet that arrived.
+    /// The highest packet number that arrived.
     newest: u64,
 }
 
@@ -292,13 +292,13 @@ impl CardSwitch {
         let steering = &self.joined.steering;
         let figures = steering.slot_figures(slot);
         let before = self.before.get(&slot).copied().unwrap_or_default();
-        // A draining instance that may still receive flows is not empty.
+        // A draining instance is not empty while it may still receive flows.
         let may_get = u64::from(drains && steering.may_get_flows(slot));
         let fresh = figures.new_flows.saturating_sub(before.new_flows);
         (figures.live_flows.max(may_get), fresh)
     }
 
-    /// Passes the table and the collector's rates of each instance to the steering.
+    /// Passes the table and each instance's rates from the collector to the steering.
     pub(crate) fn set_terms(&mut self, control: &ControlLoop) {
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);

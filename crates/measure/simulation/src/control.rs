@@ -113,7 +113,7 @@ fn latency(range: Range) -> Latency {
 }
 
 impl ControlLoop {
-    /// The loop once `min` instances are Active and the standbys are ready.
+    /// Runs the loop until `min` instances are Active and the standbys are ready.
     pub(crate) fn new(scenario: &Scenario, seed: u64) -> Result<ControlLoop, Error> {
         let autoscaler = autoscaler_of(scenario)?;
         let service = &scenario.service;
@@ -219,7 +219,7 @@ impl ControlLoop {
         Ok(control)
     }
 
-    /// When the engine or the switch next has a result or an action is due.
+    /// When the engine or the switch has its next result, or an action is due.
     pub(crate) fn next_due(&self) -> Option<Nanos> {
         let engine = self.engine.next_at();
         let switch = self.switch.next_at();
@@ -235,7 +235,7 @@ impl ControlLoop {
         self.controller.instances()
     }
 
-    /// Wanted Active instances.
+    /// The wanted number of Active instances.
     pub(crate) fn wanted(&self) -> u32 {
         self.controller
             .services()
@@ -349,7 +349,7 @@ impl ControlLoop {
         {
             newest = self.late.pop_front();
         }
-        // Counters are sampled when they change; nothing new is known in between.
+        // Counters are sampled when they change; the loop sees nothing new in between.
         if let Some(newest) = newest {
             for (slot, counters) in newest.slots {
                 self.seen.slots[slot.index()] = counters;
@@ -365,7 +365,7 @@ impl ControlLoop {
         match &request {
             SwitchRequest::Attach { slot, .. } => {
                 let after = Nanos((self.ready.at(self.random.unit()) * 1e6) as u64);
-                // Never in the same turn.
+                // At the earliest in the next turn.
                 let delay = whole_ms(after).max(TICK);
                 self.switch.delays().connect = Delay::always(delay);
                 self.changes.push(SlotChange::Fresh(*slot));
@@ -375,7 +375,7 @@ impl ControlLoop {
             SwitchRequest::Fail(slot) => self.changes.push(SlotChange::Failed(*slot)),
             SwitchRequest::PurgeSlot(slot) => self.changes.push(SlotChange::Unpinned(*slot)),
             SwitchRequest::Detach(slot) => self.changes.push(SlotChange::Gone(*slot)),
-            // Nobody but the controller asks for anything here.
+            // Only the controller sends requests here.
             SwitchRequest::OpenUplink(_)
             | SwitchRequest::Change(_)
             | SwitchRequest::Flows { .. }

@@ -13,10 +13,10 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
-    /// A trace, mixture or capture of the scenario is not in the data folder.
+    /// A trace, mixture or capture of the scenario is absent from the data folder.
     #[error("{}: no such file; set the data folder with INCO_DATA or --data", path.display())]
     NoData {
-        /// Where it was expected.
+        /// The expected path.
         path: PathBuf,
     },
     /// Not TOML, or not a scenario.

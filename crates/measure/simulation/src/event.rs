@@ -275,7 +275,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// A new flow's instance. With a card, the packets' rules decide later.
+    /// The instance of a new flow. With a card, its rules decide for each packet.
     fn pin(&mut self, number: u64, dscp: u8) -> Slot {
         if self.card.is_some() {
             return Slot::NONE;
@@ -384,10 +384,10 @@ impl<'a> Events<'a> {
             for class in 0..self.members[index].len() {
                 let life_s = self.compiled.aggregates[index].classes[class].life_s;
                 let expected = self.members[index][class].len() as f64 * -(-dt_s / life_s).exp_m1();
-                // The expected number; its fractional part is rounded at random.
+                // The expected number; the fractional part is rounded randomly.
                 let mut ends =
                     expected.floor() as usize + usize::from(self.random.unit() <= expected.fract());
-                // The last flow stays while packets arrive: they need a sender.
+                // The last flow stays while packets arrive, because they need a sender.
                 let there: usize = self.members[index].iter().map(Vec::len).sum();
                 if pps > 0.0 {
                     ends = ends.min(there.saturating_sub(1));

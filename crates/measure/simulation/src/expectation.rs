@@ -50,7 +50,7 @@ impl Check {
     /// `METRIC` (in a scenario without variants), or `NUMBER * ` one of the latter two.
     ///
     /// # Errors
-    /// [`Error::Value`] for any other text.
+    /// Returns [`Error::Value`] for any other text.
     pub fn parse(text: &str) -> Result<Check, Error> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let place = words
@@ -110,7 +110,7 @@ impl Check {
     /// Evaluates the check on these metrics, by variant.
     ///
     /// # Errors
-    /// [`Error::Value`] for an unknown variant or metric.
+    /// Returns [`Error::Value`] for an unknown variant or metric.
     pub fn look(&self, metrics: &BTreeMap<String, BTreeMap<String, f64>>) -> Result<Checked, Error> {
         let value = |operand: &Operand| match &operand.figure {
             None => Ok(operand.factor),

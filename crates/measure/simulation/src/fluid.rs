@@ -16,15 +16,15 @@ use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Capacities, Instances, Scenario};
 use crate::steering::Steering;
 
-/// Limits on the picks for an aggregate's new flows in a step (the lower one applies if there are that many
-/// flows); each pick stands for several flows. In between, one pick per millisecond.
+/// Minimum and maximum picks for an aggregate's new flows in a step, one per millisecond in between. Each pick stands
+/// for several flows; there are never more picks than flows.
 const PICKS: (f64, f64) = (8.0, 64.0);
 /// An instance is busy if offered at least this share of its capacity.
 const BUSY_SHARE: f64 = 0.01;
-/// A smaller number of an aggregate's flows on an instance without new flows counts as none.
+/// Fewer of an aggregate's flows on an instance without new flows count as none.
 const HALF_A_FLOW: f64 = 0.5;
-/// Thousandths of a packet per second: rates of single flows are summed as integers, so that nothing remains
-/// of an ended flow.
+/// Thousandths of a packet per second: rates of single flows are summed as integers, so that an ended flow leaves no
+/// rounding error.
 const MILLI: f64 = 1_000.0;
 
 /// The model of one slot's instance.
@@ -36,7 +36,7 @@ struct Place {
     /// The same in thousandths of bytes per second.
     singles_milli_bytes: Vec<u64>,
     single_flows: f64,
-    /// Number of entries of [`Fluid::flows`] that it has.
+    /// Number of entries in [`Fluid::flows`] on this instance.
     singles: usize,
     /// The quota in CPUs and its period in seconds, if any.
     quota: Option<(f64, f64)>,
@@ -99,7 +99,7 @@ impl Fresh {
 }
 
 impl Live {
-    /// Reserves space for so many slots.
+    /// Reserves space for `slots` slots.
     fn grow(&mut self, classes: usize, slots: usize) {
         if slots <= self.slots {
             return;
@@ -226,13 +226,13 @@ struct Flow {
     single: usize,
     /// Its key number.
     number: u64,
-    /// [`Slot::NONE`] while no instance takes it.
+    /// [`Slot::NONE`] while no instance accepts it.
     slot: Slot,
     ends: Option<Nanos>,
 }
 
 impl Compiled {
-    /// A single flow's rate in thousandths of packets, and of bytes, per second.
+    /// A single flow's rate: thousandths of packets and thousandths of bytes per second.
     fn milli(&self, single: &Single) -> (u64, u64) {
         let packets = single.pps * MILLI;
         let bytes = packets * self.bytes[single.source];
@@ -501,7 +501,7 @@ impl<'a> Fluid<'a> {
             .map(|after| now + Nanos((after * 1e9).min(1e18) as u64))
     }
 
-    /// Single flows that end and start now, and those waiting for an instance. Returns whether there were
+    /// Ends and starts single flows that are due, and retries those without an instance. Returns whether there were
     /// any.
     fn start_and_end(&mut self, control: &ControlLoop, now: Nanos) -> bool {
         let mut changed = false;
@@ -824,13 +824,13 @@ impl<'a> Fluid<'a> {
             } else {
                 let mut stalled = 0.0;
                 if let Some((cpus, period_s)) = place.quota {
-                    // A polling function uses its whole quota whatever its load, and then stalls for the rest
-                    // of each period: packets that do not fit the ring meanwhile are lost.
+                    // A polling function uses its whole quota at any load, and stalls for the rest of each period.
+                    // Packets that exceed the ring meanwhile are lost.
                     let still_s = period_s * (1.0 - cpus / instances.threads).max(0.0);
                     if still_s > 0.0 {
                         let room = (ring - place.queue).max(0.0);
                         let over = (arrivals * still_s - room).max(0.0);
-                        // Beyond the capacity the ring drops them anyway.
+                        // The ring drops packets beyond the capacity in any case.
                         stalled = (over / period_s).min((arrivals - (arrivals - capacity).max(0.0)).max(0.0));
                         place.throttled_ns += still_s / period_s * dt_s * 1e9;
                         raw.throttled_ns = whole(place.throttled_ns);
@@ -865,7 +865,7 @@ impl<'a> Fluid<'a> {
             place.to += kept;
             place.back += taken;
             if arrivals > 0.0 {
-                // The ring keeps packets of the same mean size as arrive.
+                // Packets in the ring have the same mean size as arriving ones.
                 place.to_bytes += kept * bytes / arrivals;
             }
             place.busy_ns += if could > 0.0 {

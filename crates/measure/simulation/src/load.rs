@@ -1,5 +1,5 @@
-//! The traffic: single flows, and aggregates of many flows as rates. All random draws happen before the run,
-//! so that every policy meets the same traffic.
+//! The traffic: single flows, and aggregates of many flows as rates. All random draws happen before the run, so that
+//! every policy gets the same traffic.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,8 +23,8 @@ const MIXTURE_DRAWS: usize = 100_000;
 const SHORTEST_LIFE_S: f64 = 0.001;
 /// Lifetime of a recorded flow, in seconds: longer than any recording.
 const RECORDED_LIFE_S: f64 = 1e9;
-/// Single flows in a burst of new flows: within these bounds, so many that each brings at most
-/// [`PIECE_SHARE`] of an instance's capacity, because real flows are small.
+/// Single flows in a burst of new flows: as many as needed for each to bring at most [`PIECE_SHARE`] of an instance's
+/// capacity, within these bounds, because real flows are small.
 const BURST_FLOWS: std::ops::RangeInclusive<u64> = 32..=1024;
 /// See [`BURST_FLOWS`].
 const PIECE_SHARE: f64 = 0.02;
@@ -528,7 +528,7 @@ pub(crate) fn key_of(number: u64) -> (FlowKey, u64) {
 
 /// Truncates a count, which is never below 0.
 pub(crate) fn whole(count: f64) -> u64 {
-    // By way of the signed type, which takes one instruction.
+    // A conversion to the signed type takes one instruction.
     count as i64 as u64
 }
 
@@ -657,7 +657,7 @@ fn read_series(path: &Path) -> Result<Vec<(f64, f64, f64)>, Error> {
     Ok(rows)
 }
 
-/// The classes of a flow mix.
+/// Converts a flow mix to classes.
 fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
     let pace = |pace_pps: f64| check(key, pace_pps, 1e-3, 1e12);
     let found = match mix {
@@ -677,14 +677,14 @@ fn classes(mix: &FlowMix, data: &Path, key: &str) -> Result<Vec<Class>, Error> {
         FlowMix::Mixture { mixture, pace_pps } => {
             pace(*pace_pps)?;
             let path = data.join(mixture);
-            // A missing file gives the same error as any other.
+            // Reported like any other missing file.
             read(&path)?;
             let mixture = Mixture::load(&path).map_err(|error| Error::Data {
                 path: path.clone(),
                 problem: error.to_string(),
             })?;
             let mut random = Random::new(1);
-            // By powers of four of the length: count and packets.
+            // Bins by powers of four of the length: number of flows and packets.
             let mut bins = [(0.0, 0.0); 16];
             for _ in 0..MIXTURE_DRAWS {
                 let length = mixture.draw(&mut random);

@@ -81,7 +81,7 @@ pub struct Decision {
     pub reason: String,
 }
 
-/// The result of one run. All of it is simulated.
+/// The result of one simulated run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// The seed.
@@ -182,8 +182,7 @@ impl Recorder {
         }
     }
 
-    /// Arrived and processed packets since the last point, by slot, for so many slots; each step adds to
-    /// them.
+    /// Packets arrived and processed since the last point, for slots from 0 to `slots`; each step adds to them.
     pub(crate) fn instances(&mut self, slots: usize) -> &mut [(f64, f64)] {
         if self.by_slot.len() < slots {
             self.by_slot.resize(slots, (0.0, 0.0));
@@ -362,7 +361,7 @@ impl Recorder {
         }
         put("lost_pps_end", mean(tail, |p| p.lost_pps));
         put("offered_pps_end", mean(tail, |p| p.offered_pps));
-        // The first loss that lasts for two points.
+        // The first loss that lasts for two points or more.
         let lossy = |p: &Point| p.lost_pps > LOSS_SHARE * p.offered_pps;
         let first = counted
             .windows(2)
@@ -423,8 +422,7 @@ impl Recorder {
                 let (low, high) = rates.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), r| {
                     (low.min(*r), high.max(*r))
                 });
-                // An idle instance makes the ratio infinite; it is capped where larger values mean nothing
-                // more.
+                // An idle instance would make the ratio infinite: it is limited to 1000.
                 spread += (high / low.max(high * 1e-3)).min(1e3);
                 most = most.max(high);
             }

@@ -42,7 +42,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Mean plus three deviations of its response time (iPipe §3.2).
+    /// Mean plus three standard deviations of its response time (iPipe §3.2).
     fn tail_ns(&self) -> f64 {
         self.mean_ns + 3.0 * self.variance.max(0.0).sqrt()
     }
@@ -57,7 +57,7 @@ pub(crate) struct Station {
     actors: Vec<Actor>,
     /// Actors with jobs under deficit round-robin, in order; the first is next.
     round: VecDeque<u32>,
-    /// Whether the first of them has received its quantum in this turn.
+    /// Whether the first actor has received its quantum in this turn.
     has_quantum: bool,
     /// Actors under deficit round-robin, with or without jobs.
     drr_actors: usize,
@@ -202,8 +202,8 @@ impl Station {
     /// Deficit round-robin: each actor with jobs gets the quantum in its turn, and is served while its
     /// deficit covers its mean service time.
     fn next_in_round(&mut self) -> Option<Job> {
-        // Terminates: each turn adds a quantum, so after as many rounds as the longest mean service time has
-        // quanta.
+        // Terminates: each round adds a quantum to each actor, so at the latest when the deficit covers the longest
+        // mean service time.
         loop {
             let id = *self.round.front()?;
             let actor = &mut self.actors[id as usize];
@@ -254,8 +254,8 @@ impl Station {
         Some((running.job, worked))
     }
 
-    /// Updates the hybrid's statistics and moves actors (iPipe §3.2, algorithms 1 and 2, by their text: the
-    /// actor with the highest dispersion moves to DRR, the one with the lowest back). Migration to the host
+    /// Updates the hybrid's statistics and moves actors (iPipe §3.2, algorithms 1 and 2, as described in its text):
+    /// the actor with the highest dispersion moves to DRR, the one with the lowest moves back. Migration to the host
     /// is not modelled.
     fn learn(&mut self, server: u32, job: &Job, worked: u64, now: u64) {
         let response = (now - job.arrived) as f64;
@@ -297,15 +297,15 @@ impl Station {
             actors.filter(move |(_, actor)| actor.is_drr == drr && actor.samples >= SAMPLES_ENOUGH)
         };
         if tail > self.threshold_ns {
-            // One actor must stay, or the first group would be idle.
+            // One actor must stay, otherwise the first group would be idle.
             let many = candidates(false).count() > 1;
             let worst = candidates(false).max_by(|a, b| a.1.tail_ns().total_cmp(&b.1.tail_ns()));
             if let Some((index, _)) = worst.filter(|_| many) {
                 self.move_to_drr(index);
             }
         } else {
-            // By its own tail: the first group's tail is low because the actor has left, so it would return
-            // at once.
+            // Compared with its own tail. The first group's tail is low because the actor has left it, so the actor
+            // would return immediately.
             let low = (1.0 - self.hysteresis) * self.threshold_ns;
             let best = candidates(true)
                 .filter(|(_, actor)| actor.tail_ns() < low)
@@ -316,7 +316,7 @@ impl Station {
         }
     }
 
-    /// A nearly saturated group gets a server of the other one, if that can spare it.
+    /// Gives a nearly saturated group a server of the other group, if that one has spare capacity.
     fn balance_groups(&mut self, window_ns: f64) {
         let servers = self.running.len();
         let drr = self.drr_servers;

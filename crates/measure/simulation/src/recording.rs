@@ -35,7 +35,7 @@ impl Recording {
     /// Reads a recording.
     ///
     /// # Errors
-    /// [`Error::Read`] and [`Error::Data`].
+    /// Returns [`Error::Read`] if the file cannot be read, and [`Error::Data`] if it is invalid.
     pub fn load(path: &Path) -> Result<Recording, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
             path: path.to_owned(),

@@ -85,7 +85,7 @@ impl ScenarioResult {
 /// Runs one variant with one seed. `data` is the data folder, `beside` the scenario's own.
 ///
 /// # Errors
-/// An invalid scenario or data file.
+/// Returns an error if the scenario or a data file is invalid.
 pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Result<Outcome, Error> {
     let compiled = load::compile(scenario, seed, data, beside)?;
     let mut recorder = Recorder::new(scenario);
@@ -96,11 +96,11 @@ pub fn play(scenario: &Scenario, seed: u64, data: &Path, beside: &Path) -> Resul
     Ok(recorder.outcome(seed))
 }
 
-/// Runs every variant with `seeds` seeds, starting with the scenario's own; [`None`] for the number that its
-/// checks need. `progress` is called after each run: variant, completed runs, total runs.
+/// Runs every variant with `seeds` seeds, starting with the scenario's own; [`None`] for the number that its checks
+/// need. `progress` is called after each run with the variant, the completed runs and the total.
 ///
 /// # Errors
-/// An invalid scenario, data file or check.
+/// Returns an error if the scenario, a data file or a check is invalid.
 pub fn run(
     file: &ScenarioFile,
     seeds: Option<u64>,
@@ -128,7 +128,7 @@ pub fn run(
             let nth = run % of_variant;
             let mut outcome = play(scenario, scenario.seed.saturating_add(nth as u64), data, beside)?;
             if nth > 0 {
-                // Only metrics are kept of all but the first seed.
+                // The first seed keeps its series and decisions; the others keep only metrics.
                 (outcome.series, outcome.decisions) = (Vec::new(), Vec::new());
             }
             Ok(outcome)
@@ -176,11 +176,11 @@ pub fn run(
     Ok(result)
 }
 
-/// Executes `count` runs on parallel threads, as processors allow, and returns the results in order.
-/// `progress` is called after each: its index, completed runs, total runs.
+/// Executes `count` runs on parallel threads, up to the number of CPUs, and returns the results in order. `progress`
+/// is called after each with its index, the completed runs and the total.
 ///
 /// # Errors
-/// That of the first failed run, in order.
+/// Returns the error of the first failed run, in order of index.
 fn in_parallel<T: Send>(
     count: usize,
     run: impl Fn(usize) -> Result<T, Error> + Sync,

@@ -75,7 +75,7 @@ pub enum Model {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Its name.
+    /// The scenario's name.
     pub name: String,
     /// Its purpose.
     #[serde(default)]
@@ -128,8 +128,7 @@ fn one() -> u64 {
 pub struct Step {
     /// The shortest, in milliseconds: 1 in the live loop.
     pub min_ms: u64,
-    /// The longest, in milliseconds, at most a minute. A policy that acts at fixed times may be late by this
-    /// much.
+    /// The longest, in milliseconds, at most a minute. Policies that act at fixed times may be late by this much.
     pub max_ms: u64,
 }
 
@@ -148,7 +147,7 @@ impl Default for Step {
 pub struct Counters {
     /// Update interval, in milliseconds.
     pub every_ms: u64,
-    /// They are that much older when they are read.
+    /// Age of the counters when they are read, in milliseconds.
     pub delay_ms: u64,
 }
 
@@ -193,8 +192,8 @@ fn drain_deadline() -> f64 {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Instances {
-    /// Packets per second of one instance with one CPU. With several busy instances, of each: the first value
-    /// applies with one busy, the second with two, and the last to all higher counts.
+    /// Packets per second of one instance with one CPU. A list gives the capacity of each by the number of busy
+    /// instances: the first value applies to one, the second to two, the last to all higher counts.
     pub capacity_pps: Capacities,
     /// Packets per second of all instances together, shared in proportion to their demand.
     #[serde(default)]
@@ -316,7 +315,7 @@ pub enum Traffic {
         /// Seconds between two starts; 0: all at once.
         #[serde(default)]
         interval_s: f64,
-        /// Duration of each, in seconds. Left out: to the end.
+        /// Duration of each flow, in seconds. Left out: until the end.
         #[serde(default)]
         lasts_s: Option<f64>,
         /// Whether a new flow replaces each ended one.
@@ -393,7 +392,7 @@ pub enum Traffic {
         /// Speed-up: divides all times.
         #[serde(default = "one_f64")]
         speed: f64,
-        /// Repeats it.
+        /// Whether to repeat the capture.
         #[serde(default)]
         repeat: bool,
     },
@@ -481,7 +480,7 @@ pub struct Burst {
     /// Start of the period with bursts, in seconds.
     #[serde(default)]
     pub from_s: f64,
-    /// End of that period, in seconds. Left out: the end.
+    /// End of that period, in seconds. Left out: the end of the run.
     #[serde(default)]
     pub to_s: Option<f64>,
 }
@@ -555,14 +554,14 @@ pub enum Work {
     /// Constant: the inverse of the instance's capacity.
     #[default]
     Capacity,
-    /// Exponential with that mean.
+    /// Exponential with the inverse of the capacity as mean.
     CapacityExponential,
     /// Exponential.
     Exponential {
         /// Mean, in microseconds.
         mean_us: f64,
     },
-    /// One of two values.
+    /// One of two service times.
     Bimodal {
         /// The short one, in microseconds.
         short_us: f64,
@@ -594,7 +593,7 @@ impl ScenarioFile {
     /// Reads a scenario file.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Scenario`] and [`Error::Value`].
+    /// Returns [`Error::Read`] if the file cannot be read, and the errors of [`ScenarioFile::parse`].
     pub fn load(path: &Path) -> Result<ScenarioFile, Error> {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Read {
             path: path.to_owned(),
@@ -606,7 +605,7 @@ impl ScenarioFile {
     /// Parses a scenario; `path` is used in errors.
     ///
     /// # Errors
-    /// [`Error::Scenario`] and [`Error::Value`].
+    /// Returns [`Error::Scenario`] for invalid TOML or an unknown key, and [`Error::Value`] for an invalid value.
     pub fn parse(path: &Path, text: &str) -> Result<ScenarioFile, Error> {
         let wrong = |problem: String| Error::Scenario {
             path: path.to_owned(),
@@ -674,7 +673,7 @@ impl ScenarioFile {
     /// string.
     ///
     /// # Errors
-    /// [`Error::Value`] for an unknown key or an invalid value.
+    /// Returns [`Error::Value`] for an unknown key or an invalid value.
     pub fn set(&mut self, assignment: &str) -> Result<(), Error> {
         let Some((key, value)) = assignment.split_once('=') else {
             return Err(Error::value(assignment, "write KEY=VALUE, as in service.max=12"));
@@ -703,7 +702,7 @@ impl ScenarioFile {
     /// Keeps only the named variants, and the checks that use no other.
     ///
     /// # Errors
-    /// [`Error::Value`] for an unknown variant.
+    /// Returns [`Error::Value`] for an unknown variant.
     pub fn keep(&mut self, names: &[String]) -> Result<(), Error> {
         if let Some(name) = names
             .iter()
@@ -728,7 +727,7 @@ impl ScenarioFile {
     /// A variant, ready to run.
     ///
     /// # Errors
-    /// [`Error::Scenario`] and [`Error::Value`].
+    /// Returns [`Error::Scenario`] for an unknown key, and [`Error::Value`] for an invalid value.
     pub fn variant(&self, name: &str) -> Result<Scenario, Error> {
         let mut table = self.base.clone();
         if let Some((_, changes)) = self.variants.iter().find(|(variant, _)| variant == name) {
@@ -758,8 +757,8 @@ fn value_of(text: &str) -> Value {
         .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// Applies `changes` to `base`: tables key by key, everything else as a whole. Changing the policy or kind
-/// drops the parameters of the previous one.
+/// Applies `changes` to `base`: tables key by key, other values as a whole. A changed policy or kind drops the
+/// parameters of the previous one.
 fn merge(base: &mut Table, changes: &Table) {
     for (key, change) in changes {
         match (base.get_mut(key), change) {
@@ -779,8 +778,7 @@ fn merge(base: &mut Table, changes: &Table) {
     }
 }
 
-/// Whether a variant's changes set a key, or something that contains it: a new policy name or list replaces
-/// what was below.
+/// Whether a variant's changes set a key or one of its parents: a new policy name or list replaces everything below.
 fn decides(changes: &Table, keys: &[&str]) -> bool {
     match keys {
         [] => true,
@@ -808,7 +806,7 @@ fn put(table: &mut Table, keys: &[&str], value: Value) -> Result<(), String> {
                 .or_insert_with(|| Value::Table(Table::new()));
             match inner {
                 Value::Table(inner) => put(inner, rest, value),
-                // An index into a list, or a policy name that gets parameters.
+                // An index into a list, or a parameter of a policy given by name.
                 Value::Array(list) => match (rest, key) {
                     ([place, rest @ ..], _) => {
                         let at: usize = place
@@ -839,7 +837,7 @@ fn put(table: &mut Table, keys: &[&str], value: Value) -> Result<(), String> {
     }
 }
 
-/// A policy's name and parameters, from either form.
+/// A policy's name and parameters. The value is a name or a table.
 pub(crate) fn policy_of(key: &str, value: &Value) -> Result<(String, Table), Error> {
     match value {
         Value::String(name) => Ok((name.clone(), Table::new())),

@@ -12,11 +12,11 @@ use crate::scenario::Scenario;
 /// The scheduler and its candidates.
 pub(crate) struct Steering {
     scheduler: Scheduler,
-    /// An instance's capacity in the scheduler's metric, unless that is packets.
+    /// An instance's capacity in the scheduler's metric; `None` if the metric is packets.
     limit: Option<f64>,
     fit: f32,
     candidates: Candidates,
-    /// The plan of the candidates, if they can be renewed.
+    /// The generation of the plan of the candidates, if they can be updated in place.
     plan: Option<Generation>,
     /// When each candidate entered its state.
     since: Vec<Nanos>,
@@ -94,7 +94,7 @@ impl Steering {
                 });
                 self.since.push(row.active_since);
             }
-            // If one was left out, or its capacity is not in packets, candidates and rows do not correspond.
+            // If a candidate was left out, or its capacity is not in packets, candidates and rows do not correspond.
             let is_known = self.limit.is_none() && self.since.len() == self.candidates.len();
             self.plan = is_known.then_some(control.plan.generation);
         }
@@ -116,8 +116,8 @@ impl Steering {
         self.pick_one(number, flows, dscp)
     }
 
-    /// `times` picks, each for `flows` flows with the same pin. `number` returns each pick's number, if the
-    /// scheduler uses keys.
+    /// `times` picks, each for `flows` flows with the same pin. `number` returns each pick's flow number; it is
+    /// called only if the scheduler uses keys.
     pub(crate) fn pick_often(
         &mut self,
         times: u64,
@@ -149,7 +149,7 @@ impl Steering {
         let Some(index) = pick.index() else {
             return Slot::NONE;
         };
-        // As the switch does: where the capacity is not learnt yet, nobody can say that it is exceeded.
+        // Like the switch: an instance without a learned capacity cannot be overcommitted.
         let is_known = self.candidates.get(index).is_some_and(|row| row.capacity > 0.0);
         if is_known && matches!(pick, Pick::Overcommitted(_)) {
             self.overcommitted += flows;
@@ -170,7 +170,7 @@ fn load(
     flows: f64,
 ) -> f32 {
     let load = match (metric, control.collector.slot(slot)) {
-        // A worker knows its flows without counters.
+        // A worker counts its flows itself.
         (Metric::Flows, _) => flows,
         (_, Some(rates)) => rates.load(metric, service, capacity_pps),
         (_, None) => 0.0,

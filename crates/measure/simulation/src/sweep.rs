@@ -37,7 +37,7 @@ impl SweepPoint {
 /// Parses `KEY=VALUE,VALUE,…`.
 ///
 /// # Errors
-/// [`Error::Value`] for any other text.
+/// Returns [`Error::Value`] for any other text.
 pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
     let wrong = || {
         Error::value(
@@ -53,10 +53,10 @@ pub fn parse_vary(text: &str) -> Result<(String, Vec<String>), Error> {
     Ok((key.trim().to_owned(), values))
 }
 
-/// Runs every combination. `progress` is called after each: completed combinations, and their total.
+/// Runs every combination. `progress` is called after each with the completed combinations and the total.
 ///
 /// # Errors
-/// An invalid scenario or value.
+/// Returns an error if the scenario or a value is invalid.
 pub fn sweep(
     file: &ScenarioFile,
     vary: &[(String, Vec<String>)],
@@ -80,7 +80,7 @@ pub fn sweep(
             changed.set(&format!("{key}={value}"))?;
             set.push((key.clone(), value.clone()));
         }
-        // The scenario's checks hold for its own parameters only.
+        // The scenario's checks apply only to its own parameters.
         changed.expect_nothing();
         let result = run(&changed, seeds, data, &mut |_, _, _| {})?;
         for variant in result.variants {

@@ -7,12 +7,12 @@ use std::process::Command;
 
 use simulation::{ScenarioFile, play};
 
-/// Simulated seconds, in the variable's value; the run is this test program again.
+/// The variable with the simulated seconds of the counted process, which is this test program again.
 const SECONDS: &str = "INCO_TEST_SECONDS";
 const INSTANCES: u64 = 64;
 
-/// `seconds` seconds of 64 instances, with new flows in ten classes all the time and a load that changes
-/// every second.
+/// Simulates `seconds` seconds with 64 instances, constant arrivals of new flows in ten classes, and a load that
+/// changes every second.
 fn run(seconds: u64) {
     let points: Vec<String> = (0..seconds)
         .map(|second| format!("[{second}, 20000, {}e6]", 30 + second % 7))
@@ -70,8 +70,7 @@ fn counted_run() {
     run(std::env::var(SECONDS).map_or(3, |seconds| seconds.parse().unwrap()));
 }
 
-/// Instructions per instance and simulated second in the development profile: the measured count plus a
-/// tenth.
+/// Maximum instructions per instance and simulated second in the development profile: the measured count plus 10 %.
 const LIMIT: f64 = 15_600.0;
 
 #[test]

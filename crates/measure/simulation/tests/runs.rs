@@ -203,7 +203,7 @@ bytes = 1500
                 .instances
                 .iter()
                 .map(|instance| {
-                    // From the shares of both kinds: the number of flows of each.
+                    // The number of flows of each kind, from the arrival rate.
                     let small = ((instance.arrivals_pps - 100.0 * instance.flows) / 900.0).round();
                     let large = instance.flows - small;
                     let bytes = small * 64e3 + large * 150e3;
@@ -223,7 +223,7 @@ bytes = 1500
     }
 }
 
-/// A key set from outside applies to every variant, however the variant sets what contains it.
+/// A key set on the command line applies to every variant, also if a variant sets one of its parents.
 #[test]
 fn a_set_key_reaches_a_variants_policy() {
     let text = scenario("fluid", "best-fit", 5e3, 512, 1.0)
