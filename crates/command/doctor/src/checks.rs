@@ -1,4 +1,4 @@
-//! The checks, each a function from a machine to what was found.
+//! The checks. Each is a function from a machine to a finding.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -26,16 +26,16 @@ const SYS_ADMIN: u32 = 21;
 const SYS_NICE: u32 = 23;
 const SYS_RESOURCE: u32 = 24;
 
-/// Memory that DPDK and rings of some instances lock.
+/// Memory locked by DPDK and the rings of several instances, in bytes.
 const MEMLOCK_BYTES: u64 = 256 << 20;
-/// An instance takes about eight (its socket, two shared memories, event descriptors): enough for 256 of them.
+/// Descriptors for 256 instances, with about eight each: socket, two shared memories, eventfds.
 const OPEN_FILES: u64 = 2048;
-/// How long the database of Open vSwitch may take.
+/// Maximum time for a reply of Open vSwitch's database.
 const OVS_TIME: Duration = Duration::from_secs(2);
 const OVS_SOCKET: &str = "/run/openvswitch/db.sock";
 const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
 
-/// Every check, in the order in which they are shown.
+/// All checks, in display order.
 pub(super) fn all(host: &Host, purpose: &Purpose) -> Vec<Finding> {
     let mut findings = vec![
         permissions(host, purpose),
@@ -123,7 +123,7 @@ fn cpus() -> Finding {
     }
 }
 
-/// Whether the kernel keeps other work away from the workers' CPUs.
+/// Whether the kernel keeps other tasks off the workers' CPUs.
 fn isolation(host: &Host, purpose: &Purpose) -> Finding {
     const CHECK: &str = "isolation";
     let isolated = cpu_list(&host.read("sys/devices/system/cpu/isolated").unwrap_or_default());
@@ -162,7 +162,7 @@ fn isolation(host: &Host, purpose: &Purpose) -> Finding {
     )
 }
 
-/// Whether CPUs run at their full frequency.
+/// Whether the CPUs run at their maximum frequency.
 fn frequency(host: &Host) -> Finding {
     const CHECK: &str = "frequency";
     let governors: Vec<String> = host
@@ -181,7 +181,7 @@ fn frequency(host: &Host) -> Finding {
     }
 }
 
-/// Workers read the clock at each turn.
+/// Whether reading the clock is cheap: workers do so in each turn.
 fn clock(host: &Host) -> Finding {
     const CHECK: &str = "clock";
     let source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource");
@@ -198,7 +198,7 @@ fn clock(host: &Host) -> Finding {
     }
 }
 
-/// Whether the control loop gets a real-time priority: asked for on a thread of its own.
+/// Whether the control loop gets real-time priority; tried in a separate thread.
 fn real_time() -> Finding {
     const CHECK: &str = "real time";
     match std::thread::spawn(raise_priority).join() {
@@ -257,7 +257,7 @@ fn open_files(host: &Host, purpose: &Purpose) -> Finding {
     let line = limits
         .lines()
         .find_map(|line| line.strip_prefix("Max open files"));
-    // Soft, then hard; no number where there is none.
+    // The soft limit, then the hard limit; `None` if it is not a number.
     let mut limits = line
         .unwrap_or_default()
         .split_whitespace()
@@ -282,7 +282,7 @@ fn open_files(host: &Host, purpose: &Purpose) -> Finding {
     }
 }
 
-/// Whether containers can have ids that are nobody's on the host.
+/// Whether containers can use ids that have no rights on the host.
 fn user_namespaces(host: &Host, purpose: &Purpose) -> Option<Finding> {
     const CHECK: &str = "user namespaces";
     const FILE: &str = "proc/sys/user/max_user_namespaces";
@@ -305,7 +305,7 @@ fn user_namespaces(host: &Host, purpose: &Purpose) -> Option<Finding> {
     })
 }
 
-/// What the kernel must be able to do, tried.
+/// Required kernel features, each tried.
 fn kernel(host: &Host) -> Vec<Finding> {
     let release = host
         .read("proc/sys/kernel/osrelease")
@@ -361,7 +361,7 @@ fn control_groups(host: &Host) -> Finding {
         }
     };
     let has = |controller: &&str| there.iter().any(|name| name == controller);
-    // Freezing is part of version 2 itself.
+    // The freezer is part of cgroup version 2 itself.
     let needed: &[&str] = match hierarchy.version() {
         cgroup::Version::V1 => &["cpu", "cpuacct", "memory", "pids", "freezer"],
         cgroup::Version::V2 => &["cpu", "memory", "pids"],
@@ -475,7 +475,7 @@ fn dpdk(purpose: &Purpose) -> Finding {
     }
 }
 
-/// Whether a raw socket of that family can be made.
+/// Whether a raw socket of that address family can be created.
 fn raw_socket(family: AddressFamily) -> Result<(), rustix::io::Errno> {
     socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None).map(drop)
 }
@@ -504,7 +504,7 @@ fn express_data_path() -> Finding {
     }
 }
 
-/// Whether the kernel makes pairs of virtual interfaces: tried in a network namespace that goes away with it.
+/// Whether the kernel can create veth pairs; tried in a temporary network namespace.
 fn veth() -> Finding {
     const CHECK: &str = "veth";
     let tried = Command::new("unshare")
@@ -528,7 +528,7 @@ fn veth() -> Finding {
     }
 }
 
-/// Network cards, and whether DPDK can have them.
+/// Network cards, and whether DPDK can use them.
 fn network_cards(host: &Host) -> Finding {
     const CHECK: &str = "network cards";
     let devices = host.names("sys/bus/pci/devices");
@@ -569,11 +569,11 @@ fn network_cards(host: &Host) -> Finding {
     Finding::warn(CHECK, format!("{found}: the kernel has them all"), change)
 }
 
-/// Drivers of cards with a switch of their own.
+/// Drivers of cards with an embedded switch.
 const SWITCH_DRIVERS: [&str; 1] = ["mlx5_core"];
 
-/// Cards that forward by themselves, and what stands for their functions here. In switchdev mode the kernel gives each port an
-/// id of its switch, and a name: `p0` leaves the card, `pf0vf1` and `pf0sf1` represent functions.
+/// Cards with an embedded switch, and the representors of their functions. In switchdev mode the kernel gives each
+/// port a switch id and a name: `p0` is an uplink of the card, `pf0vf1` and `pf0sf1` are representors.
 fn embedded_switches(host: &Host) -> Finding {
     const CHECK: &str = "embedded switch";
     let mut legacy = Vec::new();
@@ -592,7 +592,7 @@ fn embedded_switches(host: &Host) -> Finding {
         }
         let device = format!("sys/class/net/{interface}/device");
         let driver = host.link(&format!("{device}/driver")).unwrap_or_default();
-        // A function has no switch, its card has.
+        // A virtual function has no embedded switch; its card does.
         let is_function = host.path(&format!("{device}/physfn")).exists();
         if SWITCH_DRIVERS.contains(&driver.as_str()) && !is_function {
             legacy.push((interface, host.link(&device).unwrap_or_default()));
@@ -725,7 +725,7 @@ mod tests {
         let low = of("1024", "4095", none);
         assert_eq!(low.health, Health::Fail);
         assert!(low.found.contains("4095") && low.change.unwrap().contains("ulimit -Hn 4096"));
-        // Who may raise it does.
+        // A process with the capability can raise the limit.
         assert_eq!(of("1024", "4095", all).health, Health::Warn);
         assert_eq!(of("1024", "4096", none).health, Health::Warn);
         assert_eq!(of("2048", "4096", none).health, Health::Ok);
@@ -828,7 +828,7 @@ mod tests {
         assert_eq!(finding.health, Health::Warn, "{finding:?}");
         let change = finding.change.unwrap();
         assert!(change.contains("pci/0000:03:00.0 mode switchdev"), "{change}");
-        // A function of it, handed to this machine, has no switch.
+        // A virtual function passed to this machine has no embedded switch.
         fs::write(device.join("physfn"), "").unwrap();
         assert_eq!(embedded_switches(&host).health, Health::Ok);
 

@@ -1,9 +1,9 @@
-//! What the kernel tells of a machine in files.
+//! Facts about a machine from the kernel's files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A machine's files, from its root on: the one that this runs on, or a tree that a test made.
+/// The files of a machine: this one, or a tree created by a test.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     root: PathBuf,
@@ -15,23 +15,23 @@ impl Host {
         Host::at("/")
     }
 
-    /// A machine whose files are in that directory.
+    /// A machine with its root at `root`.
     pub(super) fn at(root: impl Into<PathBuf>) -> Host {
         Host { root: root.into() }
     }
 
-    /// Where a file of it is; the path begins without a slash.
+    /// The full path of a file; `path` has no leading slash.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 
-    /// A file's text without the white space around it, where it can be read.
+    /// A file's trimmed text; `None` if it cannot be read.
     pub(super) fn read(&self, path: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.path(path)).ok()?;
         Some(text.trim().to_owned())
     }
 
-    /// Names in a directory, sorted; none where it cannot be read.
+    /// Sorted names in a directory; empty if it cannot be read.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path));
         let mut names: Vec<String> = entries
@@ -44,14 +44,14 @@ impl Host {
         names
     }
 
-    /// The last part of what a link points to.
+    /// The last component of a symbolic link's target.
     pub(super) fn link(&self, path: &str) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(Path::new(target.file_name()?).display().to_string())
     }
 }
 
-/// The CPUs of a list as the kernel writes it: `0-3,7`. What is no number is left out.
+/// The CPUs of a list in the kernel's format: `0-3,7`. Ignores invalid parts.
 pub(super) fn cpu_list(text: &str) -> BTreeSet<u16> {
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',') {
@@ -63,7 +63,7 @@ pub(super) fn cpu_list(text: &str) -> BTreeSet<u16> {
     cpus
 }
 
-/// CPUs as people write them: `0, 1, 4`.
+/// CPUs as text: `0, 1, 4`.
 pub(super) fn cpu_text<'a>(cpus: impl IntoIterator<Item = &'a u16>) -> String {
     let cpus: Vec<String> = cpus.into_iter().map(ToString::to_string).collect();
     cpus.join(", ")

@@ -1,4 +1,4 @@
-//! `inco doctor`: whether this machine has what inco needs, and what to change where it has not. Looking changes nothing.
+//! `inco doctor`: checks whether this machine meets inco's requirements, and says what to change. It changes nothing.
 #![forbid(unsafe_code)]
 
 mod checks;
@@ -16,13 +16,13 @@ use host::Host;
 use orchestrator::load;
 use orchestrator::machine::Machine;
 
-/// How well something is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Health {
-    /// As it should be.
+    /// The requirement is met.
     Ok,
-    /// inco runs, but slower, less evenly, or without something that not everybody needs.
+    /// inco runs, but slower, with more jitter, or without an optional feature.
     Warn,
     /// inco does not run, or not with this configuration.
     Fail,
@@ -38,15 +38,15 @@ impl Health {
     }
 }
 
-/// What a check came to.
+/// A check with its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// What was looked at, in a word or two.
+    /// The subject of the check, in one or two words.
     check: String,
     health: Health,
-    /// What was found.
+    /// The observed state.
     found: String,
-    /// What to change; absent where it is as it should be.
+    /// The change that fixes it; `None` if there is nothing to fix.
     #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<String>,
 }
@@ -77,11 +77,11 @@ impl Finding {
     }
 }
 
-/// What inco is to do on this machine: some things matter only to some configurations.
+/// The intended use of this machine: some checks depend on the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Purpose {
     engine: EngineDriver,
-    /// Where Docker or Podman is asked.
+    /// The address of Docker or Podman.
     docker_host: String,
     /// CPUs that workers are pinned to.
     workers: Vec<u16>,
@@ -114,10 +114,10 @@ impl Purpose {
     }
 }
 
-/// Looks, and says what it found; with `file`, also what that configuration needs.
+/// Runs all checks and prints the findings. `file` adds the requirements of that configuration.
 ///
 /// # Errors
-/// Where something that inco needs is missing, or the configuration is wrong.
+/// Returns an error if a requirement is not met or the configuration is invalid.
 pub fn run(file: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mut findings = Vec::new();
     let purpose = match file {
@@ -148,7 +148,7 @@ fn failures(findings: &[Finding]) -> usize {
         .count()
 }
 
-/// Whether this machine has what a configuration names.
+/// Checks the resources that a configuration names.
 fn configured(configuration: &Configuration) -> Vec<Finding> {
     let problems = check_facts(configuration, &Machine::beside_own_inco());
     if problems.is_empty() {
@@ -167,7 +167,7 @@ fn configured(configuration: &Configuration) -> Vec<Finding> {
     problems.iter().map(finding).collect()
 }
 
-/// The ports that the switch makes for instances when it starts.
+/// Checks the ports that the switch creates for instances at its start.
 fn ports(configuration: &Configuration) -> Option<Finding> {
     if !configuration.switch.can.prepared_ports {
         return None;
@@ -188,7 +188,7 @@ fn ports(configuration: &Configuration) -> Option<Finding> {
     Some(Finding::ok("ports", told.collect::<Vec<_>>().join("; ")))
 }
 
-/// A line for each finding, and one below it that says what to change.
+/// One line per finding, followed by a line with the change, if any.
 fn text(findings: &[Finding]) -> String {
     let width = findings
         .iter()

@@ -1,4 +1,4 @@
-//! Asks inco every so often, and does what it is told to, on a thread of its own: the terminal never waits.
+//! Queries inco periodically and executes actions in a thread of its own, so that the terminal never waits.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -12,13 +12,13 @@ use super::history::KEPT;
 use super::state::{Seen, Update};
 use display::output;
 
-/// Before inco is looked for again where none answers.
+/// Pause before the next attempt while no inco answers.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// Events that are kept to be shown: some screens.
+/// Events kept for display.
 const EVENTS: usize = 60;
-/// What inco keeps at most, in seconds.
+/// inco's history, in seconds.
 const HISTORY_SECONDS: u64 = 900;
-/// The largest flows of an instance.
+/// Number of an instance's largest flows to query.
 const FLOWS: u32 = 20;
 
 enum Order {
@@ -26,14 +26,14 @@ enum Order {
     LookAt(Option<InstanceId>),
 }
 
-/// The thread's two ends. It ends when this is dropped.
+/// The channels to the thread. Dropping this ends the thread.
 pub(super) struct Feed {
     orders: Sender<Order>,
     updates: Receiver<Update>,
 }
 
 impl Feed {
-    /// Starts asking the inco on that socket. There need not be one yet.
+    /// Starts querying the inco on `socket`. It need not run yet.
     pub(super) fn start(socket: PathBuf, interval: Duration) -> std::io::Result<Feed> {
         let (orders, received) = mpsc::channel();
         let (told, updates) = mpsc::channel();
@@ -52,17 +52,17 @@ impl Feed {
         Ok(Feed { orders, updates })
     }
 
-    /// What is new, if anything.
+    /// The next update, if any.
     pub(super) fn take(&self) -> Option<Update> {
         self.updates.try_recv().ok()
     }
 
-    /// Has something done; what came of it is an update.
+    /// Requests an action; its outcome is an update.
     pub(super) fn act(&self, action: Action) {
         let _ended = self.orders.send(Order::Act(action));
     }
 
-    /// Asks for the largest flows of this instance from now on, at once for the first time.
+    /// Queries the largest flows of this instance from now on, the first time immediately.
     pub(super) fn look_at(&self, instance: Option<InstanceId>) {
         let _ended = self.orders.send(Order::LookAt(instance));
     }
@@ -73,7 +73,7 @@ struct Asking {
     client: Option<Client>,
     interval: Duration,
     instance: Option<InstanceId>,
-    /// Process and count of events when they were asked for last: they are asked for again where there are more.
+    /// inco's pid and its number of events at the last query; events are queried again when either changes.
     events: Option<(u32, u64)>,
 }
 
@@ -110,7 +110,7 @@ impl Asking {
     fn look(&mut self) -> Result<Update, ApiError> {
         let is_new = self.client.is_none();
         let client = connected(&mut self.client, &self.socket)?;
-        // inco keeps a point a second: for a shorter interval there are none.
+        // inco keeps one point per second, so there is no history for shorter intervals.
         let past = match self.interval.as_secs() {
             seconds @ 1.. if is_new => {
                 let wanted = (KEPT as u64).saturating_mul(seconds).min(HISTORY_SECONDS);
@@ -153,7 +153,7 @@ impl Asking {
         Ok(Update::Seen(Box::new(seen)))
     }
 
-    /// Does it, and says in a sentence what came of it.
+    /// Executes an action and returns its outcome as a sentence.
     fn act(&mut self, action: &Action) -> Result<String, String> {
         let done = connected(&mut self.client, &self.socket).and_then(|client| client.act(action));
         match done {

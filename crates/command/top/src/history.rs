@@ -1,14 +1,14 @@
-//! What instances did in the last minutes.
+//! Recent figures of the instances.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use api::types::{self, InstanceRow};
 use model::InstanceId;
 
-/// Values that are kept of each figure: a wide terminal's worth.
+/// Values kept per figure: the width of a large terminal.
 pub(super) const KEPT: usize = 240;
 
-/// The figures of one instance, the newest last.
+/// The figures of one instance, the oldest first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     /// Packets per second given to it.
@@ -19,12 +19,12 @@ pub(super) struct History {
     pub(super) flows: VecDeque<f64>,
     /// Share of its ring that is occupied, 0 to 1.
     pub(super) ring: VecDeque<f64>,
-    /// Packets dropped so far, when it was seen last.
+    /// Packets dropped in total at the last update.
     dropped: Option<u64>,
 }
 
 impl History {
-    /// Packets per second dropped, now.
+    /// Packets dropped per second at the last update.
     pub(super) fn lost_pps(&self) -> f64 {
         self.lost.back().copied().unwrap_or(0.0)
     }
@@ -35,7 +35,7 @@ impl History {
             lost: thinned(&of.dropped_pps, step, |value| *value),
             flows: thinned(&of.live_flows, step, |value| f64::from(*value)),
             ring: thinned(&of.ring_occupancy, step, |value| *value),
-            // The next row is compared with nothing, as the first one is.
+            // The next row is the first one: it has no predecessor.
             dropped: None,
         }
     }
@@ -43,7 +43,7 @@ impl History {
     fn note(&mut self, row: &InstanceRow, seconds: f64) {
         let lost = match self.dropped {
             Some(before) if seconds > 0.0 => row.dropped_packets.saturating_sub(before) as f64 / seconds,
-            // What it dropped before was not seen to happen.
+            // The rate is unknown for the first row.
             _ => 0.0,
         };
         self.dropped = Some(row.dropped_packets);
@@ -61,15 +61,15 @@ impl History {
     }
 }
 
-/// The histories of the instances that there are.
+/// The histories of the current instances.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Histories(BTreeMap<InstanceId, History>);
 
 impl Histories {
-    /// Of what inco remembers: every `step`th point of each instance, the newest included.
+    /// From inco's history: every `step`th point of each instance, the newest included.
     pub(super) fn of_past(past: &types::History, step: usize) -> Histories {
         let points = past.unix_ms.len();
-        // Instances that are gone are not shown.
+        // Only instances that still exist.
         let alive = past
             .instances
             .iter()
@@ -77,7 +77,7 @@ impl Histories {
         Histories(alive.map(|of| (of.id, History::of_past(of, step))).collect())
     }
 
-    /// Takes what was seen, so many seconds after it was seen last. Instances that are gone are forgotten.
+    /// Appends rows that were read `seconds` seconds after the previous ones. Removes instances that no longer exist.
     pub(super) fn note(&mut self, rows: &[InstanceRow], seconds: f64) {
         self.0.retain(|id, _| rows.iter().any(|row| row.id == *id));
         for row in rows {
@@ -85,24 +85,24 @@ impl Histories {
         }
     }
 
-    /// Forgets all: it is another inco.
+    /// Clears all histories, because another inco answers.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// That of an instance.
+    /// The history of an instance.
     pub(super) fn of(&self, id: InstanceId) -> Option<&History> {
         self.0.get(&id)
     }
 
-    /// The most flows that any instance had at any time that is kept.
+    /// The maximum number of flows of any instance in its history.
     pub(super) fn most_flows(&self) -> f64 {
         let all = self.0.values().flat_map(|history| history.flows.iter());
         all.copied().fold(0.0, f64::max)
     }
 }
 
-/// Every `step`th value, the newest included, at most as many as are kept.
+/// Every `step`th value, the newest included, at most [`KEPT`] of them.
 fn thinned<T>(values: &[T], step: usize, number: fn(&T) -> f64) -> VecDeque<f64> {
     let newest = values.iter().rev().step_by(step.max(1)).take(KEPT);
     let mut thinned: VecDeque<f64> = newest.map(number).collect();

@@ -1,8 +1,8 @@
-//! `inco top`: a running inco, live in a terminal.
+//! `inco top`: shows a running inco live in a terminal.
 //!
-//! 1. [`feed`] asks inco on a thread of its own, and does what it is told to.
-//! 2. [`Top`] is what is known and what is selected; keys and updates change it.
-//! 3. [`view`] draws it. Neither of the last two reads a clock, the terminal or the network: tests draw them as they are.
+//! 1. [`feed`] queries inco in a thread of its own and executes actions.
+//! 2. [`Top`] is the state and the selection; keys and updates change it.
+//! 3. [`view`] draws it. The last two use no clock, terminal or network, so that tests can compare their output.
 #![forbid(unsafe_code)]
 
 mod feed;
@@ -34,16 +34,16 @@ use feed::Feed;
 use state::{Top, Wish};
 use view::Look;
 
-/// How long a key or an update may wait.
+/// Maximum delay of a key or an update.
 const TURN: Duration = Duration::from_millis(50);
-/// How long it may take to leave the terminal in good order: a few turns.
+/// Time to restore the terminal before the process is ended: a few turns.
 const LEAVE: Duration = Duration::from_millis(200);
 
-/// Shows the inco that answers on `socket`, or on the one in the run directory, until it is told to end. It is asked every
-/// `interval`; with `ascii`, only ASCII is drawn.
+/// Shows the inco that answers on `socket` (default: the one in the run directory) until the user quits. Queries it
+/// every `interval`. With `ascii`, draws only ASCII.
 ///
 /// # Errors
-/// Where there is no terminal.
+/// Returns an error if there is no terminal.
 pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Result<()> {
     if !output::is_terminal() {
         let hint = "inco top needs a terminal; `inco instances --watch` writes tables anywhere, `--json` for programs";
@@ -60,8 +60,8 @@ pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Re
     shown.and(restored)
 }
 
-/// Says when to end: at a signal, or when the terminal hangs up. The reader of keys never comes back from a terminal that is
-/// gone, nor need a drawing from one that takes nothing, so after a while this ends the program itself.
+/// Sets `ended` at a signal or when the terminal hangs up. Reading keys from a terminal that is gone, and drawing on
+/// one that accepts no output, may block forever. The thread therefore ends the process after [`LEAVE`].
 fn watch(ended: Arc<AtomicBool>) -> io::Result<()> {
     let (signals, noted) = UnixStream::pair()?;
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -72,7 +72,7 @@ fn watch(ended: Arc<AtomicBool>) -> io::Result<()> {
         .spawn(move || {
             let (input, output) = (io::stdin(), io::stdout());
             let mut watched = vec![PollFd::new(&signals, PollFlags::IN)];
-            // A hang-up is told without being asked for.
+            // `poll` reports a hang-up without a requested event.
             if input.is_terminal() {
                 watched.push(PollFd::new(&input, PollFlags::empty()));
             }
@@ -80,7 +80,7 @@ fn watch(ended: Arc<AtomicBool>) -> io::Result<()> {
             while poll(&mut watched, None) == Err(Errno::INTR) {}
             ended.store(true, Ordering::Relaxed);
             std::thread::sleep(LEAVE);
-            // Nothing that could wait for the terminal.
+            // No call that could wait for the terminal.
             let _gone = disable_raw_mode();
             std::process::exit(0);
         })?;
@@ -109,7 +109,7 @@ fn show(mut terminal: DefaultTerminal, feed: &Feed, look: Look, ended: &AtomicBo
                 Some(Wish::LookAt(instance)) => feed.look_at(instance),
                 None => {}
             },
-            // The next drawing asks for the size itself.
+            // The next drawing reads the size.
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
-//! Each view as it was when somebody looked at it and found it good: `snapshots/*.txt`. `INCO_WRITE_REFERENCE=1` writes them
-//! anew; look at what changed.
+//! Compares each view with its reviewed text in `snapshots/*.txt`. `INCO_WRITE_REFERENCE=1` rewrites the files;
+//! review the changes.
 
 use std::path::Path;
 
@@ -156,7 +156,7 @@ fn flow(port: u16, pps: f64) -> FlowRow {
     }
 }
 
-/// What was seen for 20 seconds.
+/// The state after 20 seconds.
 fn top() -> Top {
     let mut top = Top::default();
     for second in 0..20 {
@@ -261,7 +261,7 @@ fn an_instance_is_shown_with_its_largest_flows() {
         ..seen(20)
     })));
     is_as_before("instance", &drawn(&top, 80, 24, PLAIN));
-    // One that has gone meanwhile is said to be gone.
+    // The selected instance disappears: the page says so.
     let mut fewer = seen(21);
     fewer.instances.retain(|row| row.id != InstanceId(3));
     top.update(Update::Seen(Box::new(fewer)));
@@ -275,7 +275,7 @@ fn what_is_done_is_asked_before() {
     press(&mut top, &[KeyCode::Down, KeyCode::Down, KeyCode::Down]);
     assert_eq!(press(&mut top, &[KeyCode::Char('d')]), None);
     is_as_before("drain", &drawn(&top, 80, 24, PLAIN));
-    // Nothing but y does it.
+    // Only `y` confirms.
     for key in ['n', 'q'] {
         assert_eq!(press(&mut top, &[KeyCode::Char('d'), KeyCode::Char(key)]), None);
         assert!(top.prompt.is_none());

@@ -1,4 +1,4 @@
-//! What is known, what is selected, and what a key does.
+//! The state, the selection, and the effect of each key.
 
 use api::types::{Action, FlowRow, History, InstanceRow, PolicyChoice, ServiceRow, Status};
 use model::{Event, InstanceId};
@@ -6,32 +6,32 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::history::Histories;
 
-/// What the feed tells.
+/// An update from the feed.
 #[derive(Clone, Debug)]
 pub(super) enum Update {
-    /// How everything is.
+    /// A new state.
     Seen(Box<Seen>),
-    /// No inco answers, and why.
+    /// No inco answers, with the reason.
     Gone(String),
-    /// What came of an action.
+    /// The outcome of an action.
     Done(Result<String, String>),
 }
 
-/// How everything is, at one moment.
+/// The state of inco at one time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     pub(super) status: Status,
     pub(super) services: Vec<ServiceRow>,
     pub(super) instances: Vec<InstanceRow>,
-    /// What inco remembers, and how many of its points make a step here; where it is asked for the first time.
+    /// inco's history and the number of its points per point here; only with the first state.
     pub(super) past: Option<(History, usize)>,
-    /// The newest events, oldest first; [`None`] where there are no new ones.
+    /// The newest events, oldest first; [`None`] if there are no new ones.
     pub(super) events: Option<Vec<Event>>,
-    /// The largest flows of the instance that is looked at.
+    /// The largest flows of the selected instance.
     pub(super) flows: Vec<FlowRow>,
 }
 
-/// What a key asks for.
+/// A key's request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Wish {
     Quit,
@@ -39,7 +39,7 @@ pub(super) enum Wish {
     LookAt(Option<InstanceId>),
 }
 
-/// Which page is shown.
+/// The current page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Page {
     #[default]
@@ -50,25 +50,25 @@ pub(super) enum Page {
     Help,
 }
 
-/// A row that can be selected.
+/// A selectable row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Row {
     Service(String),
     Instance(InstanceId),
 }
 
-/// What is asked below the page, before something is done.
+/// An input below the page that precedes an action.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Prompt {
-    /// Yes or no.
+    /// A yes-or-no question.
     Confirm { question: String, action: Action },
-    /// How many instances.
+    /// The number of instances.
     Count { service: String, digits: String },
-    /// Which policy.
+    /// The choice of a policy.
     Policy { service: String, at: usize },
 }
 
-/// The policies that can be given, with the word for their kind.
+/// The available policies: kind and name.
 pub(super) fn policies() -> Vec<(&'static str, &'static str)> {
     let schedulers = scheduling::Scheduler::NAMES
         .iter()
@@ -79,28 +79,28 @@ pub(super) fn policies() -> Vec<(&'static str, &'static str)> {
     schedulers.chain(autoscalers).collect()
 }
 
-/// Everything that is shown.
+/// The complete display state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Top {
     pub(super) seen: Seen,
     /// The newest events, oldest first.
     pub(super) events: Vec<Event>,
     pub(super) histories: Histories,
-    /// Packets dropped per second in all, now.
+    /// Packets dropped per second by all instances at the last update.
     pub(super) lost_pps: f64,
     pub(super) page: Page,
     pub(super) selected: Option<Row>,
     pub(super) prompt: Option<Prompt>,
-    /// What came of the last action; [`Err`] where it was refused.
+    /// The outcome of the last action; [`Err`] if it was refused.
     pub(super) outcome: Option<Result<String, String>>,
-    /// Why no inco answers, where none does.
+    /// The reason if no inco answers.
     pub(super) gone: Option<String>,
-    /// Whether one has ever answered.
+    /// Whether inco has ever answered.
     pub(super) was_seen: bool,
 }
 
 impl Top {
-    /// Takes what the feed tells.
+    /// Applies an update from the feed.
     pub(super) fn update(&mut self, update: Update) {
         match update {
             Update::Gone(reason) => self.gone = Some(reason),
@@ -147,7 +147,7 @@ impl Top {
         }
     }
 
-    /// The rows that can be selected, in the order in which they are shown.
+    /// The selectable rows, in display order.
     pub(super) fn rows(&self) -> Vec<Row> {
         let services = self
             .seen
@@ -158,7 +158,7 @@ impl Top {
         services.chain(instances).collect()
     }
 
-    /// The instance with that id, if it is still there.
+    /// The instance with that id, if it still exists.
     pub(super) fn instance(&self, id: InstanceId) -> Option<&InstanceRow> {
         self.seen.instances.iter().find(|row| row.id == id)
     }
@@ -191,7 +191,7 @@ impl Top {
         self.selected = rows.into_iter().nth(to);
     }
 
-    /// Takes a key; what it asks for is given back.
+    /// Handles a key; returns its request, if any.
     pub(super) fn key(&mut self, key: KeyEvent) -> Option<Wish> {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return matches!(key.code, KeyCode::Char('c' | 'd')).then_some(Wish::Quit);
@@ -245,7 +245,7 @@ impl Top {
         None
     }
 
-    /// The row so many steps on; the page of an instance goes with it.
+    /// Moves the selection by `steps` rows; an instance's page follows it.
     fn step(&mut self, steps: isize) -> Option<Wish> {
         self.select(steps);
         match (self.page, &self.selected) {
@@ -308,7 +308,7 @@ impl Top {
         })
     }
 
-    /// A key where something is asked. Nothing is done but by `y` or Enter.
+    /// Handles a key during a prompt. Only `y` and Enter trigger an action.
     fn answer(&mut self, key: KeyCode) -> Option<Wish> {
         let mut prompt = self.prompt.take()?;
         if matches!(key, KeyCode::Esc) {
@@ -321,7 +321,7 @@ impl Top {
                 _ => {}
             },
             Prompt::Count { service, digits } => match key {
-                // More than four digits are more than there can be.
+                // Up to four digits: more exceed every limit.
                 KeyCode::Char(digit) if digit.is_ascii_digit() && digits.len() < 4 => digits.push(digit),
                 KeyCode::Backspace => {
                     digits.pop();

@@ -1,4 +1,4 @@
-//! Draws what is known. Nothing here needs colour: it only repeats what a word or a sign says.
+//! Draws the state. Colours only repeat information that text or signs show.
 
 use std::collections::VecDeque;
 
@@ -15,20 +15,20 @@ use super::state::{Page, Prompt, Row, Top, policies};
 use display::event::{clock, event_sentence};
 use display::table::{grouped, or_dash, percent, short, span_ms};
 
-/// What the terminal can show.
+/// The terminal's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The sixteen colours that every terminal has.
+    /// The sixteen standard colours.
     pub(super) colours: bool,
-    /// Blocks and boxes of Unicode; else ASCII.
+    /// Unicode blocks and boxes; otherwise ASCII.
     pub(super) unicode: bool,
 }
 
 impl Look {
-    /// By the environment: `NO_COLOR`, `TERM` and the locale; `ascii` leaves Unicode out in any case.
+    /// From the environment: `NO_COLOR`, `TERM` and the locale. `ascii` disables Unicode.
     pub(super) fn of(ascii: bool) -> Look {
         let variable = |name: &str| std::env::var(name).unwrap_or_default();
-        // The first of these that is set names the character set.
+        // The first of these variables that is set names the character set.
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
             .into_iter()
             .map(variable)
@@ -41,7 +41,7 @@ impl Look {
         }
     }
 
-    /// The signs of a small chart, from nothing to full.
+    /// The signs of a small chart, from empty to full.
     const fn steps(self) -> &'static [char] {
         if self.unicode {
             &[' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
@@ -79,7 +79,7 @@ impl Look {
     }
 }
 
-/// Draws everything.
+/// Draws the current page.
 pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, look: Look) {
     let [head, page, foot] =
         Layout::vertical([Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)])
@@ -184,7 +184,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
 fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     let services = top.seen.services.len() as u16 + 1;
     let instances = top.seen.instances.len() as u16 + 1;
-    // Instances matter most: services get a third at most, events what is left, four lines if there can be.
+    // Instances have priority: services get at most a third, events the rest, and at least four lines if possible.
     let [services_area, instances_area, events_area] = Layout::vertical([
         Constraint::Max(services.min(area.height / 3).max(2)),
         Constraint::Max(instances),
@@ -196,7 +196,7 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     draw_events(frame, events_area, top, look, "EVENTS");
 }
 
-/// The lines of a list that fit, with the selected one among them.
+/// The range of lines that fits and includes the selected one.
 fn window(lines: usize, selected: Option<usize>, height: usize) -> std::ops::Range<usize> {
     let start = match selected {
         Some(selected) if selected >= height => selected + 1 - height,
@@ -205,7 +205,7 @@ fn window(lines: usize, selected: Option<usize>, height: usize) -> std::ops::Ran
     start..lines.min(start + height)
 }
 
-/// A heading and the lines below it that fit.
+/// A heading and as many of its lines as fit.
 fn list(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -275,7 +275,7 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
-/// Columns of the small charts of an instance's row: what the words leave of the line, a part for each of the four.
+/// Columns of each of the four small charts in an instance's row: a quarter of the space beside the text.
 fn chart_columns(width: u16) -> usize {
     usize::from(width.saturating_sub(54) / 4).clamp(3, 40)
 }
@@ -296,7 +296,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             .copied()
             .fold(0.0, f64::max)
     };
-    // One scale for a column of charts, so that instances can be compared.
+    // One scale per column of charts, so that instances are comparable.
     let (rates, losses, flows) = (
         most(|history| &history.rate),
         most(|history| &history.lost),
@@ -357,7 +357,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
-/// Who has how many flows now, and had before: rows are instances, columns are moments, all on one scale.
+/// Flows of each instance now and in the past: one row per instance, one column per point, all on one scale.
 fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     let total: u64 = top.seen.instances.iter().map(|row| row.live_flows).sum();
     let bar = (usize::from(area.width.saturating_sub(42)) / 3).clamp(6, 40);
@@ -423,7 +423,7 @@ fn event_list(
         return;
     };
     let mut lines = vec![Line::styled(heading.to_owned(), look.heading())];
-    // The newest first: what just happened is what is looked for.
+    // Newest first, because users look for recent events.
     for event in top
         .events
         .iter()
@@ -639,7 +639,7 @@ const ASCII_BORDER: ratatui::symbols::border::Set<'_> = ratatui::symbols::border
     horizontal_bottom: "-",
 };
 
-/// The newest values, one sign each, at the right; `most` is a full one. What is more than nothing is seen.
+/// The newest values as one sign each, right-aligned; `most` is a full one. Every value above 0 is visible.
 fn spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> String {
     let steps = look.steps();
     let full = steps.len() - 1;
@@ -652,7 +652,7 @@ fn spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> Strin
     empty.chain(shown.into_iter().rev()).collect()
 }
 
-/// The same in two lines, the upper one first.
+/// Like [`spark`] in two lines, the upper one first.
 fn tall_spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> [String; 2] {
     let steps = look.steps();
     let full = steps.len() - 1;
@@ -672,9 +672,9 @@ fn tall_spark(values: &VecDeque<f64>, columns: usize, most: f64, look: Look) -> 
     lines
 }
 
-/// A value in steps from 0 to `full`; more than nothing is at least one.
+/// A value on a scale from 0 to `full` steps; every value above 0 is at least 1.
 fn scaled(value: f64, most: f64, full: usize) -> usize {
-    // Also where one of them is no number.
+    // Also if one of them is NaN.
     if !(value > 0.0 && most > 0.0) {
         return 0;
     }
@@ -682,7 +682,7 @@ fn scaled(value: f64, most: f64, full: usize) -> usize {
     step.clamp(1, full)
 }
 
-/// A bar as long as the value.
+/// A bar with a length proportional to the value.
 fn level(value: f64, most: f64, columns: usize, look: Look) -> String {
     let long = scaled(value, most, columns);
     let sign = if look.unicode { '█' } else { '#' };
@@ -690,14 +690,14 @@ fn level(value: f64, most: f64, columns: usize, look: Look) -> String {
     format!("{bar:<columns$}")
 }
 
-/// Text of others without what moves a cursor.
+/// External text without control characters.
 fn plain(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
 }
 
-/// The beginning of a text, `~` where there is more.
+/// The beginning of a text, with `~` at the end if it was shortened.
 fn cut(text: &str, columns: usize) -> String {
     let text = plain(text);
     if text.chars().count() <= columns {
