@@ -1,43 +1,43 @@
-//! Plots as inline SVG: lines, steps, and areas on top of each other. No script, no font, no colour but the page's own.
+//! Plots as inline SVG: lines, steps and stacked areas. They need no script or font and use only the page's colours.
 
 use std::fmt::Write as _;
 
-/// Size in the units of the picture: a phone shows it almost as large.
+/// Size in SVG units: nearly the width of a phone.
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 262.0;
-/// Room for the axes' words.
+/// Margins, with space for the axis labels.
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = 8.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 34.0;
-/// Colours that the page has.
+/// Number of the page's series colours.
 pub const COLOURS: usize = 10;
-/// The one after them: for what the others are compared with.
+/// The next colour index: for the reference series.
 pub const NEUTRAL: usize = COLOURS;
-/// About how many words an axis has.
+/// Approximate number of tick labels of an axis.
 const TICKS: f64 = 5.0;
-/// Points of a line; of more, every n-th is drawn.
+/// Maximum number of points of a line; longer series are thinned evenly.
 const POINTS_LIMIT: usize = 400;
 
-/// How series are drawn.
+/// The plot style.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// From point to point.
+    /// Lines from point to point.
     Line,
-    /// A value holds until the next point.
+    /// Steps: a value holds until the next point.
     Step,
-    /// On top of each other.
+    /// Stacked areas.
     Stack,
-    /// Lines with their points marked: few points that are not equally far apart.
+    /// Lines with marked points, for a few unevenly spaced points.
     Points,
 }
 
 /// One series.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What the legend calls it.
+    /// Name in the legend.
     pub name: String,
-    /// Which of the page's colours.
+    /// Index of the page's colour.
     pub colour: usize,
     /// (x, y), in the units of the axes.
     pub points: Vec<(f64, f64)>,
@@ -60,7 +60,7 @@ impl Series {
         }
     }
 
-    /// The same with a dashed line.
+    /// Makes the line dashed.
     pub fn dashed(mut self) -> Series {
         self.dashed = true;
         self
@@ -70,20 +70,20 @@ impl Series {
 /// A plot.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// The line above it.
+    /// The title above the plot.
     pub title: String,
-    /// The horizontal axis and its unit.
+    /// Name and unit of the horizontal axis.
     pub x: &'static str,
-    /// The vertical axis and its unit.
+    /// Name and unit of the vertical axis.
     pub y: &'static str,
-    /// How the series are drawn.
+    /// The plot style.
     pub style: Style,
-    /// What is drawn.
+    /// The series.
     pub series: Vec<Series>,
 }
 
 impl Chart {
-    /// The plot with its title and what its colours mean.
+    /// The plot as HTML, with title and legend.
     pub fn figure(&self) -> String {
         let mut text = format!(
             "<figure><figcaption>{}</figcaption>{}",
@@ -157,7 +157,7 @@ impl Chart {
             escape(self.x),
             escape(self.y)
         );
-        // Of areas the highest first: each covers its part of the one before.
+        // Areas are drawn from the highest to the lowest: each covers the lower part of the one before.
         let order: Box<dyn Iterator<Item = &Series>> = match self.style {
             Style::Stack => Box::new(drawn.iter().rev()),
             _ => Box::new(drawn.iter()),
@@ -216,7 +216,7 @@ impl Chart {
     }
 }
 
-/// Each series with the sum of those before it. Their points are at the same places.
+/// Each series plus the sum of those before it. All must have the same x values.
 fn stack(series: &[Series]) -> Vec<Series> {
     let mut below: Vec<f64> = Vec::new();
     let mut stacked = Vec::new();
@@ -234,7 +234,7 @@ fn stack(series: &[Series]) -> Vec<Series> {
     stacked
 }
 
-/// A step of 1, 2 or 5 times a power of ten, so that there are about [`TICKS`] of them.
+/// The distance of ticks: 1, 2 or 5 times a power of ten, for about [`TICKS`] ticks.
 fn tick(most: f64) -> f64 {
     if !(most.is_finite() && most > 0.0) {
         return 1.0;
@@ -254,12 +254,12 @@ fn number(value: f64) -> String {
         1e3.. => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    // At most three digits behind the point, without zeros that say nothing.
+    // At most three decimal places, without trailing zeros.
     let text = format!("{scaled:.3}");
     format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Text as it may stand in the page.
+/// Escapes text for HTML.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

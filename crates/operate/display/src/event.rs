@@ -1,10 +1,10 @@
-//! Events in words.
+//! Events as text.
 
 use model::{Event, EventKind};
 
 use crate::table::{percent, span_ms};
 
-/// An event in a line.
+/// An event as one line, with its time.
 pub fn event_text(event: &Event) -> String {
     format!(
         "{} {:>6} {}",
@@ -14,7 +14,7 @@ pub fn event_text(event: &Event) -> String {
     )
 }
 
-/// What happened, without when.
+/// The sentence that describes an event, without its time.
 pub fn event_sentence(event: &Event) -> String {
     let about = match (&event.service, event.instance) {
         (Some(service), Some(instance)) => format!("{service}/{instance}: "),
@@ -104,7 +104,7 @@ pub fn event_sentence(event: &Event) -> String {
     format!("{about}{plain}")
 }
 
-/// Time of day, UTC, from milliseconds since 1970.
+/// The time of day in UTC, from milliseconds since 1970.
 pub fn clock(unix_ms: u64) -> String {
     let day = unix_ms % 86_400_000;
     format!(

@@ -1,7 +1,7 @@
-//! What people see: lines of output that nobody needs to read, tables, events in words, charts, and pages with everything in
-//! them. It asks nobody and decides nothing.
+//! User-visible output: standard output and error, tables, events as text, charts, and self-contained pages. This
+//! crate only formats; it queries nothing and decides nothing.
 #![forbid(unsafe_code)]
-// They panic where nobody reads the output: `output` does not.
+// The print macros panic if the output is closed; `output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod chart;

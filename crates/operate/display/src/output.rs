@@ -1,4 +1,4 @@
-//! Writes to standard output and error without panicking where nobody reads.
+//! Writes to standard output and error without a panic if they are closed.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -6,22 +6,22 @@ use std::io::{self, Write as _};
 use serde::Serialize;
 use thiserror::Error;
 
-/// Nobody reads our output any more: there is nothing to tell, and nothing went wrong.
+/// The reader has closed the output. The program ends silently and successfully.
 #[derive(Debug, Error)]
 #[error("the output was closed")]
 pub struct OutputClosed;
 
-/// The command or the configuration is wrong: exit status 2.
+/// The command line or the configuration is invalid: exit status 2.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct WrongUsage(pub String);
 
-/// Somebody pressed Ctrl-C, or asked for the end by SIGTERM: exit status 130.
+/// The user pressed Ctrl-C or the process got SIGTERM: exit status 130.
 #[derive(Debug, Error)]
 #[error("interrupted; nothing is left running")]
 pub struct Interrupted;
 
-/// Writes text to standard output as it is.
+/// Writes text to standard output unchanged.
 pub fn text(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -35,7 +35,7 @@ pub fn line(line: impl fmt::Display) -> anyhow::Result<()> {
     text(&format!("{line}\n"))
 }
 
-/// Writes a value as JSON: on several lines to a person, on one to a program.
+/// Writes a value as JSON: on several lines if `pretty`, otherwise on one.
 pub fn json(value: &impl Serialize, pretty: bool) -> anyhow::Result<()> {
     let written = if pretty {
         serde_json::to_string_pretty(value)?
@@ -45,12 +45,12 @@ pub fn json(value: &impl Serialize, pretty: bool) -> anyhow::Result<()> {
     line(written)
 }
 
-/// Writes a line to standard error, if anybody reads it.
+/// Writes a line to standard error; ignores errors.
 pub fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// An error and its causes in one line. Many errors end with their cause already: it is not said twice.
+/// An error and its causes in one line. Omits a cause that ends the text already.
 pub fn explain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

@@ -1,4 +1,4 @@
-//! A page with everything in it, for a screen or a phone, light or dark: what reports are made of.
+//! A self-contained HTML page for reports, for screens and phones, light or dark.
 
 use std::fmt::Write as _;
 
@@ -22,7 +22,7 @@ th,td{padding:.2rem .8rem .2rem 0;text-align:right;border-bottom:1px solid var(-
 th:first-child,td:first-child{text-align:left}details{margin:.5rem 0}summary{cursor:pointer}\
 .events td{text-align:left;white-space:normal}.events td:first-child{text-align:right;white-space:pre;padding-right:1rem}";
 
-/// The page's beginning.
+/// The beginning of a page.
 pub fn begin(title: &str) -> String {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -40,13 +40,13 @@ pub fn begin(title: &str) -> String {
     page
 }
 
-/// The whole page.
+/// Completes the page.
 pub fn end(mut page: String) -> String {
     page.push_str("</body></html>\n");
     page
 }
 
-/// Rows of a table; the first are its headings.
+/// Appends a table; the first row has the headings.
 pub fn table(page: &mut String, rows: &[Vec<String>]) {
     page.push_str("<div class=\"scroll\"><table>");
     for (index, row) in rows.iter().enumerate() {
@@ -60,7 +60,7 @@ pub fn table(page: &mut String, rows: &[Vec<String>]) {
     page.push_str("</table></div>");
 }
 
-/// A heading, some words, and plots beside each other.
+/// Appends a heading, a paragraph, and plots side by side.
 pub fn section(page: &mut String, title: &str, words: &str, charts: Vec<Chart>) {
     let _ = write!(
         page,

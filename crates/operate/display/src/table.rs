@@ -1,13 +1,13 @@
-//! Tables for people: columns as wide as they must be, figures to the right.
+//! Text tables: columns fit their widest cell, and numbers are right-aligned.
 
-/// A table under way.
+/// A table.
 pub struct Table {
     headings: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these columns. A heading that begins with `>` has its column aligned to the right.
+    /// A table with these columns. A heading that begins with `>` right-aligns its column.
     pub fn new(headings: &[&'static str]) -> Table {
         Table {
             headings: headings.to_vec(),
@@ -17,7 +17,7 @@ impl Table {
 
     /// Adds a row. Missing cells are empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        // What a container or a peer calls itself must not move the cursor.
+        // Names from containers and peers must not contain control characters.
         let plain = |cell: String| {
             cell.chars()
                 .map(|c| if c.is_control() { '?' } else { c })
@@ -26,7 +26,7 @@ impl Table {
         self.rows.push(cells.into_iter().map(plain).collect());
     }
 
-    /// Its cells, the headings first.
+    /// All cells, the headings first.
     pub fn cells(&self) -> Vec<Vec<String>> {
         let headings = self
             .headings
@@ -37,7 +37,7 @@ impl Table {
             .collect()
     }
 
-    /// The table as text; only its headings where there is no row.
+    /// The table as text; only the headings if it has no rows.
     pub fn text(&self) -> String {
         let heading = |column: usize| self.headings[column].trim_start_matches('>');
         let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
@@ -80,7 +80,7 @@ impl Table {
     }
 }
 
-/// A figure for people: `12.3M`, `980k`, `17`.
+/// A number in short form: `12.3M`, `980k`, `17`.
 pub fn short(number: f64) -> String {
     let scaled = [(1e9, "G"), (1e6, "M"), (1e3, "k")]
         .into_iter()
@@ -100,7 +100,7 @@ pub fn short(number: f64) -> String {
     }
 }
 
-/// A count with its thousands apart: `1,234,567`.
+/// A number with thousands separators: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -118,7 +118,7 @@ pub fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// A span of milliseconds for people: `850ms`, `12.3s`, `5m12s`, `3h20m`.
+/// A duration in milliseconds in short form: `850ms`, `12.3s`, `5m12s`, `3h20m`.
 pub fn span_ms(ms: u64) -> String {
     match ms {
         0..1_000 => format!("{ms}ms"),
@@ -128,7 +128,7 @@ pub fn span_ms(ms: u64) -> String {
     }
 }
 
-/// What is there, or a dash.
+/// The shown value, or a dash for [`None`].
 pub fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
 }

@@ -1,4 +1,5 @@
-//! Images of network functions: made of a built-in function or of this machine's `dpdk-testpmd`, and given to an engine.
+//! Builds images of network functions, from a built-in function or this machine's `dpdk-testpmd`, and loads them into
+//! an engine.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -10,12 +11,12 @@ use engine::{DockerConfig, ImageRef, LeftOut};
 use clap::ValueEnum;
 use display::output::WrongUsage;
 
-/// Functions that `inco-nf` has.
+/// The functions built into `inco-nf`.
 const FUNCTIONS: [&str; 1] = ["forward"];
-/// The name of DPDK's own test program in Debian and Ubuntu.
+/// The program name of DPDK's testpmd in Debian and Ubuntu.
 pub const TESTPMD: &str = "dpdk-testpmd";
 
-/// Which engine runs containers.
+/// The container engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
     /// Embedded: containers without a daemon.
@@ -25,12 +26,12 @@ pub enum EngineName {
     Docker,
 }
 
-/// The store of images.
+/// The image store.
 pub fn store() -> Store {
     Store::at(Store::default_dir())
 }
 
-/// Makes the image of a built-in function: FROM scratch, with `inco-nf` alone.
+/// Builds the image of a built-in function: FROM scratch, with only `inco-nf`.
 pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> {
     if !FUNCTIONS.contains(&function) {
         let write = match configuration::nearest(function, FUNCTIONS) {
@@ -47,7 +48,7 @@ pub fn build_function(function: &str, name: &ImageRef) -> anyhow::Result<Image> 
         .map_err(|error| in_store(error.into()))
 }
 
-/// Says what to do where the store may not be written.
+/// Adds advice if the store is not writable.
 pub fn in_store(error: anyhow::Error) -> anyhow::Error {
     let directory = Store::default_dir();
     error.context(format!(
@@ -56,7 +57,8 @@ pub fn in_store(error: anyhow::Error) -> anyhow::Error {
     ))
 }
 
-/// The static `inco-nf`: `$INCO_NF`, or beside this program, or where cargo puts it for this machine's triple.
+/// Finds the static `inco-nf`: `$INCO_NF`, next to this program, or in cargo's target directory of this machine's
+/// triple.
 pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
     if let Some(given) = std::env::var_os("INCO_NF").filter(|given| !given.is_empty()) {
         let given = PathBuf::from(given);
@@ -85,11 +87,11 @@ pub fn find_inco_nf() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Where `inco-nf` may be for a program in `directory`: beside it, or, in cargo's target directory (`target/release`),
-/// in the directory of the triple (`target/x86_64-unknown-linux-gnu/release`), of either profile.
+/// Possible paths of `inco-nf` for a program in `directory`: next to it, or, if it is in cargo's target directory
+/// (`target/release`), in that of the triple (`target/x86_64-unknown-linux-gnu/release`), for both profiles.
 fn candidates(directory: &Path) -> Vec<PathBuf> {
     let mut candidates = vec![directory.join("inco-nf")];
-    // A test's program is in `deps`.
+    // Test programs are in `deps`.
     let profile = if directory.ends_with("deps") {
         directory.parent()
     } else {
@@ -111,7 +113,7 @@ fn candidates(directory: &Path) -> Vec<PathBuf> {
     candidates
 }
 
-/// Whether an ELF program runs without a loader: it has no PT_INTERP segment (ELF specification, program header).
+/// Whether an ELF program runs without a dynamic loader: it has no PT_INTERP program header.
 fn is_static(program: &Path) -> std::io::Result<bool> {
     const PT_INTERP: u32 = 3;
     let bytes = std::fs::read(program)?;
@@ -149,7 +151,7 @@ fn is_static(program: &Path) -> std::io::Result<bool> {
     Ok(true)
 }
 
-/// What an image has not, though its source had it.
+/// Remarks about parts of the source that an image omits.
 pub fn remarks(of: &LeftOut) -> Vec<String> {
     let mut remarks = Vec::new();
     if of.special_files > 0 {
@@ -167,14 +169,14 @@ pub fn remarks(of: &LeftOut) -> Vec<String> {
     remarks
 }
 
-/// Makes an image of this machine's `dpdk-testpmd` with its libraries and drivers.
+/// Builds an image of this machine's `dpdk-testpmd` with its libraries and drivers.
 pub fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<Image> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = std::env::split_paths(&path)
         .map(|directory| directory.join(TESTPMD))
         .find(|program| program.is_file())
         .with_context(|| format!("there is no {TESTPMD} here: install it with `apt-get install dpdk-dev`"))?;
-    // The linker's names lead through links of its package.
+    // Resolves links: the package's libraries are found relative to the real program.
     let program =
         std::fs::canonicalize(&program).with_context(|| format!("{} cannot be read", program.display()))?;
     store()
@@ -182,7 +184,7 @@ pub fn import_testpmd(name: &ImageRef, arguments: &[String]) -> anyhow::Result<I
         .map_err(|error| in_store(error.into()))
 }
 
-/// Gives an image to Docker where that is asked for.
+/// Loads an image into Docker if that is the engine.
 pub fn deliver(engine: EngineName, host: &str, image: &Image) -> anyhow::Result<()> {
     if engine == EngineName::Docker {
         let name = ImageRef::from(image.name.as_str());
@@ -198,19 +200,19 @@ mod tests {
 
     #[test]
     fn what_needs_a_loader_is_not_static() {
-        // A test's own program is linked to the C library.
+        // The test program itself is dynamically linked.
         let own = std::env::current_exe().unwrap();
         assert!(!is_static(&own).unwrap());
         let directory = tempfile::tempdir().unwrap();
         let text = directory.path().join("text");
         std::fs::write(&text, "#!/bin/sh").unwrap();
         assert!(is_static(&text).is_err());
-        // Headers and no program header at all: nothing asks for a loader.
+        // An ELF header without program headers: no loader is requested.
         let mut elf = vec![0; 64];
         elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
         std::fs::write(&text, &elf).unwrap();
         assert!(is_static(&text).unwrap());
-        // Program headers that are not there.
+        // Program headers beyond the end of the file.
         elf[0x20] = 64;
         elf[0x36] = 56;
         elf[0x38] = 2;
