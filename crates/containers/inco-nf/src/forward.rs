@@ -15,8 +15,7 @@ use crate::pace::Pacer;
 
 /// Packets per queue before the next queue and the pacer have their turn.
 const BURST: usize = 32;
-/// Free slots that an output ring needs before a packet is taken: enough for the longest one in buffers of 2
-/// KiB.
+/// Free slots that an output ring needs before a packet is taken: enough for the longest packet in buffers of 2 KiB.
 const SLOTS_FREE_MIN: u32 = 32;
 /// Smallest expected buffer, in bytes: bounds the slots of a packet.
 const BUFFER_BYTES_MIN: u32 = 1024;

@@ -6,8 +6,8 @@ pub(crate) const SLICE_NS: u64 = 2_000_000;
 /// Share of the quota that the function uses. The rest covers what it cannot measure: wake-ups and exits from
 /// the kernel.
 const FRACTION: f64 = 0.95;
-/// Longest pause, in slices. A host that takes the CPU away charges tens of milliseconds at once: the debt is then
-/// paid in several pauses, with packets taken in between, because a switch takes a long pause for a stall.
+/// Longest pause, in slices. A host that withholds the CPU charges tens of milliseconds at once. The pacer then takes
+/// several pauses with packets in between, because a switch would treat one long pause as a stall.
 const PAUSE_SLICES: u64 = 8;
 /// Minimum budget of a slice, in ns, so that a tiny quota still makes progress.
 const BUDGET_MIN_NS: u64 = 5_000;

@@ -333,7 +333,7 @@ fn every_captured_packet_returns_unchanged() {
     assert!(packets > 20_000, "{packets}");
 }
 
-/// As with Open vSwitch, which listens itself.
+/// In the role of the client, as with Open vSwitch, which listens itself.
 #[test]
 fn as_client_it_connects_and_reconnects() {
     let function = Function::start(&["--role", "client", "--queues", "2", "--ring-slots", "256"]);

@@ -22,19 +22,26 @@
 //! | --- | --- |
 //! | 0 | magic, written last by the function |
 //! | 1 | version |
-//! | 2 | instance id, 0 where the function was not told one |
+//! | 2 | instance id, 0 if not configured |
 //! | 3 | heartbeat: monotonic clock in ns |
 //! | 4 | busy time in ns: time spent on packets, without polling and sleeping |
 //! | 5 | CPU time of the process in ns |
 //! | 6 | resident memory in bytes |
 //! | 7 | ports |
-//! | 8 | written by the host: CPU limit in millionths of a CPU, 0 where it said nothing |
-//! | 16 + 16 k .. | port k: packets in, bytes in, packets out, bytes out, dropped for a full ring, dropped for a broken descriptor, dropped for want of a peer, stamped |
+//! | 8 | written by the host: CPU limit in millionths of a CPU, 0 for none |
+//! | 16 + 16 k | port k: packets in |
+//! | 17 + 16 k | port k: bytes in |
+//! | 18 + 16 k | port k: packets out |
+//! | 19 + 16 k | port k: bytes out |
+//! | 20 + 16 k | port k: packets dropped because the ring was full |
+//! | 21 + 16 k | port k: packets dropped because of an invalid descriptor |
+//! | 22 + 16 k | port k: packets dropped because the port had no peer |
+//! | 23 + 16 k | port k: packets stamped |
 //!
 //! Concurrency: one writer with relaxed stores, any number of readers with relaxed loads. Each number is
 //! consistent by itself; two may differ by at most one burst.
 
-// UNSAFETY: a shared mapping is accessed as an array of atomics.
+// UNSAFETY: the shared mapping is accessed as an array of atomics.
 #![expect(unsafe_code)]
 
 use std::fs::File;
