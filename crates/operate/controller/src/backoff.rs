@@ -2,7 +2,7 @@ use model::Nanos;
 
 use crate::settings::{BACK_OFF_FIRST, BACK_OFF_LONGEST};
 
-/// Waits that double with each failure in a row: 1 s to 60 s.
+/// Exponential back-off: the wait doubles with each consecutive failure, from 1 s to 60 s.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BackOff {
     failures: u32,
@@ -11,7 +11,7 @@ pub(crate) struct BackOff {
 }
 
 impl BackOff {
-    /// Notes a failure; gives the wait until the next try. Failures within a wait are of the tries before it and
+    /// Records a failure and returns the wait until the next try. Failures during a wait belong to earlier tries and
     /// count as one.
     pub(crate) fn failed(&mut self, now: Nanos) -> Nanos {
         self.failed_at = now;
@@ -27,35 +27,35 @@ impl BackOff {
         wait
     }
 
-    /// Notes that something begun at `since` has worked for long enough: that ends the matter unless something has
-    /// failed since then.
+    /// Records that a try begun at `since` has worked for long enough. Resets the back-off unless a failure came
+    /// after `since`.
     pub(crate) fn worked_since(&mut self, since: Nanos) {
         if since > self.failed_at {
             self.worked();
         }
     }
 
-    /// Whether something has failed since it last worked.
+    /// Whether the last try failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failures > 0
     }
 
-    /// When it may be tried again.
+    /// When the next try is permitted.
     pub(crate) fn until(&self) -> Nanos {
         self.until
     }
 
-    /// Notes that it works.
+    /// Resets the back-off.
     pub(crate) fn worked(&mut self) {
         *self = BackOff::default();
     }
 
-    /// Ends the wait and keeps the count: what was in the way is gone, but it is not known yet to work.
+    /// Ends the wait and keeps the failure count. Used when the obstacle is gone but success is not yet certain.
     pub(crate) fn now_again(&mut self) {
         self.until = Nanos::ZERO;
     }
 
-    /// Whether it may be tried.
+    /// Whether a try is permitted now.
     pub(crate) fn is_over(&self, now: Nanos) -> bool {
         now >= self.until
     }
@@ -74,7 +74,7 @@ mod tests {
             let wait = back_off.failed(now);
             assert_eq!(wait, Nanos::from_secs(expected));
             assert!(!back_off.is_over(now + wait - Nanos(1)) && back_off.is_over(now + wait));
-            // Four that were begun together fail together: that is one failure.
+            // Four tries begun together fail together and count as one failure.
             let half = Nanos(wait.0 / 2);
             assert_eq!(back_off.failed(now + half), wait - half);
             now = now + wait;

@@ -4,10 +4,10 @@ use model::{Generation, InstanceId, InstanceState, Nanos, ServiceId, Slot};
 
 use crate::backoff::BackOff;
 
-/// What the engine has of an instance.
+/// State of an instance's container in the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Container {
-    /// Nothing; or nothing is known of it, as after a create that failed.
+    /// No container, or an unknown state, as after a failed create.
     Absent,
     /// Its program runs.
     Running,
@@ -17,10 +17,10 @@ pub enum Container {
     Exited,
 }
 
-/// What the switch has of an instance.
+/// State of an instance's port in the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// Nothing.
+    /// No port.
     Absent,
     /// It is connecting.
     Attaching,
@@ -30,7 +30,7 @@ pub enum Port {
     Detaching,
 }
 
-/// What the engine was asked to do with an instance and has not answered yet.
+/// The engine request of an instance that has no answer yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Create,
@@ -41,7 +41,7 @@ pub(crate) enum Op {
     Remove,
 }
 
-/// How an instance became Active.
+/// How an instance became Active, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rung {
     Undrain,
@@ -50,19 +50,19 @@ pub(crate) enum Rung {
     Create,
 }
 
-/// A drain under way.
+/// A drain in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     pub(crate) since: Nanos,
-    /// The plan that says Draining; [`None`] until it is published.
+    /// The first plan with the Draining state; [`None`] until it is published.
     pub(crate) generation: Option<Generation>,
-    /// When every worker was seen to steer by that plan.
+    /// When every worker was first seen to use that plan.
     pub(crate) acknowledged: Option<Nanos>,
-    /// Whether its flows were told to move.
+    /// Whether its flows were unpinned.
     pub(crate) moves: bool,
 }
 
-/// One instance as the controller knows it.
+/// The controller's record of one instance.
 #[derive(Clone, Debug)]
 pub struct Instance {
     pub(crate) id: InstanceId,
@@ -77,25 +77,25 @@ pub struct Instance {
     pub(crate) port: Port,
     pub(crate) pid: Option<u32>,
     pub(crate) op: Option<Op>,
-    /// Whether it is to be Active; else it is for the pool.
+    /// True if it is to become Active, false if it is for the pool.
     pub(crate) for_active: bool,
     pub(crate) adopted: bool,
     pub(crate) requested: Nanos,
-    /// When its program was first seen running: its readiness has a deadline from then on.
+    /// When its program was first seen running. The readiness deadline counts from then.
     pub(crate) started: Nanos,
     pub(crate) ready: Option<Nanos>,
-    /// Before this nothing that failed is tried again: attaching, readiness commands, pausing, removing.
+    /// Earliest time to retry an attach, a detach or a readiness command.
     pub(crate) again: Nanos,
     pub(crate) retry: BackOff,
     pub(crate) check_running: bool,
-    /// What it had taken from its ring when it was sent a probe.
+    /// Packets it had consumed from its ring when the probe was sent.
     pub(crate) probed: Option<u64>,
     pub(crate) drain: Option<Drain>,
-    /// Somebody asked for its drain: it does not count, and is not taken back for load.
+    /// An operator drained it: it does not count, and load does not cancel the drain.
     pub(crate) leaving: bool,
-    /// The first plan that it is no longer in.
+    /// The first plan that does not contain it.
     pub(crate) left_plan: Option<Generation>,
-    /// When it was decided that it should be Active, and the first plan that says so.
+    /// When and how it was chosen to be Active, and the first plan that says so.
     pub(crate) decided: Option<(Nanos, Rung, Option<Generation>)>,
     pub(crate) cpus: Option<f64>,
     pub(crate) wanted_cpus: Option<f64>,
@@ -118,7 +118,7 @@ impl Instance {
         &self.name
     }
 
-    /// Its place in the data plane. Nobody else has it while this instance exists.
+    /// Its slot. No other instance has this slot while it exists.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -128,7 +128,7 @@ impl Instance {
         self.state
     }
 
-    /// Since when it is in that state.
+    /// When it entered that state.
     pub fn since(&self) -> Nanos {
         self.since
     }
@@ -138,32 +138,32 @@ impl Instance {
         &self.reason
     }
 
-    /// The directory that it shares with the switch and with inco.
+    /// The directory that it shares with the switch and inco.
     pub fn socket_dir(&self) -> &std::path::Path {
         &self.socket_dir
     }
 
-    /// What the engine has of it.
+    /// The state of its container.
     pub fn container(&self) -> Container {
         self.container
     }
 
-    /// Process id of its program, as this machine sees it; [`None`] before it runs and on another machine.
+    /// Process id of its program in this machine's namespace; [`None`] before it runs and on another machine.
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// What the switch has of it.
+    /// The state of its port.
     pub fn port(&self) -> Port {
         self.port
     }
 
-    /// Whether it was taken over from an earlier run.
+    /// Whether it was adopted from an earlier run.
     pub fn is_adopted(&self) -> bool {
         self.adopted
     }
 
-    /// CPUs that its quota allows, where it has one.
+    /// CPUs that its quota allows; [`None`] without a quota.
     pub fn cpus(&self) -> Option<f64> {
         self.cpus
     }
@@ -173,7 +173,7 @@ impl Instance {
         self.port == Port::Up && self.state.serves()
     }
 
-    /// Whether it is on its way to Active: wanted there and not failed, stopping or drained meanwhile.
+    /// Whether it is on its way to Active and has not failed, stopped or been drained.
     pub(crate) fn is_on_its_way(&self) -> bool {
         self.for_active && self.is_before_active()
     }

@@ -1,9 +1,9 @@
-//! Carries decisions out: it owns the state machine of every instance and decides what the engine and the switch do
-//! next. It never touches a container, a packet, a socket or a clock itself: what happened goes into a step, what is
-//! to be done comes out.
+//! The controller owns the state machine of every instance and decides what the engine and the switch do next. It
+//! never touches a container, a packet, a socket or a clock: each step takes events and returns requests.
 //!
-//! Key types: [`Controller`] (the core), [`Inputs`] and [`Outputs`] (of one step), [`Instance`], [`Settings`] and
-//! [`ServiceSettings`], [`Reactions`] (how fast it was), [`Shell`] (the thin part that talks to an engine).
+//! Key types: [`Controller`] (the state and its step), [`Inputs`] and [`Outputs`] (of one step), [`Instance`],
+//! [`Settings`] and [`ServiceSettings`], [`Reactions`] (reaction times), [`Shell`] (connects a controller to an
+//! engine).
 //!
 //! The life of a run:
 //! 1. [`Controller::new`] with the services; [`Controller::adopt`] with the containers of an earlier run.
@@ -11,22 +11,23 @@
 //!    allocates nothing.
 //! 3. [`Command::Shutdown`]; then steps until [`Controller::is_finished`].
 //!
-//! The life of an instance, with what is asked of whom:
+//! The life of an instance, with the requests to engine and switch:
 //! ```text
 //! Creating   engine: create
 //! Starting   switch: attach; readiness: connected | a probe packet taken | a command
-//! Standby    in the plan, takes no flows; engine: pause, where the pool is paused
+//! Standby    in the plan, takes no flows; engine: pause, if the pool is paused
 //! Active     in the plan, takes new flows
 //! Draining   in the plan, keeps its flows; until every worker has acknowledged, no flow is left and both rings are
 //!            empty, or the deadline passes
 //! Stopping   out of the plan; acknowledged → switch: detach → engine: stop, remove → Gone
 //! Failed     out of the plan; switch: fail, its flows move; acknowledged → detach → engine: remove → Gone
 //! ```
-//! More instances, in this order: a drain taken back, a warm standby, a paused standby, one that is on its way to
-//! the pool, a new one. Fewer: those not ready yet, then the Active one with the fewest live flows, the youngest
-//! among equals.
+//! To add instances, in this order: cancel a drain, use a warm standby, use a paused standby, use an instance on its
+//! way to the pool, create one. To remove: first those not ready yet, then the Active one with the fewest live flows,
+//! the youngest if equal.
 //!
-//! A rollout replaces the pool, then the Active ones, one after the other: a replacement is Active before one drains.
+//! A rollout replaces the pool, then the Active instances one by one. A replacement is Active before its predecessor
+//! drains.
 
 mod backoff;
 mod controller;

@@ -1,4 +1,4 @@
-//! What goes into a step and what comes out of it.
+//! The inputs and outputs of a step.
 
 use std::path::PathBuf;
 
@@ -11,199 +11,200 @@ use thiserror::Error;
 
 use crate::settings::{Matching, ServiceSettings};
 
-/// The caller's number for a command; its answer carries the same one.
+/// The caller's number for a command. The answer carries the same number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandId(pub u64);
 
-/// What somebody asks for.
+/// An operator's request.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// So many active instances, whatever the autoscaler says; [`None`] lets it decide again.
+    /// Sets the number of active instances. [`None`] returns the decision to the autoscaler.
     Scale {
-        /// Of which service.
+        /// The service.
         service: ServiceId,
-        /// How many; must be within the service's limits.
+        /// The number, within the service's limits.
         count: Option<u32>,
     },
-    /// Another autoscaler decides from now on; the count and the quotas stay what they are until it does.
+    /// Replaces the autoscaler. Count and quotas stay until the new one decides.
     Autoscaler {
-        /// For which service.
+        /// The service.
         service: ServiceId,
-        /// In its first state.
+        /// The new autoscaler in its initial state.
         autoscaler: Box<Autoscaler>,
     },
-    /// Another scheduler gives new flows from now on.
+    /// Replaces the scheduler for new flows.
     Scheduler {
-        /// Of which service.
+        /// The service.
         service: ServiceId,
-        /// In its first state.
+        /// The new scheduler in its initial state.
         scheduler: Box<Scheduler>,
-        /// What one instance takes in its metric, where that is not packets.
+        /// Capacity of one instance in the scheduler's metric; [`None`] for packets.
         limit: Option<f32>,
-        /// The choice as somebody wrote it, for the answer.
+        /// The choice as the operator wrote it, for the answer.
         written: String,
     },
-    /// Packets are matched in another order, or others fall back elsewhere.
+    /// Changes the order of matches and the fallbacks of unmatched packets.
     Match(Matching),
-    /// The autoscaler is held back, or let go again; what it would do is told.
+    /// Restricts the autoscaler, or lifts the restriction. Events report what it would do.
     HoldBack {
-        /// Of which service.
+        /// The service.
         service: ServiceId,
-        /// In what.
+        /// The kind of restriction.
         how: HoldBack,
-        /// Whether it is held back.
+        /// True to restrict, false to lift it.
         on: bool,
     },
-    /// Another service from now on: the one after those that there are.
+    /// Adds a service. Its id follows the last one.
     AddService {
-        /// What must be known of it.
+        /// The settings of the new service.
         settings: Box<ServiceSettings>,
     },
-    /// Other settings for a service. Its name, its number of ports, its places and whether it has containers stay; instances that there
-    /// are keep their containers as they are.
+    /// Changes a service's settings. The name, the number of ports, the places and whether it has containers must
+    /// stay the same. Existing instances keep their containers unchanged.
     Reconfigure {
-        /// Which service.
+        /// The service.
         service: ServiceId,
-        /// What holds from now on.
+        /// The new settings.
         settings: Box<ServiceSettings>,
-        /// Whether the autoscaler in `settings` decides from now on; if not, the present one goes on with what it remembers.
+        /// Whether to use the autoscaler in `settings`. If false, the present one continues with its state.
         autoscaler: bool,
-        /// Whether the scheduler in `settings` gives new flows from now on; if not, the present one goes on, with its limit.
+        /// Whether to use the scheduler in `settings`. If false, the present one continues with its capacity.
         scheduler: bool,
     },
-    /// Every instance that the service has is replaced, one after the other: another is ready before one is drained. A
-    /// replacement that fails ends it.
+    /// Replaces every instance of the service, one after the other. A replacement is ready before an instance is
+    /// drained. A replacement that fails ends the rollout.
     Rollout {
-        /// Of which service.
+        /// The service.
         service: ServiceId,
-        /// Instead: one that is under way ends.
+        /// True to cancel the rollout in progress.
         cancel: bool,
     },
-    /// No new flows for this instance; it goes when its flows have ended. Another takes its place where the service
-    /// would otherwise have fewer than it should.
+    /// Drains an instance: it gets no new flows and is removed when it has none. If the service would have too few
+    /// instances, a new one replaces it.
     Drain {
-        /// Which one.
+        /// The instance.
         instance: InstanceId,
     },
-    /// The drain is taken back.
+    /// Cancels a drain.
     Undrain {
-        /// Which one.
+        /// The instance.
         instance: InstanceId,
     },
-    /// The instance's flows are given to others on their next packet.
+    /// Unpins all flows of an instance. Each flow is scheduled again on its next packet.
     Purge {
-        /// Which one.
+        /// The instance.
         instance: InstanceId,
     },
-    /// Remove everything; or, with `keep`, leave the containers running for the next run to adopt.
+    /// Removes everything. With `keep`, leaves the containers running for the next run to adopt.
     Shutdown {
-        /// Whether containers go on.
+        /// Whether containers continue to run.
         keep: bool,
     },
 }
 
-/// How an autoscaler can be held back.
+/// A restriction of an autoscaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldBack {
-    /// It may not ask for fewer instances.
+    /// It must not decrease the count.
     In,
-    /// It may not ask for more instances.
+    /// It must not increase the count.
     Out,
-    /// It may do nothing, and says what it would do.
+    /// It changes nothing, and reports what it would do.
     DryRun,
 }
 
-/// Why a command was not carried out.
+/// Why a command was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommandError {
-    /// No such service.
+    /// The service does not exist.
     #[error("there is no {service}")]
     UnknownService {
-        /// What was asked for.
+        /// The service's id in the command.
         service: ServiceId,
     },
-    /// No such instance.
+    /// The instance does not exist.
     #[error("there is no instance {instance}")]
     UnknownInstance {
-        /// What was asked for.
+        /// The instance's id in the command.
         instance: InstanceId,
     },
-    /// The instance is not in a state for that.
+    /// The instance's state does not permit the action.
     #[error("instance {instance} is {}: cannot {action} it", state.name())]
     WrongState {
-        /// Which one.
+        /// The instance.
         instance: InstanceId,
         /// Its state.
         state: InstanceState,
-        /// What was asked.
+        /// The requested action.
         action: &'static str,
     },
-    /// Outside of the service's limits.
+    /// The count is outside the service's limits.
     #[error("{service} has from {min} to {max} instances: {count} is outside of that")]
     OutOfLimits {
         /// The service's name.
         service: String,
-        /// What was asked for.
+        /// The requested count.
         count: u32,
-        /// At least.
+        /// Lower limit.
         min: u32,
-        /// At most.
+        /// Upper limit.
         max: u32,
     },
-    /// Its instances are being replaced already.
+    /// A rollout of the service is in progress.
     #[error("{service} rolls out already: {replaced} of {total} are replaced")]
     RollsOut {
         /// The service's name.
         service: String,
-        /// Instances that are replaced.
+        /// Instances replaced so far.
         replaced: u32,
-        /// Instances that there were when it began.
+        /// Instances at the start of the rollout.
         total: u32,
     },
-    /// Everything is being removed already.
+    /// A shutdown is in progress.
     #[error("inco is stopping")]
     ShuttingDown,
 }
 
-/// What happened since the last step.
+/// Events since the last step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Inputs<'a> {
-    /// From the engine.
+    /// Events of the engine.
     pub engine: &'a [EngineEvent],
-    /// The engine's containers with the label of this inco ([`Settings::label`](crate::Settings::label)), where
-    /// [`Outputs::list_containers`] asked for them.
+    /// The engine's containers with this inco's label ([`Settings::label`](crate::Settings::label)), if
+    /// [`Outputs::list_containers`] requested them.
     pub containers: Option<&'a [Container]>,
-    /// From the switch.
+    /// Events of the switch.
     pub switch: &'a [SwitchEvent],
-    /// The newest plan by which every worker of the switch works.
+    /// The newest plan that every worker of the switch uses.
     pub acknowledged: Generation,
-    /// From users.
+    /// Commands of operators.
     pub commands: &'a [(CommandId, Command)],
-    /// What came of [`Outputs::fits`].
+    /// The results of [`Outputs::fits`].
     pub fitted: &'a [(ServiceId, Fitted)],
 }
 
-/// What is to be done now. The caller keeps one and hands it to each step, which clears it first.
+/// What the caller must carry out. The caller reuses one value; each step clears it first.
 #[derive(Debug, Default)]
 pub struct Outputs {
-    /// For the engine, in this order. Before a create, its instance's directory must be made.
+    /// Requests for the engine, in order. The caller makes an instance's directory before its create.
     pub engine: Vec<(Ticket, Request)>,
-    /// For the switch, in this order.
+    /// Requests for the switch, in order.
     pub switch: Vec<SwitchRequest>,
-    /// Whether the engine's containers are to be listed for the next step.
+    /// Whether to list the engine's containers for the next step.
     pub list_containers: bool,
-    /// Directories of instances that are gone, to be removed.
+    /// Directories of removed instances. The caller removes them.
     pub remove_dirs: Vec<PathBuf>,
     /// For the event log.
     pub events: Vec<Event>,
-    /// What came of commands.
+    /// Results of commands.
     pub answers: Vec<(CommandId, Result<String, CommandError>)>,
-    /// Autoscalers' work that takes longer than a step may: to be run elsewhere, for [`Inputs::fitted`].
+    /// Computations of autoscalers that take longer than a step. Run them elsewhere and return the results in
+    /// [`Inputs::fitted`].
     pub fits: Vec<(ServiceId, Fit)>,
 }
 
 impl Outputs {
-    /// Empties it and keeps its memory.
+    /// Clears all fields and keeps their memory.
     pub fn clear(&mut self) {
         self.engine.clear();
         self.switch.clear();
@@ -214,7 +215,7 @@ impl Outputs {
         self.fits.clear();
     }
 
-    /// Whether there is nothing to do.
+    /// Whether all fields are empty.
     pub fn is_empty(&self) -> bool {
         self.engine.is_empty()
             && self.switch.is_empty()

@@ -1,18 +1,18 @@
 use model::{Histogram, Nanos};
 
-/// Times that one kind of reaction is remembered for at most; of more, the latest.
+/// Most times kept per kind of reaction; newer ones replace the oldest.
 pub const REACTION_LIMIT: usize = 1024;
 
 /// The times of one kind of reaction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Times {
-    /// The latest ones, not in order.
+    /// The latest ones, in no order.
     latest: Vec<Nanos>,
-    /// How many there were in all.
+    /// How many there were in total.
     pub count: u64,
     /// The longest of all.
     pub longest: Nanos,
-    /// All of them, by how long they took.
+    /// Distribution of all times.
     pub histogram: Histogram,
 }
 
@@ -28,12 +28,12 @@ impl Times {
         self.longest = self.longest.max(time);
     }
 
-    /// The latest ones, at most [`REACTION_LIMIT`], not in order.
+    /// The latest times, at most [`REACTION_LIMIT`], in no order.
     pub fn latest(&self) -> &[Nanos] {
         &self.latest
     }
 
-    /// The time within which that share (0 to 1) of the latest ones were done; [`None`] where there are none.
+    /// The quantile `share` (0 to 1) of the latest times; [`None`] if there are none.
     pub fn quantile(&self, share: f64) -> Option<Nanos> {
         let mut sorted = self.latest.clone();
         sorted.sort_unstable();
@@ -42,22 +42,22 @@ impl Times {
     }
 }
 
-/// How fast the loop reacts.
+/// Reaction times of the control loop.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reactions {
-    /// From the first observation that was hot or over the target to the decision for more instances.
+    /// From the first observation that was hot or over the target to the decision to add instances.
     pub detect: Times,
-    /// From the decision until every worker gives new flows to the instance: a drain taken back.
+    /// From the decision until every worker gives new flows to the instance, by cancelling a drain.
     pub undrain: Times,
-    /// The same: a warm standby.
+    /// The same, with a warm standby.
     pub activate: Times,
-    /// The same: a paused standby.
+    /// The same, with a paused standby.
     pub resume: Times,
-    /// The same: an instance that had to be created, or was on its way.
+    /// The same, with an instance that was created or on its way to ready.
     pub create_and_activate: Times,
     /// From the request to create an instance until it was ready.
     pub create: Times,
-    /// From the drain until the instance had no flow left, deadlines included.
+    /// From the start of the drain until the instance had no flows, including drains that ended at the deadline.
     pub drain: Times,
 }
 

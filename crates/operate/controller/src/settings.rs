@@ -6,65 +6,65 @@ use model::{Fallback, InstanceId, Mount, Nanos, NetFunction, Ready, ServiceId, S
 use scheduling::Scheduler;
 use switch::{PortKind, PortSpec, ServicePlan};
 
-/// A place for an instance whose port the switch has made beforehand, and what a container gets that takes it.
+/// A slot with a port that the switch made in advance, and what its container needs to use the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPlace {
-    /// The slot whose port it is.
+    /// The slot of the port.
     pub slot: Slot,
-    /// What the container sees of this machine to reach the port.
+    /// Mounts through which the container reaches the port.
     pub mounts: Vec<Mount>,
-    /// What tells it of the port.
+    /// Environment variables that describe the port.
     pub env: Vec<(String, String)>,
-    /// The functions of a card that are its port.
+    /// Functions of a network card that form the port.
     pub functions: Vec<NetFunction>,
 }
 
-/// What the controller must know of one service.
+/// Settings of one service.
 #[derive(Clone, Debug)]
 pub struct ServiceSettings {
-    /// Its name: in container names, labels and events.
+    /// Its name, as in container names, labels and events.
     pub name: String,
-    /// The container of one instance, but for name, labels and the mount of its socket directory, which the
-    /// controller adds. [`None`] for a service whose instances are sinks without a container.
+    /// The container of one instance. The controller adds name, labels and the mount of the socket directory.
+    /// [`None`] for a service whose instances are sinks without a container.
     pub container: Option<ContainerSpec>,
-    /// Where a container sees its socket directory; [`None`] for one on another machine.
+    /// The socket directory's path inside the container; [`None`] on another machine.
     pub socket_dir_in_container: Option<PathBuf>,
-    /// The data ports of an instance: [`PortSpec::address`] is below its socket directory.
+    /// The data ports of an instance. [`PortSpec::address`] is relative to its socket directory.
     pub port: PortSpec,
-    /// Which packets are its, and how they are given to instances. The controller sets the id.
+    /// Its match and how flows are scheduled to instances. The controller sets the id.
     pub plan: ServicePlan,
-    /// The places that its instances may have, where the switch has made their ports beforehand; [`None`]: any slot.
+    /// The slots with ports made in advance; [`None`] permits any slot.
     pub places: Option<Vec<PortPlace>>,
-    /// Active instances at least.
+    /// Minimum of active instances.
     pub min: u32,
-    /// Active instances at most.
+    /// Maximum of active instances.
     pub max: u32,
-    /// Instances kept ready beside the active ones.
+    /// Standby instances kept beside the active ones.
     pub standby: u32,
-    /// How they wait.
+    /// Whether standby instances run or are paused.
     pub standby_mode: StandbyMode,
-    /// Packets per second that an instance can process; [`None`]: what the collector has learned, and 0 before it
-    /// has learned anything (the schedulers then go by live flows).
+    /// Capacity of an instance in packets per second. [`None`] uses the collector's learned capacity, which is 0 at
+    /// first; schedulers then go by live flows.
     pub capacity_pps: Option<f64>,
-    /// What ends Starting.
+    /// The condition that ends Starting.
     pub ready: Ready,
-    /// How long an instance may take from its program's start until it is ready.
+    /// Longest time from the program's start until the instance is ready.
     pub ready_deadline: Nanos,
-    /// How long a draining instance may keep flows.
+    /// Longest time that a draining instance may keep flows.
     pub drain_deadline: Nanos,
-    /// How long a program may take to end by itself before it is killed.
+    /// Longest time that a program may take to exit before it is killed.
     pub stop_grace: Nanos,
-    /// After how long without taking a packet from a ring that holds some an instance counts as stalled, time in
-    /// which its quota held it up not counted.
+    /// An instance is stalled if it leaves packets in its ring and consumes none for this time. Throttled time does
+    /// not count.
     pub stall_after: Nanos,
-    /// Descriptors of an instance's ring in each direction: how long a quota may hold it up rests on that.
+    /// Descriptors of an instance's ring in each direction. They bound how long a quota may throttle it.
     pub ring_slots: u32,
-    /// How many there should be.
+    /// The autoscaler.
     pub autoscaler: Autoscaler,
 }
 
 impl ServiceSettings {
-    /// Settings with the defaults for everything but what has none.
+    /// Settings with defaults for everything that has one.
     pub fn new(name: impl Into<String>, container: Option<ContainerSpec>, autoscaler: Autoscaler) -> Self {
         ServiceSettings {
             name: name.into(),
@@ -90,10 +90,10 @@ impl ServiceSettings {
 }
 
 impl ServiceSettings {
-    /// Packets per second that an instance can process that has `cpus`, where `usual_pps` is what one with the
-    /// service's own quota can.
+    /// Capacity in packets per second of an instance with `cpus`, if one with the service's own quota has
+    /// `usual_pps`.
     pub(crate) fn capacity_of(&self, usual_pps: f64, cpus: Option<f64>) -> f64 {
-        // Most have no quota.
+        // Most instances have no quota.
         let Some(cpus) = cpus else {
             return usual_pps;
         };
@@ -104,27 +104,27 @@ impl ServiceSettings {
     }
 }
 
-/// What becomes of packets before they are a service's, and of those that are none's.
+/// The order of matches and the fallbacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matching {
-    /// Services in the order in which their matches are tried; those that are missing come last, by id.
+    /// Services in the order in which their matches are tried. Services not listed come last, by id.
     pub order: Vec<ServiceId>,
-    /// What happens to IP packets of no service.
+    /// Fallback for IP packets that match no service.
     pub unmatched: Fallback,
-    /// What happens to packets that are not IP.
+    /// Fallback for packets that are not IP.
     pub other: Fallback,
 }
 
-/// What the controller must know of everything else.
+/// Settings of the controller as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// `/run/inco` or what stands for it: instances have their directories in `instances/` below it.
+    /// The run directory, usually `/run/inco`. Instances have their directories in `instances/` below it.
     pub run_dir: PathBuf,
-    /// Wall-clock time at zero of the monotonic clock, in milliseconds since 1970, for events.
+    /// Wall-clock time at zero of the monotonic clock, in milliseconds since 1970. Events use it.
     pub unix_ms_at_zero: u64,
-    /// Creates that may be in the engine's hands at once.
+    /// Most creates in progress at once.
     pub creates_at_once: u32,
-    /// Which packets are tried for which service first.
+    /// The order of matches and the fallbacks.
     pub matching: Matching,
 }
 
@@ -140,18 +140,18 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What all containers of this inco carry, and no others.
+    /// The label of all containers of this inco, and of no others.
     pub fn label(&self) -> Label {
         Label::new(LABEL_RUN_DIR, self.run_dir.display().to_string())
     }
 
-    /// The name of an instance's container: `inco-firewall-3`. Names are unique in an engine, so with another run
-    /// directory than the usual one a hash of it is part of them: `inco-09af23cd-firewall-3`.
+    /// The name of an instance's container, such as `inco-firewall-3`. Names must be unique in an engine, so a run
+    /// directory other than the default adds a hash: `inco-09af23cd-firewall-3`.
     pub(crate) fn container_name(&self, service: &str, id: InstanceId) -> String {
         if self.run_dir == Path::new("/run/inco") {
             return format!("inco-{service}-{}", id.0);
         }
-        // FNV-1a: the same for every build, which std's hasher does not promise.
+        // FNV-1a gives the same hash in every build; std's hasher does not promise that.
         let text = self.run_dir.as_os_str().as_encoded_bytes();
         let hash = text.iter().fold(0x811c_9dc5_u32, |hash, &byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -160,39 +160,39 @@ impl Settings {
     }
 }
 
-/// Creates at once. More do not finish sooner on few cores, and each takes CPU from what runs.
+/// Default of [`Settings::creates_at_once`]. More do not finish sooner on few cores, and each takes CPU time from
+/// running functions.
 pub const CREATES_AT_ONCE: u32 = 4;
-/// A stall shorter than this is the scheduling of a busy machine.
+/// Default of [`ServiceSettings::stall_after`]. Shorter pauses are the scheduling of a busy machine.
 pub const STALL_AFTER: Nanos = Nanos::from_millis(100);
-/// The wait after a create that failed, or an instance that died young; doubled each time.
+/// The first wait after a failed create or a young instance's death. It doubles each time.
 pub const BACK_OFF_FIRST: Nanos = Nanos::from_secs(1);
 /// The longest such wait.
 pub const BACK_OFF_LONGEST: Nanos = Nanos::from_secs(60);
-/// An instance that dies earlier than this after it was ready counts as a failed create: one that dies at its first
-/// packets must not be replaced as fast as it dies.
+/// An instance that dies earlier than this after it became ready counts as a failed create. Otherwise one that dies
+/// at its first packets would be replaced as fast as it dies.
 pub const YOUNG: Nanos = Nanos::from_secs(10);
-/// The wait before a port that could not be attached is tried again: a program needs some milliseconds before it
-/// listens.
+/// The wait before a failed attach is tried again. A program needs some milliseconds before it listens.
 pub const ATTACH_AGAIN: Nanos = Nanos::from_millis(20);
-/// How long a readiness command may take; then it is killed, and has failed.
+/// Time limit of a readiness command. After it, the command is killed and counts as failed.
 pub const CHECK_LIMIT: Nanos = Nanos::from_secs(5);
-/// The wait before a readiness command that failed is run again.
+/// The wait before a failed readiness command runs again.
 pub const CHECK_AGAIN: Nanos = Nanos::from_millis(100);
-/// Counters older than this are not decided on: the count stays as it is.
+/// Autoscalers do not decide on counters older than this; the count stays as it is.
 pub const OLDEST_COUNTERS: Nanos = Nanos::from_millis(100);
-/// The same event about the same thing is told at most once in this time.
+/// Repeats of one event about one subject are reported at most once in this time.
 pub const SAME_EVENT_AGAIN: Nanos = Nanos::from_secs(1);
-/// The change of a learned capacity that is worth publishing, as a share of it.
+/// The relative change of a learned capacity that publishes a new plan.
 pub const CAPACITY_STEP: f64 = 0.05;
 
-/// The label that every container of ours carries, with its inco's run directory: two incos that share an engine leave
-/// each other's containers alone.
+/// The label with the run directory, carried by every container of inco. It keeps two incos that share an engine
+/// apart.
 pub const LABEL_RUN_DIR: &str = "inco.run-dir";
 /// The label with the name of the container's service.
 pub const LABEL_SERVICE: &str = "inco.service";
 /// The label with the instance's id.
 pub const LABEL_INSTANCE: &str = "inco.instance";
-/// The label with the instance's slot: what a container was given of its port belongs to that one alone.
+/// The label with the instance's slot. The container's port resources belong to that slot.
 pub const LABEL_SLOT: &str = "inco.slot";
 
 #[cfg(test)]

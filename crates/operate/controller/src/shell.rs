@@ -10,20 +10,20 @@ use switch::{SwitchEvent, SwitchRequest};
 use crate::Controller;
 use crate::message::{Command, CommandId, Inputs, Outputs};
 
-/// How long creates of a step that also changed the plan wait: a container that is made takes milliseconds of a CPU, in
-/// parts that the kernel does not interrupt, and packets that wait for that plan need it first.
+/// How long creates wait after a step that changed the plan. A create takes milliseconds of CPU time in parts that
+/// the kernel does not preempt; packets that wait for the plan need that CPU first.
 const CREATES_WAIT: Nanos = Nanos::from_millis(2);
 
-/// How the engine answered, by kind of call.
+/// The engine's calls by kind: how many, how long, how many failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineCalls {
-    /// How long calls took that were carried out.
+    /// Duration of successful calls.
     pub took: BTreeMap<&'static str, Histogram>,
-    /// How many failed.
+    /// Failed calls.
     pub failed: BTreeMap<&'static str, u64>,
 }
 
-/// The word for a kind of call in metrics.
+/// The `call` label of a request in metrics.
 const fn call_name(request: &Request) -> &'static str {
     match request {
         Request::Create(_) => "create",
@@ -36,8 +36,9 @@ const fn call_name(request: &Request) -> &'static str {
     }
 }
 
-/// The thin part around the core: it carries what the engine says in and what the engine should do out, removes what
-/// is left of instances' directories, and runs what autoscalers have to reckon for longer than a turn may take. Switch, event log and clock are its caller's.
+/// Connects the controller to an engine. It passes engine events in and requests out, removes the directories of
+/// instances that are gone, and runs long computations of autoscalers on their own threads. The caller owns the
+/// switch, the event log and the clock.
 pub struct Shell {
     controller: Controller,
     engine: Box<dyn Engine>,
@@ -46,25 +47,24 @@ pub struct Shell {
     outputs: Outputs,
     waiting: Waiting,
     calls: EngineCalls,
-    /// Calls that are not answered yet.
-    in_hand: BTreeMap<Ticket, &'static str>,
-    /// Fits, each on a thread of its own while it runs.
+    /// Calls without an answer yet.
+    outstanding: BTreeMap<Ticket, &'static str>,
+    /// Running fits, each on its own thread.
     fits: Vec<(ServiceId, JoinHandle<Fitted>)>,
     fitted: Vec<(ServiceId, Fitted)>,
 }
 
-/// Requests for the engine that wait for packets.
+/// Creates that are delayed by [`CREATES_WAIT`].
 #[derive(Debug, Default)]
 struct Waiting {
-    /// In their order.
+    /// In the order of the requests.
     requests: Vec<(Ticket, Request)>,
     until: Nanos,
 }
 
 impl Waiting {
-    /// What the engine is to be asked now, of what has waited and what a step asks for, in that order; `asked` is empty then. Where
-    /// the step changes the plan and asks for nothing but creates, these wait for [`CREATES_WAIT`], or until anything
-    /// else is asked for.
+    /// The requests that are due now: delayed ones first, then those of this step. Leaves `asked` empty. If the step
+    /// changes the plan and requests only creates, these wait for [`CREATES_WAIT`] or until the next other request.
     fn due(
         &mut self,
         asked: &mut Vec<(Ticket, Request)>,
@@ -86,11 +86,11 @@ impl Waiting {
 }
 
 impl Shell {
-    /// Puts a controller and an engine together and adopts what the engine has. May block as long as
-    /// [`Engine::list`] does.
+    /// Connects a controller to an engine and adopts the engine's containers. May block as long as [`Engine::list`]
+    /// does.
     ///
     /// # Errors
-    /// The engine's, where it cannot list its containers: without knowing what runs, nothing may be started.
+    /// The engine cannot list its containers. Nothing may be started without knowing what already runs.
     pub fn new(
         mut controller: Controller,
         mut engine: Box<dyn Engine>,
@@ -106,15 +106,15 @@ impl Shell {
             outputs: Outputs::default(),
             waiting: Waiting::default(),
             calls: EngineCalls::default(),
-            in_hand: BTreeMap::new(),
+            outstanding: BTreeMap::new(),
             fits: Vec::new(),
             fitted: Vec::new(),
         })
     }
 
-    /// One step: takes in what the engine has to say and what is given. What comes of it for the switch, the event log and those
-    /// who asked is the caller's to carry out; what is for the engine waits for [`Shell::carry_out`], so that what packets wait
-    /// for can come first.
+    /// One step: passes the engine's events and the given inputs to the controller. The caller carries out the
+    /// outputs for the switch, the event log and the operators. Engine requests wait for [`Shell::carry_out`], so
+    /// that the switch is served first.
     pub fn turn(
         &mut self,
         (switch, acknowledged): (&[SwitchEvent], Generation),
@@ -139,30 +139,30 @@ impl Shell {
         &self.outputs
     }
 
-    /// Hands the engine its requests of the last step, and does what else there is to do outside of the switch.
-    /// Creates wait for a moment where the plan has changed, in which packets need the CPU. To be called after each step.
+    /// Sends the engine its requests of the last step and removes directories. Call it after each step. Creates wait
+    /// if the plan has changed; see [`CREATES_WAIT`].
     pub fn carry_out(&mut self, now: Nanos) {
         let is_publish = |request: &SwitchRequest| matches!(request, SwitchRequest::Publish { .. });
         let changes_plan = self.outputs.switch.iter().any(is_publish);
         let due = self.waiting.due(&mut self.outputs.engine, changes_plan, now);
         for (ticket, request) in due {
-            self.in_hand.insert(ticket, call_name(&request));
+            self.outstanding.insert(ticket, call_name(&request));
             self.engine.submit(ticket, request);
         }
         if self.outputs.list_containers {
-            // Where the engine does not answer after all, it will say that it is down, and up again later.
+            // If the engine fails here, it reports that it is down, and later that it is up again.
             self.containers = self.engine.list(&self.controller.settings().label()).ok();
         }
         for (service, fit) in self.outputs.fits.drain(..) {
             self.fits.extend(start_fit(fit).map(|thread| (service, thread)));
         }
         for dir in self.outputs.remove_dirs.drain(..) {
-            // What is left there does no harm: a name is never used twice.
+            // A directory that cannot be removed is harmless: names are never reused.
             let _ = engine::exchange::remove(&dir);
         }
     }
 
-    /// Takes in what came of the fits that have ended.
+    /// Collects the results of finished fits.
     fn take_fitted(&mut self) {
         self.fitted.clear();
         for at in (0..self.fits.len()).rev() {
@@ -186,7 +186,7 @@ impl Shell {
                     continue;
                 }
             };
-            let Some(call) = self.in_hand.remove(ticket) else {
+            let Some(call) = self.outstanding.remove(ticket) else {
                 continue;
             };
             match took {
@@ -196,12 +196,12 @@ impl Shell {
         }
     }
 
-    /// How the engine answered so far.
+    /// Figures of the engine's calls so far.
     pub fn engine_calls(&self) -> &EngineCalls {
         &self.calls
     }
 
-    /// The core.
+    /// The controller.
     pub fn controller(&self) -> &Controller {
         &self.controller
     }
@@ -217,7 +217,8 @@ impl Shell {
     }
 }
 
-/// Runs a fit on a thread. Where there can be none, the autoscaler goes on with what it has, and asks again later.
+/// Runs a fit on a new thread. If no thread can be started, the autoscaler keeps its present fit and requests another
+/// later.
 fn start_fit(fit: Fit) -> Option<JoinHandle<Fitted>> {
     let thread = Builder::new().name("inco-fit".to_owned());
     thread.spawn(move || fit.run()).ok()
@@ -239,7 +240,7 @@ mod tests {
         (Ticket(ticket), Request::Remove { name })
     }
 
-    /// The tickets of what is due, at `ms` milliseconds.
+    /// The tickets of the requests that are due at `ms` milliseconds.
     fn due(waiting: &mut Waiting, asked: &[(Ticket, Request)], changes_plan: bool, ms: u64) -> Vec<u64> {
         let mut asked = asked.to_vec();
         let due = waiting.due(&mut asked, changes_plan, Nanos::from_millis(ms));

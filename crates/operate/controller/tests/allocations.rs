@@ -22,12 +22,12 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's contract is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -38,7 +38,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn an_idle_step_of_256_instances_allocates_nothing() {
     let scaler = Autoscaler::from_name("smartinco").unwrap();
-    // Sinks without a container: what is measured is the controller.
+    // Sinks without a container: only the controller is measured.
     let mut service = ServiceSettings::new("sink", None, scaler);
     (service.min, service.max, service.capacity_pps) = (256, 256, Some(1e6));
     let mut collector = Collector::new();

@@ -1,4 +1,4 @@
-//! What an autoscaler has to reckon for long is reckoned beside the loop.
+//! Long computations of an autoscaler run off the loop.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use engine::{FakeConfig, FakeEngine};
 use model::{Generation, Nanos};
 use switch::SwitchReading;
 
-/// The steps that the predictive policy's fitted forecast spans.
+/// The number of steps that the fitted forecast covers.
 fn forecast_steps(shell: &Shell) -> usize {
     let service = shell.controller().services().next().unwrap();
     let Autoscaler::Predictive(policy) = service.autoscaler else {

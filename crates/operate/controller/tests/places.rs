@@ -1,4 +1,4 @@
-//! Instances whose ports were made beforehand: each has a place of its service's own, and an adopted one the place that it had.
+//! Instances with ports made in advance: each gets one of its service's slots, and an adopted one keeps its slot.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use engine::{Container, ContainerSpec, ContainerState, Request};
 use model::{EventKind, Mount, Nanos, Slot};
 use switch::SwitchReading;
 
-/// A service of that many instances with the places 4 and 5.
+/// A service with `instances` instances and the slots 4 and 5.
 fn controller(instances: u32) -> Controller {
     let place = |slot: u16| PortPlace {
         slot: Slot(slot),
@@ -35,7 +35,7 @@ fn controller(instances: u32) -> Controller {
     Controller::new(Settings::default(), vec![service])
 }
 
-/// What it asks for, and tells, in one step.
+/// Its requests and events in one step.
 fn step(controller: &mut Controller, at: Nanos) -> Outputs {
     let mut collector = Collector::new();
     collector.add_service(Nanos::from_secs(1));
@@ -104,7 +104,7 @@ fn an_adopted_container_has_the_place_that_it_was_made_for() {
         started_unix_ms: 0,
     };
     let mut controller = controller(2);
-    // One of another place than the service has, and one whose place is taken, are of no use.
+    // Containers with a slot of another service, or with a slot that is taken, are removed.
     let containers = [container(1, "5"), container(2, "9"), container(3, "5")];
     controller.adopt(&containers, Nanos::ZERO);
     let adopted: Vec<(u32, Slot)> = controller

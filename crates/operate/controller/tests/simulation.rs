@@ -25,11 +25,12 @@ use switch::{
 };
 
 const WORKERS: usize = 2;
-/// Packets per millisecond that an instance takes, and that a flow brings in a thousand milliseconds.
+/// Packets per millisecond that an instance consumes.
 const CAPACITY_PER_MS: u64 = 10;
+/// Packets per second of a flow.
 const FLOW_PPS: u64 = 400;
 
-/// What goes wrong, each as a probability for each time that it could.
+/// Probabilities of faults, each per occasion.
 #[derive(Clone, Copy, Debug, Default)]
 struct Probabilities {
     /// Of an instance: its port never connects.
@@ -44,7 +45,7 @@ struct Probabilities {
     port_down: f64,
     /// Per second: the engine is away for 30 s.
     engine_down: f64,
-    /// Per second: somebody asks for something.
+    /// Per second: an operator sends a command.
     command: f64,
     /// Per second and service: the load changes.
     load_changes: f64,
@@ -75,7 +76,7 @@ impl Chance {
     }
 }
 
-/// A flow that somebody sends.
+/// A flow of a sender.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
     service: ServiceId,
@@ -83,13 +84,13 @@ struct Flow {
     ends: Nanos,
 }
 
-/// An instance that was given a port.
+/// The port of an instance.
 #[derive(Debug)]
 struct PortSim {
     instance: InstanceId,
     name: String,
     hung: bool,
-    /// Its flows were moved on purpose: by a failure, a purge or a deadline.
+    /// Its flows were moved on purpose, by a failure, purge or deadline.
     moved: bool,
 }
 
@@ -163,7 +164,7 @@ fn services() -> Vec<ServiceSettings> {
     vec![warm, paused]
 }
 
-/// The packets of a service: to a port of its own.
+/// The match of a service: one UDP or TCP port of its own.
 fn matches_of(service: ServiceId) -> Match {
     let port = port_of(service);
     Match {
@@ -177,7 +178,7 @@ fn port_of(service: ServiceId) -> u16 {
     80 + service.0
 }
 
-/// The container that a port belongs to: the directory of its socket has the same name.
+/// The container of a port: the socket's directory has the same name.
 fn container_of(port: &PortSpec) -> &str {
     let directory = port.address.parent().and_then(|directory| directory.file_name());
     directory.and_then(|name| name.to_str()).expect("a name")
@@ -361,7 +362,7 @@ impl Simulation {
         self.engine.set_down(false);
     }
 
-    /// The instance in that slot takes nothing any more.
+    /// The instance in that slot consumes nothing from now on.
     fn hang(&mut self, slot: Slot) {
         if let Some(port) = self.ports.get_mut(&slot) {
             port.hung = true;
@@ -418,7 +419,7 @@ impl Simulation {
                 let instances = self.controller.instances().iter();
                 let stops = |i: &controller::Instance| i.slot() == *slot && i.reason().contains("inco stops");
                 if is_attached(slot) && !self.ports[slot].moved && !instances.clone().any(stops) {
-                    // It leaves in good order: nothing of it may be lost.
+                    // It stops in good order, so none of its packets may be lost.
                     assert!(
                         self.switch.pins().all(|(_, at)| at != *slot),
                         "{slot} still has flows"
@@ -495,7 +496,7 @@ impl Simulation {
         self.switch.take_sent();
     }
 
-    /// The addresses of another flow.
+    /// The addresses of a new flow.
     fn new_tuple(&mut self, service: ServiceId) -> Tuple {
         self.flows_begun += 1;
         Tuple {
@@ -508,7 +509,7 @@ impl Simulation {
         }
     }
 
-    /// Flows of the first service that somebody sends to that instance for a minute.
+    /// Flows of the first service that are pinned to that instance for a minute.
     fn pin_flows(&mut self, slot: Slot, count: usize) -> Vec<FlowKey> {
         let ends = self.now + Nanos::from_secs(60);
         let service = ServiceId(0);
@@ -524,7 +525,7 @@ impl Simulation {
         keys
     }
 
-    /// Flows that are pinned to that instance.
+    /// Flows pinned to that instance.
     fn pinned(&self, slot: Slot) -> usize {
         self.switch.pins().filter(|(_, at)| *at == slot).count()
     }
@@ -605,7 +606,7 @@ impl Simulation {
         assert!(instances.is_sorted_by_key(|i| i.id()));
         let slots: BTreeSet<Slot> = instances.iter().map(|i| i.slot()).collect();
         assert_eq!(slots.len(), instances.len(), "a slot belongs to two instances");
-        // The lowest free one is taken, so no more of them are ever touched than there were instances at once.
+        // The lowest free slot is taken, so slots in use never exceed the instances that existed at once.
         self.most_at_once = self.most_at_once.max(instances.len());
         let most = self.most_at_once;
         assert!(
@@ -620,7 +621,7 @@ impl Simulation {
         for (index, service) in settings.iter().enumerate() {
             let of_it = || instances.iter().filter(|i| i.service().index() == index);
             let active = of_it().filter(|i| i.state() == InstanceState::Active).count();
-            // One that is replaced may still be active beside its replacement.
+            // A replaced instance may be active beside its replacement.
             let status = self.controller.services().nth(index).expect("the service");
             let rolls = status
                 .rollout
@@ -630,7 +631,7 @@ impl Simulation {
                 "{active} active of at most {}",
                 service.max
             );
-            // Nothing piles up: what is on its way, active and pooled is bounded; only what is leaving comes on top.
+            // Instances on their way, active and in the pool are bounded; only those that leave come on top.
             let staying = of_it()
                 .filter(|i| {
                     !matches!(
@@ -644,7 +645,7 @@ impl Simulation {
         }
     }
 
-    /// All is well again: after a while each service has what it should.
+    /// Without faults, each service reaches its wanted state after a while.
     fn settle(&mut self) {
         self.probabilities = Probabilities::default();
         self.engine.set_faults(Faults::default());
@@ -682,7 +683,7 @@ impl Simulation {
             assert_eq!(count(InstanceState::Active), wanted, "{id}: {around:?}");
             assert!(count(InstanceState::Standby) >= standby, "{id}: {around:?}");
         }
-        // What the engine has is what the controller knows of.
+        // The controller knows all containers of the engine.
         let known: BTreeSet<&str> = self.controller.instances().iter().map(|i| i.name()).collect();
         for container in self.engine.containers() {
             assert!(
@@ -722,7 +723,7 @@ fn whatever_goes_wrong_the_promises_hold_and_it_recovers() {
     let mut seen = BTreeSet::new();
     let (mut flows, mut drained) = (0, 0);
     for seed in seeds(16) {
-        // Each seed has its own mix, from nothing wrong at all to nearly everything.
+        // Each seed has its own mix of faults, from none to nearly all.
         let mut mix = Chance(seed);
         let mut up_to = |most: f64| most * mix.below(4) as f64 / 3.0;
         let probabilities = Probabilities {
@@ -754,7 +755,7 @@ fn whatever_goes_wrong_the_promises_hold_and_it_recovers() {
         drained += simulation.drained_clean;
     }
     if std::env::var("INCO_SEED").is_err() {
-        // The faults have really happened and every way through the state machine was taken.
+        // All faults occurred, and every transition of the state machine was taken.
         for what in [
             "killed",
             "stalled",
@@ -795,7 +796,7 @@ fn quiet(seed: u64) -> Simulation {
 }
 
 impl Simulation {
-    /// Runs a steady load until everything that it asks for is there.
+    /// Runs a steady load until all instances that it requires are Active.
     fn steady(&mut self, firewall: usize, gateway: usize, seconds: u64) {
         for _ in 0..seconds * 1_000 {
             self.flows_wanted = [firewall, gateway];
@@ -865,7 +866,7 @@ fn more_come_from_a_drain_first_then_from_the_pool_and_last_from_the_engine() {
     sim.steady(20, 0, 1);
     let pool = sim.ids(0, InstanceState::Standby);
     sim.scale(0, 4);
-    // The warm one is Active and published within the step that decided it.
+    // The warm standby is Active and published within the step that decided it.
     assert!(sim.ids(0, InstanceState::Active).contains(&pool[0]), "{pool:?}");
     assert_eq!(
         sim.ids(0, InstanceState::Creating).len(),
@@ -935,7 +936,7 @@ fn the_one_with_the_fewest_flows_goes_and_among_equals_the_youngest() {
         "none has flows: the youngest"
     );
     sim.steady(0, 0, 1);
-    // Give the others flows by hand, the second one the fewest.
+    // Pin flows by hand; the second instance has the fewest.
     for (id, count) in [(active[0], 5), (active[1], 2), (active[2], 4)] {
         let slot = sim.slot_of(id);
         sim.pin_flows(slot, count);
@@ -954,7 +955,7 @@ fn a_drain_ends_after_the_last_flow_and_not_before_every_worker_knows() {
     sim.scale(0, 2);
     let draining = sim.ids(0, InstanceState::Draining);
     assert_eq!(draining.len(), 1);
-    // It has no flow, but workers learn of the drain only after up to 200 ms.
+    // It has no flow, but workers acknowledge the drain only after up to 200 ms.
     while sim.switch.acknowledged() < sim.published {
         assert_eq!(sim.ids(0, InstanceState::Draining), draining);
         sim.step(Nanos::from_millis(1));
@@ -968,7 +969,7 @@ fn a_drain_waits_for_what_is_in_the_rings() {
     let mut sim = quiet(5);
     sim.scale(0, 3);
     sim.steady(0, 0, 2);
-    // The one that will go is slow for a while, less than a stall, with packets in its ring.
+    // The instance that will be drained is slow for a while, less than a stall, with packets in its ring.
     let youngest = sim.ids(0, InstanceState::Active)[2];
     let slot = sim.slot_of(youngest);
     sim.hang(slot);
@@ -1018,7 +1019,7 @@ fn somebody_may_drain_all_and_the_service_keeps_its_least() {
     sim.steady(0, 0, 1);
     let pool = sim.ids(0, InstanceState::Standby);
     let victims = sim.ids(0, InstanceState::Active);
-    // One standby can stand in at once; for the other one another must be created.
+    // One standby takes over at once; the other failure needs a create.
     for victim in &victims {
         assert!(
             sim.ask(Command::Drain {
@@ -1117,7 +1118,7 @@ fn a_rollout_replaces_one_after_the_other_and_never_has_fewer() {
         assert_eq!(sim.ids(0, InstanceState::Active).len(), count as usize);
         assert_eq!(sim.ids(0, InstanceState::Standby).len(), 1, "the pool is full");
     }
-    // Nothing was moved: each drain waited for the flows.
+    // No flow moved: each drain waited for its flows.
     assert!(!sim.seen.contains("unpinned"));
     sim.shut_down(false);
 }
@@ -1148,7 +1149,7 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
         "{ended:?}"
     );
     assert_eq!(sim.ids(0, InstanceState::Active), active);
-    // Among the active ones: the one whose turn it was takes flows again.
+    // Among the active ones: the instance that was being replaced takes flows again.
     sim.engine.set_faults(Faults::default());
     sim.steady(40, 0, 40);
     assert!(
@@ -1174,7 +1175,7 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
     );
     assert_eq!(sim.ids(0, InstanceState::Active).len(), 3);
     assert!(sim.ids(0, InstanceState::Active).contains(&active[1]));
-    // Somebody may end one, too.
+    // An operator may cancel a rollout, too.
     assert!(
         sim.ask(Command::Rollout {
             service,
@@ -1295,10 +1296,10 @@ fn creates_that_fail_are_tried_again_less_and_less_often() {
         }
     }
     creates_at.dedup();
-    // 1, 2, 4, 8, 16, 32 and 60 seconds apart, give or take what a create takes.
+    // 1, 2, 4, 8, 16, 32 and 60 seconds apart, plus the time of a create.
     let gaps: Vec<u64> = creates_at.windows(2).map(|w| w[1] - w[0]).collect();
     assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 60], "{creates_at:?}");
-    // The service says so, for as long as that is so.
+    // The service reports the failures while they last.
     let failing = |sim: &Simulation| {
         let service = sim.controller.services().next().unwrap();
         service
@@ -1323,7 +1324,7 @@ fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys(
     let running: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();
     let active = sim.ids(0, InstanceState::Active);
     let highest = sim.controller.instances().iter().map(|i| i.id().0).max().unwrap();
-    // Killed: nothing was told to anybody. Meanwhile a container ended, and strange ones are about.
+    // A kill without a shutdown. Meanwhile one container exits, and foreign ones exist.
     let dead = format!("inco-firewall-{}", active[0]);
     let mut engine = sim.engine.clone();
     let now = sim.now;
@@ -1388,7 +1389,7 @@ fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys(
         "ids go on counting"
     );
 
-    // And once more after a stop that keeps them.
+    // The same after a stop that keeps the containers.
     let names: BTreeSet<String> = sim.engine.containers().into_iter().map(|c| c.name).collect();
     sim.shut_down(true);
     assert_eq!(
@@ -1407,7 +1408,7 @@ fn a_new_run_adopts_what_it_finds_with_the_same_ids_and_removes_what_is_nobodys(
     sim.shut_down(false);
 }
 
-/// A switch that has done what it is asked by the next step.
+/// A switch that completes each request by the next step.
 fn at_once() -> FakeSwitch {
     FakeSwitch::new(switch::FakeConfig {
         delays: switch::Delays::NONE,
@@ -1532,7 +1533,7 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
     let mut draining_at = Vec::new();
     for ms in 1..100 {
         let now = Nanos::from_millis(ms);
-        // As the control loop does it: the turn has its time first, then it reads counters, then generations.
+        // Same order as the control loop: the turn's time, then counters, then generations.
         raw.at = now + Nanos::from_micros(100);
         collector.sample(&raw);
         let commands: &[_] = match ms {
@@ -1564,11 +1565,11 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
             draining_at.push(ms);
         }
     }
-    // Acknowledged at 50; the counters of that turn may be older than what was acknowledged, the next ones are not.
+    // Acknowledged at 50 ms. The counters of that turn may be older than the acknowledgement; the next are newer.
     assert_eq!(draining_at, (30..=50).collect::<Vec<u64>>());
 }
 
-/// How many instances the policy wants in a case of the event log.
+/// The count that the policy wants in a recorded case.
 fn explained(case: &str) -> u64 {
     let answer = autoscaling::explain::explain(case).expect("a case of the log is an input");
     let answer = serde_json::to_value(answer).expect("an answer is JSON");

@@ -1,4 +1,4 @@
-//! How many instances there should be, and which.
+//! Decides how many instances there are, and which.
 
 use autoscaling::Decision;
 use collector::Collector;
@@ -13,13 +13,13 @@ use crate::settings::{
     CAPACITY_STEP, LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, OLDEST_COUNTERS, SAME_EVENT_AGAIN,
 };
 
-/// An overload that is not seen for this long is over: what comes after it is another one.
+/// An overload that is not seen for this long has ended; a later one is reported again.
 const OVERLOAD_GAP: Nanos = Nanos::from_millis(20);
 
-/// How many instances a service has.
+/// Instances of a service, by state.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    /// Active ones that stay, and that somebody wants drained.
+    /// Active ones, without those that an operator drains.
     active: u32,
     leaving: u32,
     /// Those on their way to Active.
@@ -29,7 +29,7 @@ struct Tally {
 }
 
 impl Controller {
-    /// Fills every service's observation and lets its autoscaler decide, where there are new counters.
+    /// Fills every service's observation and runs its autoscaler, if there are new counters.
     pub(super) fn observe(&mut self, collector: &mut Collector) {
         let sampled_at = collector.sampled_at();
         let is_new = sampled_at > self.sampled_at && self.now.since(sampled_at) <= OLDEST_COUNTERS;
@@ -57,7 +57,7 @@ impl Controller {
                     Slot::NONE
                 };
                 let capacity_pps = service.settings.capacity_of(service.capacity_pps, instance.cpus);
-                // Mostly they are those of the time before; what is counted of them is filled in below.
+                // Usually these are the instances of the previous step; their counts are filled in below.
                 match observation.instances.get_mut(count) {
                     Some(seen) if seen.id == instance.id => {
                         seen.slot = slot;
@@ -90,7 +90,7 @@ impl Controller {
             observation.instances.truncate(count);
             collector.observe(observation);
             self.decide(index);
-            self.tell_overload(index, rates.overcommitted, collector);
+            self.report_overload(index, rates.overcommitted, collector);
         }
     }
 
@@ -108,7 +108,7 @@ impl Controller {
         } else if now.since(service.overloaded_at) > OVERLOAD_GAP {
             service.overloaded_since = None;
         }
-        // A policy's promise is checked where it matters: nothing leaves the limits.
+        // Enforce the limits here, whatever the policy returned.
         let desired = decision
             .desired
             .max(service.settings.min)
@@ -121,7 +121,7 @@ impl Controller {
             self.resize(index, &decision);
         }
         if let Some(would) = decision.shadow.or(is_held.then_some(would)) {
-            self.tell_shadow(index, would, &decision);
+            self.report_shadow(index, would, &decision);
         }
         let service = &mut self.services[index];
         if service.manual || desired == service.wanted {
@@ -145,8 +145,8 @@ impl Controller {
         self.event(Some(id), None, kind);
     }
 
-    /// What an autoscaler that may not act would do, whenever that becomes something else.
-    fn tell_shadow(&mut self, index: usize, would: u32, decision: &Decision) {
+    /// Reports what a restricted autoscaler would do, when that changes.
+    fn report_shadow(&mut self, index: usize, would: u32, decision: &Decision) {
         let service = &mut self.services[index];
         let wanted = service.wanted;
         if service.shadow.replace(would) == Some(would) || would == wanted {
@@ -162,7 +162,7 @@ impl Controller {
         self.event(Some(id), None, kind);
     }
 
-    /// Remembers the quotas that instances should have; the engine gives them what differs from what they have.
+    /// Records the quotas of instances. The engine applies those that differ.
     fn resize(&mut self, index: usize, decision: &Decision) {
         let service = &self.services[index];
         let (id, policy) = (service.id, scaler_name(&service.settings.autoscaler));
@@ -187,8 +187,8 @@ impl Controller {
         }
     }
 
-    /// Events about rings and flows that do not fit: at most one a second about the same thing.
-    pub(super) fn tell_overload(&mut self, index: usize, overcommitted: u64, collector: &Collector) {
+    /// Reports ring drops and overcommitted flows: at most one event a second per subject.
+    pub(super) fn report_overload(&mut self, index: usize, overcommitted: u64, collector: &Collector) {
         let now = self.now;
         let service = &mut self.services[index];
         let id = service.id;
@@ -220,7 +220,7 @@ impl Controller {
         }
     }
 
-    /// Brings the instances of a service to the count that is wanted, and its pool to its size.
+    /// Brings the service to its wanted count of instances and its pool to its size.
     pub(super) fn reconcile(&mut self, index: usize, collector: &Collector) {
         self.roll(index);
         let service = &self.services[index];
@@ -229,7 +229,7 @@ impl Controller {
 
         let mut there = self.tally(id);
         if there.leaving > 0 {
-            self.let_leave(id, wanted, min, max);
+            self.drain_leaving(id, wanted, min, max);
             there = self.tally(id);
         }
         while there.active + there.coming < wanted {
@@ -250,7 +250,7 @@ impl Controller {
             there = self.tally(id);
         }
         let mut pooled = there.pooled;
-        // What is wanted as Active comes first.
+        // Active instances come before the pool.
         while pooled < pool && there.active + there.coming >= wanted && self.create(index, false) {
             pooled += 1;
         }
@@ -281,10 +281,9 @@ impl Controller {
         tally
     }
 
-    /// Lets instances go that somebody wants drained, as soon as the service has enough without them. Where it has
-    /// as many as it may, one must go before another can come. One that is replaced goes when as many as are wanted are there
-    /// without it.
-    pub(super) fn let_leave(&mut self, id: ServiceId, wanted: u32, min: u32, max: u32) {
+    /// Drains instances that an operator drains, or that a rollout replaces, as soon as the service has enough
+    /// without them. At the service's maximum, one must leave before its replacement can come.
+    pub(super) fn drain_leaving(&mut self, id: ServiceId, wanted: u32, min: u32, max: u32) {
         for index in 0..self.instances.len() {
             let instance = &self.instances[index];
             if instance.service != id || !instance.leaving || instance.state != InstanceState::Active {
@@ -302,7 +301,7 @@ impl Controller {
         }
     }
 
-    /// Gets one more instance on its way to Active, the cheapest way first. False where nothing can be done now.
+    /// Brings one more instance towards Active, in the cheapest way. False if nothing can be done now.
     pub(super) fn add_one(&mut self, index: usize) -> bool {
         let service = &self.services[index];
         let (id, max) = (service.id, service.settings.max);
@@ -320,7 +319,7 @@ impl Controller {
         let warm = find(&|i| is_ready(i) && i.container != Container::Paused && i.op.is_none());
         let found = match warm {
             Some(at) => Some((at, Rung::Warm)),
-            // One that is just being frozen or thawed is as good as a frozen one.
+            // An instance that is being paused or resumed counts as paused.
             None => match find(&is_ready) {
                 Some(at) => Some((at, Rung::Paused)),
                 None => find(&|i| i.is_for_pool() && i.state == InstanceState::Starting)
@@ -337,7 +336,7 @@ impl Controller {
         self.create(index, true)
     }
 
-    /// One that is on its way is not wanted any more: the youngest goes to the pool where there is room, else away.
+    /// Gives up the youngest instance on its way to Active: it goes to the pool if there is room, else it is stopped.
     pub(super) fn give_up_one(&mut self, id: ServiceId, pool: u32) -> bool {
         let pooled = self.count(id, Instance::is_for_pool);
         let youngest = self
@@ -355,7 +354,8 @@ impl Controller {
         true
     }
 
-    /// Drains the Active instance with the fewest live flows, the youngest among equals; first one that is to be replaced.
+    /// Drains one Active instance: first one that a rollout replaces, else the one with the fewest live flows, the
+    /// youngest if equal.
     pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
         let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.live_flows);
         let victim = self
@@ -373,7 +373,7 @@ impl Controller {
         true
     }
 
-    /// Asks the engine for one more instance. False where that must wait.
+    /// Requests one more instance from the engine. False if that must wait.
     pub(super) fn create(&mut self, index: usize, for_active: bool) -> bool {
         let creating = self.instances.iter().filter(|i| i.op == Some(Op::Create)).count();
         let service = &self.services[index];
@@ -413,7 +413,7 @@ impl Controller {
         let mut instance = self.new_instance(instance_id, id, slot, for_active);
         let container = self.services[index].settings.container.clone();
         let Some(mut spec) = container else {
-            // Nothing to create: a sink is there when its port is.
+            // Nothing to create: a sink exists when its port does.
             self.instances.push(instance);
             self.transition(
                 self.instances.len() - 1,

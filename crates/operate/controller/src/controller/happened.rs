@@ -1,4 +1,4 @@
-//! What happened, as engine, switch and users tell it.
+//! Events of engine and switch, and commands of operators.
 
 use std::fmt::Write as _;
 
@@ -13,14 +13,14 @@ use crate::instance::{Container, Op, Port, Rung};
 use crate::message::{Command, CommandError, HoldBack};
 use crate::settings::{ATTACH_AGAIN, CHECK_AGAIN, ServiceSettings};
 
-/// How much of a dead program's output goes into an event, in characters.
+/// Characters of a dead program's output that an event contains.
 const OUTPUT_SHOWN: usize = 200;
 
 impl Controller {
     pub(super) fn engine_event(&mut self, event: &EngineEvent) {
         match event {
             EngineEvent::Created { ticket, pid, .. } => {
-                if let Some(Target::Instance(id, Op::Create)) = self.in_hand.remove(ticket)
+                if let Some(Target::Instance(id, Op::Create)) = self.outstanding.remove(ticket)
                     && let Some(index) = self.position(id)
                 {
                     let instance = &mut self.instances[index];
@@ -33,7 +33,7 @@ impl Controller {
                     }
                 }
             }
-            EngineEvent::Done { ticket, .. } => match self.in_hand.remove(ticket) {
+            EngineEvent::Done { ticket, .. } => match self.outstanding.remove(ticket) {
                 Some(Target::Instance(id, op)) => self.op_done(id, op),
                 Some(Target::Check(id)) => self.check_ended(id, Ok(())),
                 Some(Target::Orphan(name)) => {
@@ -44,7 +44,7 @@ impl Controller {
                 }
                 None => {}
             },
-            EngineEvent::Failed { ticket, error, .. } => match self.in_hand.remove(ticket) {
+            EngineEvent::Failed { ticket, error, .. } => match self.outstanding.remove(ticket) {
                 Some(Target::Instance(id, op)) => self.op_failed(id, op, error),
                 Some(Target::Check(id)) => self.check_ended(id, Err(error)),
                 Some(Target::Orphan(name)) => {
@@ -140,7 +140,7 @@ impl Controller {
                     self.fail(index, format!("it could not be created: {error}"));
                 }
                 let wait_s = self.count_failure(service, &error.to_string()).as_secs_f64();
-                // An engine that is down is told of once, by its own event.
+                // An engine that is down is reported once, by its own event.
                 if self.engine_down.is_none() {
                     let reason = format!("{error}; the next try comes in {wait_s:.0} s");
                     let what = "engine".to_owned();
@@ -151,10 +151,10 @@ impl Controller {
                 self.fail(index, format!("it could not be resumed: {error}"))
             }
             Op::Pause | Op::Resume | Op::Quota => {
-                // A pool that stays warm, or a quota that stays as it is, does no harm: again after a while.
+                // A failed pause or resize is harmless: try again later.
                 instance.retry.failed(now);
             }
-            // Removing ends what could not be asked to end.
+            // Remove also ends a program that could not be stopped.
             Op::Stop => instance.container = Container::Exited,
             Op::Remove => {
                 instance.retry.failed(now);
@@ -162,7 +162,7 @@ impl Controller {
         }
     }
 
-    /// Compares what the engine has with what it should have: after it was away, ends may have been missed.
+    /// Compares the engine's containers with the instances. Exits may have been missed while the engine was down.
     pub(super) fn compare_containers(&mut self, containers: &[engine::Container]) {
         let since = self.listing_since.take().unwrap_or(self.now);
         for index in 0..self.instances.len() {
@@ -206,7 +206,7 @@ impl Controller {
                     let instance = &mut self.instances[index];
                     instance.port = Port::Absent;
                     instance.again = self.now + ATTACH_AGAIN;
-                    // By the paths that its program knows.
+                    // Use the paths that the program knows.
                     let in_container = self.services.get(instance.service.index());
                     let in_container =
                         in_container.and_then(|of| of.settings.socket_dir_in_container.as_ref());
@@ -261,7 +261,7 @@ impl Controller {
                 {
                     self.instances[index].port = Port::Absent;
                     collector.release(*slot);
-                    // What an instance kept that leaves in good order, it dropped on purpose.
+                    // An instance that stops in good order dropped its outstanding packets on purpose.
                     if *outstanding > 0 && self.instances[index].state == InstanceState::Failed {
                         let service = self.instances[index].service;
                         let id = self.instances[index].id;
@@ -271,7 +271,7 @@ impl Controller {
                     }
                 }
             }
-            // Uplinks, answers and what goes wrong beside instances are its caller's.
+            // The caller handles uplinks, answers and problems that concern no instance.
             SwitchEvent::UplinkUp { .. }
             | SwitchEvent::UplinkDown { .. }
             | SwitchEvent::Trouble { .. }
@@ -282,7 +282,7 @@ impl Controller {
         }
     }
 
-    /// `at`: only counters read after it are surely newer than what was acknowledged.
+    /// `at`: only counters read after this time are newer than the acknowledged plan.
     pub(super) fn note_acknowledged(&mut self, at: Nanos) {
         let (now, acknowledged) = (self.now, self.acknowledged);
         if acknowledged == self.plan.generation {
@@ -331,7 +331,7 @@ impl Controller {
         }
     }
 
-    /// Gives a service another scheduler. Loads and capacities may be in another unit from now on.
+    /// Replaces a service's scheduler. The unit of loads and capacities may change.
     fn set_scheduler(
         &mut self,
         id: ServiceId,
@@ -358,7 +358,7 @@ impl Controller {
         ))
     }
 
-    /// Gives a service other settings.
+    /// Replaces a service's settings.
     fn reconfigure(
         &mut self,
         id: ServiceId,
@@ -379,7 +379,7 @@ impl Controller {
                 scheduler: settings.plan.scheduler.clone(),
             }));
         } else {
-            // A limit belongs to its scheduler.
+            // The capacity belongs to its scheduler.
             service.settings.plan.scheduler = before.plan.scheduler;
             service.settings.plan.limit = before.plan.limit;
         }
@@ -393,7 +393,7 @@ impl Controller {
         }
         service.observation.min = settings.min;
         service.observation.max = settings.max;
-        // Weights and capacities are part of it.
+        // The plan contains weights and capacities.
         self.plan_changed = true;
         let to = service.wanted.max(settings.min).min(settings.max);
         let from = std::mem::replace(&mut service.wanted, to);

@@ -1,4 +1,4 @@
-//! What instances do by themselves, step by step, and the plan that follows from it.
+//! The instances' own transitions, and the plan that follows from them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
 use crate::settings::{CHECK_LIMIT, YOUNG};
 
 impl Controller {
-    /// Whether an instance takes flows or stands by, and nothing is to be done about it: what most do, seen at one look.
+    /// Whether an instance is Active or Standby with no work pending. This is the common case, so one check finds it.
     #[inline]
     pub(super) fn rests(&self, instance: &Instance) -> bool {
         let Some(service) = self.services.get(instance.service.index()) else {
@@ -29,7 +29,7 @@ impl Controller {
         rests && !service.back_off.has_failed()
     }
 
-    /// Moves one instance on as far as it goes now. False where it is gone from the list.
+    /// Advances one instance as far as possible. False if it was removed from the list.
     pub(super) fn advance(&mut self, index: usize, collector: &mut Collector) -> bool {
         match self.instances[index].state {
             InstanceState::Creating => {}
@@ -44,7 +44,7 @@ impl Controller {
             InstanceState::Gone => {}
         }
         if self.instances[index].state == InstanceState::Standby {
-            // It may just have become ready or been parked: the same step then takes it further.
+            // It may have become ready or been parked in this step: advance it further now.
             self.advance_standby(index);
         }
         if self.instances[index].state == InstanceState::Gone {
@@ -84,7 +84,7 @@ impl Controller {
             return;
         }
         if instance.container == Container::Paused {
-            // An adopted one that was frozen: it cannot connect before it runs.
+            // An adopted instance that was paused: it must run before it can connect.
             if instance.op.is_none() && self.engine_down.is_none() && instance.retry.is_over(now) {
                 self.submit_simple(index, Op::Resume);
             }
@@ -139,7 +139,7 @@ impl Controller {
         instance.check_running = true;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        self.in_hand.insert(ticket, Target::Check(instance.id));
+        self.outstanding.insert(ticket, Target::Check(instance.id));
         let request = Request::Exec {
             name: instance.name.clone(),
             command: command.clone(),
@@ -148,7 +148,7 @@ impl Controller {
         self.out.engine.push((ticket, request));
     }
 
-    /// The instance is ready: it joins the pool, and Active ones where it is wanted there.
+    /// The instance is ready: it joins the pool, or becomes Active if it is wanted there.
     pub(super) fn ready(&mut self, index: usize, reason: &str) {
         if !self.transition(index, InstanceStep::Ready, reason) {
             return;
@@ -179,15 +179,16 @@ impl Controller {
         } else if instance.for_active {
             let max = self.services.get(service.index()).map_or(0, |s| s.settings.max);
             let active = self.count(service, |i| i.state == InstanceState::Active);
-            // The one whose turn it is in a rollout goes as soon as this one takes flows.
+            // In a rollout, the predecessor drains as soon as this instance takes flows.
             let beside = self.count(service, |i| self.is_being_replaced(i));
-            // A freeze that is under way ends first.
+            // A pause in progress must end first.
             if active < max + beside && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
                 self.transition(index, InstanceStep::Activate, "it is wanted");
                 self.instances[index].drain = None;
             }
         } else if paused_pool && may_ask && instance.container == Container::Running {
-            // Workers must know first that it takes no flows, so that none is caught in a frozen instance.
+            // Pause only after every worker knows that it takes no flows, so that no packet waits in a paused
+            // instance.
             if instance.drain.is_none_or(|drain| drain.acknowledged.is_some()) {
                 self.submit_simple(index, Op::Pause);
             }
@@ -209,7 +210,7 @@ impl Controller {
             .services
             .get(service.index())
             .map_or(Nanos(u64::MAX), |s| s.settings.stall_after);
-        // Not for what waited in its ring while it was frozen.
+        // Packets that waited while it was paused do not count as a stall.
         if now.since(instance.since) >= stall_after
             && let Some(rates) = collector.slot(instance.slot)
             && rates.waiting >= stall_after
@@ -252,7 +253,7 @@ impl Controller {
             return;
         }
         let rates = collector.slot(instance.slot);
-        // Only counters read after the acknowledgement can say that no worker will add a flow.
+        // Only counters read after the acknowledgement prove that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
             drain.acknowledged.is_some_and(|at| rates.at > at) && rates.live_flows == 0 && rates.rings_empty
         });
@@ -279,7 +280,7 @@ impl Controller {
             let instance = &mut self.instances[index];
             instance.for_active = false;
             instance.leaving = false;
-            // The Standby plan has to be known before it may be frozen.
+            // Every worker must know the Standby plan before it may be paused.
             instance.drain = Some(Drain {
                 since: now,
                 generation: None,
@@ -291,7 +292,7 @@ impl Controller {
         }
     }
 
-    /// Takes the pins of all its flows away: each moves on its next packet.
+    /// Unpins all its flows: each moves on its next packet.
     pub(super) fn unpin(&mut self, index: usize, reason: String) {
         let instance = &self.instances[index];
         let (slot, service, id) = (instance.slot, instance.service, instance.id);
@@ -299,7 +300,7 @@ impl Controller {
         self.event(Some(service), Some(id), EventKind::Unpinned { reason });
     }
 
-    /// Stopping and Failed: out of the switch, then out of the engine.
+    /// Stopping and Failed: detach from the switch, then remove from the engine.
     pub(super) fn advance_leaving(&mut self, index: usize, collector: &mut Collector) {
         let now = self.now;
         let keep = self.shutdown == Some(true);
@@ -363,12 +364,12 @@ impl Controller {
             let name = orphan.name.clone();
             let ticket = Ticket(self.next_ticket);
             self.next_ticket += 1;
-            self.in_hand.insert(ticket, Target::Orphan(name.clone()));
+            self.outstanding.insert(ticket, Target::Orphan(name.clone()));
             self.out.engine.push((ticket, Request::Remove { name }));
         }
     }
 
-    /// Tells of failed instances, and publishes the plan where it has changed: without them, so that their flows move.
+    /// Reports failed instances and publishes a changed plan. The plan omits them, so that their flows move.
     pub(super) fn publish(&mut self) {
         for slot in self.fail_slots.drain(..) {
             self.out.switch.push(SwitchRequest::Fail(slot));
@@ -412,7 +413,7 @@ impl Controller {
             let matching = &self.settings.matching;
             let mut services: Vec<ServicePlan> = Vec::with_capacity(self.services.len());
             services.extend(self.services.iter().map(|service| service.settings.plan.clone()));
-            // Stable: those that are not said come last, by id.
+            // A stable sort: services not listed come last, by id.
             let place = |id| matching.order.iter().position(|of| *of == id);
             services.sort_by_key(|service| place(service.id).unwrap_or(usize::MAX));
             self.plan = Arc::new(Plan {
@@ -428,8 +429,8 @@ impl Controller {
         }
     }
 
-    /// Takes one step of the state machine and tells it. False where the state has no such step, which leaves
-    /// everything as it is.
+    /// Takes one transition of the state machine and reports it. An invalid transition changes nothing and returns
+    /// false.
     pub(super) fn transition(&mut self, index: usize, step: InstanceStep, reason: impl Into<String>) -> bool {
         let now = self.now;
         let instance = &mut self.instances[index];
@@ -475,7 +476,7 @@ impl Controller {
         }
     }
 
-    /// Sends an instance away, from whatever state it is in.
+    /// Stops an instance, from any state.
     pub(super) fn stop(&mut self, index: usize, reason: impl Into<String>) {
         let reason = reason.into();
         match self.instances[index].state {
@@ -494,7 +495,7 @@ impl Controller {
         }
     }
 
-    /// The instance is of no use any more: its flows move at once, another takes its place.
+    /// Fails an instance: its flows move at once, and another replaces it.
     pub(super) fn fail(&mut self, index: usize, reason: String) {
         let now = self.now;
         let instance = &self.instances[index];
@@ -508,7 +509,7 @@ impl Controller {
         let (slot, had_flows) = (instance.slot, instance.is_in_plan());
         let is_replacement = self.is_replacement(instance).then_some(instance.id);
         let is_young = instance.ready.is_none_or(|ready| now.since(ready) < YOUNG);
-        // A create that failed is counted where its error is known.
+        // A failed create is counted where its error is known.
         if is_young && state != InstanceState::Creating {
             self.count_failure(service, &reason);
         }
@@ -528,7 +529,7 @@ impl Controller {
         }
     }
 
-    /// Notes that making an instance, or a young one, has failed; gives the wait until the next is made.
+    /// Records a failed create or young death and returns the wait until the next create.
     pub(super) fn count_failure(&mut self, service: ServiceId, reason: &str) -> Nanos {
         let now = self.now;
         let Some(service) = self.services.get_mut(service.index()) else {
@@ -539,7 +540,7 @@ impl Controller {
         service.back_off.failed(now)
     }
 
-    /// What failed before is forgiven once an instance that became ready after it has grown old.
+    /// Resets the failure count after an instance that became ready later has grown old.
     pub(super) fn forgive(&mut self, service: ServiceId, ready: Nanos) {
         if self.now.since(ready) >= YOUNG
             && let Some(service) = self.services.get_mut(service.index())
@@ -552,10 +553,10 @@ impl Controller {
     }
 }
 
-/// The share of new flows of an instance that nobody has weighed, out of 256.
+/// Weight of an instance without a set weight, in 1/256 of the new flows.
 const FULL_WEIGHT: u16 = 256;
 
-/// [`Ready`] without its command, so that a step need not copy it.
+/// [`Ready`] without its command, so that a step does not copy it.
 enum ReadyKind {
     Connected,
     Consumes,

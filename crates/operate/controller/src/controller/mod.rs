@@ -1,5 +1,5 @@
-//! The core: its state, its step, and what everything in it uses. What happened, what is decided and what instances
-//! do by themselves are in the files beside.
+//! The controller: state, step and shared functions. Events, decisions and the instances' own transitions are in the
+//! files beside this one.
 
 mod decisions;
 mod happened;
@@ -26,7 +26,7 @@ use rollout::RolloutPlan;
 
 use crate::settings::{LABEL_INSTANCE, LABEL_SERVICE, LABEL_SLOT, ServiceSettings, Settings};
 
-/// One service as the controller runs it.
+/// The controller's state of one service.
 #[derive(Debug)]
 struct Service {
     id: ServiceId,
@@ -34,21 +34,21 @@ struct Service {
     observation: Observation,
     wanted: u32,
     manual: bool,
-    /// What the autoscaler said when it last changed its mind.
+    /// The autoscaler's reason for its last change.
     reason: String,
-    /// What an autoscaler that may not act last said that it would want.
+    /// The last count that a restricted autoscaler would have set.
     shadow: Option<u32>,
     held_back: HeldBack,
     capacity_pps: f64,
     back_off: BackOff,
-    /// Failures in a row of instances that were young, and of creating them, and the reason of the last one.
+    /// Consecutive failures of creates and young instances, with the last reason.
     failures: Option<(u32, String)>,
     overloaded_since: Option<Nanos>,
     overloaded_at: Nanos,
     overcommitted_told: u64,
     overcommitted_at: Option<Nanos>,
     no_slot_told: bool,
-    /// The one under way, or the last one.
+    /// The rollout in progress, or the last one.
     rollout: Option<RolloutPlan>,
 }
 
@@ -89,26 +89,26 @@ impl Service {
     }
 }
 
-/// How a service's autoscaler is held back.
+/// The restrictions of a service's autoscaler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBack {
-    /// It may not ask for fewer instances.
+    /// It must not decrease the count.
     pub pause_in: bool,
-    /// It may not ask for more instances.
+    /// It must not increase the count.
     pub pause_out: bool,
-    /// It may do nothing.
+    /// It changes nothing.
     pub dry_run: bool,
 }
 
 impl HeldBack {
-    /// The count that holds where `desired` is wanted and there are `wanted`.
+    /// The permitted count, given the autoscaler's `desired` and the present `wanted`.
     fn allowed(self, desired: u32, wanted: u32) -> u32 {
         let held = self.dry_run || self.pause_in && desired < wanted || self.pause_out && desired > wanted;
         if held { wanted } else { desired }
     }
 }
 
-/// A container that carries our label and belongs to no instance.
+/// A container with our label that belongs to no instance.
 #[derive(Debug)]
 struct Orphan {
     name: String,
@@ -119,60 +119,60 @@ struct Orphan {
 #[derive(Clone, Debug)]
 enum Target {
     Instance(InstanceId, Op),
-    /// Its readiness command.
+    /// The instance's readiness command.
     Check(InstanceId),
     Orphan(String),
 }
 
-/// One service's figures for whoever asks.
+/// One service's state, for status queries.
 #[derive(Clone, Debug)]
 pub struct ServiceStatus<'a> {
-    /// Which one.
+    /// Its id.
     pub id: ServiceId,
     /// Its name.
     pub name: &'a str,
-    /// Active instances wanted.
+    /// Number of active instances wanted.
     pub wanted: u32,
-    /// Whether somebody set that by hand.
+    /// Whether an operator set that number.
     pub manual: bool,
-    /// Why so many: what the autoscaler last said.
+    /// The autoscaler's last reason.
     pub reason: &'a str,
-    /// Limits on active instances.
+    /// Minimum of active instances.
     pub min: u32,
-    /// See `min`.
+    /// Maximum of active instances.
     pub max: u32,
-    /// Instances kept in the pool.
+    /// Standby instances kept in the pool.
     pub standby: u32,
     /// The autoscaler.
     pub autoscaler: &'a Autoscaler,
-    /// How it is held back.
+    /// Its restrictions.
     pub held_back: HeldBack,
-    /// What it would want, where it may not act and wants something else.
+    /// The count that a restricted autoscaler would set, if different.
     pub would: Option<u32>,
-    /// Packets per second that an instance is taken to process; 0 where that is not known yet.
+    /// Capacity of an instance in packets per second; 0 while unknown.
     pub capacity_pps: f64,
-    /// What the autoscaler last saw.
+    /// The autoscaler's last observation.
     pub observation: &'a Observation,
-    /// Which packets are its, and how they are given to instances.
+    /// Its match and how flows are scheduled to instances.
     pub plan: &'a ServicePlan,
-    /// That its instances fail, where they do.
+    /// Present if its instances fail.
     pub failing: Option<Failing<'a>>,
-    /// The rollout under way, or the last one.
+    /// The rollout in progress, or the last one.
     pub rollout: Option<&'a Rollout>,
 }
 
-/// Instances of a service fail as soon as they are there, or cannot be made.
+/// A service whose instances fail soon after their start, or cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failing<'a> {
-    /// How many have since one was well for 10 s.
+    /// Failures since an instance was last well for 10 s.
     pub failures: u32,
-    /// Why the last one has.
+    /// Reason of the last failure.
     pub last: &'a str,
-    /// When the next one is made, at the earliest.
+    /// Earliest time of the next create.
     pub next_try: Nanos,
 }
 
-/// The core: every instance's state, and what is to be done about it. See the crate's documentation.
+/// The controller: the state of every instance and the pending work. See the crate documentation.
 #[derive(Debug)]
 pub struct Controller {
     settings: Settings,
@@ -183,19 +183,19 @@ pub struct Controller {
     slot_used: Box<[bool]>,
     next_id: u32,
     next_ticket: u64,
-    in_hand: BTreeMap<Ticket, Target>,
+    outstanding: BTreeMap<Ticket, Target>,
     engine_down: Option<Nanos>,
-    /// When the engine's containers were asked for, to be compared with what should be there.
+    /// When the engine was asked to list its containers for a comparison.
     listing_since: Option<Nanos>,
     /// The newest plan that was published.
     plan: Arc<Plan>,
     acknowledged: Generation,
     plan_changed: bool,
-    /// The newest plan, where the switch has refused it: the one before stays in force, and this one is published again
-    /// after a while.
+    /// The newest plan, if the switch refused it. The previous plan stays in force, and this one is published again
+    /// later.
     plan_refused: Option<Generation>,
     plan_back_off: BackOff,
-    /// Slots whose flows must move, after the plan is published.
+    /// Slots whose flows must move after the plan is published.
     fail_slots: Vec<Slot>,
     sampled_at: Nanos,
     shutdown: Option<bool>,
@@ -206,9 +206,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller that has no instances yet. Its services are [`ServiceId`] 0, 1, … in the order given; the
-    /// collector must have been told of the same ones, each with its autoscaler's
-    /// [`stable_window`](Autoscaler::stable_window).
+    /// A controller without instances. Its services are [`ServiceId`] 0, 1, … in the given order. The collector must
+    /// have the same services, each with its autoscaler's [`stable_window`](Autoscaler::stable_window).
     pub fn new(settings: Settings, services: Vec<ServiceSettings>) -> Controller {
         let services = (0..)
             .map(ServiceId)
@@ -223,12 +222,12 @@ impl Controller {
             slot_used: vec![false; Slot::LIMIT].into_boxed_slice(),
             next_id: 1,
             next_ticket: 1,
-            in_hand: BTreeMap::new(),
+            outstanding: BTreeMap::new(),
             engine_down: None,
             listing_since: None,
             plan: Arc::default(),
             acknowledged: Generation(0),
-            // The first plan may have no instances, but workers wait for one.
+            // The first plan may have no instances, but workers wait for a plan.
             plan_changed: true,
             plan_refused: None,
             plan_back_off: BackOff::default(),
@@ -242,8 +241,9 @@ impl Controller {
         }
     }
 
-    /// Takes over the containers of an earlier run, found by [`Settings::label`]: each keeps its id. Those of services
-    /// that are no more, with an id that another one has, or ended, are removed. To be called before the first step.
+    /// Adopts the containers of an earlier run, found by [`Settings::label`]; each keeps its id. Removes containers
+    /// that have exited, that belong to a service that no longer exists, or whose id is taken. Call it before the
+    /// first step.
     pub fn adopt(&mut self, containers: &[engine::Container], now: Nanos) {
         self.now = now;
         let mut adopted = 0;
@@ -287,7 +287,7 @@ impl Controller {
                 engine::ContainerState::Paused => Container::Paused,
                 _ => Container::Running,
             };
-            // A frozen one was in the pool and goes back there.
+            // A paused container was in the pool and returns there.
             instance.for_active = instance.container == Container::Running;
             let at = self.instances.partition_point(|i| i.id < id);
             self.instances.insert(at, instance);
@@ -307,7 +307,7 @@ impl Controller {
                 .count() as u32;
             let service = &mut self.services[index];
             let settings = &service.settings;
-            // A warm pool runs like the rest: it was full, or it is filled again first.
+            // A warm pool runs like the active instances: it was full, or is filled first.
             let pool = if settings.standby_mode == StandbyMode::Warm {
                 settings.standby
             } else {
@@ -328,10 +328,10 @@ impl Controller {
         self.event(None, None, EventKind::Started { adopted });
     }
 
-    /// One step: takes in what has happened and puts what is to be done into `out`, which is emptied first. `now`
-    /// never goes back. The collector must have been given its sample for this step.
+    /// One step: processes the inputs and writes all requests to `out`, which it clears first. `now` never decreases.
+    /// The collector must have its sample for this step.
     pub fn step(&mut self, inputs: Inputs<'_>, collector: &mut Collector, now: Nanos, out: &mut Outputs) {
-        // What adoption had to say is still in `self.out`.
+        // `self.out` still holds the output of the adoption.
         if !self.out.events.is_empty() {
             out.clear();
             out.events.append(&mut self.out.events);
@@ -351,7 +351,7 @@ impl Controller {
         }
         if inputs.acknowledged > self.acknowledged {
             self.acknowledged = inputs.acknowledged;
-            // A counter that was read before an acknowledgement may be older than what it acknowledges.
+            // A counter read before an acknowledgement may be older than the acknowledged plan.
             self.note_acknowledged(now.max(collector.sampled_at()));
         }
         for (id, command) in inputs.commands {
@@ -371,7 +371,7 @@ impl Controller {
         }
         let mut index = 0;
         while index < self.instances.len() {
-            // Gone instances leave the list; the next one then stands in their place.
+            // A removed instance leaves the list; the next one takes its index.
             if self.rests(&self.instances[index]) || self.advance(index, collector) {
                 index += 1;
             }
@@ -381,17 +381,17 @@ impl Controller {
         std::mem::swap(&mut self.out, out);
     }
 
-    /// What it was made with.
+    /// The settings it was created with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Every instance, in ascending order of id.
+    /// All instances in ascending order of id.
     pub fn instances(&self) -> &[Instance] {
         &self.instances
     }
 
-    /// Every service.
+    /// All services.
     pub fn services(&self) -> impl Iterator<Item = ServiceStatus<'_>> {
         self.services.iter().map(|service| ServiceStatus {
             id: service.id,
@@ -417,7 +417,7 @@ impl Controller {
         })
     }
 
-    /// How fast it has been.
+    /// Reaction times so far.
     pub fn reactions(&self) -> &Reactions {
         &self.reactions
     }
@@ -427,18 +427,18 @@ impl Controller {
         &self.plan
     }
 
-    /// The newest plan that every worker steers by.
+    /// The newest plan that every worker uses.
     pub fn acknowledged(&self) -> Generation {
         self.acknowledged
     }
 
-    /// Since when the engine does not answer; [`None`] while it does.
+    /// Since when the engine has not answered; [`None`] if it answers.
     pub fn engine_down_since(&self) -> Option<Nanos> {
         self.engine_down
     }
 
-    /// Whether nothing is under way: every instance stands by or takes flows, as many as are wanted, the engine answers and has
-    /// nothing in hand, and every worker steers by the newest plan.
+    /// Whether nothing is in progress: every instance is Standby or Active in the wanted numbers, the engine answers
+    /// and has no open requests, and every worker uses the newest plan.
     pub fn is_settled(&self) -> bool {
         let stays = |i: &Instance| {
             matches!(i.state, InstanceState::Standby | InstanceState::Active) && i.op.is_none()
@@ -450,7 +450,7 @@ impl Controller {
             active == service.wanted as usize
                 && rolls.is_none_or(|rollout| rollout.status.state != RolloutState::Running)
         };
-        self.in_hand.is_empty()
+        self.outstanding.is_empty()
             && self.orphans.is_empty()
             && self.engine_down.is_none()
             && self.listing_since.is_none()
@@ -460,14 +460,15 @@ impl Controller {
             && self.services.iter().all(has_wanted)
     }
 
-    /// Whether a shutdown was asked for and nothing is left to be done for it.
+    /// Whether a requested shutdown is complete.
     pub fn is_finished(&self) -> bool {
         self.shutdown.is_some()
             && self.instances.is_empty()
             && (self.orphans.is_empty() || self.shutdown == Some(true))
     }
 
-    /// The instances that the switch has made ports for beforehand, and how many of them there are; [`None`] where it makes none.
+    /// Instances with ports made in advance, and the number of such ports; [`None`] if the switch makes none in
+    /// advance.
     pub fn places(&self) -> Option<(usize, usize)> {
         let has_places = |of: &&Service| of.settings.places.is_some();
         let services: Vec<&Service> = self.services.iter().filter(has_places).collect();
@@ -527,13 +528,14 @@ impl Controller {
                 quota: instance.wanted_cpus.map(|cpus| self.quota_for(index, cpus)),
             },
             Op::Stop => Request::Stop { name, grace },
-            // A create is asked for with its specification, where that is made.
+            // A create carries its specification, so `create` issues it.
             Op::Remove | Op::Create => Request::Remove { name },
         };
         self.submit(index, op, request);
     }
 
-    /// A quota of so many CPUs, in periods that the instance's ring survives at the rate that it is given now.
+    /// A quota of `cpus` CPUs, with periods short enough that the instance's ring does not overflow at the present
+    /// rate.
     fn quota_for(&self, index: usize, cpus: f64) -> CpuQuota {
         let instance = &self.instances[index];
         let Some(service) = self.services.get(instance.service.index()) else {
@@ -549,7 +551,7 @@ impl Controller {
         self.next_ticket += 1;
         let instance = &mut self.instances[index];
         instance.op = Some(op);
-        self.in_hand.insert(ticket, Target::Instance(instance.id, op));
+        self.outstanding.insert(ticket, Target::Instance(instance.id, op));
         self.out.engine.push((ticket, request));
     }
 
@@ -572,7 +574,7 @@ impl Controller {
         }
     }
 
-    /// A slot for a new instance: any, or the first of the service's own places.
+    /// A slot for a new instance: any free slot, or the service's first free place.
     fn take_slot(&mut self, service: ServiceId) -> Option<Slot> {
         let is_free = |slot: &Slot| self.slot_used.get(slot.index()) == Some(&false);
         let slot = match &self.services.get(service.index())?.settings.places {
@@ -583,7 +585,7 @@ impl Controller {
         Some(slot)
     }
 
-    /// A slot for an instance that had `before`: that one where it has to do with its port.
+    /// A slot for an instance that had `before`: the same slot if its port depends on it.
     fn take_slot_again(&mut self, service: ServiceId, before: Option<Slot>) -> Option<Slot> {
         let Some(places) = &self.services.get(service.index())?.settings.places else {
             return self.take_slot(service);

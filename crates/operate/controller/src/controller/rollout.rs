@@ -1,16 +1,16 @@
-//! Instances replaced one after the other: another is there before one goes.
+//! Rollouts: instances are replaced one after the other, and a replacement is ready before an instance drains.
 
 use model::{EventKind, InstanceId, InstanceState, Rollout, RolloutState, ServiceId};
 
 use super::Controller;
 use crate::instance::Instance;
 
-/// A rollout of a service, under way or the last one.
+/// A rollout of a service: the one in progress, or the last one.
 #[derive(Clone, Debug)]
 pub(super) struct RolloutPlan {
-    /// Instances of a smaller id are replaced.
+    /// Instances with a smaller id are replaced.
     first_new: InstanceId,
-    /// The Active one whose turn it is.
+    /// The Active instance that is replaced next.
     replacing: Option<InstanceId>,
     pub(super) status: Rollout,
 }
@@ -22,7 +22,7 @@ impl RolloutPlan {
 }
 
 impl Controller {
-    /// Begins to replace every instance that the service has now; says how many there are.
+    /// Begins to replace every present instance of the service and returns their number.
     pub(super) fn begin_rollout(&mut self, index: usize) -> u32 {
         let first_new = InstanceId(self.next_id);
         let id = self.services[index].id;
@@ -37,11 +37,11 @@ impl Controller {
                 reason: String::new(),
             },
         });
-        self.tell_rollout(index, RolloutState::Running, "it began".to_owned());
+        self.report_rollout(index, RolloutState::Running, "it began".to_owned());
         total
     }
 
-    /// Ends a rollout before its end: the old instances that still take flows stay.
+    /// Ends a rollout early. Old instances that still take flows stay.
     pub(super) fn abort_rollout(&mut self, index: usize, reason: String) {
         let replacing = match &mut self.services[index].rollout {
             Some(rollout) if rollout.is_running() => rollout.replacing.take(),
@@ -52,17 +52,17 @@ impl Controller {
         {
             self.instances[at].leaving = false;
         }
-        self.tell_rollout(index, RolloutState::Aborted, reason);
+        self.report_rollout(index, RolloutState::Aborted, reason);
     }
 
-    /// Whether a rollout that is under way replaces that instance.
+    /// Whether a rollout in progress replaces that instance.
     pub(super) fn is_replaced(&self, instance: &Instance) -> bool {
         let service = self.services.get(instance.service.index());
         let rollout = service.and_then(|service| service.rollout.as_ref());
         rollout.is_some_and(|rollout| rollout.is_running() && instance.id < rollout.first_new)
     }
 
-    /// Whether it is that instance's turn: it takes flows until another does in its place.
+    /// Whether that instance is replaced next: it takes flows until its replacement does.
     pub(super) fn is_being_replaced(&self, instance: &Instance) -> bool {
         let service = self.services.get(instance.service.index());
         let rollout = service.and_then(|service| service.rollout.as_ref());
@@ -70,14 +70,14 @@ impl Controller {
             && rollout.is_some_and(|rollout| rollout.replacing == Some(instance.id))
     }
 
-    /// Whether that instance is one of those that a rollout that is under way has made.
+    /// Whether a rollout in progress created that instance.
     pub(super) fn is_replacement(&self, instance: &Instance) -> bool {
         let service = self.services.get(instance.service.index());
         let rollout = service.and_then(|service| service.rollout.as_ref());
         rollout.is_some_and(|rollout| rollout.is_running() && instance.id >= rollout.first_new)
     }
 
-    /// Takes the next step of a rollout: first the pool, so that a replacement is ready at once, then the active ones.
+    /// Advances a rollout: first the pool, so that a replacement is ready, then the active instances.
     pub(super) fn roll(&mut self, index: usize) {
         let service = &self.services[index];
         let (id, total) = match &service.rollout {
@@ -91,7 +91,7 @@ impl Controller {
         if left == 0 {
             let ready = self.count(id, |i| i.state == InstanceState::Active);
             if ready >= self.services[index].wanted {
-                self.tell_rollout(
+                self.report_rollout(
                     index,
                     RolloutState::Finished,
                     "every instance is replaced".to_owned(),
@@ -112,9 +112,9 @@ impl Controller {
                 InstanceState::Active => format!("instance {} waits for its replacement", old.id),
                 _ => format!("instance {} drains", old.id),
             };
-            return self.tell_rollout(index, RolloutState::Running, reason);
+            return self.report_rollout(index, RolloutState::Running, reason);
         }
-        // One at a time: what fails shows before the next one goes.
+        // One at a time, so that a failure shows before the next is replaced.
         if let Some(at) = find(&|i| {
             matches!(
                 i.state,
@@ -123,17 +123,17 @@ impl Controller {
         }) {
             let instance = &self.instances[at];
             let reason = format!("instance {} is {}", instance.id, instance.state.name());
-            return self.tell_rollout(index, RolloutState::Running, reason);
+            return self.report_rollout(index, RolloutState::Running, reason);
         }
         let there = self.count(id, |i| !self.is_replaced(i) && i.is_for_pool());
         if let Some(at) = find(&|i| self.is_replaced(i) && i.is_for_pool()) {
             let name = self.instances[at].id;
             self.stop(at, "the rollout replaces it");
-            return self.tell_rollout(index, RolloutState::Running, format!("standby {name} goes"));
+            return self.report_rollout(index, RolloutState::Running, format!("standby {name} goes"));
         }
-        // The pool is filled first: the next replacement comes from it.
+        // The pool is filled first: it supplies the next replacement.
         if there < self.services[index].settings.standby {
-            return self.tell_rollout(
+            return self.report_rollout(
                 index,
                 RolloutState::Running,
                 "the pool is being filled".to_owned(),
@@ -146,12 +146,12 @@ impl Controller {
                 rollout.replacing = Some(old);
             }
             let reason = format!("instance {old} waits for its replacement");
-            self.tell_rollout(index, RolloutState::Running, reason);
+            self.report_rollout(index, RolloutState::Running, reason);
         }
     }
 
-    /// Notes how far a rollout is, and makes an event of it where that is something else.
-    fn tell_rollout(&mut self, index: usize, state: RolloutState, reason: String) {
+    /// Records the progress of a rollout and reports a change as an event.
+    fn report_rollout(&mut self, index: usize, state: RolloutState, reason: String) {
         let service = &mut self.services[index];
         let id: ServiceId = service.id;
         let Some(rollout) = &mut service.rollout else {
@@ -179,7 +179,7 @@ impl Controller {
     }
 }
 
-/// Whether it is there and not on its way out.
+/// Whether the instance exists and is not being removed.
 fn stays(instance: &Instance) -> bool {
     !matches!(
         instance.state,
