@@ -1,4 +1,4 @@
-//! A scheduling decision as it is written down, and played again: which instance each of some new flows is given to.
+//! A recorded scheduling decision and its replay: the instance that each of some new flows is scheduled to.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use switch::{PickRecord, RecordedFlow};
 
-/// A situation: a policy, instances and new flows. What the event log of a running inco holds of a decision is one.
+/// A situation: a scheduler, instances and new flows. The event log records decisions in this form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
@@ -55,15 +55,15 @@ fn is_nothing(state: &State) -> bool {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CaseInstance {
-    /// Its id; its slot where that is not given.
+    /// The instance's id; the slot if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     instance: Option<InstanceId>,
-    /// Its place; its place in the list where that is not given.
+    /// The slot; the index in the list if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<u16>,
     #[serde(default = "active")]
     state: InstanceState,
-    /// Twice the highest load where it is not given.
+    /// Capacity in the metric; twice the highest load if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     capacity: Option<f32>,
     #[serde(default)]
@@ -72,10 +72,10 @@ struct CaseInstance {
     flows: u32,
     #[serde(default = "full_weight")]
     weight: u16,
-    /// How long it has been Active, in seconds; long where it is not given.
+    /// How long it has been Active, in seconds; long enough to have no slow start if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     active_s: Option<f64>,
-    /// Its load by priority.
+    /// Load by priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     queues: Option<[f32; PRIORITIES]>,
 }
@@ -88,7 +88,7 @@ fn full_weight() -> u16 {
     256
 }
 
-/// A flow as text alone, or with what is known of it.
+/// A flow: its text alone, or with known figures.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 enum FlowInput {
@@ -123,14 +123,14 @@ impl<'de> Deserialize<'de> for FlowInput {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KnownFlow {
-    /// As `inco flows` shows it, in the direction of its first packet.
+    /// The flow as `inco flows` shows it, in the direction of its first packet.
     flow: String,
     #[serde(default)]
     dscp: u8,
-    /// What it will bring, in the metric.
+    /// Expected load of the flow, in the metric.
     #[serde(default)]
     expected: f32,
-    /// The hash of the running system, as hexadecimal text: beyond what JSON numbers hold everywhere.
+    /// The running system's hash as hexadecimal text, because JSON numbers may not hold 64 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hash: Option<String>,
 }
@@ -176,7 +176,7 @@ impl Case {
         }
     }
 
-    /// The scheduler that it names.
+    /// The scheduler named in the case.
     fn scheduler(&self) -> Result<Scheduler, Wrong> {
         let settings = Settings {
             metric: self.metric,
@@ -253,10 +253,10 @@ impl Case {
         candidates
     }
 
-    /// Plays it.
+    /// Replays the case.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// Returns the first invalid field, with the reason.
     pub fn explain(&self) -> Result<Explanation, Wrong> {
         check_number("fit", self.fit.into())?;
         if self.fit <= 0.0 {
@@ -365,7 +365,7 @@ impl Case {
     }
 }
 
-/// Why it was that one, in a sentence.
+/// The reason for the pick, in a sentence.
 fn reason(policy: &str, picked: Pick, row: Option<&Candidate>, fit: f32) -> String {
     let Some(row) = row else {
         return "no instance takes new flows".to_owned();
@@ -390,66 +390,66 @@ fn reason(policy: &str, picked: Pick, row: Option<&Candidate>, fit: f32) -> Stri
     }
 }
 
-/// What came out.
+/// The outcome of a replay.
 #[derive(Debug, Serialize)]
 pub struct Explanation {
     /// The scheduler's name.
     pub policy: &'static str,
-    /// In what load and capacity are.
+    /// The unit of load and capacity.
     pub metric: Metric,
-    /// One for each flow, in their order.
+    /// One per flow, in the case's order.
     pub picks: Vec<PickOutcome>,
-    /// One for each instance, in the case's order.
+    /// One per instance, in the case's order.
     pub instances: Vec<InstanceOutcome>,
 }
 
-/// What one new flow was given to.
+/// The instance that one new flow was scheduled to.
 #[derive(Debug, Serialize)]
 pub struct PickOutcome {
     /// The flow, as `inco flows` shows it.
     pub flow: String,
-    /// The instance's id; none where no instance takes new flows.
+    /// The instance's id; [`None`] if no instance takes new flows.
     pub instance: Option<u32>,
-    /// The instance's place.
+    /// The instance's slot.
     pub slot: Option<u16>,
-    /// Whether the flow fits it.
+    /// Whether the flow fits the instance.
     pub fits: bool,
-    /// Toeplitz for rss, of the source address for source-hash, else the flow's.
+    /// Toeplitz hash for rss, hash of the source address for source-hash, else the flow's hash.
     pub hash: u64,
-    /// The same as hexadecimal text.
+    /// `hash` as hexadecimal text.
     pub hash_hex: String,
-    /// Its rank, where the policy ranks.
+    /// The rank of the pick, if the scheduler ranks instances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<f32>,
-    /// Why it was that one, in a sentence.
+    /// The reason for the pick, in a sentence.
     pub reason: String,
 }
 
-/// What an instance was given.
+/// The flows that one instance got.
 #[derive(Debug, Serialize)]
 pub struct InstanceOutcome {
-    /// Its id, or its place where it has none.
+    /// Its id, or its slot if it has none.
     pub instance: u32,
-    /// As the case says.
+    /// The state given in the case.
     pub state: InstanceState,
-    /// After the flows.
+    /// Load after all flows, in the metric.
     pub load: f32,
-    /// Flows of the case that were given to it.
+    /// Flows of the case that were scheduled to it.
     pub picks: usize,
-    /// Of new flows, where the policy has shares: of the table, or the weight ÷ 256.
+    /// Its share of new flows, if the scheduler has shares: of the table, or the weight ÷ 256.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// The share of its capacity that counts while it is new.
+    /// The share of its capacity that counts during slow start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ramp: Option<f32>,
 }
 
-/// What is wrong with a case, and where.
+/// An invalid field of a case.
 #[derive(Debug)]
 pub struct Wrong {
-    /// The field, as a path; empty for the case as a whole.
+    /// The field's path; empty for the case as a whole.
     pub field: String,
-    /// What is the matter.
+    /// The problem.
     pub why: String,
 }
 
@@ -462,7 +462,7 @@ impl Wrong {
     }
 }
 
-/// Whether loads, capacities and spans can be reckoned with.
+/// Checks that a load, capacity or span is a usable number.
 fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
     if !number.is_finite() {
         return Err(Wrong::new(field, format!("it must be below {:e}", f32::MAX)));
@@ -473,10 +473,10 @@ fn check_number(field: impl Into<String>, number: f64) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Reads a case: alone, or in an event of the log.
+/// Parses a case, either alone or inside an event of the log.
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// Returns the first problem of the text, with its field.
 pub fn read(text: &str) -> Result<Case, Wrong> {
     let value = written::parse(text).map_err(|error| Wrong::new("", error))?;
     let value = match value {

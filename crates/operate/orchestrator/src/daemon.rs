@@ -22,10 +22,11 @@ use crate::{Orchestrator, Place, Reloader, StopRequest};
 use api::run_dir::{api_socket, run_dir};
 use display::output;
 
-/// Runs the orchestrator with the configuration in `file` until it is stopped; with `with_process`, until that process ends.
+/// Runs the orchestrator with the configuration in `file` until it is stopped. With `with_process`, stops when that
+/// process exits.
 ///
 /// # Errors
-/// What is wrong with the configuration or with this machine, or what could not be removed at the end.
+/// The configuration is invalid, this machine lacks something it needs, or something could not be removed at the end.
 pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Result<()> {
     let configuration = load::load_for_this_machine(file, &Machine::now())?;
     let launcher = start_launcher(&configuration)?;
@@ -79,13 +80,13 @@ pub fn run(file: &Path, log_format: LogFormat, with_process: Option<i32>) -> Res
     ))
 }
 
-/// Starts the launcher of containers where the engine needs one. It comes before everything that makes threads or maps
-/// memory, because it forks.
+/// Starts the launcher of containers if the engine needs one. The launcher forks, so it must start before any thread
+/// and any memory mapping.
 ///
 /// # Errors
-/// Where it cannot be started, or another inco has one in the same run directory.
+/// The launcher cannot be started, or another inco has one in the same run directory.
 fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
-    // Root removes what an earlier run has left, even where there are no containers now.
+    // Root needs it even without containers, to remove those of an earlier run.
     let is_needed = configuration.has_containers() || rustix::process::geteuid().is_root();
     if configuration.engine.driver != EngineDriver::Oci || !is_needed {
         return Ok(None);
@@ -95,8 +96,9 @@ fn start_launcher(configuration: &Configuration) -> Result<Option<Launcher>> {
     Ok(Some(launcher))
 }
 
-/// The first Ctrl-C or SIGTERM ends inco in good order, the second one at once: the containers are then left to the
-/// next run. SIGHUP has the configuration read again; where it says that the terminal is gone, it ends inco.
+/// The first Ctrl-C or SIGTERM shuts down and removes the containers. The second stops at once and leaves the
+/// containers to the next run. SIGHUP reloads the configuration, unless it reports that the terminal closed: then
+/// inco shuts down.
 fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen for signals")?;
     let had_terminal = std::io::stdin().is_terminal();
@@ -127,8 +129,8 @@ fn listen_to_signals(stop: Arc<StopRequest>, reloader: Reloader) -> Result<()> {
     Ok(())
 }
 
-/// Ends inco when that process does: it was killed before it could. (A parent's death signal comes again for each of the
-/// parent's threads, and the second signal would leave the containers.)
+/// Shuts down when process `pid` exits, even if it was killed. (A parent-death signal comes once for each thread of
+/// the parent, and the second signal would leave the containers.)
 fn stop_with(pid: i32, stop: Arc<StopRequest>) -> Result<()> {
     let pid = Pid::from_raw(pid).context("there is no process 0")?;
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
@@ -138,7 +140,7 @@ fn stop_with(pid: i32, stop: Arc<StopRequest>) -> Result<()> {
     std::thread::Builder::new()
         .name("inco-process".to_owned())
         .spawn(move || {
-            // It becomes readable when the process ends.
+            // The pidfd becomes readable when the process exits.
             while poll(&mut [PollFd::new(&process, PollFlags::IN)], None) == Err(Errno::INTR) {}
             stop.ask(false);
         })

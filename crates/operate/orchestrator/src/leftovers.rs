@@ -1,5 +1,5 @@
-//! What a run leaves behind that ends without cleaning up: known by a file that is there for as long as there may be
-//! something, and locked for as long as the run goes on.
+//! What a run leaves behind if it ends without removing everything. The file `run.json` marks the run directory as
+//! long as something may be left; a lock on it shows that the run continues.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -19,21 +19,21 @@ use api::run_dir::in_run_dir;
 
 /// The file in the run directory.
 const FILE: &str = "run.json";
-/// How long the engine may take to remove everything.
+/// Time limit for the engine to remove everything.
 const REMOVAL: Duration = Duration::from_secs(60);
-/// How often it is looked whether it has.
+/// Interval of checks for completion.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What must be known of a run to clean up after it.
+/// The data needed to clean up after a run.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     pid: u32,
-    /// The configuration, as it was named.
+    /// Path of the configuration, as given.
     #[serde(default)]
     file: String,
-    /// The API's socket.
+    /// Unix socket of the API.
     socket: PathBuf,
-    /// The API's address of the network.
+    /// TCP address of the API.
     #[serde(default)]
     listen: Option<SocketAddr>,
     /// Sockets of uplinks.
@@ -43,23 +43,23 @@ struct Record {
     tls: Option<PathBuf>,
 }
 
-/// An inco that runs.
+/// A running inco.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// The configuration that it was started with, as it was named.
+    /// Path of its configuration, as given at its start.
     pub file: String,
-    /// Where its API is asked.
+    /// Unix socket of its API.
     pub socket: PathBuf,
-    /// Where its API is asked over the network.
+    /// TCP address of its API.
     pub(crate) listen: Option<SocketAddr>,
-    /// Where it listens for peers of its uplinks.
+    /// The sockets on which its uplinks listen.
     uplinks: Vec<PathBuf>,
 }
 
 impl Running {
-    /// The inco that has that run directory; `None` where none runs, or its file may not be read.
+    /// The inco that uses the run directory; `None` if none runs or its file is not readable.
     pub fn of(run_dir: &Path) -> Option<Running> {
         let file = File::open(run_dir.join(FILE)).ok()?;
         let record: Record = serde_json::from_reader(&file).ok()?;
@@ -79,21 +79,22 @@ impl Running {
     }
 }
 
-/// The mark of a run that goes on. Dropped without [`Mark::remove`], it says that something may be left.
+/// The mark of the current run. If it is dropped without [`Mark::remove`], the file stays and says that something may
+/// be left.
 #[derive(Debug)]
 pub(crate) struct Mark {
     path: PathBuf,
-    /// Locked.
+    /// Holds the lock.
     _file: File,
-    /// Whether no earlier run had left one.
+    /// Whether there was no mark of an earlier run.
     is_new: bool,
 }
 
 impl Mark {
-    /// Marks the run directory as in use by this process.
+    /// Marks the run directory as used by this process.
     ///
     /// # Errors
-    /// Where another inco uses it, or the file cannot be written.
+    /// Another inco uses the directory, or the file cannot be written.
     pub(crate) fn set(run_dir: &Path, socket: &Path, configuration: &Configuration) -> Result<Mark> {
         let path = run_dir.join(FILE);
         let of_file = || format!("cannot write {}", path.display());
@@ -142,25 +143,25 @@ impl Mark {
         })
     }
 
-    /// This run did not start: what there was before is still there.
+    /// Undoes the mark of a run that did not start: an earlier run's leftovers remain marked.
     pub(crate) fn undo(self) {
         if self.is_new {
             self.remove();
         }
     }
 
-    /// Nothing is left of this run.
+    /// Removes the mark: this run left nothing.
     pub(crate) fn remove(self) {
-        // A file that stays is told as what it is: the mark of a run that left nothing.
+        // If the file stays, it is reported as the mark of a run that left nothing.
         let _gone = fs::remove_file(&self.path);
     }
 }
 
-/// Removes what a run that was killed, or kept its containers, has left in this run directory: containers, their control
-/// groups, sockets and files. Says how many containers there were; `None` where no such run is known.
+/// Removes the leftovers of a killed run, or of one that kept its containers, from this run directory: containers,
+/// cgroups, sockets and files. Returns the number of containers; `None` if no such run is known.
 ///
 /// # Errors
-/// Where that run goes on, the engine does not answer, or something cannot be removed.
+/// The run continues, the engine does not answer, or something cannot be removed.
 pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     let path = run_dir.join(FILE);
     let file = match File::open(&path) {
@@ -186,7 +187,7 @@ pub fn remove(run_dir: &Path) -> Result<Option<usize>> {
     Ok(Some(removed))
 }
 
-/// The engine of that run. It takes over, or removes, what it finds.
+/// The engine of that run. It adopts or removes the containers that it finds.
 fn engine_of(record: &Record, run_dir: &Path) -> Result<Box<dyn Engine>> {
     if record.driver == EngineDriver::Oci.name() {
         let launcher = Launcher::start(LauncherCommand::this_program(["launcher"]), run_dir)?;
@@ -200,7 +201,7 @@ fn engine_of(record: &Record, run_dir: &Path) -> Result<Box<dyn Engine>> {
     Ok(Box::new(DockerEngine::start(docker_config(&engine))?))
 }
 
-/// Removes every container of a run directory; says how many there were.
+/// Removes every container of a run directory and returns their number.
 fn remove_containers(engine: &mut dyn Engine, run_dir: &Path) -> Result<usize> {
     let settings = controller::Settings {
         run_dir: run_dir.to_owned(),
@@ -270,7 +271,7 @@ mod tests {
         );
         mark.remove();
         assert_eq!(remove(run_dir).unwrap(), None, "it left nothing");
-        // One that was killed: the file stays, and nobody holds its lock.
+        // A killed run: the file stays, without a lock.
         drop(set().unwrap());
         assert!(run_dir.join(FILE).exists());
         assert!(Running::of(run_dir).is_none());

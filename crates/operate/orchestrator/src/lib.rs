@@ -1,7 +1,8 @@
-//! The orchestrator: switch, collector, controller, engine and API put together, and the loop that turns them.
+//! The orchestrator connects switch, collector, controller, engine and API, and runs the control loop.
 //!
-//! Threads: the switch's workers; the engine's own; the API's; and the control loop, which wakes every millisecond, or
-//! sooner where a worker tells it that more packets come than usual, reads all counters, lets the controller take one step and carries its decisions out. The loop waits for nobody.
+//! Threads: the switch's workers, the engine's own, the API's, and the control loop. The loop wakes every
+//! millisecond, or sooner if a worker reports a rising packet rate. It reads all counters, runs one step of the
+//! controller and carries the decisions out. The loop never blocks on another thread.
 #![forbid(unsafe_code)]
 
 pub mod case;
@@ -35,28 +36,28 @@ pub(crate) use control::Summary;
 pub use control::{raise_priority, secret};
 pub use log::LogFormat;
 
-/// Where an orchestrator keeps its sockets and state.
+/// Paths of an orchestrator's sockets and state.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// `/run/inco`, or what `INCO_RUN_DIR` says.
+    /// The run directory: `/run/inco`, or the value of `INCO_RUN_DIR`.
     pub(crate) run_dir: PathBuf,
     /// The API's socket.
     pub(crate) socket: PathBuf,
 }
 
-/// A running orchestrator. Dropping it before it has ended leaves the containers running.
+/// A running orchestrator. Dropping it early leaves the containers running.
 pub(crate) struct Orchestrator {
     thread: Option<JoinHandle<Result<Summary>>>,
     stop: Arc<StopRequest>,
     asker: Asker,
 }
 
-/// What asks a running orchestrator to read its configuration again.
+/// Requests reloads of a running orchestrator.
 #[derive(Clone, Debug)]
 pub(crate) struct Reloader(Asker);
 
 impl Reloader {
-    /// Asks for it, as a signal does: what comes of it is in the event log. Whether the question could be put.
+    /// Requests a reload, as a signal does. The event log has the result. Returns whether the request was queued.
     pub(crate) fn ask(&self) -> bool {
         let caller = Caller {
             name: "signal".to_owned(),
@@ -67,7 +68,7 @@ impl Reloader {
     }
 }
 
-/// What is shared with the loop: whether it is to end, and how often it has turned.
+/// State shared with the loop: the stop request and the number of turns.
 #[derive(Debug, Default)]
 pub(crate) struct StopRequest {
     stop: AtomicBool,
@@ -76,20 +77,20 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Asks for the end; with `keep`, containers go on running.
+    /// Requests the shutdown. With `keep`, containers continue to run.
     pub(crate) fn ask(&self, keep: bool) {
         self.keep.store(keep, Ordering::Relaxed);
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Whether the end was asked for; then, whether containers go on running.
+    /// [`None`] without a request; else whether containers continue to run.
     pub(crate) fn asked(&self) -> Option<bool> {
         self.stop
             .load(Ordering::Acquire)
             .then(|| self.keep.load(Ordering::Relaxed))
     }
 
-    /// Turns of the loop so far: one that hangs makes no more of them.
+    /// Turns of the loop so far. A loop that hangs makes no more.
     pub(crate) fn turns(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
@@ -100,11 +101,11 @@ impl StopRequest {
 }
 
 impl Orchestrator {
-    /// Starts everything. Returns once the switch forwards and the API answers; instances follow. `launcher` must
-    /// have been started before this program had threads.
+    /// Starts all parts. Returns once the switch forwards and the API answers; instances follow. `launcher` must have
+    /// been started before this process had threads.
     ///
     /// # Errors
-    /// Whatever cannot be had: the engine, a socket, a device, memory. Nothing runs then.
+    /// The engine, a socket, a device or memory is not available. Nothing runs then.
     pub(crate) fn start(
         configuration: Configuration,
         place: Place,
@@ -118,7 +119,7 @@ impl Orchestrator {
         })?;
         let events = EventLog::default();
         let (asker, inbox) = questions();
-        // First of all, because it finds out whether another one is running.
+        // First, because it detects another running inco.
         let tcp = configuration.api.tcp.as_ref().map(wiring::tcp);
         let limits = Limits::default();
         let server = Server::start(
@@ -164,17 +165,17 @@ impl Orchestrator {
         })
     }
 
-    /// What asks it to end, for a signal's thread.
+    /// Stops the orchestrator, from a signal thread.
     pub(crate) fn stopper(&self) -> Arc<StopRequest> {
         Arc::clone(&self.stop)
     }
 
-    /// What asks it to read its configuration again, for a signal's thread.
+    /// Reloads the configuration, from a signal thread.
     pub(crate) fn reloader(&self) -> Reloader {
         Reloader(self.asker.clone())
     }
 
-    /// Whether it has ended by itself: somebody asked for it over the API.
+    /// Whether it has ended, for instance after a request over the API.
     pub(crate) fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -182,7 +183,7 @@ impl Orchestrator {
     /// Waits until it has ended.
     ///
     /// # Errors
-    /// What ended it, if that was no request.
+    /// Returns the error that ended it.
     pub(crate) fn wait(mut self) -> Result<Summary> {
         let thread = self.thread.take().context("it has ended already")?;
         while !thread.is_finished() {

@@ -1,4 +1,4 @@
-//! A configuration, read from its file and checked.
+//! Reads and checks configurations.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,28 +14,28 @@ use rustix::fs::OFlags;
 use crate::machine::Machine;
 use crate::{drivers, wiring};
 
-/// Bytes of a unix socket's path at most: the kernel's address has 108, and one ends it.
+/// Longest path of a unix socket in bytes: the kernel's address has 108, including the final NUL.
 const SOCKET_PATH_LIMIT: usize = 107;
-/// Bytes of a configuration at most: a thousand times a usual one.
+/// Largest configuration in bytes: a thousand times the usual size.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// Reads and checks a configuration, without looking at the machine.
+/// Reads and checks a configuration file, without the machine's facts.
 pub fn load(file: &Path) -> anyhow::Result<Configuration> {
     let name = file.display().to_string();
     let text = text_of(file).map_err(|wrong| WrongUsage(format!("{name}: {wrong}")))?;
     parse(&text, &name).map_err(|problems| wrong(&problems).into())
 }
 
-/// Reads and checks the text of a configuration, by what the drivers of this build can do. `file_name` is what messages call it.
+/// Parses and checks the text of a configuration against the capabilities of this build's drivers. `file_name`
+/// appears in messages.
 ///
 /// # Errors
-/// Every problem that can be seen without a machine, in the order of the text.
+/// Returns every problem that can be found without the machine's facts, in the order of the text.
 pub fn parse(text: &str, file_name: &str) -> Result<Configuration, Vec<Problem>> {
     configuration::parse(text, file_name, drivers::capabilities)
 }
 
-/// The text of a configuration, or what is wrong with the file. Of other things than files nothing is read: a FIFO or a device
-/// may never end.
+/// The text of a configuration file, or an error message. Reads regular files only: a FIFO or a device may never end.
 fn text_of(file: &Path) -> Result<String, String> {
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => {
@@ -46,7 +46,7 @@ fn text_of(file: &Path) -> Result<String, String> {
     };
     let open = File::options()
         .read(true)
-        // Opening waits for nobody at the other end.
+        // Opening a FIFO must not wait for its other end.
         .custom_flags(OFlags::NONBLOCK.bits() as i32)
         .open(file)
         .map_err(cannot)?;
@@ -72,7 +72,7 @@ fn text_of(file: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Reads and checks a configuration, and whether this machine has what it names.
+/// Reads and checks a configuration file, including this machine's facts.
 pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<Configuration> {
     let configuration = load(file)?;
     let problems = check_facts(&configuration, machine);
@@ -83,7 +83,7 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     if let Some(problem) = too_long(&wiring::sockets(&configuration)) {
         return Err(in_file(problem).into());
     }
-    // An inco that runs has what it needs of devices and memory.
+    // A running inco already has the devices and memory that it needs.
     if !machine.has_own_inco() {
         let checked = drivers::driver(&configuration).check_devices(&configuration);
         checked.map_err(|error| in_file(format!("{error:#}")))?;
@@ -91,7 +91,7 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     Ok(configuration)
 }
 
-/// What is wrong with the longest of these paths of sockets, if the kernel would not take it.
+/// A message about the longest of these socket paths, if the kernel would refuse it.
 fn too_long(sockets: &[PathBuf]) -> Option<String> {
     let bytes = |socket: &PathBuf| socket.as_os_str().len();
     let longest = sockets.iter().max_by_key(|socket| bytes(socket))?;
@@ -110,7 +110,7 @@ fn wrong(problems: &[Problem]) -> WrongUsage {
     WrongUsage(lines.join("\n"))
 }
 
-/// A match in a few words.
+/// A short text for a match.
 pub fn match_text(matches: &Match) -> String {
     let mut words = Vec::new();
     if let Some(number) = matches.protocol {
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_socket_with_a_path_that_is_too_long_is_named() {
         let folder = format!("/{}", "d".repeat(90));
-        // The configuration's own check sees what is written; here the run directory comes before it.
+        // The configuration's own check sees the written path; here the run directory is prepended.
         let room = SOCKET_PATH_LIMIT - api::run_dir::in_run_dir(Path::new("l")).as_os_str().len() + 1;
         let text = format!(
             "[[uplink]]\nname = \"wan\"\ndevice = \"memif:{}\"\n\
@@ -172,7 +172,7 @@ mod tests {
             "{said}"
         );
         assert_eq!(of(&text.replace("llll", "lll")), None);
-        // Before its rights are set, the API's socket has another name.
+        // The API's socket has a longer name until its permissions are set.
         let said = of(&text.replace("llll", "l").replace("ddd/a", "ddddddddddd/a")).unwrap();
         assert!(said.contains("ddd/.4194304 has 108 bytes"), "{said}");
     }
@@ -191,7 +191,7 @@ mod tests {
         let long = format!("#{}", "x".repeat(FILE_LIMIT as usize));
         std::fs::write(&path, &long).unwrap();
         assert!(refused(&path).contains("it is longer than 1024 KiB"));
-        // The last length that is read: what is wrong is the text.
+        // The longest file that is read: its text is invalid.
         std::fs::write(&path, &long[1..]).unwrap();
         assert!(!refused(&path).contains("longer than"));
     }

@@ -1,4 +1,5 @@
-//! What the daemon logs: to standard error, as text or JSON lines, and no message so often that it hides the others.
+//! The daemon's log: text or JSON lines on standard error. A rate limit per call site keeps frequent messages from
+//! hiding others.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -14,25 +15,25 @@ use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// Messages of one place in the program within [`WINDOW`]; further ones are counted.
+/// Messages of one call site per [`WINDOW`]; further ones are counted.
 const LIMIT: u32 = 20;
-/// Long enough that a disk keeps up, short enough that a person who watches sees that it goes on.
+/// Long enough for a disk to keep up, short enough that a watcher sees that the program runs.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// How a log line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// A JSON object in each line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Starts the log: warnings and errors, or what `INCO_LOG` says.
+/// Starts the log, at level warning or as `INCO_LOG` says.
 pub(crate) fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_env("INCO_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    // Fails only where there is a log already.
+    // Fails only if a log was already started.
     let _already = log(
         format,
         filter,
@@ -77,13 +78,13 @@ where
     )
 }
 
-/// Lets so many messages of each place pass in each window of time.
+/// Passes a limited number of messages per call site and window.
 struct RateLimit<W> {
     format: LogFormat,
     writer: W,
     limit: u32,
     window: Duration,
-    /// There are as many as the program has places that log.
+    /// One entry per call site in the program.
     places: Mutex<HashMap<Identifier, Place>>,
 }
 
@@ -94,7 +95,7 @@ struct Place {
 }
 
 impl<W> RateLimit<W> {
-    /// Whether a message of that place may pass; with how many were left out before it.
+    /// Permits or drops a message of that call site. `Ok` has the number of messages dropped before it.
     fn take(&self, place: Identifier, now: Instant) -> Result<u64, ()> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = places.entry(place).or_insert(Place {
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// A log that is kept.
+    /// Keeps the log in memory.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
 

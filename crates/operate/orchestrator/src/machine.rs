@@ -1,5 +1,5 @@
-//! This machine, as far as a configuration depends on it. Looking changes nothing: no device is opened, no uplink
-//! connected to that a running inco listens on.
+//! The facts of this machine that a configuration depends on. Checks change nothing: they open no device and do not
+//! connect to an uplink of a running inco.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -20,32 +20,33 @@ use rustix::net::{AddressFamily, SocketType};
 use crate::leftovers::Running;
 use crate::{drivers, wiring};
 
-/// The machine that this runs on.
+/// This machine.
 #[derive(Debug)]
 pub struct Machine {
-    /// An inco whose devices and sockets count as free.
+    /// A running inco, if its devices and sockets count as free.
     own: Option<Running>,
 }
 
 impl Machine {
-    /// As a program sees it that would run here now: what another one uses, an inco included, is in use.
+    /// The machine as seen by a new process: whatever any other process uses, inco included, is in use.
     pub fn now() -> Machine {
         Machine { own: None }
     }
 
-    /// As the inco sees it that runs with this run directory, where one does: what that one uses is not in use.
+    /// The machine as seen by the inco that runs with this run directory, if any: its own devices and sockets count
+    /// as free.
     pub fn beside_own_inco() -> Machine {
         Machine {
             own: Running::of(&run_dir::run_dir()),
         }
     }
 
-    /// Whether there is an inco whose devices count as free.
+    /// Whether the devices of a running inco count as free.
     pub(crate) fn has_own_inco(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether the own inco listens on that socket.
+    /// Whether that running inco listens on the socket.
     fn is_own(&self, socket: &Path) -> bool {
         self.own.as_ref().is_some_and(|own| own.listens_on(socket))
     }
@@ -115,7 +116,7 @@ impl Facts for Machine {
         let run_dir = run_dir::run_dir();
         let given = match Given::find(std::slice::from_ref(&device.function), Path::new(engine::SYS)) {
             Ok(given) => given,
-            // A container of an earlier run has it, and gives it back.
+            // A container of an earlier run uses it and will return it.
             Err(_) if functions_in_use(&run_dir).contains(&device.function) => return Ok(()),
             Err(EngineError::NoFunction { what, write }) => return Err(Unusable::new(what, write)),
             Err(error) => return Err(Unusable::new(error.to_string(), "write another function")),
@@ -153,7 +154,7 @@ impl Facts for Machine {
             EngineDriver::Docker => DockerEngine::start(docker_config(engine))
                 .map(drop)
                 .map_err(|error| {
-                    // What to do is said by the key's own words.
+                    // The key's own message says what to do.
                     let seen = match error {
                         EngineError::Unavailable { reason } => {
                             reason.split(": ").next().unwrap_or_default().to_owned()
@@ -171,7 +172,7 @@ impl Facts for Machine {
 
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable> {
         let name = ImageRef::from(image);
-        // Docker takes from the store what it does not have.
+        // Docker imports images from the store if it lacks them.
         if Store::at(Store::default_dir()).resolve(&name).is_ok() {
             return Ok(());
         }
@@ -206,7 +207,7 @@ impl Facts for Machine {
         if self.is_own(&socket) {
             return Ok(());
         }
-        // Its name in the kernel's list is the one before it was put in place; and connecting disturbs no API.
+        // Before its rename the socket has another name in the kernel's list. Connecting does not disturb an API.
         if is_listened_on(&socket) || UnixStream::connect(&socket).is_ok() {
             let what = format!("another inco listens on {}", socket.display());
             return Err(Unusable::new(
@@ -222,7 +223,7 @@ impl Facts for Machine {
             .map_err(|error| Unusable::new(format!("{error:#}"), "write a command"))?;
         let store = Store::at(Store::default_dir());
         let Ok((rootfs, image)) = store.resolve(&spec.image) else {
-            // Docker has it, and tells when it makes a container.
+            // Docker has the image. It reports a missing program when it creates a container.
             return Ok(());
         };
         let own = image.command(&[]);
@@ -323,7 +324,7 @@ impl Facts for Machine {
 
     fn hugepages(&self) -> Result<(), Unusable> {
         match free_hugepages_mib() {
-            // The own inco has those that are needed.
+            // A running inco has already allocated the hugepages that it needs.
             _ if self.own.is_some() => Ok(()),
             1.. => Ok(()),
             0 => Err(Unusable::new(
@@ -334,7 +335,7 @@ impl Facts for Machine {
     }
 }
 
-/// The CPUs that this process may use; none where the kernel does not say.
+/// CPUs that this process may use; empty if the kernel does not report them.
 pub fn allowed_cpus() -> Vec<u16> {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else {
         return Vec::new();
@@ -344,7 +345,7 @@ pub fn allowed_cpus() -> Vec<u16> {
         .collect()
 }
 
-/// Memory in free hugepages of the usual size, in MiB.
+/// Free hugepages of the default size, in MiB.
 pub fn free_hugepages_mib() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let figure = |name: &str| -> Option<u64> {
@@ -355,7 +356,7 @@ pub fn free_hugepages_mib() -> u64 {
     free.unwrap_or(0) * kib.unwrap_or(0) / 1024
 }
 
-/// How a Docker engine of the configuration is reached.
+/// Connection settings for the Docker engine of the configuration.
 pub fn docker_config(engine: &Engine) -> DockerConfig {
     DockerConfig {
         certificates: engine.tls.clone(),
@@ -363,11 +364,11 @@ pub fn docker_config(engine: &Engine) -> DockerConfig {
     }
 }
 
-/// Whether Docker has an image that is not in our store: asked in Docker's own protocol on its unix socket.
+/// Whether Docker has an image that is not in our store. Uses Docker's API on its unix socket.
 fn docker_has(engine: &Engine, image: &str) -> bool {
     use std::io::{Read as _, Write as _};
     let Some(socket) = engine.host.strip_prefix("unix://") else {
-        // Over TLS only the engine itself can ask: it says so when it creates the first container.
+        // Only the engine can connect over TLS. It reports a missing image when it creates the first container.
         return true;
     };
     let ask = || -> io::Result<String> {
@@ -384,7 +385,7 @@ fn docker_has(engine: &Engine, image: &str) -> bool {
     ask().is_ok_and(|head| head.split_whitespace().nth(1) == Some("200"))
 }
 
-/// Whether this inco can open DPDK devices.
+/// Whether this build can open DPDK devices.
 pub fn dpdk_is_built_in() -> Result<(), Unusable> {
     if cfg!(feature = "dpdk") {
         return Ok(());
@@ -407,7 +408,7 @@ fn names_in(directory: &str) -> Vec<String> {
     names
 }
 
-/// Whether there is such an interface of the kernel in this network namespace, and it carries frames of that many bytes.
+/// Whether this network namespace has the interface and its MTU permits frames of `max_frame` bytes.
 #[cfg(feature = "dpdk")]
 fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
     let there = interfaces();
@@ -430,7 +431,7 @@ fn interface_carries(interface: &str, max_frame: u16) -> Result<(), Unusable> {
                 usize::from(mtu) + dpdk::FRAME_OVERHEAD_BYTES
             ),
         )),
-        // Opening it will say it better.
+        // Opening it gives a better error.
         _ => Ok(()),
     }
 }
@@ -440,14 +441,14 @@ fn interface_carries(_interface: &str, _max_frame: u16) -> Result<(), Unusable> 
     dpdk_is_built_in()
 }
 
-/// Network interfaces of this process' namespace, which /sys need not show.
+/// Network interfaces of this process' namespace. `/sys` may show another namespace.
 fn interfaces() -> Vec<String> {
     let list = fs::read_to_string("/proc/net/dev").unwrap_or_default();
     let name = |line: &str| Some(line.split_once(':')?.0.trim().to_owned());
     list.lines().filter_map(name).collect()
 }
 
-/// Whether that file can be written, or made.
+/// Whether that file can be written, or created.
 fn writable(file: &Path) -> Result<(), Unusable> {
     if file.is_dir() {
         let what = format!("{} is a directory", file.display());
@@ -471,7 +472,8 @@ fn writable(file: &Path) -> Result<(), Unusable> {
     })
 }
 
-/// Whether a file can be read and begins as a capture does: pcap in either byte order, by microseconds or nanoseconds, or pcapng.
+/// Whether a file is readable and has the header of a capture: pcap in either byte order, with microseconds or
+/// nanoseconds, or pcapng.
 fn is_capture(file: &Path) -> Result<(), Unusable> {
     let mut magic = [0; 4];
     let read = fs::File::open(file).and_then(|mut open| open.read_exact(&mut magic));
@@ -495,19 +497,19 @@ fn is_capture(file: &Path) -> Result<(), Unusable> {
     ))
 }
 
-/// Whether an address of the network can be bound; nothing listens there meanwhile.
+/// Whether a TCP address can be bound. The check does not listen.
 fn can_be_bound(address: SocketAddr) -> Result<(), Errno> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
-    // As the server has it: what an earlier one has left does not count.
+    // The server sets it too, so old connections in TIME_WAIT do not matter.
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
     rustix::net::bind(&socket, &address)
 }
 
-/// Whether this process may take whole frames from an interface of the kernel.
+/// Whether this process may open a packet socket on a kernel interface.
 fn may_take_frames(interface: &str) -> Result<(), Unusable> {
     let raw = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, None);
     raw.map(drop).map_err(|error| {
@@ -535,7 +537,7 @@ pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Unusable {
     }
 }
 
-/// Drivers through which DPDK reaches a device: those that leave it to user space, and those that share it.
+/// Drivers with which DPDK can use a device: user-space drivers and those that share the device with the kernel.
 pub const USER_SPACE_DRIVERS: [&str; 5] =
     ["vfio-pci", "igb_uio", "uio_pci_generic", "mlx5_core", "mlx4_core"];
 
@@ -548,7 +550,7 @@ fn pci_device(device: &str) -> Result<(), Unusable> {
     if address.starts_with("net_") || address.starts_with("vdev:") || address.starts_with("auxiliary:") {
         return Ok(());
     }
-    // DPDK takes addresses without their domain.
+    // DPDK accepts addresses without a PCI domain.
     let full = if address.matches(':').count() == 1 {
         format!("0000:{address}")
     } else {
@@ -587,7 +589,7 @@ fn pci_device(device: &str) -> Result<(), Unusable> {
     }
 }
 
-/// Whether a PCI device is a network card: class 02.
+/// Whether a PCI device is a network card (class 02).
 fn is_network(address: &str) -> bool {
     let class = fs::read_to_string(Path::new("/sys/bus/pci/devices").join(address).join("class"));
     class.is_ok_and(|class| class.starts_with("0x02"))
@@ -605,8 +607,8 @@ fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
     directory_is_writable(socket)
 }
 
-/// Whether a process listens on a unix socket, by the kernel's list: connecting would disturb it. One whose file is gone can be
-/// reached by nobody.
+/// Whether a process listens on a unix socket. Reads the kernel's list, because connecting would disturb the
+/// listener. A socket without its file cannot be reached and does not count.
 pub fn is_listened_on(socket: &Path) -> bool {
     if !socket.exists() {
         return false;
@@ -623,7 +625,7 @@ pub fn is_listened_on(socket: &Path) -> bool {
     })
 }
 
-/// Whether a file can be made where that path says; its directory may still be missing.
+/// Whether a file can be created at that path; its directory may be missing.
 pub fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
     let mut directory = path.parent().unwrap_or(Path::new("."));
     while !directory.exists() {
@@ -660,7 +662,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(listener);
-        // The file is left behind, and nobody listens.
+        // The file remains, but nobody listens.
         assert!(socket.exists() && !is_listened_on(&socket));
     }
 
@@ -701,7 +703,7 @@ mod tests {
         assert_eq!(pci_device("net_null0,size=64"), Ok(()));
     }
 
-    /// Docker, where none is.
+    /// A Docker engine that does not exist.
     fn docker() -> Engine {
         Engine {
             driver: EngineDriver::Docker,

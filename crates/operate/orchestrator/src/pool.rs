@@ -1,5 +1,5 @@
-//! The ports that a switch of rules makes for instances when it starts: which slots are whose, and what a container is told
-//! of its port.
+//! The instance ports that a rule-based switch makes when it starts: the slots of each service, and the mounts and
+//! variables that a container needs to use its port.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,11 @@ use openflow_switch::{PooledPorts, PortDevice};
 use super::wiring::PORT_SOCKET;
 use api::run_dir::in_run_dir;
 
-/// Where a container sees the directory with the socket of its port.
+/// Path of the port socket's directory inside a container.
 const PORT_DIR: &str = "/run/inco-port";
 
-/// The slots of each service, in the order of the configuration: of memif ports for `max` and standby instances and for those
-/// that drain, of functions of a card as many as there are.
+/// The slots of each service, in the order of the configuration. With memif ports: enough for `max`, standby and
+/// draining instances. With functions of a card: one per device.
 fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<Slot>)> {
     let spare = configuration.switch.openflow.spare_ports;
     let mut next = 0;
@@ -26,17 +26,17 @@ fn slots(configuration: &Configuration) -> impl Iterator<Item = (&Service, Vec<S
     })
 }
 
-/// The devices of each of a service's instances.
+/// The devices of each instance of a service.
 fn devices(service: &Service) -> impl Iterator<Item = &[InstanceDevice]> {
     service.devices.chunks_exact(service.uplinks.len().max(1))
 }
 
-/// On this machine, the directory of a slot's socket. It stays for as long as a container may see it.
+/// The directory of a slot's socket on this machine. It stays while a container may use it.
 fn directory(slot: Slot) -> PathBuf {
     in_run_dir(&PathBuf::from(format!("ports/{}", slot.0)))
 }
 
-/// The ports that the switch is to make.
+/// The ports that the switch must make.
 pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
     let representor = |of: &InstanceDevice| {
         let name = of.representor.clone();
@@ -74,14 +74,14 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
     slots(configuration).flat_map(of_service).collect()
 }
 
-/// The places of each service's instances, where a memif port has so many queue pairs.
+/// The slots and port settings for each service's instances, where a memif port has `queue_pairs` queue pairs.
 pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec<PortPlace>> {
     let memif = |service: &Service, slot| PortPlace {
         slot,
         mounts: vec![Mount {
             source: directory(slot),
             target: PathBuf::from(PORT_DIR),
-            // It cannot take the socket away from those that come after it.
+            // The container must not delete the socket: later ones need it.
             read_only: true,
         }],
         env: vec![

@@ -1,44 +1,43 @@
-//! What systemd is told, where it started us: that inco is ready, that its control loop turns, that it stops. Elsewhere
-//! nothing is told to nobody.
+//! Notifies systemd of readiness, life signs and shutdown, if systemd started inco. Does nothing otherwise.
 
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
-/// Tells systemd how inco is.
+/// Sends notifications to systemd.
 pub(crate) struct ServiceManager {
-    /// Between two signs of life: half of what systemd waits for.
+    /// Interval of life signs: half of systemd's watchdog timeout.
     interval: Option<Duration>,
-    told: Instant,
+    notified: Instant,
     turns: u64,
     stops: bool,
 }
 
 impl ServiceManager {
-    /// Says that inco is ready: the switch forwards, the API answers.
+    /// Reports readiness: the switch forwards and the API answers.
     pub(crate) fn ready() -> ServiceManager {
         tell(NotifyState::Ready);
         ServiceManager {
             interval: sd_notify::watchdog_enabled().map(|limit| limit / 2),
-            told: Instant::now(),
+            notified: Instant::now(),
             turns: 0,
             stops: false,
         }
     }
 
-    /// Takes how often the control loop has turned; where it still turns, that is a sign of life.
+    /// Takes the loop's count of turns. Sends a life sign if it has increased.
     pub(crate) fn turned(&mut self, turns: u64) {
         let is_due = self
             .interval
-            .is_some_and(|interval| self.told.elapsed() >= interval);
+            .is_some_and(|interval| self.notified.elapsed() >= interval);
         if is_due && turns != self.turns {
             self.turns = turns;
-            self.told = Instant::now();
+            self.notified = Instant::now();
             tell(NotifyState::Watchdog);
         }
     }
 
-    /// Says, once, that inco stops.
+    /// Reports the shutdown, once.
     pub(crate) fn stopping(&mut self) {
         if !std::mem::replace(&mut self.stops, true) {
             tell(NotifyState::Stopping);

@@ -1,4 +1,4 @@
-//! From the configuration to what switch, controller and engine are made of.
+//! Converts the configuration into the settings of switch, controller and engine.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +17,14 @@ use crate::machine::docker_config;
 use api::run_dir::{api_socket, in_run_dir};
 use api::{Tcp, longest_path};
 
-/// Where a container sees its socket directory.
+/// A container's path of its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
 /// The memif socket in that directory.
 pub(super) const PORT_SOCKET: &str = "port.sock";
-/// The socket over which a function is handed the page for its counters.
+/// The socket over which a function receives its counter page.
 pub(super) const PAGE_SOCKET: &str = "page.sock";
 
-/// What a switch knows of the services, in the order in which their matches are tried.
+/// The plans of all services, in the order in which their matches are tried.
 pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
     let in_order = configuration.match_order().into_iter();
     in_order
@@ -33,7 +33,7 @@ pub(super) fn service_plans(configuration: &Configuration) -> Vec<ServicePlan> {
         .collect()
 }
 
-/// What a switch knows of a service.
+/// The plan of a service.
 fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
     ServicePlan {
         id,
@@ -49,7 +49,7 @@ fn service_plan(id: ServiceId, service: &Service) -> ServicePlan {
     }
 }
 
-/// Which packets are tried for which service first, and what becomes of the others.
+/// The order of matches and the fallbacks.
 pub(super) fn matching(configuration: &Configuration) -> Matching {
     let order = configuration.match_order().into_iter();
     Matching {
@@ -70,7 +70,7 @@ fn port(service: &Service) -> PortSpec {
     }
 }
 
-/// How the API is asked over the network.
+/// The TCP settings of the API.
 pub(super) fn tcp(of: &ApiTcp) -> Tcp {
     Tcp {
         address: of.listen,
@@ -80,8 +80,8 @@ pub(super) fn tcp(of: &ApiTcp) -> Tcp {
     }
 }
 
-/// All paths at which this inco, or a switch for it, listens on a unix socket. Containers have theirs under a short path of their
-/// own.
+/// All paths at which this inco, or its switch, listens on a unix socket. Containers see theirs under a short path of
+/// their own.
 pub(super) fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
     let api = api_socket(configuration.api.socket.as_deref());
     let mut sockets = vec![longest_path(&api)];
@@ -101,10 +101,10 @@ pub(super) fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
     sockets
 }
 
-/// Starts, or reaches, the engine: none where the launcher of the `oci` engine was not needed.
+/// Starts the engine or connects to it. [`None`] if the `oci` engine's launcher was not needed.
 ///
 /// # Errors
-/// The engine's own, with what to do.
+/// Returns the engine's error, with the remedy.
 pub(super) fn engine(
     configuration: &Configuration,
     run_dir: &Path,
@@ -126,10 +126,10 @@ pub(super) fn engine(
     }
 }
 
-/// What the controller knows of a service.
+/// The controller's settings of a service.
 ///
 /// # Errors
-/// Where arguments are given for a program that is not known.
+/// There are arguments, but the image's own program is unknown.
 pub(super) fn service_settings(service: &Service, engine: &configuration::Engine) -> Result<ServiceSettings> {
     let container = match service.port {
         PortKind::Memif | PortKind::Device => Some(container(service, engine.is_local())?),
@@ -157,7 +157,7 @@ pub(super) fn service_settings(service: &Service, engine: &configuration::Engine
     })
 }
 
-/// max(100 ms, three quota periods): a throttled function takes nothing for most of a period.
+/// max(100 ms, three quota periods): a throttled function consumes nothing for most of a period.
 fn stall_after(service: &Service) -> Nanos {
     let periods = service.cpus.map_or(Nanos::ZERO, |cpus| {
         Nanos::from_micros(3 * u64::from(CpuQuota::of_cpus(cpus).period_us))
@@ -165,16 +165,16 @@ fn stall_after(service: &Service) -> Nanos {
     controller::STALL_AFTER.max(periods)
 }
 
-/// A container of the service, without a name; `is_here`: it runs on this machine.
+/// A container of the service, without a name. `is_here`: it runs on this machine.
 ///
 /// # Errors
-/// Where arguments are given for a program that is not known.
+/// There are arguments, but the image's own program is unknown.
 pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpec> {
     let image = service.image.clone().unwrap_or_default();
     let mut spec = ContainerSpec::new(String::new(), image.as_str());
     spec.command = service.command.clone();
     if spec.command.is_empty() && !service.args.is_empty() {
-        // They come after the image's own program, in the place of its own arguments.
+        // They follow the image's own program and replace its own arguments.
         let (_, known) = Store::at(Store::default_dir())
             .resolve(&spec.image)
             .with_context(|| {

@@ -1,5 +1,5 @@
-//! Answer: what somebody asks over the API. Most answers come from what was gathered; flows are asked of the switch, and
-//! the answer is given when its rows are there.
+//! Answer: queries of the API. Most answers come from the gathered state. Flow queries go to the switch and are
+//! answered when its rows arrive.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,17 @@ type FlowAnswer = Answer<Result<FlowPage, Refusal>>;
 /// The state of this part.
 pub(super) struct Answers {
     inbox: Inbox,
-    /// Answers whose rows the switch is still to give, by the number of the request.
+    /// Queries that wait for rows of the switch, by request number.
     pending: HashMap<u64, Pending>,
 }
 
-/// What the rows of flows are for.
+/// The purpose of requested flow rows.
 enum Pending {
     /// A page of flows.
     Page(FlowAnswer),
-    /// So many of the heaviest flows.
+    /// The given number of heaviest flows.
     Heaviest(u32, FlowAnswer),
-    /// Why this flow is where it is.
+    /// The explanation of one flow's placement.
     Explanation(String, Answer<Result<FlowExplanation, Refusal>>),
 }
 
@@ -38,14 +38,14 @@ impl Answers {
         }
     }
 
-    /// Whether nobody waits for rows of the switch.
+    /// Whether no query waits for the switch.
     pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
 }
 
 impl ControlLoop {
-    /// Answers what was asked since the last turn, and begins the actions among that.
+    /// Answers the queries since the last turn, and begins their actions.
     pub(super) fn answer(&mut self, now: Nanos) {
         while let Some(question) = self.answer.inbox.take() {
             match question {
@@ -102,7 +102,7 @@ impl ControlLoop {
         self.answer.pending.insert(id, pending);
     }
 
-    /// Asks where a flow is.
+    /// Requests the row of a flow to explain its placement.
     fn answer_explanation(&mut self, flow: String, answer: Answer<Result<FlowExplanation, Refusal>>) {
         let asked = flow_key(&flow).and_then(|key| {
             let filter = FlowFilter {
@@ -119,7 +119,7 @@ impl ControlLoop {
         }
     }
 
-    /// Takes what the switch has found for somebody.
+    /// Completes the query that the switch's rows belong to.
     pub(super) fn take_found(&mut self, event: &SwitchEvent) {
         match event {
             SwitchEvent::HeavyFlows { id, rows } => {
@@ -212,7 +212,7 @@ impl ControlLoop {
     }
 }
 
-/// The key of a flow as `inco flows` shows it.
+/// Parses a flow as `inco flows` shows it into its key.
 pub(super) fn flow_key(flow: &str) -> Result<FlowKey, Refusal> {
     match api::parse_tuple(flow) {
         Ok(tuple) => Ok(FlowKey::new(&tuple).0),

@@ -1,5 +1,5 @@
-//! Apply: what operators ask for. An action goes to the controller as a command, to the switch, or to the file of the
-//! configuration; when it is done, or refused, whoever asked is told, and the event log.
+//! Apply: actions of operators. An action becomes a command to the controller, a request to the switch, or a reload.
+//! When it is done or refused, the requester gets an answer and the journal an event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,59 +21,59 @@ use crate::case::Case;
 /// The state of this part.
 #[derive(Default)]
 pub(super) struct Apply {
-    /// Actions that the controller carries out.
+    /// Actions that wait for the controller.
     ordered: HashMap<CommandId, Asked>,
-    /// Moves whose flows are being looked for, by the number of the request.
+    /// Moves whose flow is being looked up, by request number.
     moves: HashMap<u64, Asked>,
-    /// Changed configurations that go into the next step, and what is told of them then.
+    /// Reloads that are part of the next step, each with the outcome to report.
     reloaded: Vec<(Asked, Outcome)>,
-    /// Scheduling decisions that are still to be recorded, by service.
+    /// Number of scheduling decisions still to record, by service.
     records: HashMap<ServiceId, u32>,
     pub(super) file_reader: FileReader,
-    /// Changed configurations that were applied, and refused.
+    /// Reloads that were applied, and refused.
     pub(super) reloads: (u64, u64),
-    /// Actions so far, and whether they were refused.
+    /// Actions so far, by name and whether they were refused.
     counts: BTreeMap<(&'static str, bool), u64>,
 }
 
-/// An action that somebody waits for.
+/// An action whose requester waits for an answer.
 pub(super) struct Asked {
     pub(super) action: Action,
     pub(super) caller: Caller,
     pub(super) answer: Answer<Result<Outcome, Refusal>>,
 }
 
-/// Who carries an action out.
+/// The part that carries out an action.
 enum Course {
     /// The controller, in its next step.
     Controller(Command),
-    /// The switch has done it.
+    /// The switch has already done it.
     Done(Outcome),
-    /// The switch looks for the flow under this number.
+    /// The switch looks up the flow with this request number.
     Move(u64),
-    /// The file is read first.
+    /// The file must be read first.
     Reload,
     /// The engine, in a container.
     Exec,
 }
 
 impl Apply {
-    /// Whether nobody waits for what comes of an action.
+    /// Whether no action is in progress.
     pub(super) fn is_idle(&self) -> bool {
         self.ordered.is_empty() && self.moves.is_empty() && !self.file_reader.is_busy()
     }
 
-    /// Takes an action whose flow was looked for under that number.
+    /// Takes the move that waits for that lookup.
     pub(super) fn take_move(&mut self, id: u64) -> Option<Asked> {
         self.moves.remove(&id)
     }
 
-    /// A changed configuration goes into the next step.
+    /// Queues a reload for the next step.
     pub(super) fn note_reloaded(&mut self, asked: Asked, outcome: Outcome) {
         self.reloaded.push((asked, outcome));
     }
 
-    /// Counts a changed configuration that was applied, or refused.
+    /// Counts a reload as applied or refused.
     pub(super) fn note_reload(&mut self, is_applied: bool) {
         match is_applied {
             true => self.reloads.0 += 1,
@@ -115,7 +115,7 @@ impl ControlLoop {
         }
     }
 
-    /// Who carries an action out: a new action has its line here.
+    /// The course of each action. A new action has one line here.
     fn course_of(&mut self, action: &Action) -> Result<Course, Refusal> {
         Ok(Course::Controller(match action {
             Action::Scale { service, instances } => Command::Scale {
@@ -184,7 +184,7 @@ impl ControlLoop {
         Ok(Command::HoldBack { service, how, on })
     }
 
-    /// Looks for the flow that is to be moved.
+    /// Looks up the flow that an action moves.
     fn begin_move(&mut self, flow: &str, instance: InstanceId) -> Result<u64, Refusal> {
         self.slot_of(instance)?;
         let filter = FlowFilter {
@@ -194,7 +194,7 @@ impl ControlLoop {
         self.publish.ask_flows(filter, 1)
     }
 
-    /// Moves the flow that was found.
+    /// Moves the flow that was looked up.
     pub(super) fn move_flow(
         &mut self,
         action: &Action,
@@ -255,7 +255,7 @@ impl ControlLoop {
         )))
     }
 
-    /// Asks for the next scheduling decisions of a service.
+    /// Requests records of the service's next scheduling decisions.
     fn record(&mut self, service: &str, decisions: u32) -> Result<Outcome, Refusal> {
         let id = self.service_id(service)?;
         if decisions == 0 || decisions > Action::RECORD_LIMIT {
@@ -271,7 +271,7 @@ impl ControlLoop {
         )))
     }
 
-    /// Puts a scheduling decision into the event log, and asks for the next.
+    /// Adds a recorded scheduling decision to the journal and requests the next one.
     pub(super) fn note_record(&mut self, record: &PickRecord) {
         let Some(left) = self.apply.records.get_mut(&record.service) else {
             return;
@@ -319,9 +319,9 @@ impl ControlLoop {
         )))
     }
 
-    /// Tells those whose actions went into the last step what came of them.
+    /// Answers the actions that were part of the last step.
     pub(super) fn conclude_step(&mut self, answers: Vec<(CommandId, Result<String, CommandError>)>) {
-        let refused = plan_refusal(&self.decide.told);
+        let refused = plan_refusal(&self.decide.switch_events);
         for (id, result) in answers {
             let Some(asked) = self.apply.ordered.remove(&id) else {
                 continue;
@@ -340,7 +340,7 @@ impl ControlLoop {
         }
     }
 
-    /// Writes down what came of an action, and tells who asked.
+    /// Records the result of an action and answers its requester.
     pub(super) fn conclude(&mut self, asked: Asked, result: Result<Outcome, Refusal>) {
         let name = asked.action.name();
         *self.apply.counts.entry((name, result.is_err())).or_default() += 1;
@@ -365,7 +365,7 @@ impl ControlLoop {
     }
 }
 
-/// The autoscaler that somebody chose.
+/// The autoscaler of a choice.
 fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
     let known = Autoscaler::from_name(&choice.policy);
     known.map_err(|error| Refusal::new(error.to_string(), "name one of those"))?;
@@ -380,7 +380,7 @@ fn autoscaler_of(choice: &PolicyChoice) -> Result<Autoscaler, Refusal> {
     })
 }
 
-/// A choice as the configuration would have it.
+/// A choice in the configuration's notation.
 fn choice_text(choice: &PolicyChoice) -> String {
     let mut table = toml::Table::new();
     table.insert("policy".to_owned(), choice.policy.as_str().into());
@@ -395,7 +395,7 @@ fn choice_text(choice: &PolicyChoice) -> String {
     toml::Value::Table(table).to_string()
 }
 
-/// The scheduler that somebody chose, and what one instance takes in its metric.
+/// The scheduler of a choice, and an instance's capacity in its metric.
 fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refusal> {
     configuration::parse_scheduler(&choice_text(choice)).map_err(|problems| match problems.first() {
         Some(problem) => Refusal::new(
@@ -406,9 +406,9 @@ fn scheduler_of(choice: &PolicyChoice) -> Result<(Scheduler, Option<f64>), Refus
     })
 }
 
-/// That the switch does not take the plan of a step, by what it then told.
-fn plan_refusal(told: &[SwitchEvent]) -> Option<Refusal> {
-    told.iter().find_map(|event| match event {
+/// The refusal for a step whose plan the switch rejected, from the switch's events.
+fn plan_refusal(switch_events: &[SwitchEvent]) -> Option<Refusal> {
+    switch_events.iter().find_map(|event| match event {
         SwitchEvent::PlanRefused { reason, .. } => Some(Refusal::new(
             format!("the switch refused the plan: {reason}"),
             "it goes on by the plan before; take the change back",

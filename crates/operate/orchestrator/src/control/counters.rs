@@ -1,4 +1,4 @@
-//! Every counter, for `/v1/counters` and `/metrics`: read from what the loop has anyway.
+//! All counters for `/v1/counters` and `/metrics`, from values that the loop already has.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use switch::SlotCounters;
 
 use super::ControlLoop;
 
-/// States that instances are counted by.
+/// The states by which instances are counted.
 const STATES: [InstanceState; 7] = [
     InstanceState::Creating,
     InstanceState::Starting,
@@ -74,7 +74,7 @@ impl ControlLoop {
             events: self.journal.counts(),
             actions: self.apply.counts(),
             event_log: self.journal.file_counters(),
-            // The API counts its requests itself.
+            // The API counts its own requests.
             api: Default::default(),
         }
     }
@@ -165,7 +165,7 @@ impl ControlLoop {
                     .collector
                     .slot(slot)
                     .filter(|rates| rates.id == instance.id());
-                // Before it has a slot of its own there is nothing to tell.
+                // Without a slot of its own it has no counters.
                 let counters = match rates {
                     Some(_) => self.gather.since_baseline(slot),
                     None => SlotCounters::default(),

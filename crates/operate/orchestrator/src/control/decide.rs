@@ -1,4 +1,4 @@
-//! Decide: one step of the controller a turn, with what was gathered and what operators asked for.
+//! Decide: one step of the controller per turn, with the gathered counters and the operators' commands.
 
 use controller::{Command, CommandError, CommandId, Shell};
 use model::{Event, Nanos};
@@ -10,15 +10,15 @@ use super::gather::Gather;
 pub(super) struct Decide {
     /// The controller, with the engine around it.
     pub(super) shell: Shell,
-    /// What the switch has told since the last step.
-    pub(super) told: Vec<SwitchEvent>,
-    /// What operators asked for since the last step.
+    /// Events of the switch since the last step.
+    pub(super) switch_events: Vec<SwitchEvent>,
+    /// Commands since the last step.
     commands: Vec<(CommandId, Command)>,
     newest_command: u64,
     is_stopping: bool,
 }
 
-/// What came of a step, beside what the engine is asked.
+/// The outputs of a step, except the engine's requests.
 #[derive(Default)]
 pub(super) struct Step {
     pub(super) requests: Vec<SwitchRequest>,
@@ -30,14 +30,14 @@ impl Decide {
     pub(super) fn new(shell: Shell) -> Decide {
         Decide {
             shell,
-            told: Vec::new(),
+            switch_events: Vec::new(),
             commands: Vec::new(),
             newest_command: 0,
             is_stopping: false,
         }
     }
 
-    /// Has the controller do something in its next step.
+    /// Queues a command for the controller's next step.
     pub(super) fn order(&mut self, command: Command) -> CommandId {
         self.is_stopping |= matches!(command, Command::Shutdown { .. });
         self.newest_command += 1;
@@ -46,21 +46,23 @@ impl Decide {
         id
     }
 
-    /// Whether the end was ordered.
+    /// Whether a shutdown was ordered.
     pub(super) fn is_stopping(&self) -> bool {
         self.is_stopping
     }
 
     /// One step of the controller.
     pub(super) fn step(&mut self, gather: &mut Gather, now: Nanos) -> Step {
-        let told = (&self.told[..], gather.reading.acknowledged);
-        let outputs = self.shell.turn(told, &self.commands, &mut gather.collector, now);
+        let inputs = (&self.switch_events[..], gather.reading.acknowledged);
+        let outputs = self
+            .shell
+            .turn(inputs, &self.commands, &mut gather.collector, now);
         let step = Step {
             requests: outputs.switch.clone(),
             events: outputs.events.clone(),
             answers: outputs.answers.clone(),
         };
-        self.told.clear();
+        self.switch_events.clear();
         self.commands.clear();
         step
     }

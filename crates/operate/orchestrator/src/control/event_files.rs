@@ -1,5 +1,5 @@
-//! Events as JSON lines in files, so that what was decided can be read, and decided again, after inco has ended. A thread
-//! of its own writes: the control loop never waits for a disk.
+//! Writes events as JSON lines to files, so that decisions can be read and replayed after inco has ended. A separate
+//! thread writes; the control loop never waits for a disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
@@ -15,11 +15,11 @@ use anyhow::{Context as _, Result};
 use api::counters::EventLogCounters;
 use model::Event;
 
-/// Events that may wait for the disk: seconds of a busy time. More are counted as lost.
+/// Events that may wait for the disk: some seconds at a high rate. Further events are counted as lost.
 const WAITING_LIMIT: usize = 4096;
-/// How long to leave a disk alone that refused.
+/// Wait after a failed write.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The name of the file that is written.
+/// The current file.
 const FILE: &str = "events.jsonl";
 
 /// Where events are written.
@@ -38,10 +38,10 @@ struct Figures {
 }
 
 impl EventFiles {
-    /// Goes on with the files in that directory, which is made where it is missing.
+    /// Continues the files in that directory, which is created if missing.
     ///
     /// # Errors
-    /// Where nothing can be written there.
+    /// The files cannot be written.
     pub(super) fn start(directory: &Path, file_bytes: u64, files: u32) -> Result<EventFiles> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("event_log: cannot make {}", directory.display()))?;
@@ -71,7 +71,7 @@ impl EventFiles {
         })
     }
 
-    /// Hands an event over, without waiting.
+    /// Queues an event without waiting.
     pub(super) fn write(&self, event: Arc<Event>) {
         let taken = self
             .sender
@@ -92,7 +92,7 @@ impl EventFiles {
 }
 
 impl Drop for EventFiles {
-    /// Waits until what was handed over is written.
+    /// Waits until all queued events are written.
     fn drop(&mut self) {
         drop(self.sender.take());
         if let Some(thread) = self.thread.take() {
@@ -106,14 +106,14 @@ struct Writer {
     file_bytes: u64,
     files: u32,
     open: Option<(BufWriter<File>, u64)>,
-    /// When the disk last refused.
+    /// When a write last failed.
     refused: Option<Instant>,
 }
 
 impl Writer {
     fn run(mut self, events: &Receiver<Arc<Event>>, figures: &Figures) {
         while let Ok(first) = events.recv() {
-            // Everything that waits goes out with one flush.
+            // One flush writes all queued events.
             let waiting = std::iter::once(first).chain(events.try_iter().take(WAITING_LIMIT));
             let (mut count, mut bytes) = (0, 0);
             let mut result = Ok(());
@@ -154,7 +154,7 @@ impl Writer {
         }
     }
 
-    /// Writes a line and gives its length.
+    /// Writes a line and returns its length in bytes.
     fn put(&mut self, event: &Event) -> std::io::Result<u64> {
         if self.open.is_none() && self.refused.is_some_and(|at| at.elapsed() < AGAIN) {
             return Err(std::io::ErrorKind::StorageFull.into());
@@ -182,7 +182,7 @@ impl Writer {
                 .append(true)
                 .read(true)
                 .open(&path)?;
-            let length = mend(&file, &path)?;
+            let length = truncate_partial_line(&file, &path)?;
             self.open = Some((BufWriter::new(file), length));
         }
         self.open
@@ -190,7 +190,7 @@ impl Writer {
             .ok_or_else(|| std::io::ErrorKind::NotFound.into())
     }
 
-    /// `events.jsonl` becomes `events.jsonl.1`, that one `.2`, and the oldest goes.
+    /// Renames `events.jsonl` to `events.jsonl.1`, that to `.2`, and deletes the oldest.
     fn rotate(&mut self) -> std::io::Result<()> {
         if let Some((mut file, _)) = self.open.take() {
             file.flush()?;
@@ -212,9 +212,8 @@ impl Writer {
     }
 }
 
-/// Removes what a full disk, or an end in the middle of a line, has left of the last one: every line is an event. Gives the
-/// file's length.
-fn mend(file: &File, path: &Path) -> std::io::Result<u64> {
+/// Truncates an incomplete last line, which a full disk or a crash may have left. Returns the file's length in bytes.
+fn truncate_partial_line(file: &File, path: &Path) -> std::io::Result<u64> {
     let length = file.metadata()?.len();
     let mut whole = length;
     let mut block = [0; 4096];
@@ -317,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A file system of two pages: what does not fit is counted, and when there is room again every line is whole.
+    /// On a file system of two pages, lost events are counted, and every line is complete once there is room.
     #[test]
     fn a_full_disk_leaves_whole_lines() {
         use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -335,7 +334,7 @@ mod tests {
             open: None,
             refused: None,
         };
-        // In its place, what fills the disk but for a part of a line.
+        // Another file fills the disk except for part of a line.
         let other = path.join("other");
         std::fs::write(&other, [b'x'; 4096]).unwrap();
         let mut written = 0;
@@ -347,7 +346,7 @@ mod tests {
             }
         }
         assert!(written > 10, "{written}");
-        // What waits in the buffer is lost, as the loop counts it.
+        // Buffered events are lost, and the loop counts them.
         if let Some((file, _)) = writer.open.take() {
             let (_file, _lost) = file.into_parts();
         }
@@ -370,7 +369,7 @@ mod tests {
     fn what_the_disk_refuses_is_counted() {
         let directory = tempfile::tempdir().unwrap();
         let files = EventFiles::start(directory.path(), 1, 2).unwrap();
-        // The second event needs another file, and the name that the first one's must get is a directory's.
+        // The second event needs a new file, but a directory has the name for the rotated one.
         std::fs::create_dir_all(directory.path().join("events.jsonl.1/in-the-way")).unwrap();
         (1..=4).for_each(|sequence| files.write(event(sequence)));
         let figures = Arc::clone(&files.figures);

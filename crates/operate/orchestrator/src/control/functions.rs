@@ -1,4 +1,4 @@
-//! What functions tell about themselves: the pages that they publish their counters in.
+//! Functions' own counters, which they publish in shared pages.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use model::{Nanos, Slot};
 use nf_page::PageReader;
 use switch::{FunctionCounters, SlotCounters};
 
-/// How often a page is offered to a function that does not listen for one yet.
+/// Interval at which a page is offered to a function that does not listen yet.
 const OFFER_AGAIN: Nanos = Nanos::from_millis(50);
-/// For how long. A third-party program never listens.
+/// How long a page is offered. A third-party function never listens.
 const OFFER_FOR: Nanos = Nanos::from_secs(5);
 
-/// The page of one instance, offered until it is taken.
+/// The page of one instance. It is offered until the function takes it.
 struct FunctionPage {
     reader: PageReader,
     socket: PathBuf,
@@ -28,9 +28,9 @@ pub(super) struct FunctionPages {
 }
 
 impl FunctionPages {
-    /// An instance has that slot from now on and may listen for a page on that socket.
+    /// Starts to offer a page to the slot's new instance, on that socket.
     pub(super) fn add(&mut self, slot: Slot, socket: &Path, now: Nanos) {
-        // Without a page the function's own figures are missing, nothing else.
+        // Without a page, only the function's own counters are missing.
         if let Ok(reader) = PageReader::create() {
             let socket = socket.to_path_buf();
             self.pages.insert(
@@ -46,12 +46,12 @@ impl FunctionPages {
         }
     }
 
-    /// The slot is free.
+    /// Removes the page of a slot that is free now.
     pub(super) fn remove(&mut self, slot: Slot) {
         self.pages.remove(&slot);
     }
 
-    /// Offers pages that have not been taken, and reads the others into the counters of their slots.
+    /// Offers the pages that are not taken yet, and reads the others into their slots' counters.
     pub(super) fn read(&mut self, counters: &mut [SlotCounters], now: Nanos) {
         for (slot, page) in &mut self.pages {
             if !page.offered && now >= page.offer_at && now.since(page.since) < OFFER_FOR {

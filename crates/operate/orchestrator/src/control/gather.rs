@@ -1,5 +1,5 @@
-//! Gather: what is measured. It reads the switch's counters, the functions' pages and the containers' control groups once a
-//! turn, and keeps what the other parts ask of them.
+//! Gather: once a turn, reads the switch's counters, the functions' pages and the containers' cgroups, and keeps the
+//! values for the other parts.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,14 @@ use super::functions::FunctionPages;
 use super::uplink_events::UplinkEvents;
 use super::{ControlLoop, wiring};
 
-/// How often an instance's own control group is read while its ring is not empty: often enough to tell a throttled
-/// function from one that hangs.
+/// Interval of reading an instance's cgroup while its ring is not empty: short enough to tell a throttled function
+/// from one that hangs.
 const USAGE_PERIOD: Nanos = Nanos::from_millis(20);
-/// How often otherwise.
+/// The same, while its ring is empty.
 const USAGE_PERIOD_IDLE: Nanos = Nanos::from_secs(1);
-/// Over which span the CPU time of an instance is told: many periods of a quota.
+/// Averaging span of an instance's CPU time: many quota periods.
 const CPU_SPAN: Nanos = Nanos::from_secs(1);
-/// For how long a worker's longest gap is told, once to twice: a status tells of now, not of the start a week ago.
+/// Span of a worker's longest gap; a report covers one to two spans. It shows the present, not the start a week ago.
 const GAP_SPAN: Nanos = Nanos::from_secs(2);
 
 /// The state of this part.
@@ -33,12 +33,12 @@ pub(super) struct Gather {
     pub(super) uplinks: Vec<UplinkState>,
     pages: FunctionPages,
     usage: HashMap<Slot, UsageNote>,
-    /// Packets that the switch had moved when that number last changed, and when that was.
+    /// The switch's packet count when it last changed, and the time of that change.
     moved: (u64, Nanos),
 }
 
 impl Gather {
-    /// Nothing is measured yet.
+    /// The state before the first measurement.
     pub(super) fn new(configuration: &Configuration, now: Nanos) -> Gather {
         let workers = configuration.switch.worker_count();
         let mut collector = Collector::new();
@@ -57,7 +57,7 @@ impl Gather {
         }
     }
 
-    /// Reads all counters, and has the collector make rates of them.
+    /// Reads all counters and passes them to the collector.
     fn sample(&mut self, switch: &mut dyn Switch, now: Nanos) {
         let began = monotonic();
         switch.read(&mut self.reading);
@@ -66,7 +66,7 @@ impl Gather {
         self.collector.record_cost(monotonic().since(began).0);
     }
 
-    /// What an event of the switch says of slots and uplinks.
+    /// Updates slots and uplinks from an event of the switch.
     fn note(&mut self, event: &SwitchEvent) {
         match event {
             SwitchEvent::Detached { slot, .. } => {
@@ -87,7 +87,7 @@ impl Gather {
         }
     }
 
-    /// For how long no packet has come, as of the last reading.
+    /// How long no packet has come, as of the last reading.
     pub(super) fn quiet_for(&mut self, now: Nanos) -> Nanos {
         let moved = self.packets_moved();
         if moved != self.moved.0 {
@@ -96,7 +96,7 @@ impl Gather {
         now.since(self.moved.1)
     }
 
-    /// Whether a packet has come since [`Gather::quiet_for`] looked.
+    /// Whether a packet has come since [`Gather::quiet_for`] was called.
     pub(super) fn has_moved(&self) -> bool {
         self.packets_moved() != self.moved.0
     }
@@ -105,12 +105,12 @@ impl Gather {
         self.reading.offered() + self.reading.originated()
     }
 
-    /// What a slot's counters have grown by since its present instance got it.
+    /// The increase of a slot's counters since its present instance got it.
     pub(super) fn since_baseline(&self, slot: Slot) -> SlotCounters {
         self.baselines.grown(slot, &self.reading)
     }
 
-    /// Memory of a slot's instance in bytes: what its function says, or its control group.
+    /// Memory of a slot's instance in bytes, from its function's page or else its cgroup.
     pub(super) fn memory_of(&self, slot: Slot, function: Option<&FunctionCounters>) -> Option<u64> {
         let of_group = || {
             let note = self.usage.get(&slot)?;
@@ -119,7 +119,7 @@ impl Gather {
         function.map(|function| function.memory_bytes).or_else(of_group)
     }
 
-    /// CPU time that a slot's instance uses, as a share of what it may use, or of one CPU.
+    /// CPU time that a slot's instance uses, as a share of its quota, or of one CPU without a quota.
     pub(super) fn cpu_share(&self, slot: Slot, quota: Option<f64>) -> Option<f64> {
         let used = self.usage.get(&slot)?.cpus?;
         Some(used / quota.filter(|cpus| *cpus > 0.0).unwrap_or(1.0))
@@ -130,7 +130,7 @@ impl Gather {
         self.usage.get(&slot).map(|note| note.cpu_ns as f64 / 1e9)
     }
 
-    /// Reads the control groups whose time has come, and puts into the reading how long each instance was held up.
+    /// Reads the cgroups that are due, and adds each instance's throttled and waiting time to the reading.
     fn read_usage(&mut self, controller: &Controller, engine: &dyn engine::Engine, now: Nanos) {
         for instance in controller.instances() {
             let slot = instance.slot();
@@ -157,21 +157,21 @@ impl Gather {
     }
 }
 
-/// What the counters of slots stood at when their present instances got them: slots are used again, their counters go on.
+/// Each slot's counters at the time its present instance got it. Slots are reused and their counters continue.
 #[derive(Default)]
 pub(super) struct Baselines {
-    /// Whose a slot is, and its counters when it became so.
+    /// The service of each slot, and the slot's counters at the assignment.
     of_slots: HashMap<Slot, (ServiceId, SlotCounters)>,
-    /// By service, what instances counted whose slots others have got since.
+    /// Totals by service of instances that have lost their slots.
     retired: HashMap<ServiceId, SlotCounters>,
 }
 
 impl Baselines {
-    /// Another instance has that slot from now on.
+    /// Assigns the slot to a new instance.
     fn begin(&mut self, slot: Slot, service: ServiceId, reading: &SwitchReading) {
         let now = of_slot(reading, slot);
         if let Some((owner, before)) = self.of_slots.insert(slot, (service, now)) {
-            // Its counters stand still since the instance was removed.
+            // The counters have not changed since the previous instance was removed.
             add(self.retired.entry(owner).or_default(), &grown(&now, &before));
         }
     }
@@ -181,7 +181,7 @@ impl Baselines {
         grown(&of_slot(reading, slot), &before.unwrap_or_default())
     }
 
-    /// What all instances counted that a service has had.
+    /// Totals of all instances that a service has had.
     pub(super) fn of_service(&self, service: ServiceId, reading: &SwitchReading) -> SlotCounters {
         let mut sum = self.retired.get(&service).copied().unwrap_or_default();
         for slot in self.of_slots.iter().filter(|(_, (owner, _))| *owner == service) {
@@ -197,7 +197,7 @@ fn of_slot(reading: &SwitchReading, slot: Slot) -> SlotCounters {
 
 /// Each worker's longest gap between two turns without a sleep.
 pub(super) struct Gaps {
-    /// In the span before this one, and in this one, by worker.
+    /// By worker: in the previous span and in the present one.
     longest: Vec<[Nanos; 2]>,
     since: Nanos,
 }
@@ -210,12 +210,12 @@ impl Gaps {
         }
     }
 
-    /// Whether it is time to take the longest gaps again.
+    /// Whether the present span has ended.
     pub(super) fn is_over(&self, now: Nanos) -> bool {
         now.since(self.since) >= GAP_SPAN
     }
 
-    /// Takes the longest gaps since the last call, and forgets those of the span before the last one.
+    /// Records the longest gaps since the last call and drops those before the previous span.
     fn note(&mut self, gaps: Vec<Nanos>, now: Nanos) {
         let is_over = self.is_over(now);
         for ([before, longest], gap) in self.longest.iter_mut().zip(gaps) {
@@ -236,7 +236,7 @@ impl Gaps {
     }
 }
 
-/// Whether an uplink has a peer, and what of that is still to become an event.
+/// Whether an uplink has a peer, and its changes that are not yet events.
 pub(super) struct UplinkState {
     pub(super) is_up: bool,
     events: UplinkEvents,
@@ -245,7 +245,7 @@ pub(super) struct UplinkState {
 impl UplinkState {
     fn of(uplink: &configuration::Uplink) -> UplinkState {
         UplinkState {
-            // A device is there once it is opened; a memif uplink once somebody connects.
+            // A device is up once it is opened, a memif uplink once a peer connects.
             is_up: !matches!(uplink.device, configuration::Device::Memif(_)),
             events: UplinkEvents::default(),
         }
@@ -257,25 +257,26 @@ impl UplinkState {
     }
 }
 
-/// What the engine says of an instance's control group.
+/// The usage of an instance's cgroup, as the engine reports it.
 #[derive(Clone, Copy, Debug, Default)]
 struct UsageNote {
     read_at: Nanos,
     memory_bytes: u64,
-    /// Time in which it could not run: throttled, or waiting for a CPU that others had.
+    /// Nanoseconds in which it could not run: throttled, or waiting for a busy CPU.
     held_up_ns: u64,
-    /// The same, of the wait that goes on, before the engine tells how much of it was throttling.
+    /// The part of that from the present wait, whose throttled share the engine has not reported yet.
     held_up_so_far_ns: u64,
     throttled_ns: u64,
     cpu_ns: u64,
-    /// CPUs that it used, on average over the last span of [`CPU_SPAN`].
+    /// CPUs used, averaged over the last [`CPU_SPAN`].
     cpus: Option<f64>,
-    /// When the span began that is under way, and what was used until then.
+    /// Start of the present span, and the CPU time used until then.
     cpu_since: Option<(Nanos, u64)>,
 }
 
 impl UsageNote {
-    /// Takes what the engine says now. `could_run` is whether it had something to do: it is only asked where it used no CPU.
+    /// Processes a new report of the engine. `could_run` tells whether it had work; it is called only if no CPU time
+    /// was used.
     fn note(&mut self, usage: &engine::Usage, could_run: impl FnOnce() -> bool, now: Nanos) {
         let passed = now.since(self.read_at).0;
         let throttled = usage.throttled_ns.saturating_sub(self.throttled_ns);
@@ -283,7 +284,7 @@ impl UsageNote {
             self.held_up_ns += passed;
             self.held_up_so_far_ns += passed;
         } else {
-            // The kernel tells of throttling when it is over: most of it is in there already.
+            // The kernel reports throttling when it ends. Most of it was already counted as waiting.
             self.held_up_ns += throttled.saturating_sub(self.held_up_so_far_ns);
             self.held_up_so_far_ns = 0;
         }
@@ -300,18 +301,18 @@ impl UsageNote {
     }
 }
 
-/// Whether a thread of that process wants a CPU.
+/// Whether a thread of the process is runnable.
 fn is_runnable(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
     threads.into_iter().flatten().flatten().any(|thread| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // The state comes after the name, which may hold anything.
+        // The state follows the name, which may contain any character.
         stat.rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('R'))
     })
 }
 
-/// What counters have grown by; gauges are as they stand.
+/// The increase of counters; gauges keep their present value.
 fn grown(now: &SlotCounters, before: &SlotCounters) -> SlotCounters {
     SlotCounters {
         to_packets: now.to_packets.wrapping_sub(before.to_packets),
@@ -330,7 +331,7 @@ fn grown(now: &SlotCounters, before: &SlotCounters) -> SlotCounters {
     }
 }
 
-/// Adds what is told of services to a sum.
+/// Adds the counters that are reported per service to a sum.
 fn add(sum: &mut SlotCounters, of: &SlotCounters) {
     sum.back_packets += of.back_packets;
     sum.back_bytes += of.back_bytes;
@@ -340,24 +341,24 @@ fn add(sum: &mut SlotCounters, of: &SlotCounters) {
 }
 
 impl ControlLoop {
-    /// Takes what the switch tells, and reads all counters.
+    /// Processes the events of the switch and reads all counters.
     pub(super) fn gather(&mut self, now: Nanos) {
-        let mut events = std::mem::take(&mut self.decide.told);
+        let mut events = std::mem::take(&mut self.decide.switch_events);
         self.publish.switch.poll(now, &mut events);
         for event in &events {
             self.gather.note(event);
-            self.tell_of(event, now);
+            self.report(event, now);
             self.take_found(event);
         }
-        self.decide.told = events;
+        self.decide.switch_events = events;
         self.gather.sample(self.publish.switch.as_mut(), now);
-        self.tell_of_uplinks(now);
+        self.report_uplinks(now);
     }
 
-    /// Writes down what the switch tells of itself.
-    fn tell_of(&mut self, event: &SwitchEvent, now: Nanos) {
+    /// Adds events of the switch to the journal.
+    fn report(&mut self, event: &SwitchEvent, now: Nanos) {
         match event {
-            SwitchEvent::UplinkUp { .. } | SwitchEvent::UplinkDown { .. } => self.tell_of_uplinks(now),
+            SwitchEvent::UplinkUp { .. } | SwitchEvent::UplinkDown { .. } => self.report_uplinks(now),
             SwitchEvent::PortDown { slot, reason } => tracing::warn!(%slot, reason, "a port went down"),
             SwitchEvent::Trouble { what, reason } => {
                 tracing::warn!(what, reason, "the switch is in trouble");
@@ -374,8 +375,8 @@ impl ControlLoop {
         }
     }
 
-    /// Makes events of those changes of uplinks that are due.
-    fn tell_of_uplinks(&mut self, now: Nanos) {
+    /// Adds the due changes of uplinks to the journal.
+    fn report_uplinks(&mut self, now: Nanos) {
         for (state, uplink) in self.gather.uplinks.iter_mut().zip(&self.configuration.uplinks) {
             if let Some((up, detail)) = state.events.due(now) {
                 let uplink = uplink.name.clone();
@@ -384,13 +385,13 @@ impl ControlLoop {
         }
     }
 
-    /// Takes the workers' longest gaps.
+    /// Records the workers' longest gaps.
     pub(super) fn note_gaps(&mut self, now: Nanos) {
         let gaps = self.publish.switch.take_longest_gaps();
         self.gather.gaps.note(gaps, now);
     }
 
-    /// Another instance has that slot from now on: its counters begin anew, and it may publish figures of its own.
+    /// The slot has a new instance: its counters restart, and its function may publish a page.
     pub(super) fn note_new_instance(&mut self, slot: Slot, service: ServiceId, now: Nanos) {
         self.gather.baselines.begin(slot, service, &self.gather.reading);
         let shell = &self.decide.shell;
@@ -404,7 +405,7 @@ impl ControlLoop {
         }
     }
 
-    /// Reads the control groups: files, which packets do not wait for.
+    /// Reads the cgroups. These are files, and packets do not wait for them.
     pub(super) fn gather_usage(&mut self, now: Nanos) {
         let shell = &self.decide.shell;
         self.gather.read_usage(shell.controller(), shell.engine(), now);
@@ -426,7 +427,7 @@ mod tests {
             note.note(&usage, || false, Nanos::from_millis(ms));
             note.cpus
         };
-        // What it used before it was first looked at is nobody's.
+        // Usage before the first reading does not count.
         assert_eq!(at(5_000, 700), None);
         assert_eq!(at(5_900, 790), None);
         assert_eq!(at(6_000, 800), Some(0.1));

@@ -1,4 +1,4 @@
-//! The journal: each event with its number, in memory for whoever looks and in files for later, and how many there were.
+//! The journal: numbers each event, keeps recent ones in memory, writes them to files and counts them by kind.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use model::{Event, EventKind, InstanceState};
 use super::event_files::EventFiles;
 use api::run_dir::in_run_dir;
 
-/// What a decision of an autoscaler can do.
+/// The possible actions of an autoscaler's decision.
 pub(super) const DECISIONS: [&str; 3] = ["out", "in", "resize"];
 
 pub(super) struct Journal {
@@ -22,17 +22,17 @@ pub(super) struct Journal {
     files: EventFiles,
     /// The newest event's number.
     sequence: u64,
-    /// Events so far, by kind.
+    /// Number of events by kind.
     counts: BTreeMap<&'static str, u64>,
-    /// Decisions of autoscalers so far, by service and what they did.
+    /// Number of autoscaler decisions, by service and action.
     decisions: BTreeMap<(String, &'static str), u64>,
 }
 
 impl Journal {
-    /// Goes on with the files of the event log that the configuration names.
+    /// Continues the files of the event log.
     ///
     /// # Errors
-    /// Where nothing can be written there.
+    /// The files cannot be written.
     pub(super) fn start(configuration: &Configuration, log: EventLog) -> Result<Journal> {
         let of = &configuration.event_log;
         let directory = in_run_dir(of.directory.as_deref().unwrap_or(Path::new("events")));
@@ -45,12 +45,12 @@ impl Journal {
         })
     }
 
-    /// Adds something of this moment that is of no service and no instance.
+    /// Adds an event of the present time without service and instance.
     pub(super) fn add(&mut self, kind: EventKind) {
         self.push(new_event(None, kind));
     }
 
-    /// Numbers an event, whoever made it, and shows it to whoever looks.
+    /// Numbers an event of any source and publishes it.
     pub(super) fn push(&mut self, mut event: Event) {
         self.sequence += 1;
         event.sequence = self.sequence;
@@ -82,12 +82,12 @@ impl Journal {
         }
     }
 
-    /// The number of the newest event that is kept in memory.
+    /// The number of the newest event in memory.
     pub(super) fn newest(&self) -> u64 {
         self.log.newest()
     }
 
-    /// How many events of each kind there were; every kind is there.
+    /// Number of events by kind; contains every kind.
     pub(super) fn counts(&self) -> BTreeMap<String, u64> {
         let count = |kind: &&'static str| {
             let count = self.counts.get(*kind).copied().unwrap_or(0);
@@ -96,7 +96,7 @@ impl Journal {
         EventKind::NAMES.iter().map(count).collect()
     }
 
-    /// How many decisions of a service's autoscaler there were, by what they did.
+    /// Number of decisions of a service's autoscaler, by action.
     pub(super) fn decisions(&self, service: &str) -> BTreeMap<String, u64> {
         let count = |decision: &'static str| {
             let key = (service.to_owned(), decision);
@@ -111,7 +111,7 @@ impl Journal {
     }
 }
 
-/// An event of this moment, without a number yet.
+/// An event of the present time, without a number.
 pub(super) fn new_event(service: Option<String>, kind: EventKind) -> Event {
     Event {
         sequence: 0,

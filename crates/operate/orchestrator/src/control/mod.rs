@@ -1,9 +1,9 @@
-//! The control loop: one turn a millisecond; one in twenty while nothing comes and nothing is under way; five where more packets
-//! come than usual.
+//! The control loop. A turn takes place every 1 ms; every 20 ms while no packets come and nothing is in progress;
+//! every 0.2 ms while the packet rate rises.
 //!
-//! A turn goes through five parts, each with a state of its own: it gathers what the switch, functions and the engine
-//! measure; answers who asks; decides, in one step of the controller; publishes the plan to the switch; and applies what
-//! operators asked for. What happens goes into the journal.
+//! A turn has five parts, each with its own state: gather reads counters of the switch, the functions and the engine;
+//! answer serves API queries; decide runs one step of the controller; publish sends the plan to the switch; apply
+//! carries out actions of operators. Events go into the journal.
 
 mod answer;
 mod apply;
@@ -44,25 +44,25 @@ use publish::Publish;
 use super::drivers::{Started, driver};
 use super::{Place, StopRequest, wiring};
 
-/// Without a packet for this long, and with nothing under way, the loop dozes: every rate is as good as zero by then.
+/// With no packet for this long and nothing in progress, the loop dozes: all rates are near zero by then.
 const QUIET: Nanos = Nanos::from_secs(1);
-/// How often it turns while it dozes: timers and the ends of containers are not later than that.
+/// Period of turns while dozing. Timers and exits of containers are at most this late.
 const DOZE: Nanos = Nanos::from_millis(20);
-/// How long a shutdown may take before what is left is given up.
+/// Time limit of a shutdown. After it, the rest is reported as left behind.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Summary {
-    /// Every counter, at the end.
+    /// All counters at the end.
     pub(crate) reading: SwitchReading,
-    /// What could not be removed in time, a line each: empty if all is well.
+    /// Whatever could not be removed in time, one line each.
     pub(crate) left: Vec<String>,
-    /// Whether the containers were to go on running.
+    /// Whether the containers were kept running.
     pub(crate) kept: bool,
 }
 
-/// Everything that the loop turns.
+/// The control loop with all of its parts.
 pub(super) struct ControlLoop {
     configuration: Configuration,
     gather: Gather,
@@ -73,7 +73,7 @@ pub(super) struct ControlLoop {
     containers: Containers,
     journal: Journal,
     started: Instant,
-    /// How late turns began.
+    /// Delays of turns.
     lag: Histogram,
     stop: Arc<StopRequest>,
 }
@@ -112,7 +112,7 @@ impl ControlLoop {
         let has_adopted = shell.controller().instances().iter().any(|i| i.is_adopted());
         let journal = Journal::start(&configuration, events)?;
         match raise_priority() {
-            // What it starts later, a fit or a link's handshake, may take long.
+            // Threads it starts later, for a fit or a link's handshake, may run for long.
             Ok(()) => {
                 if let Err(error) = cpu_slice::keep_priority_to_this_thread() {
                     tracing::warn!(%error, "threads of the control loop run in real time as it does");
@@ -135,7 +135,7 @@ impl ControlLoop {
         })
     }
 
-    /// Turns until everything is stopped.
+    /// Runs turns until the shutdown is complete.
     pub(super) fn run(&mut self) -> Result<Summary> {
         let mut pace = Pace::new(monotonic());
         let mut stopping_since = None;
@@ -176,7 +176,7 @@ impl ControlLoop {
         })
     }
 
-    /// One turn. `is_hasty` is whether the next one follows sooner than usual.
+    /// One turn. `is_hasty`: the next turn follows sooner than usual.
     fn turn(&mut self, is_hasty: bool) {
         let now = monotonic();
         self.gather(now);
@@ -189,7 +189,7 @@ impl ControlLoop {
             self.decide.order(Command::Shutdown { keep });
         }
         let step = self.decide.step(&mut self.gather, now);
-        // First what packets wait for.
+        // Packets wait for these requests: they go first.
         self.publish(step.requests, now);
         self.decide.shell.carry_out(now);
         for event in step.events {
@@ -197,7 +197,8 @@ impl ControlLoop {
         }
         self.conclude_step(step.answers);
         self.publish_loads();
-        // Files are read: after what packets wait for, in time for the next sample, and not while the next turn is due at once.
+        // Read files after the requests that packets wait for, in time for the next sample. Skip them if the next
+        // turn is due at once.
         if !is_hasty {
             self.gather_usage(now);
         }
@@ -207,7 +208,7 @@ impl ControlLoop {
         }
     }
 
-    /// Whether no packet has come for a while and nothing is under way that goes on by itself.
+    /// Whether no packet has come for [`QUIET`] and nothing is in progress.
     fn is_quiet(&mut self) -> bool {
         self.gather.quiet_for(monotonic()) >= QUIET
             && self.gather.reading.in_flight() == 0
@@ -219,10 +220,10 @@ impl ControlLoop {
             && self.containers.is_idle()
     }
 
-    /// Sleeps until a packet comes, somebody asks something, or a while has passed.
+    /// Sleeps until a packet, a query or the end of [`DOZE`].
     fn doze(&mut self, alarm: &dyn WakeUp) {
         alarm.set();
-        // What came before it was set rings no more.
+        // Packets that came before the alarm was set do not ring it.
         self.publish.switch.read(&mut self.gather.reading);
         if !self.gather.has_moved() {
             std::thread::park_timeout(Duration::from_nanos(DOZE.0));
@@ -230,11 +231,11 @@ impl ControlLoop {
         alarm.clear();
     }
 
-    /// Sleeps until the next turn is due, which it is at once where a worker tells that more packets come than usual.
+    /// Sleeps until the next turn is due. That is at once if a worker reports a rising packet rate.
     fn rest(&self, pace: &mut Pace, mut now: Nanos) {
         while let Some(rest) = pace.rest(now) {
             match &self.publish.alarm {
-                // A question ends it, too, and is answered when the turn is due.
+                // A query also ends the sleep, and is answered when the turn is due.
                 Some(_) => std::thread::park_timeout(Duration::from_nanos(rest.0)),
                 None => std::thread::sleep(Duration::from_nanos(rest.0)),
             }
@@ -245,7 +246,7 @@ impl ControlLoop {
         }
     }
 
-    /// What a shutdown waits for, and what for, a line each.
+    /// The objects that a shutdown still waits for, and why, one line each.
     fn left_behind(&self) -> Vec<String> {
         let controller = self.decide.shell.controller();
         let mut left: Vec<String> = controller
@@ -264,7 +265,7 @@ impl ControlLoop {
     }
 }
 
-/// The secret of the flow hash: another one each run, so that nobody can aim at a bucket or a worker.
+/// The secret of the flow hash. It is new in each run, so that nobody can target a bucket or a worker.
 pub fn secret() -> Result<[u64; 4]> {
     let mut bytes = [0u8; 32];
     let mut filled = 0;
@@ -280,11 +281,11 @@ pub fn secret() -> Result<[u64; 4]> {
     Ok(words)
 }
 
-/// Asks for a real-time priority, so that this thread wakes in time on a busy machine: 0.04 ms late at the 99th
-/// percentile instead of 4.7 ms.
+/// Requests real-time priority, so that this thread wakes in time on a busy machine: at the 99th percentile 0.04 ms
+/// late instead of 4.7 ms.
 ///
 /// # Errors
-/// Without permission; the thread goes on as it is.
+/// The process lacks the permission. The thread continues with its priority.
 pub fn raise_priority() -> Result<(), thread_priority::Error> {
     use thread_priority::{
         RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy, set_thread_priority_and_policy,

@@ -1,17 +1,20 @@
-//! When the control loop turns.
+//! Schedules the turns of the control loop.
 
 use collector::SAMPLE_PERIOD;
 use model::Nanos;
 
-/// How often it turns while more packets come than usual: a mean of 10 ms shows a rise soon enough to be worth a look.
+/// Period of turns while the packet rate rises. The fast rates have a time constant of 10 ms, so a rise shows soon
+/// enough.
 pub(super) const HASTE: Nanos = Nanos::from_micros(200);
-/// For how long after a worker has told of a rise: until an autoscaler has seen it, or it was a single train.
+/// How long this period holds after a worker reports a rise: until an autoscaler has seen it, or it proves to be a
+/// single train of packets.
 const HASTE_SPAN: Nanos = Nanos::from_millis(3);
 
-/// When the next turn is due: a millisecond after the one before was, or [`HASTE`] after it began while packets rise.
+/// The schedule: the next turn is due one period after the last due time, or [`HASTE`] after the last turn began
+/// while the packet rate rises.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// When the last turn began, and when the next one is due.
+    /// When the last turn began, and when the next is due.
     began: Nanos,
     next: Nanos,
     hasty_until: Nanos,
@@ -27,14 +30,14 @@ impl Pace {
         }
     }
 
-    /// A turn begins. Gives how late it is.
+    /// A turn begins. Returns its delay.
     pub(super) fn begin(&mut self, now: Nanos) -> Nanos {
         let late = now.since(self.next);
         self.began = now;
         late
     }
 
-    /// Whether packets have risen lately: the next turn follows soon after this one.
+    /// Whether the packet rate has risen recently, so that the next turn follows soon.
     pub(super) fn is_hasty(&self) -> bool {
         self.began < self.hasty_until
     }
@@ -46,17 +49,17 @@ impl Pace {
         } else {
             self.next + SAMPLE_PERIOD
         };
-        // Late: the collector counts the time that has really passed, and nothing is made up for.
+        // A late turn is not made up for: the collector measures the time that has passed.
         self.next = self.next.max(now);
     }
 
-    /// More packets come than usual: the next turn is due at once, but not before [`HASTE`] has passed since the last one.
+    /// The packet rate rises: the next turn is due at once, but not before [`HASTE`] since the last one began.
     pub(super) fn hurry(&mut self, now: Nanos) {
         self.hasty_until = now + HASTE_SPAN;
         self.next = self.next.min((self.began + HASTE).max(now));
     }
 
-    /// How long to rest; [`None`] once the next turn is due.
+    /// Time to rest; [`None`] once the next turn is due.
     pub(super) fn rest(&self, now: Nanos) -> Option<Nanos> {
         (self.next > now).then(|| self.next.since(now))
     }
@@ -68,7 +71,7 @@ mod tests {
 
     const US: fn(u64) -> Nanos = Nanos::from_micros;
 
-    /// The times at which turns of 20 us begin until `end`, where a worker tells of a rise at these times.
+    /// Start times of turns of 20 µs until `end`, with reports of a rise at the given times.
     fn turns(rises: &[u64], end: u64) -> Vec<u64> {
         let mut pace = Pace::new(US(0));
         let (mut turns, mut busy_until) = (Vec::new(), 0);

@@ -1,4 +1,5 @@
-//! Publish: what the switch is told. Plans and ports first, since packets wait for them; then loads, and uplinks to open.
+//! Publish: sends the switch its requests. Plans and ports come first, since packets wait for them; then loads, and
+//! uplinks to open.
 
 use std::sync::Arc;
 
@@ -11,25 +12,24 @@ use switch::{Change, FlowFilter, Switch, SwitchError, SwitchEvent, SwitchRequest
 use super::ControlLoop;
 use api::types::Refusal;
 
-/// How long packets wait for containers that are being taken over, while their functions connect again; then uplinks
-/// are opened as they are.
+/// How long uplinks stay closed while adopted containers reconnect. After it, uplinks are opened regardless.
 const TAKE_OVER_WAIT: Nanos = Nanos::from_secs(1);
 
 /// The state of this part.
 pub(super) struct Publish {
     pub(super) switch: Box<dyn Switch>,
-    /// Rung by the first packet after a quiet time.
+    /// Rung by the first packet after a quiet period.
     pub(super) alarm: Option<Arc<dyn WakeUp>>,
-    /// Uplinks that are not open yet, and when they are opened at the latest.
+    /// Uplinks that are not open yet, each with the latest time to open it.
     waiting_uplinks: Vec<(UplinkId, Nanos)>,
     newest_request: u64,
-    /// Filled anew each turn: loads by slot, and what a new flow is expected to add, by service.
+    /// Refilled each turn: loads by slot, and the expected load of a new flow by service.
     loads: Vec<(Slot, f32)>,
     expected: Vec<(ServiceId, f32)>,
 }
 
 impl Publish {
-    /// No uplink is open yet. `has_adopted` is whether containers of an earlier run are being taken over.
+    /// The initial state, with all uplinks closed. `has_adopted`: containers of an earlier run are being adopted.
     pub(super) fn new(
         switch: Box<dyn Switch>,
         configuration: &Configuration,
@@ -37,7 +37,7 @@ impl Publish {
         now: Nanos,
     ) -> Publish {
         let latest = |uplink: &configuration::Uplink| match has_adopted {
-            // What a capture holds comes at once, and only once.
+            // A capture's frames come at once and only once, so it waits for its services.
             _ if !uplink.device.captures_read().is_empty() => Nanos(u64::MAX),
             true => Nanos(now.0.saturating_add(TAKE_OVER_WAIT.0)),
             false => now,
@@ -53,27 +53,27 @@ impl Publish {
         }
     }
 
-    /// Whether every uplink was told to open.
+    /// Whether every uplink was requested to open.
     pub(super) fn has_opened_all(&self) -> bool {
         self.waiting_uplinks.is_empty()
     }
 
-    /// Asks for up to `limit` rows of flows. They come as [`SwitchEvent::Flows`] with this number.
+    /// Requests up to `limit` flow rows. They arrive as [`SwitchEvent::Flows`] with the returned number.
     pub(super) fn ask_flows(&mut self, filter: FlowFilter, limit: usize) -> Result<u64, Refusal> {
         self.ask(|id| SwitchRequest::Flows { id, filter, limit })
     }
 
-    /// Asks for the heaviest flows. They come as [`SwitchEvent::HeavyFlows`] with this number.
+    /// Requests the heaviest flows. They arrive as [`SwitchEvent::HeavyFlows`] with the returned number.
     pub(super) fn ask_heavy_flows(&mut self, filter: FlowFilter) -> Result<u64, Refusal> {
         self.ask(|id| SwitchRequest::HeavyFlows { id, filter })
     }
 
-    /// Asks for the next scheduling decision of a service. It comes as [`SwitchEvent::Recorded`].
+    /// Requests a record of the service's next scheduling decision. It arrives as [`SwitchEvent::Recorded`].
     pub(super) fn ask_record(&mut self, service: ServiceId) -> Result<u64, Refusal> {
         self.ask(|id| SwitchRequest::Record { id, service })
     }
 
-    /// Has the switch change the pins of flows.
+    /// Changes pins of flows in the switch.
     pub(super) fn change(&mut self, change: Change) -> Result<(), Refusal> {
         self.switch.request(SwitchRequest::Change(change)).map_err(busy)
     }
@@ -85,7 +85,7 @@ impl Publish {
         Ok(id)
     }
 
-    /// Tells the switch how loaded instances are.
+    /// Sends the switch the loads of instances.
     pub(super) fn loads(&mut self, controller: &Controller, collector: &Collector) {
         self.loads.clear();
         self.expected.clear();
@@ -115,19 +115,19 @@ impl Publish {
         self.switch.set_loads(&self.loads, &self.expected);
     }
 
-    /// Opens uplinks once each of their services serves with as many instances as it should have at least, or once their
-    /// time has come. What the switch refuses goes to `told`.
+    /// Opens each uplink once all of its services have their minimum of active instances, or once its time has come.
+    /// Refusals of the switch go to `switch_events`.
     pub(super) fn open_uplinks(
         &mut self,
         configuration: &Configuration,
         controller: &Controller,
-        told: &mut Vec<SwitchEvent>,
+        switch_events: &mut Vec<SwitchEvent>,
         now: Nanos,
     ) {
         if self.waiting_uplinks.is_empty() {
             return;
         }
-        // Only by a plan that every worker knows.
+        // Only with a plan that every worker uses.
         let is_known = controller.plan().generation == controller.acknowledged();
         let instances = controller.instances();
         let serves = |(id, service): (usize, &configuration::Service)| {
@@ -141,7 +141,7 @@ impl Publish {
             let mut of_uplink = services.filter(|(_, service)| service.uplinks.contains(uplink));
             let opens = *latest <= now || (is_known && of_uplink.all(serves));
             if opens {
-                switch.submit(SwitchRequest::OpenUplink(*uplink), told);
+                switch.submit(SwitchRequest::OpenUplink(*uplink), switch_events);
             }
             !opens
         });
@@ -149,32 +149,34 @@ impl Publish {
 }
 
 impl ControlLoop {
-    /// Hands the switch the requests of a step.
+    /// Sends the switch the requests of a step.
     pub(super) fn publish(&mut self, requests: Vec<SwitchRequest>, now: Nanos) {
         for request in requests {
             if let SwitchRequest::Attach { slot, service, .. } = &request {
                 self.note_new_instance(*slot, *service, now);
             }
-            self.publish.switch.submit(request, &mut self.decide.told);
+            self.publish
+                .switch
+                .submit(request, &mut self.decide.switch_events);
         }
     }
 
-    /// Tells the switch how loaded instances are now.
+    /// Sends the switch the present loads of instances.
     pub(super) fn publish_loads(&mut self) {
         let controller = self.decide.shell.controller();
         self.publish.loads(controller, &self.gather.collector);
     }
 
-    /// Opens uplinks whose services serve.
+    /// Opens the uplinks that are due.
     pub(super) fn open_uplinks(&mut self, now: Nanos) {
         let controller = self.decide.shell.controller();
-        let told = &mut self.decide.told;
+        let switch_events = &mut self.decide.switch_events;
         self.publish
-            .open_uplinks(&self.configuration, controller, told, now);
+            .open_uplinks(&self.configuration, controller, switch_events, now);
     }
 }
 
-/// That the switch takes no more requests now.
+/// The refusal for a switch that takes no more requests now.
 fn busy(error: SwitchError) -> Refusal {
     Refusal::new(error.to_string(), "try again")
 }

@@ -1,4 +1,4 @@
-//! A changed configuration, applied while everything runs: all of it or nothing. Flows keep their pins.
+//! Reload: applies a changed configuration at run time, completely or not at all. Flows keep their pins.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -13,18 +13,19 @@ use super::{ControlLoop, wiring};
 use crate::load;
 use crate::machine::Machine;
 
-/// How long a file may take to be read and checked: shorter than whoever asked waits for an answer.
+/// Time limit to read and check a file: shorter than the API client's timeout.
 const READING_TIME: Nanos = Nanos::from_secs(8);
-/// Threads that may hang in a file system at once. Each later attempt takes a new one, since the file may be on another by then.
+/// Threads that may hang in a file system at once. Each later attempt takes a new thread, since the file may have
+/// moved to another file system.
 const HANGING_LIMIT: usize = 4;
 
 type Read = Receiver<Result<Configuration, String>>;
 
-/// The file of the configuration, read and checked away from the control loop.
+/// Reads and checks the configuration's file on a separate thread.
 #[derive(Default)]
 pub(super) struct FileReader {
     current: Option<Reading>,
-    /// Given up, each on a thread that has not come back.
+    /// Abandoned reads whose threads have not returned.
     hanging: Vec<Read>,
 }
 
@@ -35,12 +36,12 @@ struct Reading {
 }
 
 impl FileReader {
-    /// Whether somebody waits for what comes of it.
+    /// Whether a requester waits for the result.
     pub(super) fn is_busy(&self) -> bool {
         self.current.is_some()
     }
 
-    /// Begins to read. Gives back what is refused, where that is under way or hangs too often.
+    /// Begins to read. Returns the request with a refusal if a read is in progress or too many threads hang.
     fn begin(&mut self, asked: Asked, file: String, now: Nanos) -> Option<(Asked, Refusal)> {
         self.hanging
             .retain(|result| matches!(result.try_recv(), Err(TryRecvError::Empty)));
@@ -52,10 +53,10 @@ impl FileReader {
             return Some((asked, hangs(&file)));
         }
         let (sender, result) = mpsc::channel();
-        // Looking for images may take its time, and a file system need not answer; the loop does not wait.
+        // Checks of images take time and a file system may hang, so a thread does both.
         let thread = std::thread::Builder::new().name("inco-reload".to_owned());
         let run = move || {
-            // Nobody waits for it where the loop has ended, or has given it up.
+            // The receiver is gone if the loop has ended or abandoned this read.
             let _ = sender.send(read(&file));
         };
         match thread.spawn(run) {
@@ -74,7 +75,7 @@ impl FileReader {
         }
     }
 
-    /// What was read, and for whom, once it was or has taken too long.
+    /// The result and its requester, once the read has ended or timed out.
     fn take(&mut self, file: &str, now: Nanos) -> Option<(Asked, Result<Configuration, Refusal>)> {
         let reading = self.current.as_ref()?;
         let wrong = |problems| Refusal::new(problems, "correct the file; nothing was changed");
@@ -102,7 +103,7 @@ fn hangs(file: &str) -> Refusal {
     )
 }
 
-/// This machine as a running inco sees it: what is in use is so by itself, and cannot change anyway.
+/// This machine as seen by a running inco: whatever is in use is used by this inco and cannot change.
 struct InUse(Machine);
 
 impl Facts for InUse {
@@ -168,7 +169,7 @@ impl Facts for InUse {
     }
 
     fn hugepages(&self) -> Result<(), Unusable> {
-        // Those that are needed are taken already.
+        // The hugepages that it needs are already allocated.
         Ok(())
     }
 }
@@ -183,12 +184,12 @@ fn read(file: &str) -> Result<Configuration, String> {
     Err(lines.join("\n"))
 }
 
-/// What a new configuration changes.
+/// The changes of a new configuration.
 struct Changes {
     keys: Vec<KeyChange>,
-    /// With the services that there are in their old order, and the new ones after them.
+    /// The existing services in their order, followed by the new ones.
     configuration: Configuration,
-    /// Services that there are and whose keys changed.
+    /// Existing services whose keys changed.
     changed: Vec<Changed>,
     /// Settings of the new services, in their order.
     added: Vec<ServiceSettings>,
@@ -202,10 +203,10 @@ struct Changed {
 }
 
 impl Changes {
-    /// What is to be done to come from `old` to `new`.
+    /// The changes from `old` to `new`.
     ///
     /// # Errors
-    /// The keys that cannot change while inco runs, each with its place.
+    /// Some keys cannot change at run time. The refusal lists each with its place.
     fn between(old: &Configuration, mut new: Configuration) -> Result<Changes, Refusal> {
         let keys = old.changes_to(&new);
         let fixed = fixed_text(&keys);
@@ -219,7 +220,7 @@ impl Changes {
             old.service(&service.name)
                 .map_or(usize::MAX, |(id, _)| id.index())
         };
-        // Stable: new services stay in the file's order.
+        // A stable sort keeps new services in the file's order.
         new.services.sort_by_key(place);
         let new_engine = new.engine.clone();
         let settings = |service: &Service| {
@@ -249,7 +250,7 @@ impl Changes {
     }
 }
 
-/// The keys that need a restart, with commas; empty where there is none.
+/// The keys that need a restart, separated by commas; empty if there are none.
 fn fixed_text(changes: &[KeyChange]) -> String {
     let fixed = changes.iter().filter(|change| change.needs_restart);
     let text = fixed.map(|change| {
@@ -263,10 +264,11 @@ fn fixed_text(changes: &[KeyChange]) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
-/// What a reload would do.
+/// Describes what a reload would do.
 ///
 /// # Errors
-/// What is wrong with the new configuration, beside keys that need a restart: those are told by the outcome.
+/// The new configuration cannot be applied for a reason other than keys that need a restart. The outcome lists those
+/// keys.
 fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> {
     let changes = old.changes_to(&new);
     let fixed = fixed_text(&changes);
@@ -284,12 +286,12 @@ fn preview(old: &Configuration, new: Configuration) -> Result<Outcome, Refusal> 
     })
 }
 
-/// What is said of a file that is as it was.
+/// The message for an unchanged file.
 const UNCHANGED: &str = "nothing has changed in the file";
-/// Keys that a sentence names; the rest is counted.
+/// Keys that a message names; the others are counted.
 const KEYS_NAMED: usize = 20;
 
-/// The names of the changed keys in a sentence.
+/// The names of changed keys, for a message.
 fn keys_text(changes: &[KeyChange]) -> String {
     let named = changes.iter().take(KEYS_NAMED).map(|change| change.key.as_str());
     let text = named.collect::<Vec<_>>().join(", ");
@@ -300,7 +302,7 @@ fn keys_text(changes: &[KeyChange]) -> String {
 }
 
 impl ControlLoop {
-    /// Begins to read the file again. The answer comes when it was checked and applied, or refused.
+    /// Begins to read the file again. The answer follows when the result was applied or refused.
     pub(super) fn begin_reload(&mut self, asked: Asked, now: Nanos) {
         let file = self.configuration.file.clone();
         if let Some((asked, refusal)) = self.apply.file_reader.begin(asked, file, now) {
@@ -308,7 +310,7 @@ impl ControlLoop {
         }
     }
 
-    /// Applies what was read, once it was.
+    /// Applies the configuration once it was read.
     pub(super) fn take_reload(&mut self, now: Nanos) {
         let Some((asked, read)) = self.apply.file_reader.take(&self.configuration.file, now) else {
             return;
@@ -318,7 +320,7 @@ impl ControlLoop {
             return self.conclude(asked, result);
         }
         match read.and_then(|new| Changes::between(&self.configuration, new)) {
-            // What it changes goes into the next plan, which the switch may refuse.
+            // The changes go into the next plan, which the switch may refuse.
             Ok(changes) => {
                 let outcome = self.reconfigure(changes);
                 self.apply.note_reloaded(asked, outcome);

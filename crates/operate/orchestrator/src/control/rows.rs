@@ -1,4 +1,4 @@
-//! The rows of an answer: status, services, instances, flows, made of what was gathered and decided.
+//! Builds the rows of answers (status, services, instances, flows) from the gathered and decided state.
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
@@ -15,7 +15,7 @@ use serde_json::value::Serializer as ToValue;
 
 use super::ControlLoop;
 
-/// The parameters of a policy as rows; schedulers and autoscalers have each their own type for the same.
+/// Makes rows of a policy's parameters. Schedulers and autoscalers have distinct parameter types of the same form.
 macro_rules! parameter_rows {
     ($parameters:expr) => {
         $parameters
@@ -38,10 +38,10 @@ fn object(value: serde_json::Value) -> Option<serde_json::Map<String, serde_json
     }
 }
 
-/// From so many failures in a row on, it is a loop.
+/// From this number of consecutive failures, it is a crash loop.
 const LOOP: u32 = 3;
 
-/// How a service fails, in words.
+/// Describes how a service fails.
 fn failing_text(of: Failing<'_>, now: Nanos) -> String {
     let Failing {
         failures,
@@ -225,7 +225,7 @@ impl ControlLoop {
             .collect()
     }
 
-    /// The highest load of these instances that take new flows, and whose it is, where their capacity is known.
+    /// The highest load among the instances that take new flows, with its instance, if their capacity is known.
     fn highest_load(
         &self,
         instances: &[&controller::Instance],
@@ -241,7 +241,7 @@ impl ControlLoop {
             .max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
     }
 
-    /// Every key of a service as the running configuration has it.
+    /// All keys of a service in the running configuration.
     pub(super) fn settings(&self, service: &str) -> Result<Vec<Setting>, Refusal> {
         self.service_id(service)?;
         let service = self.configuration.service(service);
@@ -305,7 +305,7 @@ impl ControlLoop {
         }
     }
 
-    /// What is known of a flow: `row` is what the table has of it.
+    /// Explains the placement of a flow. `row` is its entry in the flow table.
     pub(super) fn explain_flow(&self, flow: String, row: Option<&switch::FlowRow>) -> FlowExplanation {
         let steered_by = self.decide.shell.controller().plan();
         let tuple = api::parse_tuple(&flow).ok();
@@ -480,7 +480,7 @@ impl ControlLoop {
     }
 }
 
-/// How fast the loop reacted so far.
+/// Reaction times so far.
 fn reactions(of: &controller::Reactions) -> ReactionStatus {
     let ms = |time: Nanos| time.0 as f64 / 1e6;
     let times = |of: &controller::Times| ReactionTimes {

@@ -1,23 +1,23 @@
-//! Which changes of an uplink become events: a peer that connects and leaves a thousand times a second must not fill the event
-//! log. What is held back is counted, and told with the next event that there is.
+//! Limits events about uplinks: a peer that connects and leaves a thousand times a second must not fill the event
+//! log. Suppressed changes are counted and reported with the next event.
 
 use model::Nanos;
 
-/// Changes that are told at once.
+/// Changes reported without delay.
 const BURST: u32 = 10;
-/// After these, one is told in so long a time.
+/// After a burst, one event per period.
 const PERIOD: Nanos = Nanos::from_secs(1);
 
 /// The changes of one uplink.
 #[derive(Debug)]
 pub(super) struct UplinkEvents {
-    /// Events that may be told now.
+    /// Events that are permitted now.
     left: u32,
-    /// When one more may be.
+    /// When one more is permitted.
     refill: Nanos,
-    /// The newest change that was not told.
+    /// The newest suppressed change.
     held: Option<(bool, String)>,
-    /// How many were not.
+    /// Number of suppressed changes.
     held_back: u64,
 }
 
@@ -33,13 +33,13 @@ impl Default for UplinkEvents {
 }
 
 impl UplinkEvents {
-    /// Takes a change: whether there is a peer, and who it is or why it is gone.
+    /// Records a change: whether the uplink has a peer, and the peer's name or the reason of its loss.
     pub(super) fn change(&mut self, up: bool, detail: &str) {
         self.held_back += u64::from(self.held.is_some());
         self.held = Some((up, detail.to_owned()));
     }
 
-    /// What is to be told now, if anything: always the newest change, with the number of those before it that were not told.
+    /// The event due now, if any: always the newest change, with the number of suppressed ones before it.
     pub(super) fn due(&mut self, now: Nanos) -> Option<(bool, String)> {
         self.held.as_ref()?;
         while self.left < BURST && now >= self.refill {
@@ -67,7 +67,7 @@ mod tests {
     fn a_peer_that_comes_and_goes_all_the_time_is_told_of_once_a_second() {
         let mut events = UplinkEvents::default();
         let (mut told, mut last) = (Vec::new(), (false, String::new()));
-        // A change each millisecond, for five seconds.
+        // One change per millisecond for five seconds.
         for ms in 0..5000 {
             events.change(ms % 2 == 0, &format!("change {ms}"));
             told.extend(events.due(Nanos::from_millis(ms)));
@@ -79,7 +79,7 @@ mod tests {
             }
         }
         assert!((14..=17).contains(&told.len()), "{}", told.len());
-        // All are counted, and the last state is told.
+        // All changes are counted, and the last state is reported.
         let not_told: u64 = told
             .iter()
             .filter_map(|(_, detail)| detail.split_once('(')?.1.split(' ').next()?.parse::<u64>().ok())

@@ -11,10 +11,10 @@ use model::UplinkId;
 use soft_switch::SoftSwitchConfig;
 use switch::Switch;
 
-/// Starts the switch with mbufs as its frames.
+/// Starts the switch with mbufs as frames.
 ///
 /// # Errors
-/// Where DPDK does not start or a device cannot be opened.
+/// DPDK does not start, or a device cannot be opened.
 #[cfg(feature = "dpdk")]
 pub(super) fn switch(
     configuration: &Configuration,
@@ -69,7 +69,7 @@ pub(super) fn switch(
     )?))
 }
 
-/// What devices of the configuration need.
+/// The requirements of the configuration's devices.
 #[cfg(feature = "dpdk")]
 struct Needed<'a> {
     devices: Vec<(UplinkId, DeviceArgs, &'a Uplink)>,
@@ -79,11 +79,11 @@ struct Needed<'a> {
 #[cfg(feature = "dpdk")]
 impl Needed<'_> {
     /// # Errors
-    /// Where a device is none that DPDK has.
+    /// DPDK does not know a device.
     fn of(configuration: &Configuration, workers: usize, frame_bytes: usize) -> Result<Needed<'_>> {
         use anyhow::Context as _;
 
-        /// Descriptors of a device's queue: what the wrapper asks for.
+        /// Descriptors of a device queue, as the wrapper requests them.
         const DESCRIPTORS: usize = 1024;
 
         let mut devices = Vec::new();
@@ -102,7 +102,7 @@ impl Needed<'_> {
             mbufs += 2 * DESCRIPTORS * usize::from(queues);
             devices.push((UplinkId(index as u8), device, uplink));
         }
-        // DPDK's pools are largest for their memory at a power of two less one.
+        // A DPDK pool uses its memory best at a power of two minus one.
         let mbufs = mbufs.next_power_of_two() - 1;
         let pool = MempoolConfig {
             mbufs: u32::try_from(mbufs)?,
@@ -113,19 +113,18 @@ impl Needed<'_> {
     }
 }
 
-/// Memory that DPDK takes with that pool, in MiB.
+/// Memory that DPDK needs with that pool, in MiB.
 #[cfg(feature = "dpdk")]
 fn memory_mib(pool: &MempoolConfig, hugepages: bool) -> usize {
-    /// Memory for what DPDK itself and the rings of devices need, in MiB.
+    /// Memory for DPDK itself and the rings of devices, in MiB.
     const DPDK_OWN_MIB: usize = 64;
     DPDK_OWN_MIB + pool.memory_bytes(hugepages).div_ceil(1 << 20) as usize
 }
 
-/// Whether the devices of the configuration are some of DPDK's, and there is memory for them, as far as that can be told without
-/// opening one.
+/// Checks, without opening a device, that DPDK knows the configured devices and that their memory is available.
 ///
 /// # Errors
-/// What is the matter, and what to write.
+/// A device or the memory is not available. The error says what to write.
 #[cfg(feature = "dpdk")]
 pub(super) fn check(configuration: &Configuration, frame_bytes: usize) -> Result<()> {
     let workers = configuration.switch.worker_count();
@@ -136,19 +135,19 @@ pub(super) fn check(configuration: &Configuration, frame_bytes: usize) -> Result
     takes_hugepages(configuration.switch.hugepages, memory_mib(&pool, true)).map(drop)
 }
 
-/// A device of DPDK was refused already, where there is one.
+/// Accepts everything: an earlier check has refused DPDK devices.
 ///
 /// # Errors
-/// None.
+/// Never fails.
 #[cfg(not(feature = "dpdk"))]
 pub(super) fn check(_configuration: &Configuration, _frame_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether that much memory, in MiB, comes from hugepages.
+/// Whether `needed_mib` MiB come from hugepages.
 ///
 /// # Errors
-/// Where it must and there are not enough.
+/// Hugepages are required and too few are free.
 #[cfg(feature = "dpdk")]
 fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Result<bool> {
     use configuration::Hugepages;
@@ -165,10 +164,10 @@ fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Resul
     }
 }
 
-/// Says that this build has no DPDK.
+/// Reports that this build has no DPDK.
 ///
 /// # Errors
-/// Always.
+/// Always fails.
 #[cfg(not(feature = "dpdk"))]
 pub(super) fn switch(
     configuration: &Configuration,

@@ -1,5 +1,5 @@
-//! The drivers of switches that this build has: what inco must know of each before there is a switch, and how it is made. Nothing
-//! else asks which driver there is.
+//! The switch drivers of this build: their capabilities, checks and constructors. No other module depends on which
+//! driver is used.
 
 mod devices;
 mod openflow;
@@ -12,28 +12,28 @@ use configuration::{Configuration, SwitchDriver, Unusable, Uplink};
 use controller::PortPlace;
 use switch::{Capabilities, Switch};
 
-/// A driver.
+/// A switch driver.
 pub(super) trait Driver: Sync {
-    /// What its switches can do.
+    /// The capabilities of its switch.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether what its switch is made of answers.
+    /// Checks that the switch's own services, such as a database, answer.
     ///
     /// # Errors
-    /// The key that says what does not, with why.
+    /// A service does not answer. Returns its configuration key, with the reason.
     fn check(&self, _of: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
         Ok(())
     }
 
-    /// What would keep the switch from starting, as far as that can be told without opening a device.
+    /// Checks the devices without opening them.
     ///
     /// # Errors
-    /// Where a device cannot be, or there is not enough memory for what it needs.
+    /// A device is not usable, or there is too little memory for it.
     fn check_devices(&self, _configuration: &Configuration) -> Result<()> {
         Ok(())
     }
 
-    /// Paths at which the switch, or inco for it, listens on a unix socket, beside the uplinks'.
+    /// The unix sockets on which the switch listens, or inco on its behalf, except those of uplinks.
     fn sockets(&self, _configuration: &Configuration) -> Vec<PathBuf> {
         Vec::new()
     }
@@ -41,17 +41,17 @@ pub(super) trait Driver: Sync {
     /// Starts the switch. `secret` is the key of its hashes.
     ///
     /// # Errors
-    /// Where an uplink cannot be opened or memory is not to be had.
+    /// An uplink cannot be opened, or memory cannot be allocated.
     fn start(&self, configuration: &Configuration, secret: [u64; 4]) -> Result<Started>;
 }
 
-/// A switch that forwards, and, where it has made the ports for instances already, the places of each service's.
+/// A started switch. If it has made the instance ports in advance, also the places of each service.
 pub(super) struct Started {
     pub(super) switch: Box<dyn Switch>,
     pub(super) places: Option<Vec<Vec<PortPlace>>>,
 }
 
-/// The driver for the word in the configuration.
+/// The driver of that configuration value.
 fn of(driver: SwitchDriver) -> &'static dyn Driver {
     match driver {
         SwitchDriver::Soft => &soft::Soft,
@@ -59,25 +59,25 @@ fn of(driver: SwitchDriver) -> &'static dyn Driver {
     }
 }
 
-/// The driver that a configuration chooses.
+/// The driver of a configuration.
 pub(super) fn driver(configuration: &Configuration) -> &'static dyn Driver {
     of(configuration.switch.driver)
 }
 
-/// What each driver can do.
+/// The capabilities of each driver.
 pub(super) fn capabilities(driver: SwitchDriver) -> Capabilities {
     of(driver).capabilities()
 }
 
-/// Whether what the chosen switch is made of answers.
+/// Checks that the configured switch's own services answer.
 ///
 /// # Errors
-/// As [`Driver::check`].
+/// Fails as [`Driver::check`] does.
 pub(super) fn check(switch: &configuration::Switch) -> Result<(), (&'static str, Unusable)> {
     of(switch.driver).check(switch)
 }
 
-/// The directory of an uplink's socket.
+/// Creates the directory of an uplink's socket.
 fn make_parent(uplink: &Uplink, socket: &Path) -> Result<()> {
     match socket.parent() {
         Some(directory) => std::fs::create_dir_all(directory)

@@ -1,4 +1,4 @@
-//! A bridge of Open vSwitch.
+//! The driver for a bridge of Open vSwitch.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ use api::run_dir::in_run_dir;
 
 /// The socket of a bridge's monitor port, in the run directory.
 const MONITOR_SOCKET: &str = "monitor.sock";
-/// How often the counters of rules are read: some thousands take the switch some ten milliseconds.
+/// Interval of reading rule counters. Some thousand rules take the switch about ten milliseconds.
 const RULE_STATISTICS_EVERY: Nanos = Nanos::from_millis(200);
-/// How long the database of Open vSwitch may take to answer.
+/// Timeout of Open vSwitch's database.
 const OVS_TIME: Duration = Duration::from_secs(2);
 
 /// The driver `openflow`.
@@ -61,10 +61,10 @@ impl Driver for OpenFlow {
     }
 }
 
-/// Where the database of Open vSwitch is asked.
+/// The endpoint of Open vSwitch's database.
 ///
 /// # Errors
-/// Where that cannot be read.
+/// The endpoint cannot be parsed.
 fn ovs_database(of: &configuration::OpenFlow) -> Result<Endpoint> {
     let database: Endpoint = of.database.parse().context("switch.openflow.database")?;
     Ok(database.with_keys(ovs_keys(of).as_ref()))

@@ -1,4 +1,4 @@
-//! inco's own switch.
+//! The driver for inco's own switch.
 
 use anyhow::Result;
 use configuration::{Configuration, Device, Service};
@@ -9,9 +9,9 @@ use switch::{Capabilities, Switch};
 use super::{Driver, Started, devices, make_parent};
 use api::run_dir::in_run_dir;
 
-/// Frames in the pool for each worker: two full rings and what is under way between workers.
+/// Frames in the pool per worker: two full rings and the frames in transit between workers.
 pub(super) const FRAMES_PER_WORKER: usize = 8192;
-/// Room in a frame beyond the longest one that an uplink carries: VLAN tags that a function adds.
+/// Bytes in a frame beyond the longest one of an uplink, for VLAN tags that a function adds.
 const FRAME_SPARE: usize = 64;
 
 /// The driver `soft`.
@@ -34,7 +34,7 @@ impl Driver for Soft {
     }
 }
 
-/// Bytes of a frame in the pool: the longest one that an uplink carries, and room for tags.
+/// Bytes of a frame in the pool: the longest one of an uplink, plus room for tags.
 fn frame_bytes(configuration: &Configuration) -> usize {
     let longest = configuration.uplinks.iter().map(|uplink| uplink.max_frame).max();
     usize::from(longest.unwrap_or(1518)) + FRAME_SPARE
