@@ -1,4 +1,4 @@
-//! What must hold between the parts of a configuration.
+//! Checks between the parts of a configuration.
 
 use std::ops::RangeInclusive;
 
@@ -35,9 +35,9 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
                 );
             }
             let same = match (&uplink.device, &other.device) {
-                // Two links on one socket would each take the other's peer.
+                // Two links on one socket would take each other's peers.
                 (Device::Memif(a), Device::Memif(b)) => a == b,
-                // A capture can be read twice; what is written is looked at below.
+                // Several uplinks may read one capture; written files are checked below.
                 (Device::Pcap(_), Device::Pcap(_)) => false,
                 (Device::Dpdk(a), Device::Dpdk(b)) => {
                     let address =
@@ -54,7 +54,7 @@ fn check_uplinks(reader: &mut Reader, configuration: &Configuration) {
                 );
             }
         }
-        // Whoever opens a file to write it empties it first.
+        // Opening a file for writing truncates it.
         for written in uplink.device.captures_written() {
             let reads = |other: &Uplink| other.device.captures_read().contains(&written);
             let writes = |other: &Uplink| other.device.captures_written().contains(&written);
@@ -112,7 +112,7 @@ fn check_engine(reader: &mut Reader, configuration: &Configuration) {
     }
 }
 
-/// The functions of cards that instances get.
+/// Checks the functions of network cards for instances.
 fn check_devices(reader: &mut Reader, configuration: &Configuration) {
     let mut known: Vec<(&InstanceDevice, String)> = Vec::new();
     for service in &configuration.services {
@@ -167,7 +167,7 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
         .map(|service| u64::from(service.instance_limit()))
         .sum();
     if total > Slot::LIMIT as u64 {
-        // The service that asks for most is where to begin.
+        // Name the service with the largest demand.
         let largest = configuration
             .services
             .iter()
@@ -203,7 +203,7 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
             .iter()
             .filter_map(|id| configuration.uplinks.get(id.index()))
         {
-            // A frame that needs more buffers than a ring has can never pass.
+            // A frame that needs more buffers than the ring has could never pass.
             if u64::from(uplink.max_frame) > u64::from(per_buffer) * u64::from(service.ring.slots / 2) {
                 let what = format!("frames of uplink {} do not fit in half a ring", uplink.name);
                 let write = "write larger buffers or more slots";
@@ -213,11 +213,11 @@ fn check_limits(reader: &mut Reader, configuration: &Configuration) {
     }
 }
 
-/// What the chosen switch cannot do.
+/// Checks the configuration against the switch's capabilities.
 fn check_switch(reader: &mut Reader, configuration: &Configuration) {
     let switch = &configuration.switch;
     let (can, name, drivers) = (&switch.can, switch.driver.name(), reader.drivers);
-    // Another driver that can do it, as something to write.
+    // Suggests another driver that has the capability.
     let or_other = |does: &dyn Fn(&Capabilities) -> bool| {
         let mut others = SwitchDriver::WORDS
             .iter()
@@ -330,7 +330,7 @@ fn check_overlaps(reader: &mut Reader, configuration: &Configuration) {
     }
 }
 
-/// The directions that a service takes: its match, and the opposite one where it is symmetric.
+/// The directions of a service's packets: its match, and the reverse if it is symmetric.
 fn directions(service: &Service) -> Vec<Match> {
     let there = service.matches.clone();
     if !service.symmetric {
@@ -344,10 +344,9 @@ fn directions(service: &Service) -> Vec<Match> {
     }
 }
 
-/// Whether a packet can be of both services, each in the direction of its match. Where one's own direction meets the
-/// other's opposite one, both directions of a flow are still of the same service, the first in the order of matches, so
-/// that is no conflict: two services on ports 80 and 443 can stand side by side although a packet may go from port 80 to
-/// port 443.
+/// Whether one packet can match both services, each in the direction of its match. It is no conflict if one service's
+/// match meets the other's reverse: the first in the order of matches then gets both directions of the flow. So
+/// services on ports 80 and 443 can coexist, although a packet may go from port 80 to port 443.
 fn overlaps(a: &Service, b: &Service) -> bool {
     let (a_match, b_match) = (&a.matches, &b.matches);
     a.uplinks
@@ -362,7 +361,7 @@ fn overlaps(a: &Service, b: &Service) -> bool {
         && meet(a_match.dst_port.as_ref(), b_match.dst_port.as_ref(), ranges_meet)
 }
 
-/// Whether every packet of `a` is one of `b`, as far as the two matches tell by themselves.
+/// Whether every packet that matches `a` also matches `b`, judged by the two matches alone.
 fn narrower_or_same(a: &Service, b: &Service) -> bool {
     let inside = |a: &Match, b: &Match| {
         within(a.protocol, b.protocol, |a, b| a == b)
@@ -393,7 +392,7 @@ fn within<T>(a: Option<T>, b: Option<T>, both: impl Fn(T, T) -> bool) -> bool {
     }
 }
 
-/// Whether a packet of one IP version can be of both: addresses of `a` may say IPv4 where those of `b` say IPv6.
+/// Whether a packet of one IP version can match both: `a` may require IPv4 and `b` IPv6.
 fn families_meet(a: &Match, b: &Match) -> bool {
     let family = |m: &Match| m.src.or(m.dst).map(|prefix| prefix.address.is_ipv4());
     meet(family(a), family(b), |a, b| a == b)
@@ -412,8 +411,8 @@ fn ranges_meet(a: &RangeInclusive<u16>, b: &RangeInclusive<u16>) -> bool {
 }
 
 impl Configuration {
-    /// Indices of the services in the order in which their matches must be tried: a narrower one before a wider one,
-    /// else as in the file.
+    /// Indices of the services in the order in which their matches must be tried: narrower before wider, else in the
+    /// order of the file.
     pub fn match_order(&self) -> Vec<usize> {
         let mut left: Vec<usize> = (0..self.services.len()).collect();
         let mut order = Vec::with_capacity(left.len());
@@ -425,7 +424,7 @@ impl Configuration {
                     .iter()
                     .any(|other| strictly(&self.services[*other], candidate))
             };
-            // Being strictly narrower is a partial order, so there always is one.
+            // Strict narrowness is a partial order, so a narrowest service always exists.
             let place = left.iter().position(narrowest).unwrap_or_default();
             order.push(left.remove(place));
         }

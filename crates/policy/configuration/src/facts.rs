@@ -1,4 +1,4 @@
-//! What only the machine can tell.
+//! Checks that depend on the machine.
 
 use std::path::Path;
 
@@ -8,17 +8,17 @@ use crate::problem::Problem;
 use crate::types::*;
 use crate::units::Wrong;
 
-/// Why something that the configuration names cannot be used, and what to do.
+/// Why the machine cannot provide something in the configuration, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable {
-    /// What is the matter: `there is no image "inco/forward"`.
+    /// The problem: `there is no image "inco/forward"`.
     pub what: String,
-    /// What to do: `build it with: inco image build forward`.
+    /// The remedy: `build it with: inco image build forward`.
     pub write: String,
 }
 
 impl Unusable {
-    /// What is the matter, and what to do.
+    /// An error with problem and remedy.
     pub fn new(what: impl Into<String>, write: impl Into<String>) -> Unusable {
         Unusable {
             what: what.into(),
@@ -27,45 +27,45 @@ impl Unusable {
     }
 }
 
-/// A machine, as far as a configuration depends on it. Each answer is `Ok` where the thing can be used.
+/// The facts of a machine that a configuration depends on. Each method returns `Ok` if the thing is usable.
 pub trait Facts {
-    /// A CPU that a worker or a container is to run on.
+    /// A CPU for a worker or a container exists and may be used.
     fn cpu(&self, cpu: u16) -> Result<(), Unusable>;
-    /// An uplink's device: it exists, nothing else has it, and it carries the uplink's longest frame.
+    /// An uplink's device exists, is not in use, and carries the uplink's longest frame.
     fn device(&self, uplink: &Uplink) -> Result<(), Unusable>;
-    /// A network interface that the switch is to have.
+    /// A network interface for the switch exists.
     fn interface(&self, name: &str) -> Result<(), Unusable>;
-    /// What an instance is to get of a card: it exists, and has the address that it should have.
+    /// The function of a network card for an instance exists and has the configured address.
     fn function(&self, engine: &Engine, device: &InstanceDevice) -> Result<(), Unusable>;
     /// The engine answers.
     fn engine(&self, engine: &Engine) -> Result<(), Unusable>;
-    /// The engine has the image. Asked only where the engine answers.
+    /// The engine has the image. Called only if the engine answers.
     fn image(&self, engine: &Engine, image: &str) -> Result<(), Unusable>;
-    /// A container of the service has the program of that command, or, where it is empty, of its image. Asked only where the
-    /// engine has the image.
+    /// A container of the service has the program of `command`, or the image's own program if that is empty. Called
+    /// only if the engine has the image.
     fn program(&self, engine: &Engine, service: &Service, command: &[String]) -> Result<(), Unusable>;
-    /// The socket of the API can be listened on. `None` is the one in the run directory.
+    /// The API's unix socket can be created. `None`: the one in the run directory.
     fn api_socket(&self, socket: Option<&Path>) -> Result<(), Unusable>;
-    /// The API's address can be listened on.
+    /// The API's TCP address can be bound.
     fn listen(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
-    /// The certificate and its key are one for the other.
+    /// The certificate and the private key match.
     fn certificate(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
-    /// The file of tokens has tokens, and is not for everybody.
+    /// The file of tokens contains tokens and is not readable by everybody.
     fn tokens(&self, tcp: &ApiTcp) -> Result<(), Unusable>;
-    /// Events can be written there. `None` is `events` in the run directory.
+    /// Events can be written to the directory. `None`: `events` in the run directory.
     fn event_log(&self, directory: Option<&Path>) -> Result<(), Unusable>;
-    /// What the switch is made of can be used.
+    /// The switch's own services, such as a database, are usable.
     ///
     /// # Errors
-    /// The key that says what cannot, with why.
+    /// A service is not usable. Returns its key, with the reason.
     fn switch(&self, of: &Switch) -> Result<(), (&'static str, Unusable)>;
-    /// A file or directory that is read or mounted.
+    /// A file or directory that is read or mounted exists.
     fn path(&self, path: &Path) -> Result<(), Unusable>;
-    /// Hugepages that DPDK's buffers or a service ask for.
+    /// The hugepages that DPDK or a service requires are available.
     fn hugepages(&self) -> Result<(), Unusable>;
 }
 
-/// What the machine lacks for this configuration, in the order of the file.
+/// All problems of the configuration on this machine, in the order of the file.
 pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut ask = |key: String, answer: Result<(), Unusable>| {
@@ -176,7 +176,7 @@ pub fn check_facts(configuration: &Configuration, facts: &dyn Facts) -> Vec<Prob
 }
 
 impl Configuration {
-    /// A problem with a key of this file, found by somebody else: `service.firewall.image`.
+    /// A problem with a key of this file that another part found: `service.firewall.image`.
     pub fn problem_at(&self, key: &str, unusable: Unusable) -> Problem {
         self.problem(key, Wrong::new(unusable.what, unusable.write))
     }

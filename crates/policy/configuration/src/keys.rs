@@ -1,6 +1,5 @@
-//! The one table of keys. A row is a key: its name, how it is read, what holds where it is not written, what a reload
-//! does with it, and its documentation. From the rows come the reader of each table, the refusal of unknown keys, the
-//! reference, and the answer to what a reload may change.
+//! The table of all keys. Each row has a key's name, parser, default, reload behaviour and documentation. The rows
+//! generate the reader of each table, the refusal of unknown keys, the reference and the rules of a reload.
 //!
 //! To add a key, add a row here and a field to the type in `types.rs`.
 
@@ -21,29 +20,29 @@ use crate::types::*;
 use crate::units::Wrong;
 use crate::values::*;
 
-/// What holds where a key is not written.
+/// The default of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyDefault {
-    /// It must be written.
+    /// None: the key is required.
     Required,
-    /// As if this TOML value had been written.
+    /// This TOML value.
     Value(&'static str),
-    /// Something that is no value, in words.
+    /// A rule, in words.
     Words(&'static str),
 }
 
-/// What a reload does with a key whose value has changed.
+/// The effect of a reload on a changed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reload {
-    /// It takes effect.
+    /// The change takes effect.
     Applies,
-    /// The reload is refused: inco must start again.
+    /// The reload is refused; the change needs a restart.
     Restart,
-    /// The reload is refused where the driver is `openflow`: the rules of new flows are laid out when it starts.
+    /// The reload is refused with the driver `openflow`, which lays out the rules of new flows at its start.
     Rules,
-    /// The reload is refused where returned packets would be counted per flow and no flow table does so yet.
+    /// The reload is refused if it would count returned packets per flow and no flow table does so yet.
     Counts,
-    /// What each key in this table says.
+    /// Each key of this table has its own rule.
     Keys,
 }
 
@@ -52,17 +51,17 @@ pub enum Reload {
 pub struct Key {
     /// Its table: `switch`, `uplink[]`, `service.NAME`, `service.NAME.match`.
     pub table: &'static str,
-    /// Its name in that table.
+    /// Its name within the table.
     pub name: &'static str,
-    /// What may be written, in words.
+    /// The permitted values, in words.
     pub kind: &'static str,
-    /// An example of it, as TOML.
+    /// An example value, as TOML.
     pub example: &'static str,
-    /// What holds where it is not written.
+    /// Its default.
     pub default: KeyDefault,
-    /// What a reload does with it.
+    /// The effect of a reload.
     pub reload: Reload,
-    /// What it does.
+    /// Its meaning.
     pub meaning: &'static str,
 }
 
@@ -71,7 +70,7 @@ pub(crate) fn of_table(table: &str) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |key| key.table == table)
 }
 
-/// A table as it is written at its head.
+/// The heading of a table, as written in a file.
 pub(crate) fn heading(table: &str) -> String {
     match table.strip_suffix("[]") {
         Some(list) => format!("[[{list}]]"),
@@ -98,11 +97,11 @@ macro_rules! default_of {
     };
 }
 
-/// The value of a key, or what holds where it is not written or wrong.
+/// The value of a key, or its default if it is missing or invalid.
 macro_rules! value_of {
     ($reader:ident, $section:ident, $name:expr, $value:expr, [required]) => {{
         $reader.required($section, $name);
-        // A configuration in which it is missing or wrong is refused.
+        // A configuration in which it is missing or invalid is refused.
         $reader.read($section, $name, $value).unwrap_or_default()
     }};
     ($reader:ident, $section:ident, $name:expr, $value:expr, [= $toml:literal]) => {
@@ -137,9 +136,9 @@ macro_rules! name_of {
     };
 }
 
-/// A table: the function that reads it, what that gives, the table's path, what it is, its rows, and what is made of
-/// their values, with the checks between keys. A row: the field, `as` the key's name where that differs, how a value is
-/// read and checked, what holds without one, what a reload does, what may be written, an example, and what it does.
+/// Declares tables. A table: its reader, the reader's result, its path, its description, its rows, and an expression
+/// over the values, with checks between keys. A row: the field, `as` and the key's name if that differs, the parser,
+/// the default, the reload behaviour, the permitted values, an example, and the meaning.
 macro_rules! tables {
     ($(
         $read:ident($reader:ident, $section:ident) -> $type:ty = $table:literal: $about:literal {
@@ -149,10 +148,10 @@ macro_rules! tables {
             )*
         } => $made:block
     )*) => {
-        /// Tables of the configuration, in the order of the reference, each with what it is.
+        /// All tables with their descriptions, in the order of the reference.
         pub const TABLES: &[(&str, &str)] = &[$(($table, $about),)*];
 
-        /// Every key.
+        /// All keys.
         pub const KEYS: &[Key] = &[$($(Key {
             table: $table,
             name: name_of!($field $($name)?),
@@ -164,7 +163,7 @@ macro_rules! tables {
         },)*)*];
 
         $(
-            /// Reads the keys of the table, those of `own` besides; without a table, their defaults.
+            /// Reads the table's keys and those in `own`; without a table, uses the defaults.
             pub(crate) fn $read(
                 $reader: &mut Reader, path: String, table: Option<&DeTable<'_>>, own: &[&str],
             ) -> $type {
@@ -226,8 +225,8 @@ tables! {
         poll: word(Polling::WORDS), [= "\"adaptive\""], Restart,
             "`\"adaptive\"` or `\"busy\"`", "\"busy\"",
             "What a worker does when no packet comes: sleep a little, or go on asking, which uses its whole CPU.";
-        // At 10,000 new flows a second, each with the 60 s that idle timeouts keep it on average, 600,000 are alive;
-        // the next power of two leaves the table's hash enough room.
+        // At 10,000 new flows a second and a mean lifetime of 60 s, 600,000 flows are live. The next power of two
+        // leaves enough room for hashing.
         flows: number::<u64>(FLOWS_MIN, FLOWS_MAX), [= "1048576"], Restart,
             "number of flows", "\"4M\"",
             "IPv4 flows that each worker's table holds. What happens beyond is each service's `table_full`.";
@@ -251,7 +250,7 @@ tables! {
         openflow: openflow, [keys], Keys,
             "table", "{ rules = 10_000 }", "See below.";
     } => {
-        // A driver's own keys have its name.
+        // A driver's own keys are in the table named after it.
         for (other, _) in SwitchDriver::WORDS {
             if *other != driver.name() && section.get(other).is_some() {
                 let what = format!("these keys are for the driver {other}, and another one is chosen");
@@ -270,25 +269,25 @@ tables! {
     timeouts(reader, section) -> Timeouts = "switch.timeouts":
         "How long a flow may be idle before it ends, at most 18h each."
     {
-        // IPVS' figure. Longer than the keep-alive of proxies and browsers (45 to 300 s).
+        // IPVS' default. Longer than the keep-alives of proxies and browsers (45 to 300 s).
         tcp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
             "span of time", "\"300s\"", "A TCP flow in use.";
-        // Three retransmissions of a SYN, and a flood is soon forgotten.
+        // Time for three retransmissions of a SYN; short enough to forget a flood soon.
         tcp_handshake: span(Nanos(1), Timeouts::LIMIT), [= "\"10s\""], Restart,
             "span of time", "\"5s\"", "A TCP flow whose handshake is not complete.";
-        // A retransmitted FIN (at most 1 s by default) still finds its pin.
+        // A retransmitted FIN (at most 1 s later by default) still finds its pin.
         tcp_linger: span(Nanos(1), Timeouts::LIMIT), [= "\"2s\""], Restart,
             "span of time", "\"500ms\"", "A TCP flow after its end by FIN or RST, for late packets.";
-        // The least that RFC 4787 (REQ-5) allows a NAT.
+        // The minimum of RFC 4787 (REQ-5) for a NAT.
         udp: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
             "span of time", "\"30s\"", "UDP.";
-        // As TCP; its heartbeats come every 30 s.
+        // As for TCP; SCTP heartbeats come every 30 s.
         sctp: span(Nanos(1), Timeouts::LIMIT), [= "\"15m\""], Restart,
             "span of time", "\"300s\"", "SCTP.";
-        // The least that RFC 5508 (REQ-2) allows a NAT.
+        // The minimum of RFC 5508 (REQ-2) for a NAT.
         icmp: span(Nanos(1), Timeouts::LIMIT), [= "\"60s\""], Restart,
             "span of time", "\"10s\"", "ICMP queries (ping).";
-        // GRE, ESP: as UDP, whose keep-alives tunnels use.
+        // GRE and ESP: as for UDP, since tunnels use its keep-alives.
         other: span(Nanos(1), Timeouts::LIMIT), [= "\"2m\""], Restart,
             "span of time", "\"60s\"", "Every other protocol.";
     } => {
@@ -305,7 +304,7 @@ tables! {
         datapath: word(Datapath::WORDS), [= "\"netdev\""], Restart,
             "`\"netdev\"` or `\"system\"`", "\"netdev\"",
             "Where it forwards: in Open vSwitch itself, or in the kernel, which has no memif ports.";
-        // Where Debian's Open vSwitch has it.
+        // The path in Debian's Open vSwitch.
         database: text(ovs_endpoint), [= "\"unix:/run/openvswitch/db.sock\""], Restart,
             "`unix:/PATH`, `tcp:HOST:PORT` or `ssl:HOST:PORT`", "\"unix:/usr/local/var/run/openvswitch/db.sock\"",
             "Where the database of Open vSwitch listens.";
@@ -372,13 +371,13 @@ tables! {
              discarded. `pcap:FILE,loop` begins again at the end. IPv4 fragments do not pass a `veth:` uplink: the \
              kernel puts them together before DPDK sees them, and what is then longer than `max_frame` is dropped. \
              `net_pcap0,iface=INTERFACE`, slower, is given them as they are.";
-        // More are of use only with as many workers.
+        // More queues help only with as many workers.
         queues: number(1, QUEUES_MAX), [= "1"], Restart,
             "number, 1 to 64", "2",
             "Queues in each direction: each is served by a worker of its own. A card with as many queues as there \
              are workers deals packets to the worker that owns their flow, where it can; from any other source some \
              cross between workers.";
-        // 1,500 of payload, 14 of Ethernet header, two VLAN tags of 4.
+        // 1,500 bytes of payload, 14 of Ethernet header, two VLAN tags of 4.
         max_frame: bytes(MAX_FRAME_MIN, MAX_FRAME_MAX), [= "1522"], Restart,
             "bytes, 60 to 16384", "9022",
             "The longest frame, from its first address to the end of its payload. Longer ones are dropped as \
@@ -414,12 +413,12 @@ tables! {
         devices: devices, [= "[]"], Restart,
             "list of devices", "[{ representor = \"pf0vf0\", pci = \"0000:03:00.2\" }]",
             "For `port = \"device\"`: the functions of a card that its instances get. See below.";
-        // A DPDK program with 128 MiB of buffers has room, and one that leaks does not take the machine with it.
+        // Enough for a DPDK program with 128 MiB of buffers; small enough to contain a leak.
         memory_bytes as "memory": bytes(MEMORY_MIN_BYTES, 1 << 50), [= "\"512MiB\""], Applies,
             "size, at least 6MiB", "\"256MiB\"",
             "Memory of one container; beyond it the kernel ends its program. The rings are the switch's, not \
              counted here.";
-        // A DPDK program has about five, and a fork bomb stops here.
+        // A DPDK program has about five; the limit stops a fork bomb.
         processes: number(1, 65_536), [= "64"], Applies,
             "number, 1 to 65536", "16", "Processes and threads of one container.";
         cpuset: text(cpuset), [or "every CPU"], Applies,
@@ -434,7 +433,7 @@ tables! {
             "`\"connected\"`, `\"consumes\"` or a table", "{ exec = [\"/bin/check\"] }",
             "When an instance counts as ready: its data ports are up, it took a probe packet, or a command in the \
              container succeeds.";
-        // An image that is there starts within 0.2 s, DPDK's environment takes a few seconds with many hugepages.
+        // A local image starts within 0.2 s. DPDK's EAL takes a few seconds with many hugepages.
         ready_deadline: span(Nanos(1), Nanos::MAX), [= "\"10s\""], Applies,
             "span of time", "\"30s\"",
             "How long that may take from the program's start; then the instance has failed.";
@@ -447,16 +446,16 @@ tables! {
         capacity: capacity, [= "\"learn\""], Applies,
             "packet rate, or `\"learn\"`", "\"10Mpps\"",
             "What one instance can process, for schedulers and autoscalers. `learn` measures it while it works.";
-        // The last flow comes on top. Where it brings a tenth of the capacity, a tenth is left for bursts.
+        // The last flow may exceed the share. If it brings a tenth of the capacity, a tenth is left for bursts.
         fit: share, [= "0.8"], Rules,
             "share, above 0 and at most 1", "0.7",
             "Share of the capacity up to which scheduling fills an instance: it takes a new flow while its load is \
              below. The last flow can raise the load above it: write less where single flows are large.";
-        // The paper's recommendation, since it leaves whole instances free to be removed.
+        // SmartINCO's recommendation: it leaves whole instances free to be removed.
         scheduler: scheduler, [= "\"best-fit\""], Applies,
             "table, or a policy's name", "{ policy = \"worst-fit\", metric = \"bytes\", limit = \"1Gbps\" }",
             "Which instance a new flow is given to. See below.";
-        // Ours.
+        // inco's own.
         autoscaler: autoscaler, [= "\"ladder\""], Applies,
             "table, or a policy's name", "{ policy = \"ladder\", target = 0.6 }",
             "How many instances are wanted. See below.";
@@ -474,17 +473,17 @@ tables! {
         table_full: word(TableFull::WORDS), [= "\"hash\""], Applies,
             "`\"hash\"` or `\"drop\"`", "\"drop\"",
             "A new flow that finds the flow table full: sent by hash without a pin, or dropped. Both are counted.";
-        // Most flows end within it, and instances do not stay for one forgotten connection.
+        // Most flows end within this time, and one forgotten connection does not keep an instance alive.
         drain_deadline: span(Nanos(1), Nanos::MAX), [= "\"60s\""], Applies,
             "span of time", "\"5m\"",
             "How long a draining instance may keep flows; those left then are given to others.";
-        // A drained function has nothing left to do but to close files.
+        // A drained function only needs to close files.
         stop_grace: span(Nanos(1), Nanos::MAX), [= "\"2s\""], Applies,
             "span of time", "\"500ms\"",
             "How long a program may take to end by itself (SIGTERM) before it is killed.";
         ring: ring, [keys], Keys,
             "table", "{ slots = 2048 }", "See below.";
-        // A function with one thread serves one.
+        // A function with one thread serves one queue pair.
         queues: number(1, reader.queues_max()), [= "1"], Applies,
             "number, 1 to the number of workers", "1",
             "Queue pairs of each data port. With fewer than workers, an instance has home workers that serve them.";
@@ -591,13 +590,13 @@ tables! {
     instances_table(reader, section) -> Instances = "service.NAME.instances":
         "How many containers. A bare number is that many, always: `instances = 3`."
     {
-        // Without one, the first packets of a service would wait for a container to start.
+        // With zero, the first packets of a service would wait for a container to start.
         min: number(1, INSTANCE_LIMIT), [= "1"], Applies,
             "number, 1 to 1024", "3", "Active instances at least.";
-        // What the paper's experiment grows to.
+        // The maximum in the paper's experiment.
         max: number(1, INSTANCE_LIMIT), [or "8, or `min` where that is more" => 8.max(min)], Applies,
             "number, at least `min`", "8", "Active instances at most.";
-        // One, so that the first scale-out costs microseconds and not a container's start.
+        // With one, the first scale-out takes microseconds instead of a container's start.
         standby: number(0, INSTANCE_LIMIT), [or "1; 0 where `instances` is a number" => 1], Applies,
             "number, at most `max`", "2", "Instances that are kept ready beside the active ones.";
         standby_mode: word(StandbyMode::WORDS), [= "\"warm\""], Applies,
@@ -662,11 +661,11 @@ tables! {
     ring(reader, section) -> Ring = "service.NAME.ring":
         "The rings of shared memory between the switch and an instance, one in each direction for every queue."
     {
-        // 1 ms at 1 Mpps. 256 ports with 4096 of them would be 4 GiB.
+        // 1 ms at 1 Mpps. 256 ports with 4096 descriptors would need 4 GiB.
         slots: power_of_two(number(RING_SLOTS_MIN, RING_SLOTS_MAX)), [= "1024"], Applies,
             "power of two, 64 to 16384", "2048",
             "Descriptors. Slots ÷ packet rate is the longest pause of the function that loses nothing.";
-        // One frame of 1,522 bytes, and what DPDK's memif gives.
+        // One frame of 1,522 bytes; also the default of DPDK's memif driver.
         buffer_bytes: bytes(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX), [= "2048"], Applies,
             "bytes, 128 to 16384", "4096", "One buffer. Longer frames use several.";
     } => {
@@ -734,10 +733,10 @@ tables! {
         directory: path, [or "`events` in the run directory: `$INCO_RUN_DIR`, or `/run/inco`"], Restart,
             "path", "\"/var/log/inco\"",
             "Where the files are. The run directory is usually memory, and gone after a restart of the machine.";
-        // Some ten thousand events.
+        // About ten thousand events.
         file_bytes as "file_size": bytes(64 << 10, 1 << 30), [= "\"8MiB\""], Restart,
             "size", "\"64MiB\"", "Of one file, 64KiB to 1GiB; the next event then begins another one.";
-        // They may lie in memory.
+        // The files may be in memory.
         files: number(1, 1000), [= "4"], Restart,
             "number", "10", "Files that are kept, the one that is written included, 1 to 1000.";
     } => {

@@ -1,13 +1,13 @@
-//! The configuration file: TOML in, a checked [`Configuration`] or every [`Problem`] with file, line, key and what to
-//! write out. It reads text and nothing else: no file, no environment, no clock; what only the machine can tell is
-//! asked through [`Facts`].
+//! The configuration file: parses TOML into a checked [`Configuration`], or into every [`Problem`] with file, line,
+//! key and remedy. It reads text only: no file, no environment, no clock. Facts of the machine come from [`Facts`].
 //!
-//! Key types: [`Configuration`] and what it holds, [`Problem`], [`Facts`].
+//! Key types: [`Configuration`] and its parts, [`Problem`], [`Facts`].
 //!
-//! 1. [`parse`] reads the text and checks what can be checked without a machine, by what the chosen driver [can do](model::Capabilities).
-//! 2. [`check_facts`] compares it with a machine.
-//! 3. [`Configuration::changes_to`] says what a reload would change, and what it may not.
-//! 4. [`reference`] is the documentation of every key, from the table that also refuses unknown ones.
+//! 1. [`parse`] reads the text and makes all checks that need no machine, by the driver's
+//!    [capabilities](model::Capabilities).
+//! 2. [`check_facts`] checks it against a machine.
+//! 3. [`Configuration::changes_to`] lists the changes of a reload, and those that need a restart.
+//! 4. [`reference`] is the documentation of every key, made from the table that also refuses unknown ones.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -1,6 +1,6 @@
 //! The known word nearest to an unknown one.
 
-/// The known word that was probably meant: at most a third of its letters, and at least two, may differ.
+/// The known word that was probably meant: at most a third of its letters may differ, but two may always.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = |candidate: &'a str| {
         let distance = distance(word, candidate);
@@ -14,12 +14,12 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// Letters of the word that differ from the known one.
+/// Number of letters of the word that differ from the known one.
 pub(crate) fn distance(word: &str, known: &str) -> usize {
     strsim::damerau_levenshtein(&word.to_lowercase(), known)
 }
 
-/// "write X", where one was probably meant, else every known word.
+/// "write X" if a known word was probably meant, else all known words.
 pub(crate) fn write_one_of<'a>(word: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     match nearest(word, known.clone()) {
         Some(near) => format!("write {near:?}"),
@@ -27,16 +27,16 @@ pub(crate) fn write_one_of<'a>(word: &str, known: impl IntoIterator<Item = &'a s
     }
 }
 
-/// `"a", "b"`.
+/// Formats words as `"a", "b"`.
 pub(crate) fn list<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = words.into_iter().map(|word| format!("{word:?}")).collect();
     quoted.join(", ")
 }
 
-/// The name of a scheduler, for a command line.
+/// Checks the name of a scheduler, for a command line.
 ///
 /// # Errors
-/// Where none has that name: which one is near.
+/// No scheduler has that name. The message suggests the nearest.
 pub fn scheduler_name(name: &str) -> Result<String, String> {
     match scheduling::Scheduler::from_name(name) {
         Ok(_) => Ok(name.to_owned()),

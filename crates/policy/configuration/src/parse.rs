@@ -1,4 +1,4 @@
-//! From text to a configuration.
+//! Parses the text of a configuration.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -10,10 +10,10 @@ use crate::read::Reader;
 use crate::types::{Configuration, Drivers};
 use crate::units::Wrong;
 
-/// Reads and checks a configuration. `file_name` is what messages call the file; `drivers` says what each driver can do.
+/// Parses and checks a configuration. `file_name` appears in messages; `drivers` returns each driver's capabilities.
 ///
 /// # Errors
-/// Every problem that can be seen without a machine, in the order of the file.
+/// Returns every problem that can be found without a machine, in the order of the file.
 pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configuration, Vec<Problem>> {
     let mut reader = Reader::new(file_name, text, drivers);
     if text.len() > FILE_LIMIT_BYTES {
@@ -27,13 +27,13 @@ pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configurat
             reader.wrong_at(error.span().map_or(0, |span| span.start), syntax(error.message()));
         }
         let mut problems = reader.into_problems();
-        // What the parser says about the rest of a line follows from the first thing that is wrong with it.
+        // Further errors of the parser on one line follow from the first.
         problems.dedup_by_key(|problem| problem.line);
         return Err(problems);
     }
     reader.uplinks = uplink_names(document.get_ref());
     let mut configuration = keys::document(&mut reader, String::new(), Some(document.get_ref()), &[]);
-    // A whole of which parts are missing would give errors that follow from others.
+    // With parts missing, the checks of the whole would report consequential errors.
     if !configuration.uplinks.is_empty() && !configuration.services.is_empty() {
         crate::check::check(&mut reader, &configuration);
     }
@@ -57,7 +57,7 @@ fn syntax(message: &str) -> Wrong {
     Wrong::new(format!("this is not TOML: {message}"), write)
 }
 
-/// The names that uplinks are given.
+/// The names of all uplinks.
 fn uplink_names(document: &DeTable<'_>) -> Vec<String> {
     let uplinks = document
         .get("uplink")

@@ -1,4 +1,4 @@
-//! Schedulers and autoscalers: a name, or a table with the parameters of that policy.
+//! Reads schedulers and autoscalers: a name, or a table with the policy's parameters.
 
 use autoscaling::Autoscaler;
 use model::{Capabilities, Parameter};
@@ -31,17 +31,17 @@ fn named(kind: &str, names: &[&'static str], name: &str) -> Result<&'static str,
     })
 }
 
-/// The name of a scheduler.
+/// Checks the name of a scheduler.
 pub(crate) fn known_scheduler(name: &str) -> Result<&'static str, Wrong> {
     named("scheduler", Scheduler::NAMES, name)
 }
 
-/// The name of an autoscaler.
+/// Checks the name of an autoscaler.
 pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, Wrong> {
     named("autoscaler", Autoscaler::NAMES, name)
 }
 
-/// A scheduler, and what one instance takes in its metric where that is not packets.
+/// Reads a scheduler and one instance's capacity in its metric; `None` for packets.
 pub(crate) fn scheduler(at: At<'_>) -> Result<(Scheduler, Option<f64>), Wrong> {
     let default = Scheduler::default();
     match policy(at, default.name(), known_scheduler, Scheduler::parameters_of)? {
@@ -51,7 +51,7 @@ pub(crate) fn scheduler(at: At<'_>) -> Result<(Scheduler, Option<f64>), Wrong> {
     }
 }
 
-/// An autoscaler.
+/// Reads an autoscaler.
 pub(crate) fn autoscaler(at: At<'_>) -> Result<Autoscaler, Wrong> {
     let default = Autoscaler::default();
     match policy(at, default.name(), known_autoscaler, Autoscaler::parameters_of)? {
@@ -61,13 +61,13 @@ pub(crate) fn autoscaler(at: At<'_>) -> Result<Autoscaler, Wrong> {
     }
 }
 
-/// How a policy is written.
+/// The notation of a policy.
 enum Policy<'a> {
     Name(&'static str),
-    /// A table, and the keys that its policy has of its own.
+    /// A table, and the names of the policy's parameters.
     Table(At<'a>, Vec<&'static str>),
-    /// A table that names none, which is told. Which parameters there are depends on the policy, so nothing more can be
-    /// said.
+    /// A table without a valid name, which was reported. The policy determines the valid parameters, so nothing else
+    /// can be checked.
     Unknown,
 }
 
@@ -97,7 +97,7 @@ fn policy<'a>(
     })
 }
 
-/// What one instance takes, in a unit that fits the metric.
+/// Reads one instance's capacity, in a unit of the metric.
 pub(crate) fn limit_in(metric: Metric) -> impl Fn(At<'_>) -> Result<f64, Wrong> {
     move |at| match metric {
         Metric::Packets => Err(Wrong::new(
@@ -116,7 +116,7 @@ pub(crate) fn limit_in(metric: Metric) -> impl Fn(At<'_>) -> Result<f64, Wrong> 
     }
 }
 
-/// A policy with the parameters that a table gives it; `None` where they do not go together, which is told.
+/// A policy with the parameters of a table. Reports parameters that do not go together and returns `None`.
 pub(crate) fn with_parameters<'a, T>(
     reader: &mut Reader,
     section: &Section<'a>,
@@ -126,7 +126,7 @@ pub(crate) fn with_parameters<'a, T>(
 ) -> Option<T> {
     let see = || format!("see the parameters of {policy} in the reference");
     let is_own = |name: &str| parameters.is_some_and(|own| own.iter().any(|own| own.name == name));
-    // Each parameter alone first, so that every wrong one is told with its own key.
+    // Check each parameter alone first, so that each error has its own key.
     let mut written = DeTable::new();
     for (key, value) in section.table.into_iter().flatten() {
         if !is_own(key.get_ref()) {
@@ -156,11 +156,11 @@ fn deserializer(table: DeTable<'_>) -> ValueDeserializer<'_> {
     ValueDeserializer::from(Spanned::new(0..0, DeValue::Table(table)))
 }
 
-/// Reads a scheduler as the configuration's key `scheduler` has it: a name, or an inline table. Gives it in its first
-/// state, and what one instance takes in its metric where that is not packets.
+/// Parses the value of the key `scheduler`: a name, or an inline table. Returns the scheduler in its initial state,
+/// and one instance's capacity in its metric; `None` for packets.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns every problem of the text.
 pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Problem>> {
     let trimmed = text.trim();
     let is_toml = trimmed.starts_with(['{', '"', '\'']);

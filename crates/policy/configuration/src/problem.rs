@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where.
+//! Problems of a configuration, with their places.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,21 +7,21 @@ use thiserror::Error;
 
 use crate::units::Wrong;
 
-/// One thing that is wrong: where, what, and what to write instead. Shown as
-/// `inco.toml:12: service.firewall.instances.min: 5 is more than max (3); write a min of at most 3`.
+/// A problem: its place, its description and the remedy. Displayed as `inco.toml:12: service.firewall.instances.min:
+/// 5 is more than max (3); write a min of at most 3`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct Problem {
-    /// The file's name as it was given.
+    /// The file's name as given.
     pub file: String,
     /// The line, counted from 1.
     pub line: usize,
     /// The column in characters, counted from 1.
     pub column: usize,
-    /// The key, from the top: `service.firewall.instances.min`. Empty where no key could be read.
+    /// The full key: `service.firewall.instances.min`. Empty if no key could be parsed.
     pub key: String,
-    /// What is wrong.
+    /// The description.
     pub what: String,
-    /// What to write, or what to do.
+    /// The remedy.
     pub write: String,
 }
 
@@ -57,7 +57,7 @@ pub struct Place {
     pub column: usize,
 }
 
-/// Where each key stands.
+/// The place of each key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Places(BTreeMap<String, Place>);
 
@@ -66,7 +66,7 @@ impl Places {
         self.0.entry(path.to_owned()).or_insert(place);
     }
 
-    /// The place of that key, or of the nearest table around it that the file has, or the file's start.
+    /// The place of that key; else of the nearest enclosing table; else the start of the file.
     pub(crate) fn of(&self, path: &str) -> Place {
         let mut path = path;
         loop {
@@ -81,7 +81,7 @@ impl Places {
     }
 }
 
-/// Finds lines and columns of byte offsets.
+/// Converts byte offsets to lines and columns.
 pub(crate) struct Lines {
     text: String,
     starts: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Reads values of a TOML table and notes what is wrong with them, so that one reading tells everything.
+//! Reads values of TOML tables and collects all problems in one pass.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,15 +15,15 @@ use crate::problem::{Lines, Places, Problem};
 use crate::types::Drivers;
 use crate::units::{self, Wrong};
 
-/// A table of the file, with the path of its keys.
+/// A table of the file and the path of its keys.
 pub(crate) struct Section<'a> {
-    /// As written: `service.firewall.match`. Empty at the top.
+    /// The path as written: `service.firewall.match`. Empty at the top level.
     pub(crate) path: String,
-    /// Which table of [`keys::TABLES`] it is.
+    /// Its entry in [`keys::TABLES`].
     kind: &'static str,
-    /// `None` where the file does not have it.
+    /// `None` if the file does not contain it.
     pub(crate) table: Option<&'a DeTable<'a>>,
-    /// Keys that were refused.
+    /// Unknown keys.
     unknown: Vec<String>,
 }
 
@@ -42,14 +42,14 @@ impl<'a> Section<'a> {
     }
 }
 
-/// The value of a key, to compare it after a reload.
+/// The value of a key, for comparison on a reload.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptValue {
-    /// What a reload does with it.
+    /// The effect of a reload on it.
     pub(crate) reload: Reload,
-    /// What was read, the same for all ways to write it.
+    /// The parsed value, the same for all notations.
     pub(crate) value: String,
-    /// As it is written, on one line; where it is not, its default.
+    /// The value as written, on one line; the default if not written.
     pub(crate) text: String,
     pub(crate) is_written: bool,
 }
@@ -61,11 +61,11 @@ pub(crate) struct Reader {
     pub(crate) places: Places,
     pub(crate) problems: Vec<Problem>,
     pub(crate) values: BTreeMap<String, KeptValue>,
-    /// The names that uplinks are given, so that what refers to one can be checked although the uplink itself is wrong.
+    /// The names of all uplinks, valid or not, so that references to them can be checked.
     pub(crate) uplinks: Vec<String>,
-    /// Workers of the switch.
+    /// Number of the switch's workers.
     pub(crate) workers: usize,
-    /// What each driver of a switch can do.
+    /// Capabilities of each driver.
     pub(crate) drivers: Drivers,
 }
 
@@ -83,13 +83,13 @@ impl Reader {
         }
     }
 
-    /// Notes a problem with a key, at the key's place or that of the table around it.
+    /// Records a problem with a key, at the key's place or that of the enclosing table.
     pub(crate) fn wrong(&mut self, key: &str, wrong: Wrong) {
         let place = self.places.of(key);
         self.problems.push(Problem::new(&self.file, place, key, wrong));
     }
 
-    /// Notes a problem at a byte of the file.
+    /// Records a problem at a byte offset in the file.
     pub(crate) fn wrong_at(&mut self, offset: usize, wrong: Wrong) {
         let place = self.lines.place(offset);
         self.problems.push(Problem::new(&self.file, place, "", wrong));
@@ -100,7 +100,7 @@ impl Reader {
         self.places.note(path, place);
     }
 
-    /// A table whose keys are those of `kind` in [`KEYS`] and `own`; others are refused.
+    /// A table with the keys of `kind` in [`KEYS`] and those in `own`. Other keys are refused.
     pub(crate) fn section<'a>(
         &mut self,
         path: String,
@@ -127,7 +127,7 @@ impl Reader {
         section
     }
 
-    /// The value of a key, where it is written and right.
+    /// The value of a key, if it is written and valid.
     pub(crate) fn read<T>(
         &mut self,
         section: &Section<'_>,
@@ -137,7 +137,7 @@ impl Reader {
         self.value(&section.key(name), section.get(name)?.get_ref(), read)
     }
 
-    /// A value, where it is right.
+    /// A parsed value, if it is valid.
     pub(crate) fn value<T>(
         &mut self,
         path: &str,
@@ -152,7 +152,7 @@ impl Reader {
         read(at).map_err(|wrong| self.wrong(path, wrong)).ok()
     }
 
-    /// The value that a row of [`KEYS`] gives as default.
+    /// The default value of a row in [`KEYS`].
     pub(crate) fn default<T>(&mut self, toml: &str, read: impl FnOnce(At<'_>) -> Result<T, Wrong>) -> T {
         let value = DeValue::parse(toml).ok();
         let value = value.and_then(|value| self.value("", value.get_ref(), read));
@@ -163,16 +163,16 @@ impl Reader {
         value.expect("a default in the table of keys is a value of its key")
     }
 
-    /// Tells that a key is not written.
+    /// Reports a missing key.
     pub(crate) fn missing(&mut self, section: &Section<'_>, name: &str, wrong: impl FnOnce() -> Wrong) {
-        // Where it is written with a slip, that is the problem, and was told.
+        // If a similar unknown key is written, that problem was already reported.
         let is_slip = |unknown: &String| nearest(unknown, [name]).is_some();
         if section.get(name).is_none() && !section.unknown.iter().any(is_slip) {
             self.wrong(&section.key(name), wrong());
         }
     }
 
-    /// Tells that a key is not written that must be.
+    /// Reports a missing required key.
     pub(crate) fn required(&mut self, section: &Section<'_>, name: &str) {
         let example = keys::of_table(section.kind).find(|key| key.name == name);
         let example = example.map_or("", |key| key.example);
@@ -181,9 +181,9 @@ impl Reader {
         });
     }
 
-    /// Keeps a value of a key, to compare it after a reload.
+    /// Stores a key's value, for comparison on a reload.
     pub(crate) fn keep(&mut self, section: &Section<'_>, name: &str, reload: Reload, value: &impl Debug) {
-        // A list is kept as a whole, and so is a key that may be written in several ways.
+        // A list is compared as a whole, and so is a key with several notations.
         if reload != Reload::Keys && !section.path.contains('[') {
             let path = section.key(name);
             let inside = format!("{path}.");
@@ -203,12 +203,12 @@ impl Reader {
         }
     }
 
-    /// Queue pairs that a port may have: more than there are workers are of no use.
+    /// Most queue pairs of a port: one per worker.
     pub(crate) fn queues_max(&self) -> u64 {
         QUEUES_MAX.min(self.workers as u64)
     }
 
-    /// Every problem, in the order of the file.
+    /// All problems in the order of the file.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.problems
             .sort_by(|a, b| (a.line, a.column, &a.key).cmp(&(b.line, b.column, &b.key)));
@@ -216,8 +216,7 @@ impl Reader {
     }
 }
 
-/// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to, or
-/// those that there are.
+/// The message for an unknown key: the key that was probably meant, the table that it belongs to, or the known keys.
 fn unknown_key(name: &str, known: &[&str]) -> Wrong {
     let near = nearest(name, known.iter().copied());
     let mut homes: Vec<String> = KEYS
@@ -244,7 +243,7 @@ fn unknown_key(name: &str, known: &[&str]) -> Wrong {
     }
 }
 
-/// A value, and where it stands.
+/// A value and its place.
 pub(crate) struct At<'a> {
     pub(crate) reader: &'a mut Reader,
     /// The path of its key: `service.a.mounts[0]`.
@@ -253,7 +252,7 @@ pub(crate) struct At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// What is said of a value that is not of that kind.
+    /// The message for a value of the wrong kind.
     pub(crate) fn not(&self, kind: &str, write: &str) -> Wrong {
         not(self.value, kind, write)
     }
@@ -267,7 +266,7 @@ impl<'a> At<'a> {
         Ok(text)
     }
 
-    /// A table, read by its function in [`keys`].
+    /// Reads a table with its function in [`keys`].
     pub(crate) fn table<T>(
         self,
         read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
@@ -275,7 +274,7 @@ impl<'a> At<'a> {
         self.table_with(read, &[])
     }
 
-    /// Likewise, with keys besides.
+    /// The same, with additional keys.
     pub(crate) fn table_with<T>(
         self,
         read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
@@ -286,7 +285,7 @@ impl<'a> At<'a> {
         Ok(read(self.reader, self.path.to_owned(), Some(table), own))
     }
 
-    /// The values of a list that are right, with their number.
+    /// The valid values of a list, each with its index.
     pub(crate) fn items<T>(
         self,
         mut read: impl FnMut(At<'_>) -> Result<T, Wrong>,
@@ -303,7 +302,7 @@ impl<'a> At<'a> {
     }
 }
 
-/// What a value is, for messages.
+/// The value's kind, for messages.
 fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("the text {text:?}"),
@@ -316,7 +315,7 @@ fn shown(value: &DeValue<'_>) -> String {
     }
 }
 
-/// A value as TOML, on one line.
+/// The value as TOML, on one line.
 fn toml_text(value: &DeValue<'_>) -> String {
     let joined = |parts: Vec<String>| parts.join(", ");
     match value {
@@ -338,7 +337,7 @@ fn toml_text(value: &DeValue<'_>) -> String {
     }
 }
 
-/// What holds where a key is not written.
+/// The default of a key, as text.
 fn default_text(table: &str, name: &str) -> String {
     let default = keys::of_table(table).find(|key| key.name == name);
     match default.map(|key| key.default) {
@@ -355,12 +354,12 @@ fn not(value: &DeValue<'_>, kind: &str, write: &str) -> Wrong {
     )
 }
 
-/// Text that `parse` takes.
+/// Reads a string with `parse`.
 pub(crate) fn text<T>(parse: impl Fn(&str) -> Result<T, Wrong>) -> impl Fn(At<'_>) -> Result<T, Wrong> {
     move |at| parse(at.text()?)
 }
 
-/// A file or directory, for whoever opens it to judge.
+/// Reads the path of a file or directory, without checking that it exists.
 pub(crate) fn path(at: At<'_>) -> Result<PathBuf, Wrong> {
     match at.text()? {
         "" => Err(Wrong::new("it is empty", "write a path")),
@@ -373,13 +372,13 @@ pub(crate) fn boolean(at: At<'_>) -> Result<bool, Wrong> {
     value.ok_or_else(|| at.not("true or false", "true or false, without quotes"))
 }
 
-/// An integer as written, if it is one.
+/// The integer as written; `None` for other kinds.
 pub(crate) fn integer(value: &DeValue<'_>) -> Option<i128> {
     let integer = value.as_integer()?;
     i128::from_str_radix(integer.as_str(), integer.radix()).ok()
 }
 
-/// Any number, if it is one.
+/// The number; `None` for other kinds.
 pub(crate) fn float(value: &DeValue<'_>) -> Option<f64> {
     match value {
         DeValue::Float(float) => float.as_str().parse().ok(),
@@ -387,12 +386,12 @@ pub(crate) fn float(value: &DeValue<'_>) -> Option<f64> {
     }
 }
 
-/// A whole number within bounds; text may carry a unit of counts.
+/// Reads an integer within bounds. A string may have a unit of counts.
 pub(crate) fn number<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
     whole(low, high, units::count)
 }
 
-/// Bytes within bounds; text may carry a unit of sizes.
+/// Reads a size in bytes within bounds. A string may have a unit of sizes.
 pub(crate) fn bytes<T: TryFrom<u64>>(low: u64, high: u64) -> impl Fn(At<'_>) -> Result<T, Wrong> {
     whole(low, high, units::size)
 }
@@ -418,7 +417,7 @@ fn whole<T: TryFrom<u64>>(
     }
 }
 
-/// Of whole numbers, a power of two. The bounds are powers of two themselves.
+/// Reads a power of two with `number`. The bounds must be powers of two.
 pub(crate) fn power_of_two<T: TryFrom<u64>>(
     number: impl Fn(At<'_>) -> Result<u64, Wrong>,
 ) -> impl Fn(At<'_>) -> Result<T, Wrong> {
@@ -436,7 +435,7 @@ pub(crate) fn power_of_two<T: TryFrom<u64>>(
     }
 }
 
-/// A span of time within bounds.
+/// Reads a duration within bounds.
 pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, Wrong> {
     move |at| {
         let units = "text with a unit of ns, us, ms, s, m, h, d, for example \"50ms\"";
@@ -453,7 +452,7 @@ pub(crate) fn span(low: Nanos, high: Nanos) -> impl Fn(At<'_>) -> Result<Nanos, 
     }
 }
 
-/// Texts in a list.
+/// Reads a list of strings.
 pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, Wrong> {
     let example = "a list of text, for example [\"one\", \"two\"]";
     let items = at.value.as_array();
@@ -469,7 +468,7 @@ pub(crate) fn texts(at: At<'_>) -> Result<Vec<String>, Wrong> {
     items.iter().map(one).collect()
 }
 
-/// One of a few words.
+/// Reads one of the given words.
 pub(crate) fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(At<'_>) -> Result<T, Wrong> {
     move |at| {
         let known = || words.iter().map(|(word, _)| *word);

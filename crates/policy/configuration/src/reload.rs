@@ -1,4 +1,4 @@
-//! What a reload may change.
+//! Compares configurations for a reload.
 
 use model::{KeyChange, Setting};
 
@@ -7,8 +7,8 @@ use crate::read::KeptValue;
 use crate::types::{Affinity, Configuration, Service};
 
 impl Configuration {
-    /// Keys whose value is another one in `new`. Keys of a service are those of the service of that name, wherever it
-    /// stands.
+    /// Keys whose value differs in `new`. A service's keys are compared by the service's name, wherever it is in the
+    /// file.
     fn changed<'a>(&'a self, new: &'a Configuration) -> impl Iterator<Item = (&'a str, &'a KeptValue)> {
         let is_other = |(key, value): &(&'a String, &'a KeptValue)| {
             self.values.get(*key).is_none_or(|old| old.value != value.value)
@@ -17,7 +17,7 @@ impl Configuration {
         changed.map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Whether a key of that service is another one in `new`: `scheduler`, or any key where `key` is empty.
+    /// Whether a service's key differs in `new`: the given key, such as `scheduler`, or any key if `key` is empty.
     pub fn changes_service(&self, new: &Configuration, service: &str, key: &str) -> bool {
         let path = format!("service.{service}.");
         let is_it = |changed: &str| {
@@ -28,7 +28,7 @@ impl Configuration {
         self.changed(new).any(|(changed, _)| is_it(changed))
     }
 
-    /// Each key whose value is another one in `new`, and each service that is new or gone, in the order of their names.
+    /// Each key whose value differs in `new`, and each added or removed service, ordered by name.
     pub fn changes_to(&self, new: &Configuration) -> Vec<KeyChange> {
         let service_of = |key: &'_ str| {
             let name = key.strip_prefix("service.").and_then(|key| key.split('.').next());
@@ -38,14 +38,14 @@ impl Configuration {
         let mut changes = Vec::new();
         for (key, value) in self.changed(new) {
             let needs_restart = self.is_fixed(new, key, value.reload, is_new(key));
-            // What a new service does not write is nobody's concern.
+            // Omit defaults of a new service.
             if is_new(key) && !value.is_written && !needs_restart {
                 continue;
             }
             let old = self.values.get(key);
-            // A default may follow from another key.
-            let is_told_apart = old.is_none_or(|old| old.text != value.text);
-            let text = |of: &KeptValue| if is_told_apart { &of.text } else { &of.value }.clone();
+            // A default may depend on another key.
+            let text_differs = old.is_none_or(|old| old.text != value.text);
+            let text = |of: &KeptValue| if text_differs { &of.text } else { &of.value }.clone();
             changes.push(KeyChange {
                 key: key.to_owned(),
                 old: old.map(text),
@@ -62,7 +62,7 @@ impl Configuration {
             key,
             old: None,
             new: whole(),
-            // The rules of new flows are laid out when the switch starts.
+            // The rules of new flows are laid out at the switch's start.
             needs_restart: !new.switch.can.service_changes,
         }));
         changes.extend(only(self, new).into_iter().map(|key| KeyChange {
@@ -75,13 +75,13 @@ impl Configuration {
         changes
     }
 
-    /// Every key of that service, in the order of their names.
+    /// All keys of that service, ordered by name.
     pub fn settings_of(&self, service: &Service) -> Vec<Setting> {
         let path = format!("service.{}.", service.name);
         let setting = |(key, kept): (&String, &KeptValue)| {
             let key = key.strip_prefix(&path)?;
             let value = if key == "env" && kept.is_written {
-                // Secrets come to programs that way.
+                // Environment variables may contain secrets.
                 let names = service.env.iter().map(|(name, _)| name.as_str());
                 format!("{} (values are not shown)", names.collect::<Vec<_>>().join(", "))
             } else {
@@ -96,7 +96,7 @@ impl Configuration {
         self.values.iter().filter_map(setting).collect()
     }
 
-    /// Whether that key cannot become what it is in `new` while inco runs.
+    /// Whether the key cannot change to its value in `new` at run time.
     fn is_fixed(&self, new: &Configuration, key: &str, reload: Reload, is_new: bool) -> bool {
         match reload {
             Reload::Applies | Reload::Keys => false,
@@ -106,8 +106,8 @@ impl Configuration {
         }
     }
 
-    /// Whether returned packets would be counted per flow and no flow table does so yet: where the table counts them for one
-    /// service, it does for all.
+    /// Whether returned packets would be counted per flow and no flow table does so yet. A table that counts them for
+    /// one service counts them for all.
     fn counts_more(&self, new: &Configuration, key: &str) -> bool {
         let asks = |of: &Service| match key.ends_with(".affinity") {
             true => of.affinity == Affinity::Relaxed,

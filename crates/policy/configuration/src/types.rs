@@ -1,4 +1,4 @@
-//! A configuration that was checked: what the rest of inco is given.
+//! The types of a checked configuration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,106 +15,106 @@ use scheduling::Scheduler;
 use crate::problem::Places;
 use crate::read::KeptValue;
 
-/// The whole configuration, checked. Services and uplinks are in the order of the file, so that
-/// [`ServiceId`] and [`UplinkId`] are their indices.
+/// A checked configuration. Services and uplinks are in the order of the file; [`ServiceId`] and [`UplinkId`] are
+/// their indices.
 #[derive(Clone, Debug)]
 pub struct Configuration {
-    /// The file's name as it was given, for messages.
+    /// The file's name as given, for messages.
     pub file: String,
-    /// What forwards.
+    /// The switch.
     pub switch: Switch,
     /// Ports towards the network; at least one.
     pub uplinks: Vec<Uplink>,
     /// Network functions; at least one.
     pub services: Vec<Service>,
-    /// What runs containers.
+    /// The container engine.
     pub engine: Engine,
-    /// How inco is asked.
+    /// The API.
     pub api: Api,
-    /// What becomes of events.
+    /// The event log.
     pub event_log: EventLog,
-    /// Where each key stands in the file.
+    /// The place of each key in the file.
     pub(crate) places: Places,
-    /// The value of each key, written or not.
+    /// The value of each key, written or default.
     pub(crate) values: BTreeMap<String, KeptValue>,
 }
 
-/// What forwards packets.
+/// The switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Switch {
-    /// Which implementation.
+    /// Its driver.
     pub driver: SwitchDriver,
-    /// What that can do.
+    /// The driver's capabilities.
     pub can: Capabilities,
-    /// The CPU that each worker is pinned to. Empty: one worker that is not pinned.
+    /// The CPU of each worker. Empty: one worker that is not pinned.
     pub workers: Vec<u16>,
-    /// What a worker does when no packet comes.
+    /// What an idle worker does.
     pub poll: Polling,
-    /// IPv4 flows that each worker's table holds.
+    /// Capacity of each worker's IPv4 flow table.
     pub flows: u64,
-    /// IPv6 flows that each worker's table holds.
+    /// Capacity of each worker's IPv6 flow table.
     pub flows_ipv6: u64,
-    /// When a flow ends without saying so.
+    /// Idle timeouts of flows.
     pub timeouts: Timeouts,
-    /// IP packets that are of no service.
+    /// Fallback for IP packets that match no service.
     pub unmatched: Fallback,
-    /// Packets that are not IP.
+    /// Fallback for packets that are not IP.
     pub other: Fallback,
-    /// Memory for DPDK's buffers.
+    /// Whether DPDK's buffers are in hugepages.
     pub hugepages: Hugepages,
-    /// Arguments for DPDK's environment layer, after inco's own.
+    /// Arguments for DPDK's EAL, appended to inco's own.
     pub dpdk_args: Vec<String>,
-    /// What only the `openflow` driver needs.
+    /// Settings of the `openflow` driver.
     pub openflow: OpenFlow,
 }
 
 impl Switch {
-    /// Workers that there are, pinned or not.
+    /// Number of workers, pinned to a CPU or not.
     pub fn worker_count(&self) -> usize {
         let limit = self.can.worker_limit.map_or(usize::MAX, usize::from);
         self.workers.len().clamp(1, limit.max(1))
     }
 }
 
-/// What each driver can do, for whoever reads a configuration: the drivers say it.
+/// Returns the capabilities of each driver. The drivers supply it to the parser.
 pub type Drivers = fn(SwitchDriver) -> Capabilities;
 
 model::words! {
-    /// Which switch forwards.
+    /// The implementation of the switch.
     pub enum SwitchDriver {
-        /// Ours.
+        /// inco's own switch.
         Soft = "soft",
         /// A bridge of Open vSwitch.
         OpenFlow = "openflow",
     }
 
-    /// Where a bridge's packets are forwarded.
+    /// Where a bridge forwards packets.
     pub enum Datapath {
-        /// In Open vSwitch itself.
+        /// In Open vSwitch's user space.
         Netdev = "netdev",
-        /// In the kernel, and in a card to which the kernel hands its work.
+        /// In the kernel, which may offload to a network card.
         System = "system",
     }
 
-    /// Where memory comes from.
+    /// Whether memory comes from hugepages.
     pub enum Hugepages {
-        /// From hugepages where enough are free, else from plain pages.
+        /// From hugepages if enough are free, else from ordinary pages.
         Auto = "auto",
-        /// From hugepages, or inco does not start.
+        /// From hugepages; without them inco does not start.
         On = "on",
-        /// From plain pages.
+        /// From ordinary pages.
         Off = "off",
     }
 
-    /// Whether a pinned flow may be moved while its instance is well.
+    /// Whether a pinned flow may move while its instance works.
     pub enum Affinity {
         /// Never.
         Strict = "strict",
-        /// When its instance is drained or purged, in order: the function keeps no state per flow, or shares it.
+        /// When its instance is drained or purged, in order. For functions that keep no state per flow, or share it.
         Relaxed = "relaxed",
     }
 
-    /// Which engine runs containers.
+    /// The container engine.
     pub enum EngineDriver {
         /// Embedded: containers without a daemon.
         Oci = "oci",
@@ -123,31 +123,32 @@ model::words! {
     }
 }
 
-/// The bridge of Open vSwitch that forwards.
+/// The Open vSwitch bridge that forwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenFlow {
     /// The bridge's name.
     pub bridge: String,
-    /// Where its packets are forwarded.
+    /// Where it forwards packets.
     pub datapath: Datapath,
-    /// Where Open vSwitch's database listens, as Open vSwitch writes it.
+    /// The endpoint of Open vSwitch's database, in its notation.
     pub database: String,
-    /// Where the bridge listens for OpenFlow, likewise; `None`: at the socket that Open vSwitch makes beside the database's.
+    /// The bridge's OpenFlow endpoint, in the same notation. `None`: the socket that Open vSwitch creates beside the
+    /// database's.
     pub control: Option<String>,
-    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, where one of them is to be had over TLS.
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, if an endpoint uses TLS.
     pub tls: Option<PathBuf>,
     /// How new flows are set up.
     pub setup: FlowSetup,
-    /// Exact rules at most.
+    /// Maximum of exact rules.
     pub rules: u32,
-    /// Buckets of each service's new flows: a power of two.
+    /// Buckets for each service's new flows; a power of two.
     pub buckets: u16,
-    /// Ports of each service beside those for `max` and standby, for instances that drain.
+    /// Ports of each service for draining instances, in addition to those for `max` and standby.
     pub spare_ports: u32,
 }
 
 impl OpenFlow {
-    /// Where the bridge listens for OpenFlow. `None` where that must be written, because the database is on another machine.
+    /// The bridge's OpenFlow endpoint. `None` if it must be written, because the database is on another machine.
     pub fn control(&self) -> Option<String> {
         let beside = || {
             let socket = Path::new(self.database.strip_prefix("unix:")?);
@@ -163,21 +164,21 @@ impl OpenFlow {
 pub struct Uplink {
     /// Its name.
     pub name: String,
-    /// What it is attached to.
+    /// The device that it is attached to.
     pub device: Device,
-    /// Receive and transmit queues of the device, each.
+    /// Number of receive queues, and of transmit queues.
     pub queues: u8,
-    /// The longest frame that it carries, in bytes, from the destination address to the end of the payload.
+    /// The longest frame in bytes, from the destination address to the end of the payload.
     pub max_frame: u16,
 }
 
-/// What an uplink is attached to.
+/// The device of an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Device {
-    /// A memif link: inco listens on this unix socket, and whoever connects is the network. A relative path is one in
-    /// the run directory.
+    /// A memif link: inco listens on this unix socket, and the peer is the network. A relative path is in the run
+    /// directory.
     Memif(PathBuf),
-    /// A network interface of this machine, by AF_PACKET.
+    /// A network interface of this machine, through AF_PACKET.
     Veth(String),
     /// Frames of a capture file.
     Pcap(Capture),
@@ -188,15 +189,15 @@ pub enum Device {
 /// A capture file as an uplink.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Capture {
-    /// What is received from it.
+    /// The file that is received from.
     pub file: PathBuf,
-    /// Where what leaves by it is written; `None`: nowhere.
+    /// The file that transmitted frames are written to; `None` discards them.
     pub tx: Option<PathBuf>,
-    /// Whether it begins again at its end, for ever.
+    /// Whether it restarts at its end, forever.
     pub repeats: bool,
 }
 
-/// None: for an uplink whose device could not be read.
+/// An empty device, for an uplink whose device is invalid.
 impl Default for Device {
     fn default() -> Self {
         Device::Dpdk(String::new())
@@ -204,7 +205,7 @@ impl Default for Device {
 }
 
 impl Device {
-    /// Captures that it reads: its own one, or those that a DPDK device string names.
+    /// Capture files that it reads: its own, or those named in a DPDK device string.
     pub fn captures_read(&self) -> Vec<&Path> {
         match self {
             Device::Pcap(capture) => vec![&capture.file],
@@ -213,7 +214,7 @@ impl Device {
         }
     }
 
-    /// Captures that it writes, likewise.
+    /// Capture files that it writes, likewise.
     pub fn captures_written(&self) -> Vec<&Path> {
         match self {
             Device::Pcap(capture) => capture.tx.iter().map(PathBuf::as_path).collect(),
@@ -222,7 +223,7 @@ impl Device {
         }
     }
 
-    /// The values of a parameter in a DPDK device string, as `rx_pcap` in `net_pcap0,rx_pcap=a.pcap`.
+    /// The values of a parameter in a DPDK device string, such as `rx_pcap` in `net_pcap0,rx_pcap=a.pcap`.
     pub fn parameters<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let text = match self {
             Device::Dpdk(text) => text.as_str(),
@@ -237,7 +238,7 @@ impl Device {
     }
 }
 
-/// As it is written in a configuration.
+/// In the configuration's notation.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -255,78 +256,79 @@ impl fmt::Display for Device {
     }
 }
 
-/// A network function: a match on traffic, policies, and the containers that do the work.
+/// A network function: a match on traffic, policies, and containers.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// Its name.
     pub name: String,
-    /// Which packets are its.
+    /// The packets that it receives.
     pub matches: Match,
-    /// Data port k of an instance belongs to the k-th one. One or two.
+    /// Data port k of an instance belongs to uplink k of this list. One or two.
     pub uplinks: Vec<UplinkId>,
-    /// What is in a container. `None` only where `port` is [`PortKind::Null`].
+    /// The container image. `None` only if `port` is [`PortKind::Null`].
     pub image: Option<String>,
-    /// How an instance is attached.
+    /// The kind of an instance's ports.
     pub port: PortKind,
-    /// Where that is [`PortKind::Device`]: the ports of the first instance, one per uplink, then those of the second, and so on.
+    /// With [`PortKind::Device`]: the ports of the first instance, one per uplink, then those of the second, and so
+    /// on.
     pub devices: Vec<InstanceDevice>,
-    /// Program and arguments, instead of the image's own. Empty: the image's own.
+    /// Program and arguments. Empty: the image's own.
     pub command: Vec<String>,
-    /// Arguments after those of `command`, or after the image's own entry point.
+    /// Arguments after those of `command`, or after the image's entry point.
     pub args: Vec<String>,
-    /// Environment, in the order of its names.
+    /// Environment variables, ordered by name.
     pub env: Vec<(String, String)>,
-    /// What a container sees of this machine.
+    /// Host paths in the container.
     pub mounts: Vec<Mount>,
-    /// Memory of one container, in bytes.
+    /// Memory limit of one container in bytes.
     pub memory_bytes: u64,
-    /// Processes and threads of one container.
+    /// Limit of processes and threads of one container.
     pub processes: u32,
-    /// CPUs that containers may run on, as `0-3,7`; `None` for all.
+    /// CPUs that containers may use, as `0-3,7`; `None` for all.
     pub cpuset: Option<String>,
-    /// Whether a container sees the machine's hugepages.
+    /// Whether the host's hugepages are mounted in a container.
     pub hugepages: bool,
-    /// Whether a container's root is nobody on the host.
+    /// Whether a container's root is an unprivileged user on the host.
     pub user_namespace: bool,
-    /// When an instance counts as ready.
+    /// The readiness condition of an instance.
     pub ready: Ready,
-    /// How long an instance may take from its program's start until it is ready.
+    /// Longest time from the program's start until the instance is ready.
     pub ready_deadline: Nanos,
-    /// How many.
+    /// The number of instances.
     pub instances: Instances,
     /// CPUs that one container may use, 0.1 for a tenth; `None` for no limit.
     pub cpus: Option<f64>,
-    /// What one instance can process.
+    /// The capacity of one instance.
     pub capacity: Capacity,
     /// Share of the capacity that scheduling may use, above 0 and at most 1.
     pub fit: f64,
-    /// The scheduler in its first state: each worker starts with a copy of it.
+    /// The scheduler in its initial state. Each worker starts with a copy.
     pub scheduler: Scheduler,
-    /// What one instance takes in the scheduler's metric; `None` where that is packets: then it is `capacity`.
+    /// Capacity of one instance in the scheduler's metric; `None` if the metric is packets and `capacity` applies.
     pub limit: Option<f64>,
-    /// The autoscaler in its first state, with the parameters that the file gives.
+    /// The autoscaler in its initial state, with the file's parameters.
     pub autoscaler: Autoscaler,
-    /// Whether a pinned flow may be moved while its instance is well.
+    /// Whether a pinned flow may move while its instance works.
     pub affinity: Affinity,
     /// Whether both directions of a flow go to one instance.
     pub symmetric: bool,
-    /// What happens to a new flow that finds the flow table full.
+    /// What happens to a new flow if the flow table is full.
     pub table_full: TableFull,
-    /// How long a draining instance may keep flows.
+    /// Longest time that a draining instance may keep flows.
     pub drain_deadline: Nanos,
-    /// How long a program may take to end by itself before it is killed.
+    /// Longest time that a program may take to exit before it is killed.
     pub stop_grace: Nanos,
     /// The rings towards and from an instance.
     pub ring: Ring,
-    /// Queue pairs of each of an instance's data ports.
+    /// Queue pairs of each data port of an instance.
     pub queues: u8,
-    /// Whether returned packets are counted per flow, too.
+    /// Whether returned packets are also counted per flow.
     pub flow_counters: bool,
 }
 
 impl Service {
-    /// Instances that a switch of rules makes ports for before there is traffic, where it makes so many more for those that drain:
-    /// as many as there are devices for.
+    /// Number of instances for which a rule-based switch makes ports in advance: with devices as many as these serve,
+    /// else the instance limit plus `spare` for draining ones.
     pub fn places(&self, spare: u32) -> u32 {
         match self.port {
             PortKind::Device => (self.devices.len() / self.uplinks.len().max(1)) as u32,
@@ -334,35 +336,36 @@ impl Service {
         }
     }
 
-    /// Whether its instances are containers.
+    /// Whether its instances have containers.
     pub fn has_containers(&self) -> bool {
         self.port != PortKind::Null
     }
 
-    /// Containers of it that may exist at once, draining ones apart.
+    /// Most containers that exist at once, except draining ones.
     pub fn instance_limit(&self) -> u32 {
         self.instances.max.saturating_add(self.instances.standby)
     }
 
-    /// Whether returned packets are counted per flow: asked for, or needed to move flows in order.
+    /// Whether returned packets are counted per flow, because it is configured or because moving flows in order needs
+    /// it.
     pub fn counts_flows(&self) -> bool {
         self.flow_counters || self.affinity == Affinity::Relaxed
     }
 }
 
-/// A function of a card for a data port of an instance, and what stands for it in the switch.
+/// A function of a network card for one data port of an instance, and its representor in the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceDevice {
-    /// The switch's end: a network interface, or a device of DPDK, as `0000:03:00.0,representor=vf0`.
+    /// The switch's end: a network interface, or a DPDK device such as `0000:03:00.0,representor=vf0`.
     pub representor: String,
     /// The instance's end.
     pub function: NetFunction,
-    /// The address that it should have.
+    /// The address that it must have.
     pub mac: Option<MacAddress>,
 }
 
 impl InstanceDevice {
-    /// Whether the switch's end is one of DPDK's devices, and no interface.
+    /// Whether the switch's end is a DPDK device instead of an interface.
     pub fn is_of_dpdk(&self) -> bool {
         self.representor.contains([':', ','])
     }
@@ -379,25 +382,25 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// How many instances there are.
+/// The number of instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instances {
-    /// Active ones at least.
+    /// Minimum of active instances.
     pub min: u32,
-    /// Active ones at most.
+    /// Maximum of active instances.
     pub max: u32,
-    /// Kept ready beside the active ones.
+    /// Standby instances beside the active ones.
     pub standby: u32,
-    /// How they are kept.
+    /// Whether standby instances run or are paused.
     pub standby_mode: StandbyMode,
 }
 
-/// What one instance can process.
+/// The capacity of one instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Capacity {
     /// Packets per second.
     Pps(f64),
-    /// Measured while it works.
+    /// Measured at run time.
     Learn,
 }
 
@@ -406,73 +409,73 @@ pub enum Capacity {
 pub struct Ring {
     /// Descriptors in each direction; a power of two.
     pub slots: u32,
-    /// Bytes of one buffer; longer frames use several.
+    /// Bytes of one buffer. Longer frames use several.
     pub buffer_bytes: u32,
 }
 
 impl Ring {
-    /// Shared memory of one port with that many queue pairs: both directions, in bytes.
+    /// Shared memory in bytes of one port with `queues` queue pairs, both directions.
     pub fn port_bytes(&self, queues: u8) -> u64 {
-        // A memif descriptor is 16 bytes, a ring's header 128.
+        // A memif descriptor has 16 bytes, a ring's header 128.
         let ring = 128 + u64::from(self.slots) * (16 + u64::from(self.buffer_bytes));
         2 * ring * u64::from(queues)
     }
 }
 
-/// What runs containers.
+/// The container engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Engine {
-    /// Which one.
+    /// Its driver.
     pub driver: EngineDriver,
-    /// Where Docker or Podman answers: `unix:///...` or `tcp://host:port`. Only for [`EngineDriver::Docker`].
+    /// The endpoint of Docker or Podman: `unix:///...` or `tcp://host:port`. Only for [`EngineDriver::Docker`].
     pub host: String,
-    /// The directory with `ca.pem`, `cert.pem` and `key.pem` for a remote engine.
+    /// The directory with `ca.pem`, `cert.pem` and `key.pem`, for a remote engine.
     pub tls: Option<PathBuf>,
 }
 
 impl Engine {
-    /// Whether its containers run on this machine, so that memory can be shared with them. A TCP address of this machine
-    /// may be the end of a tunnel, so only a unix socket counts.
+    /// Whether its containers run on this machine and can share memory. True only for a unix socket, because a local
+    /// TCP address may be the end of a tunnel.
     pub fn is_local(&self) -> bool {
         self.driver == EngineDriver::Oci || self.host.starts_with("unix:")
     }
 }
 
-/// How inco is asked.
+/// The API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Api {
-    /// The unix socket; `None` for `api.sock` in inco's run directory.
+    /// The unix socket; `None` for `api.sock` in the run directory.
     pub socket: Option<PathBuf>,
-    /// Over the network, too.
+    /// TCP access; `None` for none.
     pub tcp: Option<ApiTcp>,
 }
 
-/// The API over the network: TLS, and a token in each request.
+/// TCP access to the API, with TLS and a token in each request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiTcp {
     /// The address and port to listen on.
     pub listen: SocketAddr,
-    /// The certificate and those that it rests on, as PEM.
+    /// The certificate chain, as PEM.
     pub certificate: PathBuf,
-    /// Its private key, as PEM.
+    /// The private key, as PEM.
     pub key: PathBuf,
     /// The file of tokens.
     pub tokens: PathBuf,
 }
 
-/// The files that events are written to.
+/// The files of the event log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventLog {
-    /// Where they are; `None` for `events` in inco's run directory.
+    /// Their directory; `None` for `events` in the run directory.
     pub directory: Option<PathBuf>,
-    /// Bytes of one file; the next event then begins another one.
+    /// Size of one file in bytes, after which the next file begins.
     pub file_bytes: u64,
-    /// Files that are kept, the one that is written included.
+    /// Files that are kept, including the current one.
     pub files: u32,
 }
 
 impl Configuration {
-    /// Whether a service of it has containers.
+    /// Whether any service has containers.
     pub fn has_containers(&self) -> bool {
         self.services.iter().any(Service::has_containers)
     }

@@ -1,8 +1,8 @@
-//! Figures with units: `10Mpps`, `64k`, `50ms`, `1GiB`, `70%`.
+//! Numbers with units: `10Mpps`, `64k`, `50ms`, `1GiB`, `70%`.
 
 use model::Nanos;
 
-/// What is wrong with a value, and what to write.
+/// An error about a value, and what to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     pub(crate) what: String,
@@ -18,7 +18,7 @@ impl Wrong {
     }
 }
 
-/// A number and the unit after it. Underscores between digits are allowed, as in TOML.
+/// Splits text into a number and its unit. Underscores between digits are allowed, as in TOML.
 fn split(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text
@@ -32,7 +32,7 @@ fn split(text: &str) -> Option<(f64, &str)> {
     number.is_finite().then_some((number, unit.trim()))
 }
 
-/// The factor of a unit: exactly as written, or in another case where only one unit is meant.
+/// The factor of a unit, as written, or in another case if only one unit matches.
 fn factor(units: &[(&str, f64)], unit: &str) -> Option<f64> {
     if let Some((_, factor)) = units.iter().find(|(name, _)| *name == unit) {
         return Some(*factor);
@@ -72,7 +72,7 @@ const RATES: &[(&str, f64)] = &[
     ("Gpps", 1e9),
 ];
 
-/// Packets per second.
+/// Parses packets per second.
 pub(crate) fn rate(text: &str) -> Result<f64, Wrong> {
     let of = |(number, unit)| factor(RATES, unit).map(|factor| number * factor);
     split(text)
@@ -88,7 +88,7 @@ const BIT_RATES: &[(&str, f64)] = &[
     ("Tbps", 125e9),
 ];
 
-/// Bytes per second, from a bit rate: `10Gbps`.
+/// Parses a bit rate such as `10Gbps` into bytes per second.
 pub(crate) fn bit_rate(text: &str) -> Result<f64, Wrong> {
     let of = |(number, unit)| factor(BIT_RATES, unit).map(|factor| number * factor);
     split(text)
@@ -106,7 +106,7 @@ const SPANS: &[(&str, f64)] = &[
     ("d", 86_400e9),
 ];
 
-/// A span of time. A unit is required: a bare number is as often meant as seconds as it is as milliseconds.
+/// Parses a duration. A unit is required, because a bare number may mean seconds or milliseconds.
 pub(crate) fn span(text: &str) -> Result<Nanos, Wrong> {
     let of = |(number, unit): (f64, &str)| {
         SPANS
@@ -139,7 +139,7 @@ const SIZES: &[(&str, f64)] = &[
     ("TB", 1e12),
 ];
 
-/// Bytes.
+/// Parses a size in bytes.
 pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
     let of = |(number, unit)| factor(SIZES, unit).map(|factor| number * factor);
     let bytes = split(text)
@@ -150,7 +150,7 @@ pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
 
 const COUNTS: &[(&str, f64)] = &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)];
 
-/// A number of things, where `k` is 1,000 and `M` 1,000,000.
+/// Parses a count, where `k` is 1,000 and `M` 1,000,000.
 pub(crate) fn count(text: &str) -> Result<u64, Wrong> {
     let of = |(number, unit)| factor(COUNTS, unit).map(|factor| number * factor);
     let number = split(text)
@@ -159,7 +159,7 @@ pub(crate) fn count(text: &str) -> Result<u64, Wrong> {
     whole(text, number)
 }
 
-/// A share, 0 to 1, from `70%`.
+/// Parses a share, 0 to 1, from `70%`.
 pub(crate) fn share(text: &str) -> Result<f64, Wrong> {
     match split(text) {
         Some((number, "%")) => Ok(number / 100.0),
@@ -172,7 +172,7 @@ pub(crate) fn share(text: &str) -> Result<f64, Wrong> {
 }
 
 fn whole(text: &str, number: f64) -> Result<u64, Wrong> {
-    // Beyond 2^53 a double no longer tells neighbours apart, and nothing here is that large.
+    // Above 2^53 a double cannot represent every integer; no valid value is that large.
     if number > 9_007_199_254_740_992.0 {
         return Err(Wrong::new(
             format!("{text:?} is too large"),
@@ -188,7 +188,7 @@ fn whole(text: &str, number: f64) -> Result<u64, Wrong> {
     Ok(number as u64)
 }
 
-/// A span in the unit that reads best, for messages and tables: `50ms`, `2m`, `1.5s`.
+/// A duration in the most readable unit, for messages and tables: `50ms`, `2m`, `1.5s`.
 pub fn show_span(span: Nanos) -> String {
     for (name, factor) in SPANS.iter().rev() {
         let number = span.0 as f64 / factor;
@@ -200,7 +200,7 @@ pub fn show_span(span: Nanos) -> String {
     "0s".to_owned()
 }
 
-/// A size in the unit that reads best: `512MiB`, `1.5GiB`.
+/// A size in the most readable unit: `512MiB`, `1.5GiB`.
 pub fn show_size(bytes: u64) -> String {
     for (name, factor) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >= 1 << factor {
@@ -211,7 +211,7 @@ pub fn show_size(bytes: u64) -> String {
     format!("{bytes}B")
 }
 
-/// A packet rate in the unit that reads best: `10Mpps`, `1.25kpps`.
+/// A packet rate in the most readable unit: `10Mpps`, `1.25kpps`.
 pub fn show_rate(pps: f64) -> String {
     for (name, factor) in [("Gpps", 1e9), ("Mpps", 1e6), ("kpps", 1e3)] {
         if pps >= factor {

@@ -1,4 +1,4 @@
-//! Values of keys: what is read from one, and what is said of one that is wrong.
+//! Parsers of values, with their error messages.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::read::{At, Reader, Section, float, integer, number, texts, word};
 use crate::types::*;
 use crate::units::{self, Wrong};
 
-/// A name that becomes part of container, cgroup and file names.
+/// Parses a name that becomes part of container, cgroup and file names.
 pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if text.is_empty() || text.len() > NAME_LIMIT || text.starts_with('-') || !text.chars().all(allowed) {
@@ -48,7 +48,7 @@ fn uplink_of(names: &[String], text: &str) -> Result<UplinkId, Wrong> {
         })
 }
 
-/// The uplinks of the file.
+/// Reads the uplinks of the file.
 pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, Wrong> {
     let example = "[[uplink]], name = \"wan\", device = \"memif:wan.sock\"";
     let Some(items) = at.value.as_array() else {
@@ -69,7 +69,7 @@ pub(crate) fn uplink_tables(at: At<'_>) -> Result<Vec<Uplink>, Wrong> {
     Ok(at.items(uplink)?.0)
 }
 
-/// The services of the file.
+/// Reads the services of the file.
 pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
     let example = "[service.NAME] above a service's keys";
     let Some(table) = at.value.as_table() else {
@@ -86,7 +86,7 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
         let what = format!("there are {count} services, more than {limit}");
         at.reader.wrong(at.path, Wrong::new(what, "remove some"));
     }
-    // In the order of the file: the parser sorts keys.
+    // In the order of the file; the parser sorts keys.
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     let mut services = Vec::new();
@@ -105,7 +105,7 @@ pub(crate) fn service_tables(at: At<'_>) -> Result<Vec<Service>, Wrong> {
     Ok(services)
 }
 
-/// The CPUs of workers, each once.
+/// Reads the CPUs of workers; each may occur once.
 pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
     let mut known = Vec::new();
     let cpu = |at: At<'_>| {
@@ -125,7 +125,7 @@ pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
     Ok(cpus)
 }
 
-/// `"drop"`, or an uplink's name.
+/// Reads `"drop"` or the name of an uplink.
 pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, Wrong> {
     match at.text()? {
         "drop" => Ok(Fallback::Drop),
@@ -135,7 +135,7 @@ pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, Wrong> {
     }
 }
 
-/// A device of an uplink.
+/// Parses an uplink's device.
 pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
     const FORMS: &str = "write a PCI address (\"0000:03:00.0\"), a DPDK device (\"net_...\"), \"memif:SOCKET\", \
                          \"veth:INTERFACE\" or \"pcap:FILE\"";
@@ -152,7 +152,7 @@ pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
         "memif" => socket_path(filled("socket")?).map(Device::Memif),
         "veth" => {
             let interface = filled("interface")?;
-            // The kernel's limit on interface names, without the final NUL.
+            // The kernel's limit on interface names, excluding the final NUL.
             if interface.len() > 15 || interface.contains(['/', ' ', ',', '=']) {
                 let what = format!("{interface:?} cannot be a network interface");
                 return Err(Wrong::new(what, "write the name that `ip link` shows"));
@@ -173,7 +173,8 @@ pub(crate) fn device(text: &str) -> Result<Device, Wrong> {
     }
 }
 
-/// `FILE`, and after commas `loop` and `tx=FILE`. DPDK reads the names, so that none can have a comma.
+/// Parses `FILE`, followed by `,loop` and `,tx=FILE` if present. DPDK reads the names too, so a name cannot contain a
+/// comma.
 fn capture(text: &str) -> Result<Capture, Wrong> {
     const FORMS: &str =
         "write \"pcap:FILE\", \"pcap:FILE,tx=FILE\" or \"pcap:FILE,loop\"; a file's name has no comma";
@@ -199,7 +200,7 @@ fn capture(text: &str) -> Result<Capture, Wrong> {
     Ok(capture)
 }
 
-/// `0000:03:00.0` or `03:00.0`, with DPDK's device arguments after a comma.
+/// Whether the text is `0000:03:00.0` or `03:00.0`, with optional DPDK device arguments after a comma.
 fn is_pci_address(text: &str) -> bool {
     let address = text.split(',').next().unwrap_or_default();
     let hex = |part: &str, digits: RangeInclusive<usize>| {
@@ -218,7 +219,7 @@ fn is_pci_address(text: &str) -> bool {
         }
 }
 
-/// A path that a unix socket can have.
+/// Parses the path of a unix socket.
 pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
     if text.is_empty() || text.ends_with('/') {
         return Err(Wrong::new(
@@ -237,7 +238,7 @@ pub(crate) fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
     Ok(PathBuf::from(text))
 }
 
-/// A bridge's name: its own interface has it, and names of its ports begin with it.
+/// Parses a bridge's name. Its own interface has the same name, and its ports' names begin with it.
 pub(crate) fn bridge(text: &str) -> Result<String, Wrong> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if text.is_empty() || text.len() > 15 || !text.chars().all(allowed) {
@@ -249,7 +250,7 @@ pub(crate) fn bridge(text: &str) -> Result<String, Wrong> {
     Ok(text.to_owned())
 }
 
-/// Where somebody listens, as Open vSwitch writes it.
+/// Parses an endpoint in Open vSwitch's notation.
 pub(crate) fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
     let is_one = match text.split_once(':') {
         Some(("unix", path)) => path.starts_with('/'),
@@ -268,7 +269,7 @@ pub(crate) fn ovs_endpoint(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// Likewise, for a bridge that is made to listen there.
+/// The same, for an endpoint on which a bridge is to listen.
 pub(crate) fn ovs_control(text: &str) -> Result<String, Wrong> {
     let control = ovs_endpoint(text)?;
     match control.strip_prefix("tcp:").or(control.strip_prefix("ssl:")) {
@@ -280,7 +281,7 @@ pub(crate) fn ovs_control(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// Where an engine answers.
+/// Parses the address of an engine.
 pub(crate) fn host(text: &str) -> Result<String, Wrong> {
     let wrong = |what: String| Err(Wrong::new(what, "write \"unix:///path\" or \"tcp://host:port\""));
     match text.split_once("://") {
@@ -299,14 +300,14 @@ pub(crate) fn host(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// Where the API listens over the network.
+/// Parses the TCP address of the API.
 pub(crate) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
     let write = "write an address of this machine and a port: \"0.0.0.0:8443\", \"[::1]:8443\"";
     let address = text.parse();
     address.map_err(|_| Wrong::new(format!("{text:?} is no address with a port"), write))
 }
 
-/// An image's name.
+/// Reads an image's name.
 pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
     let example = "the name of an image, for example \"inco/forward\"";
     let text = at.value.as_str();
@@ -326,7 +327,7 @@ pub(crate) fn image(at: At<'_>) -> Result<String, Wrong> {
     Ok(text.to_owned())
 }
 
-/// An environment: a table, or a list of `NAME=value`.
+/// Reads an environment: a table, or a list of `NAME=value`.
 pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
     const EXAMPLE: &str = "write { NAME = \"value\" } or [\"NAME=value\"]";
     let mut env = BTreeMap::new();
@@ -367,7 +368,7 @@ pub(crate) fn env(at: At<'_>) -> Result<Vec<(String, String)>, Wrong> {
     Ok(env.into_iter().collect())
 }
 
-/// A path from the root that does not climb.
+/// Parses an absolute path without `..`.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, Wrong> {
     let path = Path::new(text);
     let climbs = path
@@ -380,7 +381,7 @@ pub(crate) fn absolute(text: &str) -> Result<PathBuf, Wrong> {
     Ok(path.to_owned())
 }
 
-/// The functions of a card that instances get.
+/// Reads the functions of a network card for the instances.
 pub(crate) fn devices(at: At<'_>) -> Result<Vec<InstanceDevice>, Wrong> {
     let device = |at: At<'_>| match at.value {
         DeValue::Table(_) => at.table(keys::device_table),
@@ -389,7 +390,7 @@ pub(crate) fn devices(at: At<'_>) -> Result<Vec<InstanceDevice>, Wrong> {
     Ok(at.items(device)?.0.into_iter().flatten().collect())
 }
 
-/// The switch's end of a device: an interface, or a device of DPDK.
+/// Parses the switch's end of a device: a network interface or a DPDK device.
 pub(crate) fn representor(text: &str) -> Result<String, Wrong> {
     if text.contains([':', ',']) && !text.contains(char::is_whitespace) {
         return Ok(text.to_owned());
@@ -397,7 +398,7 @@ pub(crate) fn representor(text: &str) -> Result<String, Wrong> {
     interface(text)
 }
 
-/// A name as the kernel takes it.
+/// Parses the name of a network interface.
 pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
     let allowed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':');
     if (1..=15).contains(&text.len()) && text != "." && text != ".." && text.bytes().all(allowed) {
@@ -409,7 +410,7 @@ pub(crate) fn interface(text: &str) -> Result<String, Wrong> {
     ))
 }
 
-/// `0000:03:00.2`.
+/// Parses a PCI address such as `0000:03:00.2`.
 pub(crate) fn pci(text: &str) -> Result<String, Wrong> {
     let is_hex =
         |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -431,7 +432,7 @@ pub(crate) fn pci(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// `02:00:00:00:00:11`.
+/// Parses a MAC address such as `02:00:00:00:00:11`.
 pub(crate) fn mac(text: &str) -> Result<MacAddress, Wrong> {
     let bytes: Vec<Option<u8>> = text
         .split(':')
@@ -447,7 +448,7 @@ pub(crate) fn mac(text: &str) -> Result<MacAddress, Wrong> {
     }
 }
 
-/// What a container sees of this machine: tables, or text as in compose.
+/// Reads mounts: tables, or text as in compose.
 pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, Wrong> {
     let mount = |at: At<'_>| match at.value {
         DeValue::String(text) => mount(text),
@@ -457,7 +458,7 @@ pub(crate) fn mounts(at: At<'_>) -> Result<Vec<Mount>, Wrong> {
     Ok(at.items(mount)?.0)
 }
 
-/// `/source:/target[:ro|rw]`, as in compose.
+/// Parses `/source:/target[:ro|rw]`, as in compose.
 fn mount(text: &str) -> Result<Mount, Wrong> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, read_only) = match parts.as_slice() {
@@ -478,10 +479,10 @@ fn mount(text: &str) -> Result<Mount, Wrong> {
     })
 }
 
-/// The CPUs of a set written as `0-3,7`.
+/// Parses a CPU set such as `0-3,7`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The text is not a valid set.
 pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, Wrong> {
     let wrong = || {
         Wrong::new(
@@ -503,12 +504,12 @@ pub(crate) fn cpus_of(text: &str) -> Result<Vec<u16>, Wrong> {
     Ok(cpus)
 }
 
-/// A set of CPUs, as it is written.
+/// Validates a CPU set and keeps its notation.
 pub(crate) fn cpuset(text: &str) -> Result<String, Wrong> {
     cpus_of(text).map(|_| text.to_owned())
 }
 
-/// When an instance is ready: a word, or a table with a command.
+/// Reads a readiness condition: a word, or a table with a command.
 pub(crate) fn ready(at: At<'_>) -> Result<Ready, Wrong> {
     if at.value.is_table() {
         return at.table(keys::ready_table);
@@ -521,7 +522,7 @@ pub(crate) fn ready(at: At<'_>) -> Result<Ready, Wrong> {
     })
 }
 
-/// A program with its arguments.
+/// Reads a program with its arguments.
 pub(crate) fn program(at: At<'_>) -> Result<Vec<String>, Wrong> {
     let command = texts(at)?;
     if command.first().is_none_or(String::is_empty) {
@@ -530,7 +531,7 @@ pub(crate) fn program(at: At<'_>) -> Result<Vec<String>, Wrong> {
     Ok(command)
 }
 
-/// How many instances: a table, or a number for that many, always.
+/// Reads the number of instances: a table, or a fixed number.
 pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
     if at.value.is_table() {
         return at.table(keys::instances_table);
@@ -544,7 +545,7 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
     })
 }
 
-/// CPUs of a container.
+/// Reads the CPUs of a container.
 pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
     let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5");
     let cpus = float(at.value);
@@ -555,7 +556,7 @@ pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
     Ok(cpus)
 }
 
-/// A share, above 0 and at most 1.
+/// Reads a share above 0 and at most 1.
 pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
     let share = match at.value {
         DeValue::String(text) => units::share(text)?,
@@ -571,7 +572,7 @@ pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
     }
 }
 
-/// What one instance can process.
+/// Reads the capacity of one instance.
 pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
     let pps = match at.value {
         DeValue::String(text) if text == "learn" => return Ok(Capacity::Learn),
@@ -579,7 +580,7 @@ pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
             .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"learn\"", wrong.write)))?,
         value => float(value).ok_or_else(|| at.not("a packet rate", "\"10Mpps\", or \"learn\""))?,
     };
-    // The load of an instance is kept as f32: beyond 1 Tpps the figure is a slip of the unit.
+    // Load is stored as f32. A rate above 1 Tpps is a mistaken unit.
     if pps > 0.0 && pps <= 1e12 {
         Ok(Capacity::Pps(pps))
     } else {
@@ -590,7 +591,7 @@ pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
     }
 }
 
-/// The uplinks of a service: one or two, each once.
+/// Reads the uplinks of a service: one or two, each once.
 pub(crate) fn uplinks(at: At<'_>) -> Result<Vec<UplinkId>, Wrong> {
     let (mut known, path) = (Vec::new(), at.path);
     if let Some(count) = at.value.as_array().map(|items| items.len())
@@ -617,7 +618,7 @@ pub(crate) fn uplinks(at: At<'_>) -> Result<Vec<UplinkId>, Wrong> {
     })
 }
 
-/// What must hold between the keys of a match.
+/// Checks the keys of a match against each other.
 pub(crate) fn check_match(reader: &mut Reader, section: &Section<'_>, matches: &Match) {
     if let (Some(src), Some(dst)) = (matches.src, matches.dst)
         && src.address.is_ipv4() != dst.address.is_ipv4()
@@ -650,7 +651,7 @@ pub(crate) fn check_match(reader: &mut Reader, section: &Section<'_>, matches: &
         }
         let wrong = match matches.protocol {
             Some(protocol::TCP | protocol::UDP | protocol::SCTP) => continue,
-            // Where proto itself is wrong, that is the problem.
+            // If `proto` is invalid, only that is reported.
             None if section.get("proto").is_some() => continue,
             None => Wrong::new(
                 "which protocol's ports is not said",
@@ -673,7 +674,7 @@ const PROTOCOLS: &[(&str, u8)] = &[
     ("icmpv6", protocol::ICMPV6),
 ];
 
-/// An IP protocol: its name, or its number.
+/// Reads an IP protocol: a name or a number.
 pub(crate) fn protocol_number(at: At<'_>) -> Result<u8, Wrong> {
     if integer(at.value).is_some() {
         return number(0, 255)(at);
@@ -694,7 +695,7 @@ pub(crate) fn protocol_number(at: At<'_>) -> Result<u8, Wrong> {
         })
 }
 
-/// An address, or a prefix.
+/// Parses an address or a prefix.
 pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
     let wrong = || {
         Wrong::new(
@@ -709,7 +710,7 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
     let width = if address.is_ipv4() { 32 } else { 128 };
     let bits = match bits {
         None => width,
-        // Only digits: "+8" would be taken by the parser of integers.
+        // Digits only: the integer parser would accept "+8".
         Some(bits) if !bits.is_empty() && bits.bytes().all(|byte| byte.is_ascii_digit()) => bits
             .parse::<u8>()
             .ok()
@@ -734,7 +735,7 @@ pub(crate) fn prefix(text: &str) -> Result<Prefix, Wrong> {
     Ok(prefix)
 }
 
-/// A port, or a range of ports.
+/// Reads a port or a range of ports.
 pub(crate) fn port_range(at: At<'_>) -> Result<RangeInclusive<u16>, Wrong> {
     const WRITE: &str = "write a port or a range, for example 443 or \"80-443\"";
     if integer(at.value).is_some() {

@@ -1,4 +1,4 @@
-//! What holds for every text.
+//! Properties that hold for every text.
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
@@ -110,10 +110,10 @@ proptest! {
     }
 }
 
-/// A short configuration in which that key has that value.
+/// A short configuration with that value for the key.
 fn with_key(table: &str, name: &str, value: &str) -> String {
     let uplink = "name = \"wan\"\ndevice = \"memif:wan.sock\"\n";
-    // A switch of rules wants a match that tells directions apart, or nobody who needs it.
+    // A rule-based switch requires a match that distinguishes directions, or services that need no distinction.
     let for_rules = ["switch.openflow", "service.NAME.devices[]"].contains(&table)
         || (table, name) == ("switch", "openflow")
         || (table, name) == ("service.NAME", "devices") && value != "[]";
@@ -133,7 +133,7 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
     let line = format!("{name} = {value}\n");
     let mut text = String::new();
     if table.is_empty() {
-        // The heading of a table, or a value in its place.
+        // A table's heading, or a value.
         if value.is_empty() {
             return format!("[[uplink]]\n{uplink}[service.a]\n{service}");
         }
@@ -175,14 +175,14 @@ fn with_key(table: &str, name: &str, value: &str) -> String {
             };
             text.push_str(&format!("[service.a.match]\n{proto}{line}"));
         }
-        // The network needs all four.
+        // TCP access requires all four keys.
         "api" if name != "socket" => {
             let others =
                 without("listen = \"[::1]:8443\"\ncertificate = \"/a\"\nkey = \"/b\"\ntokens = \"/c\"\n");
             text.push_str(&format!("[api]\n{others}{line}"));
         }
         "switch" if for_rules => text.push_str(&format!("[switch]\ndriver = \"openflow\"\n{line}")),
-        // Keys are for TLS alone.
+        // The keys are valid only with TLS.
         "switch.openflow" if name == "tls" => text.push_str(&format!(
             "[switch]\ndriver = \"openflow\"\n[switch.openflow]\ncontrol = \"ssl:192.0.2.1:6653\"\n{line}"
         )),
@@ -205,7 +205,7 @@ fn a_mutated_key_table_is_a_valid_base() {
 fn the_example_of_every_key_is_accepted() {
     for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
         let mut text = with_key(key.table, key.name, key.example);
-        // What some examples refer to.
+        // The objects that some examples refer to.
         if key.example.contains("lan") {
             text.push_str("[[uplink]]\nname = \"lan\"\ndevice = \"veth:eth1\"\n");
         }
@@ -232,7 +232,7 @@ fn writing_a_default_changes_nothing() {
             "{:?}",
             parse(text, "f").unwrap_or_else(|p| panic!("{p:?}\n{text}"))
         );
-        // Where keys stand is part of it and differs.
+        // The places of keys are part of it and differ.
         shown.split(", places:").next().unwrap().to_owned()
     };
     for key in KEYS.iter().filter(|key| !key.table.is_empty()) {

@@ -1,4 +1,4 @@
-//! What is read, and what is said where something is wrong.
+//! Accepted configurations, and the messages for invalid ones.
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
@@ -12,7 +12,7 @@ use drivers::parse;
 
 mod drivers;
 
-/// The example of the design, with a policy that exists.
+/// The design's example, with an existing policy.
 const EXAMPLE: &str = r#"[switch]
 driver = "soft"
 workers = [0]                       # CPUs
@@ -295,7 +295,7 @@ fn a_key_of_another_table_is_told_where_it_belongs() {
 
 #[test]
 fn each_thing_that_is_wrong_is_told() {
-    // (a line of the service, what is said of it)
+    // (a line of the service, its message)
     let cases = [
         (
             "instance = 3",
@@ -737,7 +737,7 @@ fn services(matches: &[(&str, &str)]) -> String {
 fn overlapping_matches_are_refused_unless_one_is_narrower() {
     let web = "match = { proto = 'tcp', dst_port = '80-443' }";
     let cases = [
-        // (first, second, whether they may stand together)
+        // (first, second, whether they may coexist)
         (web, "match = { proto = 'udp' }", true),
         (web, "", true),
         ("", "", false),
@@ -762,7 +762,7 @@ fn overlapping_matches_are_refused_unless_one_is_narrower() {
             "match = { dst = '2001:db8::/32' }",
             true,
         ),
-        // From the one network to the other: the first in the file.
+        // Between the two networks: the first service in the file.
         (
             "match = { dst = '10.0.0.0/8' }",
             "match = { dst = '11.0.0.0/8' }",
@@ -773,7 +773,7 @@ fn overlapping_matches_are_refused_unless_one_is_narrower() {
             "symmetric = false\nmatch = { dst = '11.0.0.0/8' }",
             true,
         ),
-        // One takes packets from the network by symmetry, the other by its match.
+        // One receives packets from the network by symmetry, the other by its match.
         (
             "match = { dst = '10.0.0.0/8' }",
             "match = { src = '10.0.0.0/8' }",
@@ -848,7 +848,7 @@ fn devices_are_shown_as_they_are_written() {
     }
 }
 
-/// A machine that lacks what it is told to lack.
+/// A machine that lacks the given things.
 struct Machine(&'static [&'static str]);
 
 impl Machine {
@@ -1008,7 +1008,7 @@ fn what_run_would_refuse_is_asked_beforehand() {
             && told.contains("service.a.command: there is no prog; "),
         "{told}"
     );
-    // Without the image nothing is known of its programs.
+    // Without the image its programs are unknown.
     let told = shown(&check_facts(&rules, &Machine(&["inco/forward", "prog"])));
     assert!(
         told.contains("service.a.image: there is no inco/forward") && !told.contains("prog"),
@@ -1235,7 +1235,7 @@ fn functions_of_a_card_are_read_and_must_be_enough() {
         "{unused}"
     );
 
-    // What only the machine can tell.
+    // Checks that need the machine.
     let c = good(&text(two, ""));
     let facts = check_facts(&c, &Machine(&["pf0vf0", "scalable function 1"]));
     let told: Vec<String> = facts.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! What a reload may change.
+//! The changes that a reload may make.
 
 #![allow(clippy::panic, reason = "a test fails by it")]
 
@@ -24,13 +24,13 @@ fn good(text: &str) -> Configuration {
     parse(text, "f").unwrap_or_else(|problems| panic!("{problems:?}\n{text}"))
 }
 
-/// What changes where `from` is replaced by `to`.
+/// The changes after `from` is replaced by `to`.
 fn changes(text: &str, from: &str, to: &str) -> Vec<KeyChange> {
     assert!(text.contains(from), "{from}");
     good(text).changes_to(&good(&text.replace(from, to)))
 }
 
-/// What is refused of the configuration with `from` replaced by `to`.
+/// The refusals after `from` is replaced by `to`.
 fn refused(text: &str, from: &str, to: &str) -> Vec<String> {
     let fixed = changes(text, from, to)
         .into_iter()
@@ -49,7 +49,7 @@ fn each_key_is_told_with_its_old_and_new_value() {
                 "service.a.instances: 2 -> { max = 0x4, min = 2 }",
             ][..],
         ),
-        // Written in another way, or as its default: the same.
+        // Another notation, or the default written out: no change.
         ("instances = 2", "instances = 0b10\nfit = \"80%\"", &[]),
         (
             "instances = 2",
@@ -61,7 +61,7 @@ fn each_key_is_told_with_its_old_and_new_value() {
                 "service.a.ready_deadline: \"10s\" (default) -> \"1m\"",
             ],
         ),
-        // A default that follows from another key is told by its value.
+        // A default that depends on another key is reported with its value.
         (
             "\"64k\"",
             "\"128k\"",
@@ -143,7 +143,7 @@ fn keys_that_need_a_restart_are_told_by_name() {
             "[service.b]\nimage = \"b\"\nflow_counters = true\nmatch = { dst = \"11.0.0.0/8\" }\n[service.a]",
             &["service.b.flow_counters"],
         ),
-        // A default that is written changes nothing.
+        // Writing a default changes nothing.
         ("image", "port = \"memif\"\nqueues = 1\nimage", &[]),
         ("10.0.0.0/8", "10.1.0.0/16", &[]),
         ("[switch]", "[switch]\nother = \"wan\"", &[]),
@@ -195,7 +195,7 @@ fn a_service_that_changed_says_what_did() {
     ));
     assert!(changes("instances = 2", "instances = 3", ""));
     assert!(!changes("instances = 2", "instances = 3", "scheduler"));
-    // A limit belongs to its scheduler.
+    // The limit belongs to its scheduler.
     assert!(changes("limit = 10", "limit = 11", "scheduler"));
     assert!(!changes(
         "policy = \"rss\"",

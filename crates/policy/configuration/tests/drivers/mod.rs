@@ -1,4 +1,4 @@
-//! Configurations as inco reads them: by what its own drivers can do.
+//! Parses configurations with the capabilities of inco's own drivers.
 
 use configuration::{Configuration, Problem, SwitchDriver};
 use model::Capabilities;
