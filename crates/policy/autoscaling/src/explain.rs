@@ -112,7 +112,7 @@ struct KpaCase {
 /// Runs the policy named in the input. An event of the log that contains a case is read as that case.
 ///
 /// # Errors
-/// [`Wrong`]: the invalid field, and why.
+/// Returns [`Wrong`] with the invalid field and the reason.
 pub fn explain(text: &str) -> Result<Answer, Wrong> {
     let input = written::parse(text).map_err(|error| Wrong::new("input", error))?;
     let Value::Object(mut input) = input else {

@@ -18,7 +18,7 @@ impl<T> Default for Highest<T> {
 }
 
 impl<T: Copy + PartialOrd> Highest<T> {
-    /// Reserves space for so many values.
+    /// Reserves space for `values` values.
     pub(crate) fn reserve(&mut self, values: usize) {
         let missing = values.saturating_sub(self.0.len());
         self.0.reserve(missing);

@@ -101,7 +101,7 @@ impl Record {
         }
     }
 
-    /// Reserves space for so many pending forecasts.
+    /// Reserves space for `steps` pending forecasts.
     pub(crate) fn reserve(&mut self, steps: u32) {
         let missing = (steps as usize + 2).saturating_sub(self.waiting.capacity());
         self.waiting.reserve(missing);

@@ -166,7 +166,7 @@ pub struct UnknownAutoscaler {
     pub name: String,
 }
 
-/// What a program that was built without forecasting lacks.
+/// Names the policies that a build without forecasting lacks.
 const LEFT_OUT: &str = if cfg!(feature = "forecasting") {
     ""
 } else {
@@ -186,7 +186,7 @@ macro_rules! policies {
             /// The named policy with default parameters.
             ///
             /// # Errors
-            /// [`UnknownAutoscaler`].
+            /// Returns [`UnknownAutoscaler`] if no policy has that name.
             pub fn from_name(name: &str) -> Result<Autoscaler, UnknownAutoscaler> {
                 $($(#[$only])* if name == $policy::NAME { return Ok(Autoscaler::$policy($policy::default())); })*
                 Err(UnknownAutoscaler { name: name.to_owned() })
@@ -196,7 +196,7 @@ macro_rules! policies {
             /// Durations are seconds, or text with a unit ("250ms", "1s", "5m").
             ///
             /// # Errors
-            /// The deserialiser's, for an unknown name or parameter or a value out of range.
+            /// Returns the deserialiser's error if a name or parameter is unknown or a value is out of range.
             pub fn with_parameters<'de, D>(name: &str, parameters: D) -> Result<Autoscaler, D::Error>
             where
                 D: Deserializer<'de>,
@@ -214,7 +214,7 @@ macro_rules! policies {
             /// Serialises the policy's own parameters, as [`Autoscaler::with_parameters`] reads them.
             ///
             /// # Errors
-            /// The serialiser's.
+            /// Returns the serialiser's error.
             pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 match self { $($(#[$only])* Autoscaler::$policy(policy) => policy.serialize(serializer),)* }
             }

@@ -116,7 +116,7 @@ impl Fit {
         }
     }
 
-    /// There is no such policy without them.
+    /// Without the forecasting libraries there is no model.
     #[cfg(not(feature = "forecasting"))]
     fn path(&self) -> Option<Vec<f64>> {
         None

@@ -682,7 +682,7 @@ fn legacy() -> Option<Behavior> {
     })
 }
 
-/// A recommendation, so many seconds ago.
+/// Recommendations as (replicas, age in seconds).
 fn recommended(values: &[(i32, f64)]) -> Vec<Recommendation> {
     values
         .iter()

@@ -25,7 +25,7 @@ use calculator::Proposal;
 /// Decides on one case.
 ///
 /// # Errors
-/// [`Failure`], with HPA's own reason: no metric could be read, or one could not and the others would scale
+/// Returns [`Failure`] with HPA's own reason: no metric could be read, or one could not and the others would scale
 /// down.
 pub fn decide(case: &Case) -> Result {
     let (min, max) = (case.spec.min, case.spec.max);

@@ -86,7 +86,7 @@ impl State {
 pub struct Reading {
     /// The time, in seconds.
     pub at_s: f64,
-    /// Ready instances; unset where they could not be counted.
+    /// Ready instances; unset if they could not be counted.
     #[serde(default)]
     pub ready: Option<u32>,
     /// The metric over the stable window; unset without data.

@@ -1,7 +1,7 @@
 //! Knative's Pod Autoscaler, exactly: a stable and a panic window, rate limits, and a scale-down delay.
 //! [`Decider`] is the autoscaler of one revision; the live policy ([`Kpa`]) feeds it.
 //!
-//! Source: `autoscaler.go` of Knative Serving. `min` and `max` are what its reconciler applies afterwards.
+//! Source: `autoscaler.go` of Knative Serving. Its reconciler applies `min` and `max` afterwards.
 
 mod decider;
 #[cfg(test)]

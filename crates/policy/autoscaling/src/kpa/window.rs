@@ -90,7 +90,7 @@ impl Window {
     }
 }
 
-/// The weight of the newest of so many seconds; earlier weights decrease geometrically.
+/// The weight of the newest of `length` seconds; earlier weights decrease geometrically.
 fn newest_weight(length: u64) -> f64 {
     (1.0 - (1.0 - WEIGHTS).powf(1.0 / length as f64)).max(LEAST_WEIGHT)
 }
