@@ -12,7 +12,7 @@ use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms, U
 const ROUNDS: u32 = 20_000;
 /// Flows between two lists: a millisecond at a million new flows per second.
 const FLOWS_PER_LIST: u32 = 1000;
-/// The minimum of so many runs: anything above it is other load on the machine.
+/// Runs per figure. The minimum counts: anything above it is other load on the machine.
 const RUNS: usize = 40;
 
 fn fill(candidates: &mut Candidates, count: u16, at: Nanos) {

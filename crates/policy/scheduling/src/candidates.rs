@@ -177,7 +177,7 @@ impl Candidates {
         self.empty();
     }
 
-    /// Clears what is derived from the rows.
+    /// Clears the data derived from the rows.
     fn empty(&mut self) {
         self.highest_step = 0;
         self.grown_load = 0.0;
@@ -355,7 +355,7 @@ impl Candidates {
         self.idle.put(index, false);
     }
 
-    /// Updates what is derived from a row.
+    /// Updates the data derived from a row.
     #[inline]
     fn note(&mut self, index: usize, row: &Candidate) {
         self.fitting.put(index, row.fits(self.terms.fit));

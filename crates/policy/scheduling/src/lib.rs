@@ -252,7 +252,7 @@ macro_rules! policies {
             /// [`Scheduler::parameters_of`] lists.
             ///
             /// # Errors
-            /// The deserialiser's, for an unknown name or parameter or a value out of range.
+            /// Returns the deserialiser's error if a name or parameter is unknown or a value is out of range.
             pub fn with_parameters<'de, D>(name: &str, settings: Settings, parameters: D) -> Result<Scheduler, D::Error>
             where
                 D: Deserializer<'de>,
@@ -267,7 +267,7 @@ macro_rules! policies {
             /// The named policy with default settings and parameters.
             ///
             /// # Errors
-            /// [`UnknownScheduler`].
+            /// Returns [`UnknownScheduler`] if no policy has that name.
             pub fn from_name(name: &str) -> Result<Scheduler, UnknownScheduler> {
                 $(if name == $policy::NAME {
                     return Ok(Scheduler::new(AnyPolicy::$policy($policy::default()), Settings::default()));
@@ -433,7 +433,7 @@ impl Scheduler {
     /// Serialises the policy's own parameters, as [`Scheduler::with_parameters`] reads them.
     ///
     /// # Errors
-    /// The serialiser's.
+    /// Returns the serialiser's error.
     pub fn serialize_parameters<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         on_policy!(&self.policy, policy => policy.serialize(serializer))
     }

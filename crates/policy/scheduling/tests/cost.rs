@@ -12,7 +12,7 @@ use scheduling::{Candidate, Candidates, NewFlow, PRIORITIES, Scheduler, Terms};
 const PICKS: u32 = 200;
 const RUNS: u32 = 300;
 
-/// The minimum time of so many picks and pins.
+/// The minimum time of [`PICKS`] picks and pins.
 fn cost(name: &str, count: u16) -> Duration {
     let mut scheduler = Scheduler::from_name(name).unwrap();
     let mut candidates = Candidates::new();
