@@ -13,7 +13,14 @@ const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "foundation",
         &[
-            &["simd", "model", "stamp", "cpu-slice", "real-parts"],
+            &[
+                "simd",
+                "model",
+                "stamp",
+                "cpu-slice",
+                "real-parts",
+                "counting-allocator",
+            ],
             &["packet", "clock"],
             &["flow-table"],
         ],

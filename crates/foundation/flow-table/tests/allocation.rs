@@ -1,45 +1,17 @@
 //! No call of a worker allocates after the table is made.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
-// UNSAFETY: a counting global allocator needs an unsafe impl; it forwards every call.
-#![expect(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 
+use counting_allocator::{Counting, allocations};
 use flow_table::{Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, tcp_flag};
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{PacketColumns, TcpFlags};
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged. Counting uses a constant-initialised
-// thread-local without a destructor, which does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps `alloc`'s contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps `dealloc`'s contract, and every block came from `System`.
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 fn key(i: u32) -> FlowKey {
     FlowKey::new(&Tuple {

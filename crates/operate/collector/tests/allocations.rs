@@ -1,34 +1,9 @@
 //! Sampling does not allocate once every uplink and worker has been seen.
-// UNSAFETY: a counting allocator needs `unsafe impl GlobalAlloc`.
-#![expect(unsafe_code)]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use collector::Collector;
+use counting_allocator::{Counting, allocations};
 use model::{InstanceId, Nanos, Slot};
 use switch::SwitchReading;
-
-struct Counting;
-
-thread_local! {
-    // Per thread: the test harness allocates concurrently.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: forwards every call to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -42,7 +17,7 @@ fn a_sample_of_256_instances_allocates_nothing() {
     }
     let mut raw = SwitchReading::new(1, 2, 2);
     collector.sample(&raw);
-    let before = ALLOCATIONS.get();
+    let before = allocations();
     for _ in 0..2_000 {
         raw.at = raw.at + Nanos::from_millis(1);
         for slot in &mut raw.slots[..256] {
@@ -52,5 +27,5 @@ fn a_sample_of_256_instances_allocates_nothing() {
         collector.sample(&raw);
         collector.record_cost(1);
     }
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(allocations() - before, 0);
 }

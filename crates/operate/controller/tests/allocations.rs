@@ -1,36 +1,11 @@
 //! A step in which nothing changes allocates nothing, with several hundred instances.
-// UNSAFETY: a counting allocator can only be written with `unsafe impl GlobalAlloc`.
-#![expect(unsafe_code)]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 use autoscaling::Autoscaler;
 use collector::Collector;
 use controller::{Controller, Inputs, Outputs, ServiceSettings, Settings};
+use counting_allocator::{Counting, allocations};
 use model::{InstanceState, Nanos};
 use switch::{Delays, FakeConfig, FakeSwitch, Switch as _, SwitchReading};
-
-struct Counting;
-
-thread_local! {
-    // Per thread: the test harness allocates on its own while the test runs.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -64,7 +39,7 @@ fn an_idle_step_of_256_instances_allocates_nothing() {
         switch.poll(raw.at, &mut told);
         let acknowledged = switch.acknowledged();
         let is_acknowledged = acknowledged > controller.acknowledged();
-        let before = ALLOCATIONS.get();
+        let before = allocations();
         let inputs = Inputs {
             switch: &told,
             acknowledged,
@@ -72,7 +47,7 @@ fn an_idle_step_of_256_instances_allocates_nothing() {
         };
         let began = std::time::Instant::now();
         controller.step(inputs, &mut collector, raw.at, &mut out);
-        let allocated = ALLOCATIONS.get() - before;
+        let allocated = allocations() - before;
         let elapsed = began.elapsed();
         let is_quiet = told.is_empty() && !is_acknowledged && out.is_empty();
         told.clear();

@@ -1,33 +1,12 @@
 //! Moving packets does not allocate.
 
-// UNSAFETY: a counting allocator.
-#![expect(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use counting_allocator::{Counting, allocations};
 use memif::{Client, ClientConfig, Listener, ServerConfig};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: forwards every call.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -46,7 +25,7 @@ fn packets_move_without_allocation() {
     let short = [[2; 60]; 3];
     let mut buffer = vec![0; 9216];
 
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     let mut returned = 0_u32;
     for round in 0..2000 {
         let length = [60, 2000, 9000][round % 3];
@@ -70,5 +49,5 @@ fn packets_move_without_allocation() {
     }
     assert_eq!(returned, 12_000);
     assert!(!memif::wait(&mut [&mut near.rx], &[], Duration::ZERO).unwrap());
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
+    assert_eq!(allocations(), before);
 }
