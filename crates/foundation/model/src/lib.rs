@@ -4,9 +4,11 @@
 //! Key types: [`FlowKey`] (identifies a flow), [`Slot`] (names an instance in the data plane),
 //! [`InstanceState`] (an instance's life cycle), [`Match`] (selects a service's packets), [`DropReason`] (why a
 //! packet was dropped), [`Observation`] (an autoscaler's input) and [`Event`] (an entry of the event log).
+//! [`slot_counters!`] and its siblings are the tables of counters.
 #![forbid(unsafe_code)]
 
 mod change;
+mod counter_table;
 mod drop_reason;
 mod event;
 mod flow;
@@ -28,7 +30,7 @@ pub use flow::{Direction, FlowKey, FlowKeyV4, FlowKeyV6, Tuple, protocol};
 pub use histogram::Histogram;
 pub use ids::{Generation, InstanceId, ServiceId, Slot, UplinkId, WorkerId};
 pub use instance::{IllegalTransition, InstanceState, InstanceStep};
-pub use observation::{InstanceObservation, Observation};
+pub use observation::{InstanceObservation, InstanceSignals, Observation};
 pub use rollout::{Rollout, RolloutState};
 pub use service::{
     Fallback, Match, Mount, NetFunction, Parameter, Prefix, Ready, StandbyMode, TableFull, Timeouts,

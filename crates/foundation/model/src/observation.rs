@@ -2,6 +2,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::{InstanceId, InstanceState, Nanos, ServiceId, Slot};
 
+macro_rules! signals {
+    (
+        {}
+        rates { $(#[doc = $rate_doc:tt] $rate:ident = $counter:ident;)* }
+        values { $(#[doc = $value_doc:tt] $value:ident = $gauge:ident;)* }
+    ) => {
+        /// What is seen of an instance's counters: a row of [`instance_signals!`](crate::instance_signals) each. One
+        /// that a written observation lacks is 0.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct InstanceSignals {
+            $(#[doc = $rate_doc] pub $rate: f64,)*
+            $(#[doc = $value_doc] pub $value: u64,)*
+        }
+    };
+}
+
+crate::instance_signals! { signals! {} }
+
 /// One instance's measurements. Rates are packets per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceObservation {
@@ -17,19 +36,13 @@ pub struct InstanceObservation {
     pub arrivals_fast_pps: f64,
     /// The same over the stable window.
     pub arrivals_stable_pps: f64,
-    /// Packets per second returned from it, fast window.
-    pub returns_fast_pps: f64,
     /// Packets per second dropped because its ring was full, fast window.
     pub ring_drops_fast_pps: f64,
     /// Occupied share of its ring, 0 to 1.
     pub ring_occupancy: f64,
-    /// Packets in its ring.
-    #[serde(default)]
-    pub ring_packets: u64,
-    /// Flows pinned to it.
-    pub live_flows: u64,
-    /// New pins per second, fast window.
-    pub new_flows_fast_per_s: f64,
+    /// What is seen of its counters as they are.
+    #[serde(flatten)]
+    pub signals: InstanceSignals,
     /// The function's busy share of time, 0 to 1, if published.
     pub busy: Option<f64>,
     /// Its CPU quota in CPUs, if any.

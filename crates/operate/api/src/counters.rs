@@ -1,5 +1,5 @@
-//! Every counter of a running inco: what `/v1/counters` tells and what `/metrics` is made of. All count up from 0 for as
-//! long as what they are about is there, except for those called a gauge.
+//! Every counter of a running inco: what `/v1/counters` tells and what `/metrics` is made of. All count up from 0 for
+//! as long as what they are about is there, except for those called a gauge.
 
 use std::collections::BTreeMap;
 
@@ -65,33 +65,118 @@ figures! {
     Option<f64>: |n| n.map(Number::Real);
 }
 
-/// Declares counters, each in one row: the field in the API with its documentation and, where it is a metric by itself,
-/// how that counts, its name and its help. To add one, add a row, and give it a value in the orchestrator's `figures.rs`.
-macro_rules! levels {
-    ($(
-        $(#[$outer:meta])*
-        $level:ident {
-            $($(#[$doc:meta])* $field:ident: $type:ty $(= $kind:ident $name:literal $help:literal)?,)*
+/// A counter of the switch as the API has it.
+trait Shown {
+    fn shown(counted: u64) -> Self;
+}
+
+impl Shown for u64 {
+    fn shown(counted: u64) -> u64 {
+        counted
+    }
+}
+
+/// Nanoseconds, in seconds.
+impl Shown for f64 {
+    fn shown(counted: u64) -> f64 {
+        counted as f64 / 1e9
+    }
+}
+
+/// The help of a metric: its field's documentation, without the full stop and without the words of a gauge.
+const fn help(documentation: &'static str, kind: Kind) -> &'static str {
+    let bytes = documentation.trim_ascii().as_bytes();
+    let (text, is_gauge) = match bytes.split_last_chunk() {
+        Some((text, b". A gauge.")) => (text, true),
+        _ => match bytes {
+            [text @ .., b'.'] | text => (text, false),
+        },
+    };
+    assert!(
+        is_gauge == matches!(kind, Kind::Gauge),
+        "a gauge's documentation ends in \"A gauge.\", and that of nothing else"
+    );
+    match std::str::from_utf8(text) {
+        Ok(text) => text,
+        // What ends before a full stop is still text.
+        Err(_) => "",
+    }
+}
+
+macro_rules! kind {
+    (counter) => {
+        Kind::Counter
+    };
+    (nanoseconds) => {
+        Kind::Seconds
+    };
+    (seconds) => {
+        Kind::Seconds
+    };
+    (gauge) => {
+        Kind::Gauge
+    };
+}
+
+/// Declares a level. Each row is a field in the API with its documentation and, where it is a metric by itself, how
+/// that counts and its name. The level has rows of its own, and those of its table in `counter_table.rs` of `model`.
+macro_rules! level {
+    // A level of a switch: `of` takes what the switch has counted.
+    (
+        { $(#[$outer:meta])* $level:ident of $counters:ty $(, $instances:ty)? { $($own:tt)* } }
+        workers { $(
+            #[doc = $help:tt] $name:ident: $kind:ident
+            $(=> $api:ident: $type:ident $($metric:literal)?)? $(, drop $reason:literal)?;
+        )* }
+        others { $(
+            #[doc = $other_help:tt] $other:ident: $other_kind:ident
+            $(=> $other_api:ident: $other_type:ident $($other_metric:literal)?)?;
+        )* }
+        $(of_instances { $(
+            #[doc = $sum_help:tt] $sum:ident: $sum_kind:ident
+            => $sum_api:ident: $sum_type:ident $($sum_metric:literal)?;
+        )* })?
+    ) => {
+        level! { $(#[$outer])* $level {
+            $($own)*
+            $($(#[doc = $help] $api: $type $(= $kind $metric)?,)?)*
+            $($(#[doc = $other_help] $other_api: $other_type $(= $other_kind $other_metric)?,)?)*
+            $($(#[doc = $sum_help] $sum_api: $sum_type $(= $sum_kind $sum_metric)?,)*)?
+        } }
+
+        impl $level {
+            /// What the switch has counted. The other fields are empty.
+            pub fn of(counters: &$counters $(, instances: &$instances)?) -> $level {
+                $level {
+                    $($($api: Shown::shown(counters.$name),)?)*
+                    $($($other_api: Shown::shown(counters.$other),)?)*
+                    $($($sum_api: Shown::shown(instances.$sum),)*)?
+                    ..$level::default()
+                }
+            }
         }
-    )*) => {$(
+    };
+    ($(#[$outer:meta])* $level:ident {
+        $(#[doc = $help:tt] $field:ident: $type:ty $(= $kind:ident $name:literal)?,)*
+    }) => {
         $(#[$outer])*
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
         pub struct $level {
-            $($(#[$doc])* pub $field: $type,)*
+            $(#[doc = $help] pub $field: $type,)*
         }
 
         impl Level for $level {
             const METRICS: &'static [Metric<$level>] = &[$($(Metric {
-                kind: Kind::$kind,
+                kind: kind!($kind),
                 name: $name,
-                help: $help,
+                help: const { help($help, kind!($kind)) },
                 value: |of| of.$field.number(),
             },)?)*];
         }
-    )*};
+    };
 }
 
-/// All counters, as they stood at about one moment.
+/// All counters, as they stood at about one moment. Fields that end in `_s` are in seconds, in `_bytes` in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Counters {
     /// inco's version.
@@ -110,7 +195,7 @@ pub struct Counters {
     pub drops: BTreeMap<String, u64>,
     /// Packets that functions made themselves.
     pub originated_packets: u64,
-    /// Gauge: packets in rings, in functions and waiting.
+    /// Packets in rings, in functions and waiting. A gauge.
     pub in_flight_packets: u64,
     /// How long reactions took, by kind.
     pub reactions: BTreeMap<String, SpanCounts>,
@@ -157,74 +242,36 @@ impl From<&model::Histogram> for SpanCounts {
     }
 }
 
-levels! {
+model::uplink_counters! { level! {
     /// One uplink.
-    UplinkCounters {
+    UplinkCounters of switch::UplinkCounters {
         /// Its name.
         name: String,
-        /// Gauge: whether it has a peer or a link.
-        up: bool = Gauge "uplink_up" "Whether the uplink has a peer or a link",
-        /// Packets received.
-        received_packets: u64 = Counter "uplink_received_packets" "Packets received from the uplink",
-        /// Their bytes.
-        received_bytes: u64 = Counter "uplink_received_bytes" "Bytes received from the uplink",
-        /// Packets sent.
-        sent_packets: u64 = Counter "uplink_sent_packets" "Packets sent to the uplink",
-        /// Their bytes.
-        sent_bytes: u64 = Counter "uplink_sent_bytes" "Bytes sent to the uplink",
-        /// Packets for it that were dropped.
-        dropped_packets: u64 = Counter "uplink_dropped_packets" "Packets for the uplink that were dropped",
-        /// Packets that its device dropped before the switch could take them.
-        missed_packets: u64
-            = Counter "uplink_missed_packets" "Packets that the device dropped before the switch could take them",
-        /// Packets among those sent that its device then could not send.
-        failed_packets: u64 = Counter "uplink_failed_packets" "Packets that the device took and could not send",
+        /// Whether the uplink has a peer or a link. A gauge.
+        up: bool = gauge "uplink_up",
     }
+} }
 
-    /// One service.
-    ServiceCounters {
+model::service_counters! { level! {
+    /// One service. What is counted of its instances includes those that are gone.
+    ServiceCounters of switch::ServiceCounters, switch::SlotCounters {
         /// Its name.
         name: String,
-        /// Packets of its flows, served or dropped.
-        offered_packets: u64 = Counter "service_offered_packets" "Packets of the service's flows, served or dropped",
-        /// Their bytes.
-        offered_bytes: u64 = Counter "service_offered_bytes" "Bytes of the service's flows, served or dropped",
-        /// Packets back from its instances, those that are gone included.
-        returned_packets: u64 = Counter "service_returned_packets" "Packets back from the service's instances",
-        /// Their bytes.
-        returned_bytes: u64 = Counter "service_returned_bytes" "Bytes back from the service's instances",
-        /// Packets dropped because no instance takes flows.
-        unserved_packets: u64,
-        /// Packets dropped at full rings of its instances, those that are gone included.
-        ring_full_packets: u64,
-        /// Packets sent by hash without a pin because the flow table was full.
-        unpinned_packets: u64
-            = Counter "service_unpinned_packets" "Packets sent by hash without a pin because the flow table was full",
-        /// New flows given to its instances, those that are gone included.
-        new_flows: u64 = Counter "service_new_flows" "New flows given to the service's instances",
-        /// Flows given to another instance because theirs had failed.
-        expected_moves: u64
-            = Counter "service_expected_moves" "Flows given to another instance because theirs had failed",
-        /// New flows given to an instance although none fitted.
-        overcommitted_flows: u64
-            = Counter "service_overcommitted_flows" "New flows given to an instance although none fitted",
-        /// Gauge: flows pinned to its instances.
-        live_flows: u64 = Gauge "service_live_flows" "Flows pinned to the service's instances",
-        /// Gauge: instances by state; every state but `gone`.
+        /// Flows pinned to the service's instances. A gauge.
+        live_flows: u64 = gauge "service_live_flows",
+        /// Instances by state; every state but `gone`. A gauge.
         states: BTreeMap<String, u32>,
-        /// Gauge: active instances wanted.
-        desired: u32 = Gauge "service_desired_instances" "Active instances wanted",
-        /// Gauge: active instances at least.
-        min: u32 = Gauge "service_min_instances" "Active instances at least",
-        /// Gauge: active instances at most.
-        max: u32 = Gauge "service_max_instances" "Active instances at most",
-        /// Gauge: offered rate ÷ capacity of the active instances, where that is known.
-        utilisation: Option<f64>
-            = Gauge "service_utilisation_ratio" "Offered rate by the capacity of the active instances",
-        /// Gauge: packets per second that one instance processes, where that is known.
-        capacity_pps: Option<f64>
-            = Gauge "service_instance_capacity_pps" "Packets per second that one instance processes",
-        /// Gauge: whether the autoscaler is held back: `pause_in`, `pause_out`, `dry_run`.
+        /// Active instances wanted. A gauge.
+        desired: u32 = gauge "service_desired_instances",
+        /// Active instances at least. A gauge.
+        min: u32 = gauge "service_min_instances",
+        /// Active instances at most. A gauge.
+        max: u32 = gauge "service_max_instances",
+        /// Offered rate by the capacity of the active instances, where that is known. A gauge.
+        utilisation: Option<f64> = gauge "service_utilisation_ratio",
+        /// Packets per second that one instance processes, where that is known. A gauge.
+        capacity_pps: Option<f64> = gauge "service_instance_capacity_pps",
+        /// Whether the autoscaler is held back: `pause_in`, `pause_out`, `dry_run`. A gauge.
         held_back: BTreeMap<String, bool>,
         /// Decisions by what they did: `out`, `in`, `resize`.
         decisions: BTreeMap<String, u64>,
@@ -233,95 +280,48 @@ levels! {
         /// Its autoscaler.
         autoscaler: String,
     }
+} }
 
+model::slot_counters! { level! {
     /// One instance.
-    InstanceCounters {
+    InstanceCounters of switch::SlotCounters {
         /// Which one.
         id: u32,
         /// Its service.
         service: String,
         /// Its state.
         state: String,
-        /// Packets put into its ring.
-        to_packets: u64 = Counter "instance_to_packets" "Packets put into the instance's ring",
-        /// Their bytes.
-        to_bytes: u64 = Counter "instance_to_bytes" "Bytes put into the instance's ring",
-        /// Packets back from it.
-        back_packets: u64 = Counter "instance_back_packets" "Packets back from the instance",
-        /// Their bytes.
-        back_bytes: u64 = Counter "instance_back_bytes" "Bytes back from the instance",
         /// Packets dropped on the way to it or in it, by reason: `ring_full`, `too_large`, `lost`, `function`.
         drops: BTreeMap<String, u64>,
-        /// Packets that it made itself.
-        originated_packets: u64 = Counter "instance_originated_packets" "Packets that the instance made itself",
-        /// Packets back that are of no flow of it.
-        return_unmatched_packets: u64
-            = Counter "instance_return_unmatched_packets" "Packets back that are of no flow of the instance",
-        /// Flows given to it.
-        new_flows: u64 = Counter "instance_new_flows" "Flows given to the instance",
-        /// Gauge: flows pinned to it.
-        live_flows: u64 = Gauge "instance_live_flows" "Flows pinned to the instance",
-        /// Gauge: descriptors in the ring towards it.
-        ring_used: u64 = Gauge "instance_ring_used_descriptors" "Descriptors in the ring towards the instance",
-        /// Gauge: descriptors that this ring has.
-        ring_slots: u64 = Gauge "instance_ring_descriptors" "Descriptors that the ring towards the instance has",
-        /// Times that its ring was seen full, or a quarter full twice in a row.
-        hot: u64 = Counter "instance_hot" "Times that its ring was seen full, or a quarter full twice in a row",
-        /// Seconds in which it could not run: throttled by its quota, or waiting for a CPU.
-        held_up_s: f64
-            = Seconds "instance_held_up_seconds" "Time in which the instance could not run: throttled by its quota, or waiting for a CPU",
-        /// Seconds of CPU time that it used, by the kernel's account.
-        cpu_s: Option<f64>
-            = Seconds "instance_cpu_seconds" "CPU time that the instance used, by the kernel's account",
-        /// Seconds in which its function was busy, where it tells.
-        busy_s: Option<f64> = Seconds "instance_busy_seconds" "Time in which the function was busy, where it tells",
-        /// Gauge: memory in use, in bytes, where it is known.
-        memory_bytes: Option<u64> = Gauge "instance_memory_bytes" "Memory in use",
-        /// Gauge: CPUs that it may use, where that is limited.
-        cpu_quota: Option<f64> = Gauge "instance_quota_cpus" "CPUs that the instance may use, where that is limited",
-        /// Gauge: rate given to it ÷ its capacity, where that is known.
-        utilisation: Option<f64> = Gauge "instance_utilisation_ratio" "Rate given to the instance by its capacity",
+        /// CPU time that the instance used, by the kernel's account.
+        cpu_s: Option<f64> = seconds "instance_cpu_seconds",
+        /// Time in which the function was busy, where it tells.
+        busy_s: Option<f64> = seconds "instance_busy_seconds",
+        /// Memory in use, where it is known. A gauge.
+        memory_bytes: Option<u64> = gauge "instance_memory_bytes",
+        /// CPUs that the instance may use, where that is limited. A gauge.
+        cpu_quota: Option<f64> = gauge "instance_quota_cpus",
+        /// Rate given to the instance by its capacity, where that is known. A gauge.
+        utilisation: Option<f64> = gauge "instance_utilisation_ratio",
     }
+} }
 
+model::worker_counters! { level! {
     /// One data plane worker.
-    WorkerCounters {
+    WorkerCounters of switch::WorkerTotals {
         /// Counted from 0.
         worker: u8,
-        /// Packets received from uplinks.
-        received_packets: u64 = Counter "worker_received_packets" "Packets that the worker received from uplinks",
-        /// Packets handed to other workers.
-        handed_off_packets: u64 = Counter "worker_handed_off_packets" "Packets that the worker handed to others",
-        /// Packets of no service that were passed to an uplink.
-        passed_packets: u64
-            = Counter "worker_passed_packets" "Packets of no service that the worker passed to an uplink",
-        /// Turns of its loop.
-        turns: u64 = Counter "worker_turns" "Turns of the worker's loop",
-        /// Seconds in which it did not sleep.
-        awake_s: f64 = Seconds "worker_awake_seconds" "Time in which the worker did not sleep",
-        /// Seconds in which it moved packets.
-        busy_s: f64 = Seconds "worker_busy_seconds" "Time in which the worker moved packets",
-        /// Gauge: the longest time between two turns without a sleep, in seconds.
-        longest_gap_s: f64 = Gauge "worker_longest_gap_seconds" "The longest time between two turns without a sleep",
-        /// Gauge: flows in its table.
-        live_flows: u64 = Gauge "worker_flows" "Flows in the worker's table",
-        /// Gauge: flows that its table can hold.
-        flow_limit: u64 = Gauge "worker_flow_limit" "Flows that the worker's table can hold",
-        /// Packets of flows that found no place in the table.
-        table_full_packets: u64
-            = Counter "worker_table_full_packets" "Packets of flows that found no place in the worker's flow table",
-        /// Gauge: fragments that wait for their first one.
-        fragments_waiting: u64 = Gauge "worker_waiting_fragments" "Fragments that wait for their first one",
-        /// Events that found no room on their way to the control plane.
-        events_lost: u64 = Counter "worker_lost_events" "Events that found no room on their way to the control plane",
+        /// The longest time between two turns without a sleep, in the last two to four seconds. A gauge.
+        longest_gap_s: f64 = gauge "worker_longest_gap_seconds",
     }
-}
+} }
 
 /// The engine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EngineCounters {
     /// `oci` or `docker`.
     pub driver: String,
-    /// Gauge: whether it answers.
+    /// Whether it answers. A gauge.
     pub up: bool,
     /// How long calls took until they were answered, by call.
     pub calls: BTreeMap<String, SpanCounts>,
@@ -329,21 +329,21 @@ pub struct EngineCounters {
     pub failures: BTreeMap<String, u64>,
 }
 
-levels! {
+level! {
     /// What collects and decides.
     ControlCounters {
         /// Samples of all counters.
-        samples: u64 = Counter "collector_samples" "Samples of all counters",
-        /// Seconds that they took together.
-        sampling_s: f64 = Seconds "collector_sampling_seconds" "Time that sampling took",
-        /// Gauge: the longest one, in seconds.
-        longest_sample_s: f64 = Gauge "collector_longest_sample_seconds" "The longest sample",
+        samples: u64 = counter "collector_samples",
+        /// Time that sampling took.
+        sampling_s: f64 = seconds "collector_sampling_seconds",
+        /// The longest sample. A gauge.
+        longest_sample_s: f64 = gauge "collector_longest_sample_seconds",
         /// How late each turn of the loop began.
         lag: SpanCounts,
-        /// Gauge: the newest plan that workers were given.
-        plan_generation: u64 = Gauge "plan_generation" "The newest plan that workers were given",
-        /// Gauge: the newest plan that every worker steers by.
-        plan_acknowledged: u64 = Gauge "plan_acknowledged_generation" "The newest plan that every worker steers by",
+        /// The newest plan that workers were given. A gauge.
+        plan_generation: u64 = gauge "plan_generation",
+        /// The newest plan that every worker steers by. A gauge.
+        plan_acknowledged: u64 = gauge "plan_acknowledged_generation",
         /// Times that a changed configuration was applied.
         reloads: u64,
         /// Times that one was refused.
@@ -362,16 +362,15 @@ pub struct ActionCount {
     pub count: u64,
 }
 
-levels! {
+level! {
     /// The files of the event log.
     EventLogCounters {
-        /// Events written.
-        written_events: u64 = Counter "event_log_written_events" "Events written to the event log's files",
-        /// Bytes written.
-        written_bytes: u64 = Counter "event_log_written_bytes" "Bytes written to the event log's files",
-        /// Events that were not written: the disk was full, too slow, or refused.
-        lost_events: u64
-            = Counter "event_log_lost_events" "Events that could not be written: the disk was full, too slow, or refused",
+        /// Events written to the event log's files.
+        written_events: u64 = counter "event_log_written_events",
+        /// Bytes written to the event log's files.
+        written_bytes: u64 = counter "event_log_written_bytes",
+        /// Events that could not be written: the disk was full, too slow, or refused.
+        lost_events: u64 = counter "event_log_lost_events",
     }
 }
 
@@ -381,7 +380,7 @@ pub struct ApiCounters {
     /// Answered requests, by status.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub requests: BTreeMap<u16, u64>,
-    /// Gauge: connections over the unix socket and over TCP.
+    /// Connections over the unix socket and over TCP. A gauge.
     pub connections: BTreeMap<String, u64>,
     /// Connections that were closed because they took nothing or sent nothing for too long, or spoke no TLS.
     pub dropped_connections: u64,

@@ -27,7 +27,7 @@
 mod cost;
 mod window;
 
-use model::{InstanceId, Nanos, Observation, ServiceId, Slot, UplinkId, WorkerId};
+use model::{InstanceId, InstanceSignals, Nanos, Observation, ServiceId, Slot, UplinkId, WorkerId};
 use scheduling::Metric;
 use switch::{SlotCounters, SwitchReading};
 
@@ -74,20 +74,14 @@ pub struct SlotRates {
     pub to_fast_bytes_per_s: f64,
     /// The same, over [`HELD_WINDOW`].
     pub to_held_bytes_per_s: f64,
-    /// Packets returned from it, fast window.
-    pub returns_fast_pps: f64,
     /// Packets dropped because its ring was full, fast window.
     pub ring_drops_fast_pps: f64,
-    /// New pins, fast window.
-    pub new_flows_fast_per_s: f64,
+    /// What is seen of its counters as they are.
+    pub signals: InstanceSignals,
     /// Expected packets per second of flows pinned too recently to show in the fast rate.
     pub pending_pps: f64,
     /// Occupied share of the ring towards it, 0 to 1.
     pub ring_occupancy: f64,
-    /// Packets in the ring towards it.
-    pub ring_packets: u64,
-    /// Flows pinned to it.
-    pub live_flows: u64,
     /// Total flows pinned to the slot, as counted at `at`. A worker adds its later pins to
     /// [`SlotRates::load_pps`].
     pub new_flows: u64,
@@ -126,7 +120,7 @@ impl SlotRates {
                 rate + pending_flows() * service.expected(Metric::Bytes, capacity_pps)
             }
             // Flows count as soon as they are pinned.
-            Metric::Flows => self.live_flows as f64,
+            Metric::Flows => self.signals.live_flows as f64,
             Metric::Busy => match self.busy {
                 Some(busy) => busy + pending_flows() * service.expected(Metric::Busy, capacity_pps),
                 None if capacity_pps > 0.0 => self.load_pps() / capacity_pps,
@@ -197,17 +191,46 @@ pub struct WorkerRates {
     pub turns_per_s: f64,
 }
 
+macro_rules! signals {
+    (
+        {}
+        rates { $(#[doc = $rate_doc:tt] $rate:ident = $counter:ident;)* }
+        values { $(#[doc = $value_doc:tt] $value:ident = $gauge:ident;)* }
+    ) => {
+        /// The counters behind the rates of [`InstanceSignals`], or what they have grown by.
+        #[derive(Clone, Copy, Debug, Default)]
+        struct SignalCounts { $($rate: u64,)* }
+
+        impl SignalCounts {
+            #[inline]
+            fn of(raw: &SlotCounters) -> SignalCounts {
+                SignalCounts { $($rate: raw.$counter,)* }
+            }
+
+            /// Follows the counters and the gauges. Returns what the counters have grown by.
+            #[inline]
+            fn follow(&mut self, raw: &SlotCounters, signals: &mut InstanceSignals, step: &Step) -> SignalCounts {
+                let grown = SignalCounts { $($rate: follow(&mut self.$rate, raw.$counter),)* };
+                $(step.fast(&mut signals.$rate, step.rate(grown.$rate));)*
+                $(signals.$value = raw.$gauge;)*
+                grown
+            }
+        }
+    };
+}
+
+model::instance_signals! { signals! {} }
+
 /// A slot's counters at the previous sample.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     arrivals: u64,
     to_bytes: u64,
-    returns: u64,
     ring_drops: u64,
-    new_flows: u64,
     consumed: u64,
     hot: u64,
     throttled_ns: u64,
+    signals: SignalCounts,
 }
 
 impl Counted {
@@ -216,12 +239,11 @@ impl Counted {
         Counted {
             arrivals: raw.to_packets.wrapping_add(raw.ring_drops),
             to_bytes: raw.to_bytes,
-            returns: raw.back_packets,
             ring_drops: raw.ring_drops,
-            new_flows: raw.new_flows,
             consumed: raw.consumed,
             hot: raw.hot,
             throttled_ns: raw.throttled_ns,
+            signals: SignalCounts::of(raw),
         }
     }
 
@@ -294,26 +316,22 @@ impl SlotState {
         };
         let arrivals = follow(&mut last.arrivals, raw.to_packets.wrapping_add(raw.ring_drops));
         let to_bytes = follow(&mut last.to_bytes, raw.to_bytes);
-        let returns = follow(&mut last.returns, raw.back_packets);
-        let new_flows = follow(&mut last.new_flows, raw.new_flows);
         let taken = follow(&mut last.consumed, raw.consumed);
-        self.new_flows = new_flows;
+        let signals = &mut self.rates.signals;
+        self.new_flows = last.signals.follow(raw, signals, step).new_flows_fast_per_s;
         self.arrivals = self.arrivals.wrapping_add(arrivals);
 
         let rates = &mut self.rates;
         rates.at = step.now;
         let (arrivals, to_bytes) = (step.rate(arrivals), step.rate(to_bytes));
-        let returns = step.rate(returns);
         // In field order, so that two of them take one instruction.
         [rates.arrivals_fast_pps, rates.arrivals_held_pps] =
             step.fast_and_held([rates.arrivals_fast_pps, rates.arrivals_held_pps], arrivals);
         [rates.to_fast_bytes_per_s, rates.to_held_bytes_per_s] =
             step.fast_and_held([rates.to_fast_bytes_per_s, rates.to_held_bytes_per_s], to_bytes);
-        step.fast(&mut rates.returns_fast_pps, returns);
         if dropped > 0 || rates.ring_drops_fast_pps > 0.0 {
             step.fast(&mut rates.ring_drops_fast_pps, step.rate(dropped));
         }
-        step.fast(&mut rates.new_flows_fast_per_s, step.rate(new_flows));
         self.arrivals_history.push(clock, self.arrivals);
         rates.arrivals_stable_pps = self.arrivals_history.rate(clock, self.arrivals);
 
@@ -325,8 +343,6 @@ impl SlotState {
         };
         let occupied = occupancy >= HOT_OCCUPANCY;
         rates.ring_occupancy = occupancy;
-        rates.ring_packets = raw.ring_used;
-        rates.live_flows = raw.live_flows;
         rates.new_flows = raw.new_flows;
         rates.consumed = rates.consumed.wrapping_add(taken);
         rates.rings_empty = !works && raw.back_used == 0;
@@ -571,7 +587,7 @@ impl Collector {
                 continue;
             };
             let taken = state.sample(counters, &step, &service.clock);
-            service.rates.live_flows += state.rates.live_flows;
+            service.rates.live_flows += state.rates.signals.live_flows;
             service.hot |= state.rates.hot;
             if let Some(taken) = taken {
                 service.learned += step.learning * (step.rate(taken) - service.learned);
@@ -680,12 +696,9 @@ impl Collector {
             let rates = known.unwrap_or(&unknown);
             instance.arrivals_fast_pps = rates.arrivals_fast_pps;
             instance.arrivals_stable_pps = rates.arrivals_stable_pps;
-            instance.returns_fast_pps = rates.returns_fast_pps;
+            instance.signals = rates.signals;
             instance.ring_drops_fast_pps = rates.ring_drops_fast_pps;
             instance.ring_occupancy = rates.ring_occupancy;
-            instance.ring_packets = rates.ring_packets;
-            instance.live_flows = rates.live_flows;
-            instance.new_flows_fast_per_s = rates.new_flows_fast_per_s;
             instance.busy = rates.busy;
         }
     }

@@ -1,6 +1,7 @@
 //! The two windows: a counter with its fast rate, and a history for the mean over a sliding window.
 
 use model::Nanos;
+use switch::grown;
 
 use crate::Step;
 
@@ -10,16 +11,10 @@ const STEPS: usize = 64;
 /// One step more on each side, so that there is always one at or before the window's start.
 const PLACES: usize = STEPS + 2;
 
-/// The increase between two readings. A counter below its last value has restarted from 0.
-#[inline]
-pub(crate) fn counted(value: u64, last: u64) -> u64 {
-    if value < last { value } else { value - last }
-}
-
 /// The increase since the last reading; stores this one.
 #[inline]
 pub(crate) fn follow(last: &mut u64, value: u64) -> u64 {
-    counted(value, std::mem::replace(last, value))
+    grown(value, std::mem::replace(last, value))
 }
 
 /// A count as a float, by way of the signed type, which takes fewer instructions. No counter uses the sign
@@ -43,7 +38,7 @@ impl Count {
     /// Updates the counter to `value`.
     #[inline]
     pub(crate) fn read(&mut self, value: u64, step: &Step) {
-        let counted = counted(value, self.last.unwrap_or(value));
+        let counted = grown(value, self.last.unwrap_or(value));
         self.last = Some(value);
         self.total = self.total.wrapping_add(counted);
         step.fast(&mut self.fast, step.rate(counted));

@@ -46,7 +46,7 @@ proptest! {
         // The fast rate is within e^(-t/τ) of it, plus a packet per sample.
         let settled = (-elapsed / 0.01).exp();
         prop_assert!((slot.arrivals_fast_pps - rate).abs() <= rate * settled + 5_000.0, "{}", slot.arrivals_fast_pps);
-        prop_assert!(slot.ring_drops_fast_pps == 0.0 && slot.returns_fast_pps == 0.0);
+        prop_assert!(slot.ring_drops_fast_pps == 0.0 && slot.signals.returns_fast_pps == 0.0);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 use std::time::{Duration, Instant};
 
 use autoscaling::Autoscaler;
-use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
+use model::{
+    InstanceId, InstanceObservation, InstanceSignals, InstanceState, Nanos, Observation, ServiceId, Slot,
+};
 
 /// Seconds of load that fill the history of the longest season.
 const SECONDS: u64 = 3 * 1_440 + 60;
@@ -40,12 +42,9 @@ fn main() {
                 capacity_pps: 1e6,
                 arrivals_fast_pps: 0.0,
                 arrivals_stable_pps: 0.0,
-                returns_fast_pps: 0.0,
                 ring_drops_fast_pps: 0.0,
                 ring_occupancy: 0.0,
-                ring_packets: 0,
-                live_flows: 0,
-                new_flows_fast_per_s: 0.0,
+                signals: InstanceSignals::default(),
                 busy: None,
                 cpu_quota: None,
             }],

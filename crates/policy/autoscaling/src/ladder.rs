@@ -578,7 +578,7 @@ fn serves(instance: &InstanceObservation) -> bool {
 /// pinned flows, so it counts at most as one more instance.
 fn backlog_pps(observation: &Observation) -> f64 {
     let waits = |instance: &InstanceObservation| {
-        (instance.ring_packets as f64 / BACKLOG_SPAN_S).min(finite(instance.capacity_pps))
+        (instance.signals.ring_packets as f64 / BACKLOG_SPAN_S).min(finite(instance.capacity_pps))
     };
     observation
         .instances

@@ -1,7 +1,9 @@
 //! The guarantees of every autoscaler, and the particular ones of SmartINCO's.
 
 use autoscaling::{Autoscaler, Decision, SmartInco};
-use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
+use model::{
+    InstanceId, InstanceObservation, InstanceSignals, InstanceState, Nanos, Observation, ServiceId, Slot,
+};
 use proptest::prelude::*;
 
 const CAPACITY: f64 = 10e6;
@@ -26,12 +28,12 @@ fn observation(wanted: u32, min: u32, max: u32, offered: f64) -> Observation {
                 capacity_pps: CAPACITY,
                 arrivals_fast_pps: offered / f64::from(wanted),
                 arrivals_stable_pps: offered / f64::from(wanted),
-                returns_fast_pps: 0.0,
                 ring_drops_fast_pps: 0.0,
                 ring_occupancy: 0.0,
-                ring_packets: 0,
-                live_flows: 1,
-                new_flows_fast_per_s: 0.0,
+                signals: InstanceSignals {
+                    live_flows: 1,
+                    ..InstanceSignals::default()
+                },
                 busy: None,
                 cpu_quota: None,
             })

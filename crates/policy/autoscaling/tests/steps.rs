@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by it")]
 
 use autoscaling::{Autoscaler, Decision, Policy as _};
-use model::{InstanceId, InstanceObservation, InstanceState, Nanos, Observation, ServiceId, Slot};
+use model::{
+    InstanceId, InstanceObservation, InstanceSignals, InstanceState, Nanos, Observation, ServiceId, Slot,
+};
 
 const CAPACITY: f64 = 1e6;
 
@@ -31,12 +33,13 @@ fn instance(id: u32, pps: f64) -> InstanceObservation {
         capacity_pps: CAPACITY,
         arrivals_fast_pps: pps,
         arrivals_stable_pps: pps,
-        returns_fast_pps: pps,
         ring_drops_fast_pps: 0.0,
         ring_occupancy: 0.0,
-        ring_packets: 0,
-        live_flows: 1,
-        new_flows_fast_per_s: 0.0,
+        signals: InstanceSignals {
+            returns_fast_pps: pps,
+            live_flows: 1,
+            ..InstanceSignals::default()
+        },
         busy: None,
         cpu_quota: None,
     }
@@ -174,7 +177,7 @@ fn the_backlog_counts_if_a_ring_is_hot() {
     ] {
         let mut seen = observation(4, 3e6);
         for instance in &mut seen.instances {
-            instance.ring_packets = packets;
+            instance.signals.ring_packets = packets;
             instance.ring_occupancy = 0.05;
         }
         let mut scaler = policy("ladder", serde_json::json!({}));

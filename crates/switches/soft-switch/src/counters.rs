@@ -1,4 +1,4 @@
-//! Counters that a worker writes and the control plane reads.
+//! Counters that a worker writes and the control plane reads: the groups `workers` of `counter_table.rs` in `model`.
 //!
 //! Each counter has one writer, its worker, so adding is a load and a store, not a locked instruction. A reader sees
 //! each counter at some moment of the last few hundred nanoseconds; two counters of one packet may be seen apart.
@@ -48,13 +48,21 @@ impl Counter {
 }
 
 macro_rules! block {
-    ($(#[$doc:meta])* $name:ident, sums into $sums:ty { $($(#[$field_doc:meta])* $field:ident,)* }) => {
-        $(#[$doc])*
+    (
+        { $(#[$outer:meta])* $level:ident, sums into $sums:ty }
+        workers { $(
+            #[doc = $help:tt] $field:ident: $kind:ident
+            $(=> $api:ident: $type:ident $($metric:literal)?)? $(, drop $reason:literal)?;
+        )* }
+        others $others:tt
+        $(of_instances $of_instances:tt)?
+    ) => {
+        $(#[$outer])*
         #[derive(Debug, Default)]
         #[repr(align(64))]
-        pub struct $name { $($(#[$field_doc])* pub $field: Counter,)* }
+        pub struct $level { $(#[doc = $help] pub $field: Counter,)* }
 
-        impl $name {
+        impl $level {
             /// Adds these figures to a sum over workers.
             pub fn add_to(&self, sum: &mut $sums) {
                 $(sum.$field = sum.$field.wrapping_add(self.$field.get());)*
@@ -63,121 +71,25 @@ macro_rules! block {
     };
 }
 
-block! {
+model::slot_counters! { block! {
     /// What one worker did for one instance.
-    SlotCounters, sums into switch::SlotCounters {
-        /// Packets put into the instance's ring.
-        to_packets,
-        /// Their bytes.
-        to_bytes,
-        /// Packets taken out of the instance's ring.
-        back_packets,
-        /// Their bytes.
-        back_bytes,
-        /// Packets for the instance that found its ring full.
-        ring_drops,
-        /// Packets that did not fit the port's buffers.
-        too_large,
-        /// Packets lost with the instance when it failed.
-        lost,
-        /// Packets that the instance took and never gave back, known when it left in good order.
-        kept,
-        /// Packets that came back while none was outstanding: the function made them.
-        originated,
-        /// Packets back whose 5-tuple is of no flow of the instance, where returns are counted per flow.
-        return_unmatched,
-        /// Flows pinned to it.
-        new_flows,
-        /// Flows pinned to it because the instance that they had before failed, or left the plan before they ended.
-        expected_moves,
-        /// Flows pinned to it now.
-        live_flows,
-        /// Descriptors in the ring towards it now.
-        ring_used,
-        /// Descriptors that this ring has.
-        ring_slots,
-        /// Packets in the ring back from it now.
-        back_used,
-        /// Its position as a consumer: descriptors taken out of the ring towards it since it was attached.
-        consumed,
-        /// Ends of a burst at which the ring was at least a quarter full twice in a row, or full.
-        hot,
-    }
-}
+    SlotCounters, sums into switch::SlotCounters
+} }
 
-block! {
+model::service_counters! { block! {
     /// What one worker did for one service.
-    ServiceCounters, sums into switch::ServiceCounters {
-        /// Packets of its flows, served or dropped.
-        offered_packets,
-        /// Their bytes.
-        offered_bytes,
-        /// Packets dropped because no instance takes flows.
-        unserved,
-        /// Packets sent by hash without a pin because the flow table was full.
-        unpinned,
-        /// New flows given to an instance although none fitted.
-        overcommitted,
-    }
-}
+    ServiceCounters, sums into switch::ServiceCounters
+} }
 
-block! {
+model::uplink_counters! { block! {
     /// What one worker did at one uplink.
-    UplinkCounters, sums into switch::UplinkCounters {
-        /// Packets received.
-        received_packets,
-        /// Their bytes.
-        received_bytes,
-        /// Packets sent.
-        sent_packets,
-        /// Their bytes.
-        sent_bytes,
-        /// Packets for it that found its queue full, or it down.
-        dropped,
-    }
-}
+    UplinkCounters, sums into switch::UplinkCounters
+} }
 
-block! {
+model::worker_counters! { block! {
     /// How one worker fares.
-    WorkerFigures, sums into switch::WorkerTotals {
-        /// The newest snapshot that it works by.
-        generation,
-        /// Packets received from uplinks.
-        received,
-        /// Turns of its loop.
-        turns,
-        /// Turns that moved a packet.
-        busy_turns,
-        /// Nanoseconds that it did not sleep.
-        awake_ns,
-        /// Nanoseconds of turns that moved a packet.
-        busy_ns,
-        /// The longest time between two turns without a sleep, in nanoseconds.
-        longest_gap_ns,
-        /// Packets that are no flow of a service and were passed to an uplink.
-        passed,
-        /// Packets handed to another worker.
-        handed_off,
-        /// Packets taken from other workers.
-        taken_over,
-        /// Flows in its table.
-        live_flows,
-        /// Flows that its table can hold, IPv4 and IPv6 together.
-        flow_limit,
-        /// Packets of flows that found no place in the table.
-        table_full,
-        /// Moves of flows whose packets were held meanwhile, in services that allow it.
-        held_moves,
-        /// Those of them that went on before all that they had sent was back: a limit was reached.
-        early_moves,
-        /// Fragments waiting for their first one.
-        fragments_waiting,
-        /// Events that found no room on their way to the control plane. Always 0 unless there is a bug.
-        events_lost,
-        /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
-        held,
-    }
-}
+    WorkerFigures, sums into switch::WorkerTotals
+} }
 
 /// All counters of one worker.
 #[derive(Debug)]

@@ -1248,13 +1248,11 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
         // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's turn.
         fence(Ordering::Acquire);
         let used = self.slots_used;
-        into.slots.iter_mut().take(used).for_each(|sum| {
-            *sum = switch::SlotCounters {
-                function: sum.function,
-                throttled_ns: sum.throttled_ns,
-                ..Default::default()
-            };
-        });
+        let none = switch::SlotCounters::default();
+        into.slots
+            .iter_mut()
+            .take(used)
+            .for_each(|sum| sum.set_counted(&none));
         into.services.fill(Default::default());
         into.uplinks.fill(Default::default());
         into.drops = [0; DropReason::COUNT];

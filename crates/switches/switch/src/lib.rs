@@ -36,6 +36,6 @@ pub use model::{Capabilities, EditKind, PortKind};
 pub use plan::{Plan, ServicePlan, SlotPlan};
 pub use ports::PortSpec;
 pub use reading::{
-    FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals,
+    FunctionCounters, ServiceCounters, SlotCounters, SwitchReading, UplinkCounters, WorkerTotals, grown,
 };
 pub use record::{PickRecord, RecordedFlow};

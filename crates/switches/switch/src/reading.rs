@@ -1,4 +1,4 @@
-//! What a driver counts, as the control plane reads it.
+//! What a driver counts, as the control plane reads it. The counters are rows of `counter_table.rs` in `model`.
 
 use model::{DropReason, Generation, Nanos, Slot};
 use serde::{Deserialize, Serialize};
@@ -16,126 +16,99 @@ pub struct FunctionCounters {
     pub memory_bytes: u64,
 }
 
-/// One instance's counters, summed over all workers. All increase while the slot is in use, except gauges. A
-/// counter that falls has restarted from 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotCounters {
-    /// Packets put into the instance's ring.
-    pub to_packets: u64,
-    /// Their bytes.
-    pub to_bytes: u64,
-    /// Packets returned from it.
-    pub back_packets: u64,
-    /// Bytes of `back_packets`.
-    pub back_bytes: u64,
-    /// Packets dropped because its ring was full.
-    pub ring_drops: u64,
-    /// Packets too large for its port's buffers.
-    pub too_large: u64,
-    /// Packets in its rings when it failed.
-    pub lost: u64,
-    /// Packets it took and did not return, known when it shut down in order.
-    pub kept: u64,
-    /// Packets it created itself.
-    pub originated: u64,
-    /// Returned packets of no flow of it.
-    pub return_unmatched: u64,
-    /// Flows pinned to it.
-    pub new_flows: u64,
-    /// Those of them re-pinned after their instance failed.
-    pub expected_moves: u64,
-    /// Gauge: flows currently pinned to it.
-    pub live_flows: u64,
-    /// Gauge: descriptors in the ring towards it.
-    pub ring_used: u64,
-    /// Gauge: size of that ring in descriptors; 0 without a ring.
-    pub ring_slots: u64,
-    /// Gauge: packets in the return ring.
-    pub back_used: u64,
-    /// Descriptors it has consumed.
-    pub consumed: u64,
-    /// How often a worker saw its ring full, or a quarter full twice in a row.
-    pub hot: u64,
-    /// Time throttled by its quota, in nanoseconds; 0 if unknown.
-    pub throttled_ns: u64,
-    /// The function's own counters, if published.
-    pub function: Option<FunctionCounters>,
+macro_rules! reading {
+    (
+        { $(#[$outer:meta])* $level:ident { $($own:tt)* } }
+        workers { $(
+            #[doc = $help:tt] $field:ident: $kind:ident
+            $(=> $api:ident: $type:ident $($metric:literal)?)? $(, drop $reason:literal)?;
+        )* }
+        others { $(
+            #[doc = $other_help:tt] $other:ident: $other_kind:ident
+            $(=> $other_api:ident: $other_type:ident $($other_metric:literal)?)?;
+        )* }
+        $(of_instances $sums:tt)?
+    ) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct $level {
+            $(#[doc = $help] pub $field: u64,)*
+            $(#[doc = $other_help] pub $other: u64,)*
+            $($own)*
+        }
+    };
 }
 
-/// One service's counters, summed over all workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceCounters {
-    /// Packets of its flows, forwarded or dropped.
-    pub offered_packets: u64,
-    /// Their bytes.
-    pub offered_bytes: u64,
-    /// Packets dropped because no instance is Active.
-    pub unserved: u64,
-    /// Packets forwarded by hash without a pin because the flow table was full.
-    pub unpinned: u64,
-    /// New flows scheduled to an instance that they did not fit.
-    pub overcommitted: u64,
+model::slot_counters! { reading! {
+    /// One instance's counters, summed over all workers. All increase while the slot is in use, except gauges. A
+    /// counter that falls has restarted from 0.
+    SlotCounters {
+        /// The function's own counters, if published.
+        pub function: Option<FunctionCounters>,
+    }
+} }
+
+model::service_counters! { reading! {
+    /// One service's counters, summed over all workers.
+    ServiceCounters {}
+} }
+
+model::uplink_counters! { reading! {
+    /// One uplink's counters.
+    UplinkCounters {}
+} }
+
+model::worker_counters! { reading! {
+    /// One worker's counters.
+    WorkerTotals {}
+} }
+
+/// By how much a counter has grown. One that fell has restarted from 0.
+#[inline]
+pub fn grown(now: u64, before: u64) -> u64 {
+    if now < before { now } else { now - before }
 }
 
-/// One uplink's counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkCounters {
-    /// Packets received.
-    pub received_packets: u64,
-    /// Their bytes.
-    pub received_bytes: u64,
-    /// Packets sent.
-    pub sent_packets: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Packets dropped on the way out.
-    pub dropped: u64,
-    /// Packets that its device dropped before the switch received them, as counted by the device.
-    pub missed_packets: u64,
-    /// Packets that the switch gave to its device and the device did not send, as counted by the device.
-    pub failed_packets: u64,
+macro_rules! slot_arithmetic {
+    (
+        {}
+        workers { $(
+            #[doc = $help:tt] $field:ident: $kind:ident
+            $(=> $api:ident: $type:ident $($metric:literal)?)? $(, drop $reason:literal)?;
+        )* }
+        others $others:tt
+    ) => {
+        impl SlotCounters {
+            /// Takes over what the driver counts; what others count stays.
+            pub fn set_counted(&mut self, counted: &SlotCounters) {
+                $(self.$field = counted.$field;)*
+            }
+
+            /// What the driver's counters have grown by since then. Gauges, and what others count of the present
+            /// instance, are as they stand.
+            pub fn grown_since(&self, before: &SlotCounters) -> SlotCounters {
+                SlotCounters { $($field: slot_arithmetic!(grown $kind self.$field, before.$field),)* ..*self }
+            }
+
+            /// Adds the driver's counters of another instance. Gauges, and what others count, stay.
+            pub fn add(&mut self, other: &SlotCounters) {
+                $(slot_arithmetic!(add $kind self.$field, other.$field);)*
+            }
+
+            /// Packets dropped on the way to the instance or in it, by reason.
+            pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                let by_function = self.function.map_or(0, |function| function.dropped);
+                [$($(($reason, self.$field),)?)* ("function", by_function)].into_iter()
+            }
+        }
+    };
+    (grown gauge $now:expr, $before:expr) => { $now };
+    (grown $kind:ident $now:expr, $before:expr) => { grown($now, $before) };
+    (add gauge $sum:expr, $of:expr) => {};
+    (add $kind:ident $sum:expr, $of:expr) => { $sum = $sum.wrapping_add($of) };
 }
 
-/// How one worker fares, as read by the control plane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WorkerTotals {
-    /// The newest snapshot that it works by.
-    pub generation: u64,
-    /// Packets received from uplinks.
-    pub received: u64,
-    /// Turns of its loop.
-    pub turns: u64,
-    /// Turns that moved a packet.
-    pub busy_turns: u64,
-    /// Nanoseconds that it did not sleep.
-    pub awake_ns: u64,
-    /// Duration of turns that moved packets, in nanoseconds.
-    pub busy_ns: u64,
-    /// The longest time between two turns without sleep, in nanoseconds.
-    pub longest_gap_ns: u64,
-    /// Packets that are no flow of a service and were passed to an uplink.
-    pub passed: u64,
-    /// Packets handed to another worker.
-    pub handed_off: u64,
-    /// Packets taken from other workers.
-    pub taken_over: u64,
-    /// Flows in its table.
-    pub live_flows: u64,
-    /// Flows that its table can hold, IPv4 and IPv6 together.
-    pub flow_limit: u64,
-    /// Packets of flows that found no place in the table.
-    pub table_full: u64,
-    /// Moves of flows whose packets were held meanwhile, in services that allow it.
-    pub held_moves: u64,
-    /// Those of them that went on before all that they had sent was back: a limit was reached.
-    pub early_moves: u64,
-    /// Fragments waiting for their first one.
-    pub fragments_waiting: u64,
-    /// Events that found no room on their way to the control plane. Always 0 unless there is a bug.
-    pub events_lost: u64,
-    /// Packets between its stages: fragments and packets of moving flows that wait, frames in hand-off rings towards it.
-    pub held: u64,
-}
+model::slot_counters! { slot_arithmetic! {} }
 
 /// Every counter of a switch at about one moment, summed over workers. The caller keeps one and has it filled again each
 /// time.
@@ -203,5 +176,63 @@ impl SwitchReading {
             .map(|s| (s.to_packets + s.originated).saturating_sub(s.back_packets + s.lost + s.kept))
             .sum();
         in_instances + self.workers.iter().map(|w| w.held).sum::<u64>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_grow_and_add_up_while_gauges_stand() {
+        let before = SlotCounters {
+            to_packets: 10,
+            consumed: 50,
+            live_flows: 4,
+            throttled_ns: 7,
+            ..SlotCounters::default()
+        };
+        let now = SlotCounters {
+            to_packets: 15,
+            // Attached anew.
+            consumed: 3,
+            live_flows: 2,
+            throttled_ns: 9,
+            ..before
+        };
+        let grown = now.grown_since(&before);
+        let figures = (
+            grown.to_packets,
+            grown.consumed,
+            grown.live_flows,
+            grown.throttled_ns,
+        );
+        assert_eq!(figures, (5, 3, 2, 9));
+        let mut sum = before;
+        sum.add(&grown);
+        let figures = (sum.to_packets, sum.consumed, sum.live_flows, sum.throttled_ns);
+        assert_eq!(figures, (15, 53, 4, 7));
+        sum.set_counted(&SlotCounters::default());
+        let figures = (sum.to_packets, sum.live_flows, sum.throttled_ns);
+        assert_eq!(figures, (0, 0, 7));
+    }
+
+    #[test]
+    fn an_instance_has_a_drop_for_each_reason() {
+        let counters = SlotCounters {
+            ring_drops: 1,
+            too_large: 2,
+            lost: 3,
+            function: Some(FunctionCounters {
+                dropped: 4,
+                ..FunctionCounters::default()
+            }),
+            ..SlotCounters::default()
+        };
+        let drops: Vec<_> = counters.drops().collect();
+        assert_eq!(
+            drops,
+            [("ring_full", 1), ("too_large", 2), ("lost", 3), ("function", 4)]
+        );
     }
 }

@@ -4,7 +4,8 @@ use autoscaling::Decision;
 use collector::Collector;
 use engine::{CpuQuota, Exchange, Request};
 use model::{
-    EventKind, InstanceId, InstanceObservation, InstanceState, InstanceStep, Nanos, ServiceId, Slot,
+    EventKind, InstanceId, InstanceObservation, InstanceSignals, InstanceState, InstanceStep, Nanos,
+    ServiceId, Slot,
 };
 
 use super::{Controller, scaler_name};
@@ -74,12 +75,9 @@ impl Controller {
                             capacity_pps,
                             arrivals_fast_pps: 0.0,
                             arrivals_stable_pps: 0.0,
-                            returns_fast_pps: 0.0,
                             ring_drops_fast_pps: 0.0,
                             ring_occupancy: 0.0,
-                            ring_packets: 0,
-                            live_flows: 0,
-                            new_flows_fast_per_s: 0.0,
+                            signals: InstanceSignals::default(),
                             busy: None,
                             cpu_quota: instance.cpus,
                         });
@@ -357,7 +355,7 @@ impl Controller {
     /// Drains one Active instance: first one that a rollout replaces, else the one with the fewest live flows, the
     /// youngest if equal.
     pub(super) fn drain_one(&mut self, id: ServiceId, collector: &Collector) -> bool {
-        let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.live_flows);
+        let flows = |i: &Instance| collector.slot(i.slot).map_or(0, |rates| rates.signals.live_flows);
         let victim = self
             .instances
             .iter()

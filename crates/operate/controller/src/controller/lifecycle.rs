@@ -255,14 +255,16 @@ impl Controller {
         let rates = collector.slot(instance.slot);
         // Only counters read after the acknowledgement prove that no worker will add a flow.
         let is_empty = rates.is_some_and(|rates| {
-            drain.acknowledged.is_some_and(|at| rates.at > at) && rates.live_flows == 0 && rates.rings_empty
+            drain.acknowledged.is_some_and(|at| rates.at > at)
+                && rates.signals.live_flows == 0
+                && rates.rings_empty
         });
         let reason = if is_empty && drain.moves {
             "its flows have moved".to_owned()
         } else if is_empty {
             "its last flow has ended".to_owned()
         } else if now.since(drain.since) >= deadline {
-            let flows = rates.map_or(0, |rates| rates.live_flows);
+            let flows = rates.map_or(0, |rates| rates.signals.live_flows);
             let reason = format!("the drain's deadline passed with {flows} flows left");
             self.unpin(index, reason.clone());
             reason

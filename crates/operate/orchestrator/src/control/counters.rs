@@ -89,13 +89,7 @@ impl ControlLoop {
             .map(|((uplink, counters), state)| UplinkCounters {
                 name: uplink.name.clone(),
                 up: state.is_up,
-                received_packets: counters.received_packets,
-                received_bytes: counters.received_bytes,
-                sent_packets: counters.sent_packets,
-                sent_bytes: counters.sent_bytes,
-                dropped_packets: counters.dropped,
-                missed_packets: counters.missed_packets,
-                failed_packets: counters.failed_packets,
+                ..UplinkCounters::of(counters)
             })
             .collect()
     }
@@ -122,16 +116,6 @@ impl ControlLoop {
                 let held = status.held_back;
                 ServiceCounters {
                     name: status.name.to_owned(),
-                    offered_packets: counters.offered_packets,
-                    offered_bytes: counters.offered_bytes,
-                    returned_packets: of_instances.back_packets,
-                    returned_bytes: of_instances.back_bytes,
-                    unserved_packets: counters.unserved,
-                    ring_full_packets: of_instances.ring_drops,
-                    unpinned_packets: counters.unpinned,
-                    new_flows: of_instances.new_flows,
-                    expected_moves: of_instances.expected_moves,
-                    overcommitted_flows: counters.overcommitted,
                     live_flows: rates.live_flows,
                     states,
                     desired: status.wanted,
@@ -149,6 +133,7 @@ impl ControlLoop {
                     decisions: self.journal.decisions(status.name),
                     scheduler: status.plan.scheduler.name().to_owned(),
                     autoscaler: status.autoscaler.name().to_owned(),
+                    ..ServiceCounters::of(&counters, &of_instances)
                 }
             })
             .collect()
@@ -176,29 +161,14 @@ impl ControlLoop {
                     .map(|status| status.capacity_pps)
                     .filter(|pps| *pps > 0.0);
                 let function = counters.function;
-                let drops = [
-                    ("ring_full", counters.ring_drops),
-                    ("too_large", counters.too_large),
-                    ("lost", counters.lost),
-                    ("function", function.map_or(0, |f| f.dropped)),
-                ];
+                let drops = counters.drops();
                 InstanceCounters {
                     id: instance.id().0,
                     service: self.service_name(instance.service()),
                     state: instance.state().name().to_owned(),
-                    to_packets: counters.to_packets,
-                    to_bytes: counters.to_bytes,
-                    back_packets: counters.back_packets,
-                    back_bytes: counters.back_bytes,
-                    drops: drops.map(|(reason, packets)| (reason.to_owned(), packets)).into(),
-                    originated_packets: counters.originated,
-                    return_unmatched_packets: counters.return_unmatched,
-                    new_flows: counters.new_flows,
-                    live_flows: counters.live_flows,
-                    ring_used: counters.ring_used,
-                    ring_slots: counters.ring_slots,
-                    hot: counters.hot,
-                    held_up_s: counters.throttled_ns as f64 / 1e9,
+                    drops: drops
+                        .map(|(reason, packets)| (reason.to_owned(), packets))
+                        .collect(),
                     cpu_s: self.gather.cpu_time(slot),
                     busy_s: function.map(|f| f.busy_ns as f64 / 1e9),
                     memory_bytes: self.gather.memory_of(slot, function.as_ref()),
@@ -206,6 +176,7 @@ impl ControlLoop {
                     utilisation: rates
                         .zip(capacity)
                         .map(|(rates, pps)| rates.arrivals_fast_pps / pps),
+                    ..InstanceCounters::of(&counters)
                 }
             })
             .collect()
@@ -216,18 +187,8 @@ impl ControlLoop {
         workers
             .map(|(index, of)| WorkerCounters {
                 worker: index as u8,
-                received_packets: of.received,
-                handed_off_packets: of.handed_off,
-                passed_packets: of.passed,
-                turns: of.turns,
-                awake_s: of.awake_ns as f64 / 1e9,
-                busy_s: of.busy_ns as f64 / 1e9,
                 longest_gap_s: self.gather.gaps.longest(index).0 as f64 / 1e9,
-                live_flows: of.live_flows,
-                flow_limit: of.flow_limit,
-                table_full_packets: of.table_full,
-                fragments_waiting: of.fragments_waiting,
-                events_lost: of.events_lost,
+                ..WorkerCounters::of(of)
             })
             .collect()
     }

@@ -172,20 +172,21 @@ impl Baselines {
         let now = of_slot(reading, slot);
         if let Some((owner, before)) = self.of_slots.insert(slot, (service, now)) {
             // The counters have not changed since the previous instance was removed.
-            add(self.retired.entry(owner).or_default(), &grown(&now, &before));
+            let retired = self.retired.entry(owner).or_default();
+            retired.add(&now.grown_since(&before));
         }
     }
 
     fn grown(&self, slot: Slot, reading: &SwitchReading) -> SlotCounters {
         let before = self.of_slots.get(&slot).map(|(_, before)| *before);
-        grown(&of_slot(reading, slot), &before.unwrap_or_default())
+        of_slot(reading, slot).grown_since(&before.unwrap_or_default())
     }
 
     /// Totals of all instances that a service has had.
     pub(super) fn of_service(&self, service: ServiceId, reading: &SwitchReading) -> SlotCounters {
         let mut sum = self.retired.get(&service).copied().unwrap_or_default();
         for slot in self.of_slots.iter().filter(|(_, (owner, _))| *owner == service) {
-            add(&mut sum, &self.grown(*slot.0, reading));
+            sum.add(&self.grown(*slot.0, reading));
         }
         sum
     }
@@ -310,34 +311,6 @@ fn is_runnable(pid: u32) -> bool {
         stat.rsplit_once(") ")
             .is_some_and(|(_, rest)| rest.starts_with('R'))
     })
-}
-
-/// The increase of counters; gauges keep their present value.
-fn grown(now: &SlotCounters, before: &SlotCounters) -> SlotCounters {
-    SlotCounters {
-        to_packets: now.to_packets.wrapping_sub(before.to_packets),
-        to_bytes: now.to_bytes.wrapping_sub(before.to_bytes),
-        back_packets: now.back_packets.wrapping_sub(before.back_packets),
-        back_bytes: now.back_bytes.wrapping_sub(before.back_bytes),
-        ring_drops: now.ring_drops.wrapping_sub(before.ring_drops),
-        too_large: now.too_large.wrapping_sub(before.too_large),
-        lost: now.lost.wrapping_sub(before.lost),
-        originated: now.originated.wrapping_sub(before.originated),
-        return_unmatched: now.return_unmatched.wrapping_sub(before.return_unmatched),
-        new_flows: now.new_flows.wrapping_sub(before.new_flows),
-        expected_moves: now.expected_moves.wrapping_sub(before.expected_moves),
-        hot: now.hot.wrapping_sub(before.hot),
-        ..*now
-    }
-}
-
-/// Adds the counters that are reported per service to a sum.
-fn add(sum: &mut SlotCounters, of: &SlotCounters) {
-    sum.back_packets += of.back_packets;
-    sum.back_bytes += of.back_bytes;
-    sum.ring_drops += of.ring_drops;
-    sum.new_flows += of.new_flows;
-    sum.expected_moves += of.expected_moves;
 }
 
 impl ControlLoop {

@@ -203,12 +203,12 @@ impl ControlLoop {
                     returned_pps: of_service
                         .iter()
                         .filter_map(|i| self.gather.collector.slot(i.slot()))
-                        .map(|r| r.returns_fast_pps)
+                        .map(|r| r.signals.returns_fast_pps)
                         .sum(),
                     new_flows_per_s: of_service
                         .iter()
                         .filter_map(|i| self.gather.collector.slot(i.slot()))
-                        .map(|r| r.new_flows_fast_per_s)
+                        .map(|r| r.signals.new_flows_fast_per_s)
                         .sum(),
                     utilisation: (capacity > 0.0).then(|| rates.offered_stable_pps / capacity),
                     highest_utilisation: highest.map(|(load, _)| load),
@@ -406,15 +406,12 @@ impl ControlLoop {
                 pid: instance.pid(),
                 adopted: instance.is_adopted(),
                 to_pps: rates.map_or(0.0, |r| r.to_fast_pps()),
-                back_pps: rates.map_or(0.0, |r| r.returns_fast_pps),
+                back_pps: rates.map_or(0.0, |r| r.signals.returns_fast_pps),
                 to_packets: counters.to_packets,
                 back_packets: counters.back_packets,
-                live_flows: rates.map_or(0, |r| r.live_flows),
+                live_flows: rates.map_or(0, |r| r.signals.live_flows),
                 ring_occupancy: rates.map_or(0.0, |r| r.ring_occupancy),
-                dropped_packets: counters.ring_drops
-                    + counters.too_large
-                    + counters.lost
-                    + counters.function.map_or(0, |f| f.dropped),
+                dropped_packets: counters.drops().map(|(_, packets)| packets).sum(),
                 capacity_pps: capacity,
                 cpu_quota: instance.cpus(),
                 cpu: self.gather.cpu_share(slot, instance.cpus()),

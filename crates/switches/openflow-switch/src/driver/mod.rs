@@ -547,11 +547,7 @@ impl Switch for OpenFlowSwitch {
         into.acknowledged = from.acknowledged;
         into.workers.clone_from(&from.workers);
         for (sum, counted) in into.slots.iter_mut().zip(&from.slots) {
-            *sum = switch::SlotCounters {
-                function: sum.function,
-                throttled_ns: sum.throttled_ns,
-                ..*counted
-            };
+            sum.set_counted(counted);
         }
         into.services.clone_from(&from.services);
         into.uplinks.clone_from(&from.uplinks);
