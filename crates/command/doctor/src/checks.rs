@@ -213,7 +213,7 @@ fn real_time() -> Finding {
 
 fn hugepages(host: &Host) -> Finding {
     const CHECK: &str = "hugepages";
-    let mib = machine::free_hugepages_mib();
+    let mib = orchestrator::host::free_hugepages_mib();
     if mib == 0 {
         return Finding::warn(
             CHECK,

@@ -8,8 +8,8 @@ use traffic::{Phase, Profile, Rate, Size, Span, Verify};
 
 use super::args::DemoArgs;
 use super::live::Live;
+use super::loss;
 use super::measure::{self, LOOK_MS, Recording, Sample};
-use super::summary;
 use display::table::short;
 use testbed::FORWARD_IMAGE;
 use testbed::{Ground, Service, Session};
@@ -146,7 +146,7 @@ impl Calibration {
         if sustained_pps < SUSTAINED_MIN {
             bail!(
                 "one instance gave back {sustained_pps:.0} packets/s: this machine is too busy for a demo ({})",
-                summary::loss_text(&recording)
+                loss::loss_text(&recording)
             );
         }
         Ok(Calibration {

@@ -9,8 +9,8 @@ use traffic::{Phase, Rate, Span, Verify};
 
 use super::experiment::{Calibration, INSTANCES, flows, forward, profile, steady};
 use super::live::Live;
+use super::loss;
 use super::measure::{self, Recording};
-use super::summary;
 use super::summary::RunSummary;
 use display::table::{percent, short};
 use images::TESTPMD;
@@ -122,7 +122,7 @@ pub(super) fn figures(ground: &Ground, calibration: &Calibration, live: &mut Liv
             "{title}: offered {}/s, returned {}/s; {}",
             short(step.offered_pps),
             short(step.returned_pps),
-            summary::loss_text(&recording)
+            loss::loss_text(&recording)
         ));
         Ok(step)
     };

@@ -13,6 +13,7 @@ mod args;
 mod experiment;
 mod full;
 mod live;
+mod loss;
 mod measure;
 mod report;
 mod summary;

@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use model::{EventKind, InstanceState};
 
+use super::loss::{drops_text, loss_text};
 use super::measure::{Recording, Sample};
-use super::summary::{drops_text, loss_text};
 use display::event::event_sentence;
 use display::table::{grouped, short};
 

@@ -17,8 +17,8 @@ use switch::{
 use traffic::Random;
 
 use crate::Error;
-use crate::load::{seconds, whole_ms};
 use crate::scenario::{Action, Counters, Range, Scenario, policy_of};
+use crate::time::{seconds, whole_ms};
 
 /// The only service.
 pub(crate) const SERVICE: ServiceId = ServiceId(0);

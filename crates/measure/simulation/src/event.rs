@@ -10,11 +10,12 @@ use traffic::Random;
 use crate::Error;
 use crate::card::{CardSwitch, Passing};
 use crate::control::{ControlLoop, SERVICE, SlotChange};
-use crate::load::{Compiled, whole_ms};
+use crate::load::Compiled;
 use crate::outcome::{Interval, Recorder};
 use crate::queue::{Job, Station};
 use crate::scenario::{Scenario, Work};
 use crate::steering::Steering;
+use crate::time::whole_ms;
 
 /// Longest distinguished latency, in nanoseconds: an hour.
 const LATENCY_LIMIT_NS: u64 = 3_600_000_000_000;
@@ -106,7 +107,7 @@ pub(crate) fn run(
 ) -> Result<(), Error> {
     let mut control = ControlLoop::new(scenario, seed)?;
     let zero = control.zero;
-    let end = zero + crate::load::seconds(scenario.duration_s);
+    let end = zero + crate::time::seconds(scenario.duration_s);
     let mut events = Events::new(scenario, compiled, seed)?;
     events.take_over(&mut control);
     if let Some(card) = &mut events.card {
@@ -168,7 +169,7 @@ impl<'a> Events<'a> {
             latency: histogram()?,
             by_source: (0..sources).map(|_| histogram()).collect::<Result<_, _>>()?,
             finished: vec![0; sources],
-            counted_from: crate::load::seconds(scenario.warm_up_s).0,
+            counted_from: crate::time::seconds(scenario.warm_up_s).0,
             interval: Interval::default(),
             offered: 0,
             offered_bytes: 0,

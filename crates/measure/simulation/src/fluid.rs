@@ -11,10 +11,11 @@ use traffic::Random;
 
 use crate::Error;
 use crate::control::{ControlLoop, SERVICE, SlotChange};
-use crate::load::{Class, Compiled, Single, nearest, whole, whole_ms};
+use crate::load::{Class, Compiled, Single, nearest, whole};
 use crate::outcome::{Interval, Recorder};
 use crate::scenario::{Capacities, Instances, Scenario};
 use crate::steering::Steering;
+use crate::time::whole_ms;
 
 /// Minimum and maximum picks for an aggregate's new flows in a step, one per millisecond in between. Each pick stands
 /// for several flows; there are never more picks than flows.
@@ -299,7 +300,7 @@ pub(crate) fn run(
     let mut control = ControlLoop::new(scenario, seed)?;
     let mut fluid = Fluid::new(scenario, compiled, seed)?;
     let zero = control.zero;
-    let end = zero + crate::load::seconds(scenario.duration_s);
+    let end = zero + crate::time::seconds(scenario.duration_s);
     let mut step = fluid.min_step;
     fluid.take_over(&mut control);
     while control.now < end {

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod card;
+mod card_keys;
 mod control;
 mod error;
 mod event;
@@ -37,8 +38,9 @@ mod run;
 mod scenario;
 mod steering;
 mod sweep;
+mod time;
 
-pub use card::Card;
+pub use card_keys::Card;
 pub use error::Error;
 pub use expectation::{Check, Checked};
 pub use outcome::{DECISIONS_LIMIT, Decision, InstancePoint, Outcome, Point};

@@ -10,6 +10,7 @@ use traffic::{Mixture, Random};
 use crate::Error;
 use crate::recording::Recording;
 use crate::scenario::{Burst, BurstOf, FlowMix, Noise, Scenario, Traffic};
+use crate::time::{seconds, whole_ms};
 
 /// Rate changes per source and run.
 pub(crate) const CHANGES_LIMIT: usize = 20_000_000;
@@ -536,19 +537,6 @@ pub(crate) fn whole(count: f64) -> u64 {
 pub(crate) fn nearest(count: f64) -> u64 {
     let whole = count as i64;
     (whole + i64::from(count - whole as f64 >= 0.5)) as u64
-}
-
-/// Rounds up to a whole millisecond, the control loop's finest step.
-pub(crate) fn whole_ms(at: Nanos) -> Nanos {
-    Nanos(at.0.div_ceil(1_000_000) * 1_000_000)
-}
-
-/// Seconds as whole milliseconds, rounded up, so that all changes lie on the control loop's steps.
-pub(crate) fn seconds(seconds: f64) -> Nanos {
-    // Round first: 0.1 + 0.2 must not become 301 ms.
-    whole_ms(Nanos(
-        ((seconds.max(0.0) * 1e9).round() as u64).div_euclid(1_000) * 1_000,
-    ))
 }
 
 fn check(key: &str, value: f64, low: f64, high: f64) -> Result<(), Error> {

@@ -7,8 +7,8 @@ use model::{EventKind, InstanceId, InstanceState, Nanos, Slot};
 use serde::Serialize;
 
 use crate::control::ControlLoop;
-use crate::load::seconds;
 use crate::scenario::{Scenario, Traffic};
+use crate::time::seconds;
 
 /// Approximate number of points in a series.
 const POINTS: f64 = 400.0;

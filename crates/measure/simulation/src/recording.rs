@@ -61,7 +61,7 @@ impl Recording {
             let dt_s = pair[1].0 - pair[0].0;
             let new_flows = (pair[1].2 - pair[0].2).max(0.0) / dt_s;
             (
-                crate::load::seconds(pair[0].0),
+                crate::time::seconds(pair[0].0),
                 new_flows,
                 (pair[1].1 - pair[0].1) / dt_s,
             )

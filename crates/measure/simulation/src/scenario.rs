@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::Error;
-use crate::card::Card;
+use crate::card_keys::Card;
 use crate::expectation::Check;
 
 /// Longest run, in seconds: eight weeks.

@@ -4,12 +4,14 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use model::InstanceId;
 
-use crate::stream::SNAPSHOT_PERIOD;
 use crate::types::{History, InstanceHistory, ServiceHistory, Snapshot, UplinkRow};
 
+/// Time between two snapshots.
+pub(crate) const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
 /// Points that are kept: 15 minutes.
 pub(crate) const POINTS: u32 = 900;
 /// Instances that a point holds. Of more instances, those with the lowest ids are kept and the others are counted.

@@ -17,13 +17,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
 
 use crate::event_log::{EventLog, Events};
-use crate::history::Recorder;
+use crate::history::{Recorder, SNAPSHOT_PERIOD};
 use crate::question::{Asker, Question};
 use crate::routes::{EVENT_PAGE, Shared, StreamQuery};
 use crate::types::{History, Snapshot};
 
-/// Time between two snapshots.
-pub(crate) const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
 /// Time after which a stream that has nothing to say shows that it lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events in one piece of a stream: a reader that is slow is given them in such portions.

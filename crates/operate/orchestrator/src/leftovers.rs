@@ -14,7 +14,8 @@ use engine::launcher::{Launcher, LauncherCommand};
 use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{docker_config, is_listened_on};
+use crate::host::is_listened_on;
+use crate::wiring::docker_config;
 use api::run_dir::in_run_dir;
 
 /// The file in the run directory.

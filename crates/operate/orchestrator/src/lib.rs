@@ -9,6 +9,7 @@ pub mod case;
 mod control;
 pub mod daemon;
 mod drivers;
+pub mod host;
 pub mod leftovers;
 pub mod load;
 mod log;

@@ -6,13 +6,15 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use configuration::{Configuration, Problem, check_facts};
+use configuration::{Configuration, Device, EngineDriver, Problem, check_facts};
 use display::output::WrongUsage;
 use model::{Match, Prefix, protocol};
 use rustix::fs::OFlags;
 
+use crate::drivers;
 use crate::machine::Machine;
-use crate::{drivers, wiring};
+use api::longest_path;
+use api::run_dir::{api_socket, in_run_dir};
 
 /// Longest path of a unix socket in bytes: the kernel's address has 108, including the final NUL.
 const SOCKET_PATH_LIMIT: usize = 107;
@@ -80,7 +82,7 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
         return Err(wrong(&problems).into());
     }
     let in_file = |problem: String| WrongUsage(format!("{}: {problem}", file.display()));
-    if let Some(problem) = too_long(&wiring::sockets(&configuration)) {
+    if let Some(problem) = too_long(&sockets(&configuration)) {
         return Err(in_file(problem).into());
     }
     // A running inco already has the devices and memory that it needs.
@@ -91,7 +93,28 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     Ok(configuration)
 }
 
-/// A message about the longest of these socket paths, if the kernel would refuse it.
+/// All paths at which this inco, or a switch for it, listens on a unix socket. Containers have theirs under a short path of their
+/// own.
+fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
+    let api = api_socket(configuration.api.socket.as_deref());
+    let mut sockets = vec![longest_path(&api)];
+    sockets.extend(
+        configuration
+            .uplinks
+            .iter()
+            .filter_map(|uplink| match &uplink.device {
+                Device::Memif(socket) => Some(in_run_dir(socket)),
+                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
+            }),
+    );
+    if configuration.engine.driver == EngineDriver::Oci && configuration.has_containers() {
+        sockets.push(in_run_dir(Path::new(engine::launcher::SOCKET)));
+    }
+    sockets.extend(drivers::driver(configuration).sockets(configuration));
+    sockets
+}
+
+/// What is wrong with the longest of these paths of sockets, if the kernel would not take it.
 fn too_long(sockets: &[PathBuf]) -> Option<String> {
     let bytes = |socket: &PathBuf| socket.as_os_str().len();
     let longest = sockets.iter().max_by_key(|socket| bytes(socket))?;
@@ -165,7 +188,7 @@ mod tests {
              [service.a]\nport = \"null\"\n[api]\nsocket = \"{folder}/a\"\n",
             "l".repeat(room + 1)
         );
-        let of = |text: &str| too_long(&wiring::sockets(&parse(text, "a.toml").unwrap()));
+        let of = |text: &str| too_long(&sockets(&parse(text, "a.toml").unwrap()));
         let said = of(&text).unwrap();
         assert!(
             said.contains("llll has 108 bytes, and may have 107") && said.contains("INCO_RUN_DIR"),

@@ -6,18 +6,18 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use api::{ApiError, run_dir};
 use configuration::{ApiTcp, Device, Engine, EngineDriver, Facts, InstanceDevice, Service, Unusable, Uplink};
 use engine::image::Store;
-use engine::{
-    DockerConfig, DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use,
-};
+use engine::{DockerEngine, EngineError, Given, ImageRef, OciConfig, Program, functions_in_use};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 
+use crate::host::{free_hugepages_mib, is_listened_on, unreadable};
 use crate::leftovers::Running;
+use crate::wiring::docker_config;
 use crate::{drivers, wiring};
 
 /// This machine.
@@ -345,26 +345,7 @@ pub fn allowed_cpus() -> Vec<u16> {
         .collect()
 }
 
-/// Free hugepages of the default size, in MiB.
-pub fn free_hugepages_mib() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let figure = |name: &str| -> Option<u64> {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
-    let (free, kib) = (figure("HugePages_Free:"), figure("Hugepagesize:"));
-    free.unwrap_or(0) * kib.unwrap_or(0) / 1024
-}
-
-/// Connection settings for the Docker engine of the configuration.
-pub fn docker_config(engine: &Engine) -> DockerConfig {
-    DockerConfig {
-        certificates: engine.tls.clone(),
-        ..DockerConfig::at(engine.host.clone())
-    }
-}
-
-/// Whether Docker has an image that is not in our store. Uses Docker's API on its unix socket.
+/// Whether Docker has an image that is not in our store: asked in Docker's own protocol on its unix socket.
 fn docker_has(engine: &Engine, image: &str) -> bool {
     use std::io::{Read as _, Write as _};
     let Some(socket) = engine.host.strip_prefix("unix://") else {
@@ -520,24 +501,7 @@ fn may_take_frames(interface: &str) -> Result<(), Unusable> {
     })
 }
 
-pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Unusable {
-    match error.kind() {
-        io::ErrorKind::NotFound => Unusable::new(
-            format!("there is no {}", path.display()),
-            "write a path that exists",
-        ),
-        io::ErrorKind::PermissionDenied => Unusable::new(
-            format!("{} may not be read", path.display()),
-            "run inco with sudo, or change its permissions",
-        ),
-        _ => Unusable::new(
-            format!("{} cannot be read ({error})", path.display()),
-            "write another path",
-        ),
-    }
-}
-
-/// Drivers with which DPDK can use a device: user-space drivers and those that share the device with the kernel.
+/// Drivers through which DPDK reaches a device: those that leave it to user space, and those that share it.
 pub const USER_SPACE_DRIVERS: [&str; 5] =
     ["vfio-pci", "igb_uio", "uio_pci_generic", "mlx5_core", "mlx4_core"];
 
@@ -607,25 +571,7 @@ fn socket_is_free(socket: &Path) -> Result<(), Unusable> {
     directory_is_writable(socket)
 }
 
-/// Whether a process listens on a unix socket. Reads the kernel's list, because connecting would disturb the
-/// listener. A socket without its file cannot be reached and does not count.
-pub fn is_listened_on(socket: &Path) -> bool {
-    if !socket.exists() {
-        return false;
-    }
-    let full: PathBuf = fs::canonicalize(socket).unwrap_or_else(|_| socket.to_owned());
-    fs::read_to_string("/proc/net/unix").is_ok_and(|list| {
-        list.lines().any(|line| {
-            // Num RefCount Protocol Flags Type St Inode Path; 10000 is __SO_ACCEPTCON.
-            let mut fields = line.split_whitespace();
-            let listens = fields.nth(3) == Some("00010000");
-            let path = fields.nth(3).map(Path::new);
-            listens && path.is_some_and(|path| path == full || path == socket)
-        })
-    })
-}
-
-/// Whether a file can be created at that path; its directory may be missing.
+/// Whether a file can be made where that path says; its directory may still be missing.
 pub fn directory_is_writable(path: &Path) -> Result<(), Unusable> {
     let mut directory = path.parent().unwrap_or(Path::new("."));
     while !directory.exists() {

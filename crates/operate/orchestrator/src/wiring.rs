@@ -3,19 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, ApiTcp, Capacity, Configuration, Device, EngineDriver, PortKind, Service};
+use configuration::{Affinity, ApiTcp, Capacity, Configuration, EngineDriver, PortKind, Service};
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
 use engine::logs::Logs;
-use engine::{ContainerSpec, CpuQuota, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
+use engine::{ContainerSpec, CpuQuota, DockerConfig, DockerEngine, Engine, NoEngine, OciConfig, OciEngine};
 use model::{Nanos, ServiceId};
 use switch::{PortSpec, ServicePlan};
 
-use crate::drivers::driver;
-use crate::machine::docker_config;
-use api::run_dir::{api_socket, in_run_dir};
-use api::{Tcp, longest_path};
+use api::Tcp;
 
 /// A container's path of its socket directory.
 pub(super) const SOCKET_DIR: &str = "/run/inco";
@@ -80,25 +77,12 @@ pub(super) fn tcp(of: &ApiTcp) -> Tcp {
     }
 }
 
-/// All paths at which this inco, or its switch, listens on a unix socket. Containers see theirs under a short path of
-/// their own.
-pub(super) fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
-    let api = api_socket(configuration.api.socket.as_deref());
-    let mut sockets = vec![longest_path(&api)];
-    sockets.extend(
-        configuration
-            .uplinks
-            .iter()
-            .filter_map(|uplink| match &uplink.device {
-                Device::Memif(socket) => Some(in_run_dir(socket)),
-                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
-            }),
-    );
-    if configuration.engine.driver == EngineDriver::Oci && configuration.has_containers() {
-        sockets.push(in_run_dir(Path::new(engine::launcher::SOCKET)));
+/// How a Docker engine of the configuration is reached.
+pub(super) fn docker_config(engine: &configuration::Engine) -> DockerConfig {
+    DockerConfig {
+        certificates: engine.tls.clone(),
+        ..DockerConfig::at(engine.host.clone())
     }
-    sockets.extend(driver(configuration).sockets(configuration));
-    sockets
 }
 
 /// Starts the engine or connects to it. [`None`] if the `oci` engine's launcher was not needed.

@@ -11,72 +11,15 @@ use model::{
 use scheduling::{Metric, Scheduler, Settings};
 use toml::de::DeTable;
 
+use crate::key::{Key, KeyDefault, Reload};
 use crate::limits::*;
 use crate::policies::{
     METRICS, autoscaler, known_autoscaler, known_scheduler, limit_in, scheduler, with_parameters,
 };
-use crate::read::{Reader, boolean, bytes, number, path, power_of_two, span, text, texts, word};
+use crate::read::{Reader, boolean, bytes, number, path, power_of_two, share, span, text, texts, word};
 use crate::types::*;
 use crate::units::Wrong;
 use crate::values::*;
-
-/// The default of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyDefault {
-    /// None: the key is required.
-    Required,
-    /// This TOML value.
-    Value(&'static str),
-    /// A rule, in words.
-    Words(&'static str),
-}
-
-/// The effect of a reload on a changed key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reload {
-    /// The change takes effect.
-    Applies,
-    /// The reload is refused; the change needs a restart.
-    Restart,
-    /// The reload is refused with the driver `openflow`, which lays out the rules of new flows at its start.
-    Rules,
-    /// The reload is refused if it would count returned packets per flow and no flow table does so yet.
-    Counts,
-    /// Each key of this table has its own rule.
-    Keys,
-}
-
-/// A key of the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// Its table: `switch`, `uplink[]`, `service.NAME`, `service.NAME.match`.
-    pub table: &'static str,
-    /// Its name within the table.
-    pub name: &'static str,
-    /// The permitted values, in words.
-    pub kind: &'static str,
-    /// An example value, as TOML.
-    pub example: &'static str,
-    /// Its default.
-    pub default: KeyDefault,
-    /// The effect of a reload.
-    pub reload: Reload,
-    /// Its meaning.
-    pub meaning: &'static str,
-}
-
-/// The keys of a table.
-pub(crate) fn of_table(table: &str) -> impl Iterator<Item = &'static Key> {
-    KEYS.iter().filter(move |key| key.table == table)
-}
-
-/// The heading of a table, as written in a file.
-pub(crate) fn heading(table: &str) -> String {
-    match table.strip_suffix("[]") {
-        Some(list) => format!("[[{list}]]"),
-        None => format!("[{table}]"),
-    }
-}
 
 /// `[required]`, `[= "TOML"]`, `[or "words"]`, `[or "words" => value]` or `[keys]` as a [`KeyDefault`].
 macro_rules! default_of {
@@ -451,12 +394,12 @@ tables! {
             "share, above 0 and at most 1", "0.7",
             "Share of the capacity up to which scheduling fills an instance: it takes a new flow while its load is \
              below. The last flow can raise the load above it: write less where single flows are large.";
-        // SmartINCO's recommendation: it leaves whole instances free to be removed.
-        scheduler: scheduler, [= "\"best-fit\""], Applies,
+        // The paper's recommendation, since it leaves whole instances free to be removed.
+        scheduler: |at| scheduler(at, scheduler_table), [= "\"best-fit\""], Applies,
             "table, or a policy's name", "{ policy = \"worst-fit\", metric = \"bytes\", limit = \"1Gbps\" }",
             "Which instance a new flow is given to. See below.";
-        // inco's own.
-        autoscaler: autoscaler, [= "\"ladder\""], Applies,
+        // Ours.
+        autoscaler: |at| autoscaler(at, autoscaler_table), [= "\"ladder\""], Applies,
             "table, or a policy's name", "{ policy = \"ladder\", target = 0.6 }",
             "How many instances are wanted. See below.";
         affinity: word(Affinity::WORDS), [= "\"strict\""], Counts,

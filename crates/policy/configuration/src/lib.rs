@@ -12,6 +12,7 @@
 
 mod check;
 mod facts;
+mod key;
 mod keys;
 mod limits;
 mod nearest;
@@ -26,11 +27,11 @@ mod units;
 mod values;
 
 pub use facts::{Facts, Unusable, check_facts};
-pub use keys::{KEYS, Key, KeyDefault, Reload, TABLES};
+pub use key::{Key, KeyDefault, Reload};
+pub use keys::{KEYS, TABLES};
 pub use model::PortKind;
 pub use nearest::{nearest, scheduler_name};
-pub use parse::parse;
-pub use policies::parse_scheduler;
+pub use parse::{parse, parse_scheduler};
 pub use problem::{Place, Problem};
 pub use reference::reference;
 pub use types::*;

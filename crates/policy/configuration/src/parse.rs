@@ -1,10 +1,13 @@
 //! Parses the text of a configuration.
 
+use model::Capabilities;
+use scheduling::Scheduler;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::keys;
+use crate::keys::{self, KEYS};
 use crate::limits::FILE_LIMIT_BYTES;
+use crate::policies::scheduler;
 use crate::problem::Problem;
 use crate::read::Reader;
 use crate::types::{Configuration, Drivers};
@@ -15,7 +18,7 @@ use crate::units::Wrong;
 /// # Errors
 /// Returns every problem that can be found without a machine, in the order of the file.
 pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configuration, Vec<Problem>> {
-    let mut reader = Reader::new(file_name, text, drivers);
+    let mut reader = Reader::new(file_name, text, KEYS, drivers);
     if text.len() > FILE_LIMIT_BYTES {
         let what = format!("the file has {} bytes, more than {FILE_LIMIT_BYTES}", text.len());
         reader.wrong_at(0, Wrong::new(what, "write a shorter one"));
@@ -44,6 +47,39 @@ pub fn parse(text: &str, file_name: &str, drivers: Drivers) -> Result<Configurat
     configuration.places = reader.places;
     configuration.values = reader.values;
     Ok(configuration)
+}
+
+/// Parses the value of the key `scheduler`: a name, or an inline table. Returns the scheduler in its initial state,
+/// and one instance's capacity in its metric; `None` for packets.
+///
+/// # Errors
+/// Returns every problem of the text.
+pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Problem>> {
+    let trimmed = text.trim();
+    let is_toml = trimmed.starts_with(['{', '"', '\'']);
+    let value = if is_toml {
+        trimmed.to_owned()
+    } else {
+        format!("{trimmed:?}")
+    };
+    let document = format!("scheduler = {value}");
+    let mut reader = Reader::new("scheduler", &document, KEYS, |_| Capabilities::NONE);
+    let (table, errors) = DeTable::parse_recoverable(&document);
+    if !errors.is_empty() || table.get_ref().len() != 1 {
+        let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";
+        reader.wrong(
+            "scheduler",
+            Wrong::new(format!("{trimmed:?} is no scheduler"), write),
+        );
+        return Err(reader.into_problems());
+    }
+    let value = table.get_ref().get("scheduler").map(Spanned::get_ref);
+    let read =
+        value.and_then(|value| reader.value("scheduler", value, |at| scheduler(at, keys::scheduler_table)));
+    match read {
+        Some(read) if reader.problems.is_empty() => Ok(read),
+        _ => Err(reader.into_problems()),
+    }
 }
 
 fn syntax(message: &str) -> Wrong {

@@ -1,17 +1,14 @@
 //! Reads schedulers and autoscalers: a name, or a table with the policy's parameters.
 
 use autoscaling::Autoscaler;
-use model::{Capabilities, Parameter};
+use model::Parameter;
 use scheduling::{Metric, Scheduler};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
-use crate::keys;
 use crate::nearest::write_one_of;
-use crate::problem::Problem;
-use crate::read::{At, Reader, Section, number, text};
+use crate::read::{At, Reader, Section, TableReader, number, share, text};
 use crate::units::{self, Wrong};
-use crate::values::share;
 
 pub(crate) const METRICS: &[(&str, Metric)] = &{
     let [packets, bytes, flows, busy] = Metric::ALL;
@@ -41,22 +38,25 @@ pub(crate) fn known_autoscaler(name: &str) -> Result<&'static str, Wrong> {
     named("autoscaler", Autoscaler::NAMES, name)
 }
 
-/// Reads a scheduler and one instance's capacity in its metric; `None` for packets.
-pub(crate) fn scheduler(at: At<'_>) -> Result<(Scheduler, Option<f64>), Wrong> {
+/// A scheduler, and what one instance takes in its metric where that is not packets. `table` reads its table.
+pub(crate) fn scheduler(
+    at: At<'_>,
+    table: TableReader<(Scheduler, Option<f64>)>,
+) -> Result<(Scheduler, Option<f64>), Wrong> {
     let default = Scheduler::default();
     match policy(at, default.name(), known_scheduler, Scheduler::parameters_of)? {
         Policy::Name(name) => Ok((Scheduler::from_name(name).unwrap_or_default(), None)),
-        Policy::Table(at, own) => at.table_with(keys::scheduler_table, &own),
+        Policy::Table(at, own) => at.table_with(table, &own),
         Policy::Unknown => Ok((default, None)),
     }
 }
 
-/// Reads an autoscaler.
-pub(crate) fn autoscaler(at: At<'_>) -> Result<Autoscaler, Wrong> {
+/// An autoscaler. `table` reads its table.
+pub(crate) fn autoscaler(at: At<'_>, table: TableReader<Autoscaler>) -> Result<Autoscaler, Wrong> {
     let default = Autoscaler::default();
     match policy(at, default.name(), known_autoscaler, Autoscaler::parameters_of)? {
         Policy::Name(name) => Ok(Autoscaler::from_name(name).unwrap_or_default()),
-        Policy::Table(at, own) => at.table_with(keys::autoscaler_table, &own),
+        Policy::Table(at, own) => at.table_with(table, &own),
         Policy::Unknown => Ok(default),
     }
 }
@@ -154,36 +154,4 @@ pub(crate) fn with_parameters<'a, T>(
 
 fn deserializer(table: DeTable<'_>) -> ValueDeserializer<'_> {
     ValueDeserializer::from(Spanned::new(0..0, DeValue::Table(table)))
-}
-
-/// Parses the value of the key `scheduler`: a name, or an inline table. Returns the scheduler in its initial state,
-/// and one instance's capacity in its metric; `None` for packets.
-///
-/// # Errors
-/// Returns every problem of the text.
-pub fn parse_scheduler(text: &str) -> Result<(Scheduler, Option<f64>), Vec<Problem>> {
-    let trimmed = text.trim();
-    let is_toml = trimmed.starts_with(['{', '"', '\'']);
-    let value = if is_toml {
-        trimmed.to_owned()
-    } else {
-        format!("{trimmed:?}")
-    };
-    let document = format!("scheduler = {value}");
-    let mut reader = Reader::new("scheduler", &document, |_| Capabilities::NONE);
-    let (table, errors) = DeTable::parse_recoverable(&document);
-    if !errors.is_empty() || table.get_ref().len() != 1 {
-        let write = "write a name, or a table such as { policy = \"maglev\", table = 65537 }";
-        reader.wrong(
-            "scheduler",
-            Wrong::new(format!("{trimmed:?} is no scheduler"), write),
-        );
-        return Err(reader.into_problems());
-    }
-    let value = table.get_ref().get("scheduler").map(Spanned::get_ref);
-    let read = value.and_then(|value| reader.value("scheduler", value, scheduler));
-    match read {
-        Some(read) if reader.problems.is_empty() => Ok(read),
-        _ => Err(reader.into_problems()),
-    }
 }

@@ -8,7 +8,7 @@ use model::Nanos;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::keys::{self, KEYS, KeyDefault, Reload};
+use crate::key::{KeptValue, Key, KeyDefault, Reload, heading};
 use crate::limits::QUEUES_MAX;
 use crate::nearest::{distance, list, nearest, write_one_of};
 use crate::problem::{Lines, Places, Problem};
@@ -19,7 +19,7 @@ use crate::units::{self, Wrong};
 pub(crate) struct Section<'a> {
     /// The path as written: `service.firewall.match`. Empty at the top level.
     pub(crate) path: String,
-    /// Its entry in [`keys::TABLES`].
+    /// Its table, as rows of the table of keys name it.
     kind: &'static str,
     /// `None` if the file does not contain it.
     pub(crate) table: Option<&'a DeTable<'a>>,
@@ -42,21 +42,14 @@ impl<'a> Section<'a> {
     }
 }
 
-/// The value of a key, for comparison on a reload.
-#[derive(Clone, Debug)]
-pub(crate) struct KeptValue {
-    /// The effect of a reload on it.
-    pub(crate) reload: Reload,
-    /// The parsed value, the same for all notations.
-    pub(crate) value: String,
-    /// The value as written, on one line; the default if not written.
-    pub(crate) text: String,
-    pub(crate) is_written: bool,
-}
+/// Reads a table, with its path and keys besides.
+pub(crate) type TableReader<T> = fn(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T;
 
 /// Collects problems, places and values while a file is read.
 pub(crate) struct Reader {
     file: String,
+    /// Every key that there is.
+    keys: &'static [Key],
     lines: Lines,
     pub(crate) places: Places,
     pub(crate) problems: Vec<Problem>,
@@ -70,9 +63,10 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(file: &str, text: &str, drivers: Drivers) -> Reader {
+    pub(crate) fn new(file: &str, text: &str, keys: &'static [Key], drivers: Drivers) -> Reader {
         Reader {
             file: file.to_owned(),
+            keys,
             lines: Lines::new(text),
             places: Places::default(),
             problems: Vec::new(),
@@ -100,7 +94,12 @@ impl Reader {
         self.places.note(path, place);
     }
 
-    /// A table with the keys of `kind` in [`KEYS`] and those in `own`. Other keys are refused.
+    /// The keys of a table.
+    fn keys_of(&self, table: &str) -> impl Iterator<Item = &'static Key> {
+        self.keys.iter().filter(move |key| key.table == table)
+    }
+
+    /// A table whose keys are those of `kind` and `own`; others are refused.
     pub(crate) fn section<'a>(
         &mut self,
         path: String,
@@ -114,14 +113,15 @@ impl Reader {
             table,
             unknown: Vec::new(),
         };
-        let known = keys::of_table(kind).map(|key| key.name);
+        let known = self.keys_of(kind).map(|key| key.name);
         let known: Vec<&str> = known.chain(own.iter().copied()).collect();
         for key in table.into_iter().flat_map(DeTable::keys) {
             let name = key.get_ref().as_ref();
             self.note(&section.key(name), key.span().start);
             if !known.contains(&name) {
                 section.unknown.push(name.to_owned());
-                self.wrong(&section.key(name), unknown_key(name, &known));
+                let wrong = unknown_key(name, &known, self.keys);
+                self.wrong(&section.key(name), wrong);
             }
         }
         section
@@ -152,7 +152,7 @@ impl Reader {
         read(at).map_err(|wrong| self.wrong(path, wrong)).ok()
     }
 
-    /// The default value of a row in [`KEYS`].
+    /// The value that a row of the table of keys gives as default.
     pub(crate) fn default<T>(&mut self, toml: &str, read: impl FnOnce(At<'_>) -> Result<T, Wrong>) -> T {
         let value = DeValue::parse(toml).ok();
         let value = value.and_then(|value| self.value("", value.get_ref(), read));
@@ -174,7 +174,7 @@ impl Reader {
 
     /// Reports a missing required key.
     pub(crate) fn required(&mut self, section: &Section<'_>, name: &str) {
-        let example = keys::of_table(section.kind).find(|key| key.name == name);
+        let example = self.keys_of(section.kind).find(|key| key.name == name);
         let example = example.map_or("", |key| key.example);
         self.missing(section, name, || {
             Wrong::new("this key is missing", format!("write {name} = {example}"))
@@ -191,7 +191,7 @@ impl Reader {
             let written = section.get(name);
             let text = match written {
                 Some(value) => toml_text(value.get_ref()),
-                None => default_text(section.kind, name),
+                None => default_text(self.keys_of(section.kind).find(|key| key.name == name)),
             };
             let kept = KeptValue {
                 reload,
@@ -216,13 +216,14 @@ impl Reader {
     }
 }
 
-/// The message for an unknown key: the key that was probably meant, the table that it belongs to, or the known keys.
-fn unknown_key(name: &str, known: &[&str]) -> Wrong {
+/// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to, or
+/// those that there are.
+fn unknown_key(name: &str, known: &[&str], keys: &[Key]) -> Wrong {
     let near = nearest(name, known.iter().copied());
-    let mut homes: Vec<String> = KEYS
+    let mut homes: Vec<String> = keys
         .iter()
         .filter(|key| key.name == name && !key.table.is_empty())
-        .map(|key| keys::heading(key.table))
+        .map(|key| heading(key.table))
         .collect();
     homes.dedup();
     match near {
@@ -266,7 +267,7 @@ impl<'a> At<'a> {
         Ok(text)
     }
 
-    /// Reads a table with its function in [`keys`].
+    /// A table, read by its function in `keys.rs`.
     pub(crate) fn table<T>(
         self,
         read: impl FnOnce(&mut Reader, String, Option<&DeTable<'_>>, &[&str]) -> T,
@@ -337,10 +338,9 @@ fn toml_text(value: &DeValue<'_>) -> String {
     }
 }
 
-/// The default of a key, as text.
-fn default_text(table: &str, name: &str) -> String {
-    let default = keys::of_table(table).find(|key| key.name == name);
-    match default.map(|key| key.default) {
+/// What holds where a key is not written.
+fn default_text(key: Option<&Key>) -> String {
+    match key.map(|key| key.default) {
         Some(KeyDefault::Value(toml)) => format!("{toml} (default)"),
         Some(KeyDefault::Words(words)) => format!("{words} (default)"),
         Some(KeyDefault::Required) | None => "not written".to_owned(),
@@ -481,5 +481,21 @@ pub(crate) fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(At<'
                 Err(Wrong::new(format!("there is no {text:?} here"), write))
             }
         }
+    }
+}
+
+/// Reads a share above 0 and at most 1.
+pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
+    let share = match at.value {
+        DeValue::String(text) => units::share(text)?,
+        value => float(value).ok_or_else(|| at.not("a share", "a number above 0 and at most 1"))?,
+    };
+    if share > 0.0 && share <= 1.0 {
+        Ok(share)
+    } else {
+        Err(Wrong::new(
+            format!("{share} is out of range"),
+            "write a number above 0 and at most 1",
+        ))
     }
 }

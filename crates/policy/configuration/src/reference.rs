@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use autoscaling::Autoscaler;
 use scheduling::{Parameter, Scheduler};
 
-use crate::keys::{self, KeyDefault, TABLES};
+use crate::key::{KeyDefault, heading};
+use crate::keys::{KEYS, TABLES};
 
 /// The reference of the configuration, as Markdown: `docs/reference/configuration.md`.
 pub fn reference() -> String {
@@ -18,10 +19,10 @@ pub fn reference() -> String {
          `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`; numbers `k` (1,000), `M`, `G`; shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
     );
     for (table, meaning) in TABLES.iter().filter(|(table, _)| !table.is_empty()) {
-        let heading = keys::heading(table);
+        let heading = heading(table);
         let _ = write!(text, "\n## `{heading}`\n\n{meaning}\n\n");
         text.push_str("| key | what may be written | default | meaning |\n| --- | --- | --- | --- |\n");
-        for key in keys::of_table(table) {
+        for key in KEYS.iter().filter(|key| key.table == *table) {
             let default = match key.default {
                 KeyDefault::Required => "must be written".to_owned(),
                 KeyDefault::Value(value) => format!("`{value}`"),

@@ -2,8 +2,7 @@
 
 use model::{KeyChange, Setting};
 
-use crate::keys::Reload;
-use crate::read::KeptValue;
+use crate::key::{KeptValue, Reload};
 use crate::types::{Affinity, Configuration, Service};
 
 impl Configuration {

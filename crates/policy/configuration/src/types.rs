@@ -12,8 +12,8 @@ use model::{
 };
 use scheduling::Scheduler;
 
+use crate::key::KeptValue;
 use crate::problem::Places;
-use crate::read::KeptValue;
 
 /// A checked configuration. Services and uplinks are in the order of the file; [`ServiceId`] and [`UplinkId`] are
 /// their indices.

@@ -556,23 +556,7 @@ pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
     Ok(cpus)
 }
 
-/// Reads a share above 0 and at most 1.
-pub(crate) fn share(at: At<'_>) -> Result<f64, Wrong> {
-    let share = match at.value {
-        DeValue::String(text) => units::share(text)?,
-        value => float(value).ok_or_else(|| at.not("a share", "a number above 0 and at most 1"))?,
-    };
-    if share > 0.0 && share <= 1.0 {
-        Ok(share)
-    } else {
-        Err(Wrong::new(
-            format!("{share} is out of range"),
-            "write a number above 0 and at most 1",
-        ))
-    }
-}
-
-/// Reads the capacity of one instance.
+/// What one instance can process.
 pub(crate) fn capacity(at: At<'_>) -> Result<Capacity, Wrong> {
     let pps = match at.value {
         DeValue::String(text) if text == "learn" => return Ok(Capacity::Learn),

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use api::types::{FlowExplanation, FlowPage, FlowRow, Refusal};
 use api::{Answer, Inbox, Question};
-use model::{FlowKey, InstanceId, Nanos, ServiceId, Slot};
+use model::{InstanceId, Nanos, ServiceId, Slot};
 use switch::{FlowFilter, SwitchEvent};
 
 use super::ControlLoop;
-use super::apply::Asked;
+use super::request::{Asked, flow_key};
 
 type FlowAnswer = Answer<Result<FlowPage, Refusal>>;
 
@@ -209,16 +209,5 @@ impl ControlLoop {
                     "`inco instances` shows those that there are",
                 )
             })
-    }
-}
-
-/// Parses a flow as `inco flows` shows it into its key.
-pub(super) fn flow_key(flow: &str) -> Result<FlowKey, Refusal> {
-    match api::parse_tuple(flow) {
-        Ok(tuple) => Ok(FlowKey::new(&tuple).0),
-        Err(error) => Err(Refusal::new(
-            error.to_string(),
-            "write it as `inco flows` shows it",
-        )),
     }
 }

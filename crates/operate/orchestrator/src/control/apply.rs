@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use api::counters::ActionCount;
 use api::types::{Action, Outcome, PolicyChoice, Refusal};
-use api::{Answer, Caller};
 use autoscaling::Autoscaler;
 use controller::{Command, CommandError, CommandId, HoldBack};
 use model::{EventKind, InstanceId, InstanceState, Nanos, ServiceId, Slot};
@@ -13,9 +12,9 @@ use scheduling::Scheduler;
 use switch::{Change, FlowFilter, PickRecord, SwitchEvent};
 
 use super::ControlLoop;
-use super::answer::flow_key;
 use super::journal::new_event;
 use super::reload::FileReader;
+use super::request::{Asked, flow_key};
 use crate::case::Case;
 
 /// The state of this part.
@@ -34,13 +33,6 @@ pub(super) struct Apply {
     pub(super) reloads: (u64, u64),
     /// Actions so far, by name and whether they were refused.
     counts: BTreeMap<(&'static str, bool), u64>,
-}
-
-/// An action whose requester waits for an answer.
-pub(super) struct Asked {
-    pub(super) action: Action,
-    pub(super) caller: Caller,
-    pub(super) answer: Answer<Result<Outcome, Refusal>>,
 }
 
 /// The part that carries out an action.

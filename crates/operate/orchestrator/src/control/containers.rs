@@ -11,7 +11,7 @@ use engine::{EngineError, Executed, Execution, Exit, MAX_COMMAND_OUTPUT_BYTES};
 use model::{InstanceId, Nanos};
 
 use super::ControlLoop;
-use super::apply::Asked;
+use super::request::Asked;
 
 /// How long a command in a container may take: less than the API waits for an answer.
 const COMMAND_LIMIT: Nanos = Nanos::from_secs(8);

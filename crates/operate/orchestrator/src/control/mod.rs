@@ -17,6 +17,7 @@ mod journal;
 mod pace;
 mod publish;
 mod reload;
+mod request;
 mod rows;
 mod uplink_events;
 

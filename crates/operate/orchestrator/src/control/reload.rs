@@ -8,7 +8,7 @@ use configuration::{ApiTcp, Configuration, Facts, InstanceDevice, Service, Unusa
 use controller::{Command, ServiceSettings};
 use model::{KeyChange, Nanos, ServiceId};
 
-use super::apply::Asked;
+use super::request::Asked;
 use super::{ControlLoop, wiring};
 use crate::load;
 use crate::machine::Machine;

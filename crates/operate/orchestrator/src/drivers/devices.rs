@@ -151,7 +151,7 @@ pub(super) fn check(_configuration: &Configuration, _frame_bytes: usize) -> Resu
 #[cfg(feature = "dpdk")]
 fn takes_hugepages(wanted: configuration::Hugepages, needed_mib: usize) -> Result<bool> {
     use configuration::Hugepages;
-    let free_mib = crate::machine::free_hugepages_mib();
+    let free_mib = crate::host::free_hugepages_mib();
     let is_enough = free_mib >= needed_mib as u64;
     match wanted {
         Hugepages::Off => Ok(false),

@@ -12,7 +12,7 @@ use openvswitch::{Endpoint, Keys, Ovsdb};
 use switch::Capabilities;
 
 use super::{Driver, Started, make_parent};
-use crate::machine::unreadable;
+use crate::host::unreadable;
 use crate::{pool, wiring};
 use api::run_dir::in_run_dir;
 
