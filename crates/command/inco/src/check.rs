@@ -118,6 +118,7 @@ impl Plan {
         let fallback = |fallback: Fallback| match fallback {
             Fallback::Drop => "drop".to_owned(),
             Fallback::Pass(id) => format!("pass to {}", uplink_name(&id)),
+            Fallback::Opposite => "pass to the opposite uplink".to_owned(),
         };
         let switch = &configuration.switch;
         let table = flow_table::TableConfig {

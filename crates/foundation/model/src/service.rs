@@ -60,6 +60,20 @@ pub enum Fallback {
     Drop,
     /// They leave by that uplink, unchanged.
     Pass(UplinkId),
+    /// They leave by the other one of two uplinks, unchanged.
+    Opposite,
+}
+
+impl Fallback {
+    /// The uplink by which a packet leaves that came in by `from`; `None` where it is dropped. `Opposite` is only for
+    /// switches with two uplinks.
+    pub const fn exit(self, from: UplinkId) -> Option<UplinkId> {
+        match self {
+            Fallback::Drop => None,
+            Fallback::Pass(uplink) => Some(uplink),
+            Fallback::Opposite => Some(UplinkId(from.0 ^ 1)),
+        }
+    }
 }
 
 /// When an instance counts as ready.

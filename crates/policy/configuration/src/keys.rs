@@ -177,11 +177,13 @@ tables! {
             [or "a quarter of `flows`" => (flows / FLOWS_IPV6_PART).max(FLOWS_MIN)], Restart,
             "number of flows", "\"1M\"", "The same for IPv6, whose entries are larger.";
         unmatched: fallback, [= "\"drop\""], Applies,
-            "`\"drop\"` or an uplink's name", "\"wan\"",
-            "IP packets that are of no service: drop them, or pass them to that uplink.";
+            "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"wan\"",
+            "IP packets that are of no service: drop them, or pass them to that uplink. `\"opposite\"`, with two \
+             uplinks: to the one that they did not come in by.";
         other: fallback, [= "\"drop\""], Applies,
-            "`\"drop\"` or an uplink's name", "\"wan\"",
-            "Packets that are not IP (ARP, LLDP): drop them, or pass them to that uplink.";
+            "`\"drop\"`, an uplink's name or `\"opposite\"`", "\"opposite\"",
+            "Packets that are not IP (ARP, LLDP): drop them, or pass them to that uplink. `\"opposite\"`, with two \
+             uplinks: to the one that they did not come in by, so that ARP works in both directions.";
         hugepages: word(Hugepages::WORDS), [= "\"auto\""], Restart,
             "`\"auto\"`, `\"on\"` or `\"off\"`", "\"on\"",
             "Memory of DPDK's buffers, where an uplink is a DPDK device: from hugepages where enough are free, \

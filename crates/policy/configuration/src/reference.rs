@@ -16,7 +16,8 @@ pub fn reference() -> String {
          table in `crates/policy/configuration/src/keys.rs`; `INCO_WRITE_REFERENCE=1 cargo test -p configuration` writes it again.\n\n\
          A key that is not listed here is refused, with the nearest one that is. Figures may carry a unit, as text: \
          packet rates `kpps`, `Mpps`, `Gpps`; spans of time `ns`, `us`, `ms`, `s`, `m`, `h`, `d` (always needed); sizes \
-         `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`; numbers `k` (1,000), `M`, `G`; shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
+         `B`, `KiB`, `MiB`, `GiB`, `kB`, `MB`, `GB`, where `K`, `M`, `G` and `Ki`, `Mi`, `Gi` are `KiB`, `MiB`, `GiB`; \
+         CPUs `m` (a thousandth); numbers `k` (1,000), `M`, `G`; shares `%`. A name is 1 to 32 of a-z, 0-9 and `-`.\n",
     );
     for (table, meaning) in TABLES.iter().filter(|(table, _)| !table.is_empty()) {
         let heading = heading(table);

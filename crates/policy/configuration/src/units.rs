@@ -126,9 +126,18 @@ pub(crate) fn span(text: &str) -> Result<Nanos, Wrong> {
     Ok(Nanos(nanos.round() as u64))
 }
 
+/// `K`, `M`, `G` and `T` alone are powers of 1,024, as Docker reads them; so are `Ki` to `Ti` of Kubernetes.
 const SIZES: &[(&str, f64)] = &[
     ("", 1.0),
     ("B", 1.0),
+    ("K", 1024.0),
+    ("M", 1_048_576.0),
+    ("G", 1_073_741_824.0),
+    ("T", 1_099_511_627_776.0),
+    ("Ki", 1024.0),
+    ("Mi", 1_048_576.0),
+    ("Gi", 1_073_741_824.0),
+    ("Ti", 1_099_511_627_776.0),
     ("KiB", 1024.0),
     ("MiB", 1_048_576.0),
     ("GiB", 1_073_741_824.0),
@@ -146,6 +155,15 @@ pub(crate) fn size(text: &str) -> Result<u64, Wrong> {
         .and_then(of)
         .ok_or_else(|| unit_wrong(text, "a size", SIZES, "512MiB"))?;
     whole(text, bytes)
+}
+
+/// CPUs, where `m` is a thousandth, as in Kubernetes.
+pub(crate) fn cpus(text: &str) -> Option<f64> {
+    match split(text)? {
+        (number, "") => Some(number),
+        (number, "m") => Some(number / 1000.0),
+        _ => None,
+    }
 }
 
 const COUNTS: &[(&str, f64)] = &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)];
@@ -239,6 +257,12 @@ mod tests {
         assert_eq!(size("1GiB"), Ok(1 << 30));
         assert_eq!(size("1gib"), Ok(1 << 30));
         assert_eq!(size("2kB"), Ok(2000));
+        assert_eq!(size("64M"), Ok(64 << 20));
+        assert_eq!(size("64m"), Ok(64 << 20));
+        assert_eq!(size("64Mi"), Ok(64 << 20));
+        assert_eq!(cpus("500m"), Some(0.5));
+        assert_eq!(cpus("1.5"), Some(1.5));
+        assert_eq!((cpus("500M"), cpus("half")), (None, None));
         assert_eq!(count("64k"), Ok(64_000));
         assert_eq!(count("1_000"), Ok(1000));
         assert_eq!(share("70%"), Ok(0.7));

@@ -125,11 +125,16 @@ pub(crate) fn workers(at: At<'_>) -> Result<Vec<u16>, Wrong> {
     Ok(cpus)
 }
 
-/// Reads `"drop"` or the name of an uplink.
+/// Reads `"drop"`, `"opposite"` or the name of an uplink.
 pub(crate) fn fallback(at: At<'_>) -> Result<Fallback, Wrong> {
-    match at.text()? {
-        "drop" => Ok(Fallback::Drop),
-        name => uplink_of(&at.reader.uplinks, name)
+    match (at.text()?, at.reader.uplinks.len()) {
+        ("drop", _) => Ok(Fallback::Drop),
+        ("opposite", 2) => Ok(Fallback::Opposite),
+        ("opposite", count) => {
+            let what = format!("\"opposite\" is for two uplinks, and there are {count}");
+            Err(Wrong::new(what, "write an uplink's name, or \"drop\""))
+        }
+        (name, _) => uplink_of(&at.reader.uplinks, name)
             .map(Fallback::Pass)
             .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"drop\"", wrong.write))),
     }
@@ -547,8 +552,11 @@ pub(crate) fn instances(at: At<'_>) -> Result<Instances, Wrong> {
 
 /// Reads the CPUs of a container.
 pub(crate) fn cpus(at: At<'_>) -> Result<f64, Wrong> {
-    let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5");
-    let cpus = float(at.value);
+    let write = format!("write a number of CPUs of at least {CPUS_MIN}, for example 0.5 or \"500m\"");
+    let cpus = match at.value {
+        DeValue::String(text) => units::cpus(text),
+        value => float(value),
+    };
     let cpus = cpus.ok_or_else(|| Wrong::new(at.not("a number of CPUs", "").what, &*write))?;
     if !(CPUS_MIN..=f64::from(CPU_LIMIT)).contains(&cpus) {
         return Err(Wrong::new(format!("{cpus} is out of range"), write));

@@ -118,6 +118,41 @@ fn a_short_configuration_has_sensible_defaults() {
 }
 
 #[test]
+fn what_is_of_no_service_can_pass_in_both_directions() {
+    let uplinks = "[[uplink]]\nname = 'lan'\ndevice = 'memif:lan.sock'\n";
+    let text = format!("[switch]\nunmatched = 'opposite'\nother = 'opposite'\n{SHORT}\n{uplinks}");
+    let switch = good(&text).switch;
+    assert_eq!(
+        (switch.unmatched, switch.other),
+        (Fallback::Opposite, Fallback::Opposite)
+    );
+    let [wan, lan] = [UplinkId(0), UplinkId(1)];
+    assert_eq!(
+        (switch.other.exit(wan), switch.other.exit(lan)),
+        (Some(lan), Some(wan))
+    );
+}
+
+#[test]
+fn sizes_and_cpus_are_read_as_docker_and_kubernetes_write_them() {
+    let of = |lines: &str| {
+        let service = good(&format!("{SHORT}{lines}")).services.remove(0);
+        (service.memory_bytes, service.cpus)
+    };
+    for (memory, bytes) in [
+        ("64M", 64 << 20),
+        ("64Mi", 64 << 20),
+        ("64m", 64 << 20),
+        ("1G", 1 << 30),
+    ] {
+        assert_eq!(of(&format!("memory = '{memory}'\n")).0, bytes, "{memory}");
+    }
+    for (cpus, number) in [("'500m'", 0.5), ("'2'", 2.0), ("'0.25'", 0.25), ("0.25", 0.25)] {
+        assert_eq!(of(&format!("cpus = {cpus}\n")).1, Some(number), "{cpus}");
+    }
+}
+
+#[test]
 fn schedulers_are_read_with_what_they_count_and_their_parameters() {
     let of = |line: &str| {
         let c = good(&service_with(line));
@@ -555,6 +590,10 @@ fn what_is_wrong_outside_of_services_is_told() {
         (
             with("[switch]\nunmatched = 'lan'\n", ""),
             "there is no uplink \"lan\"; write \"wan\", or \"drop\"",
+        ),
+        (
+            with("[switch]\nother = 'opposite'\n", ""),
+            "switch.other: \"opposite\" is for two uplinks, and there are 1; write an uplink's name, or \"drop\"",
         ),
         (
             with("[switch]\ndriver = 'hardware'\n", ""),

@@ -412,20 +412,18 @@ impl Worker {
         if (self.plan.unmatched, self.plan.other) != (plan.unmatched, plan.other)
             || self.plan.generation.0 == 0
         {
-            let port_of = |of: model::Fallback| match of {
-                model::Fallback::Drop => None,
-                model::Fallback::Pass(uplink) => Some(FIRST_UPLINK + u32::from(uplink.0)),
-            };
+            let port_of = |uplink: UplinkId| FIRST_UPLINK + u32::from(uplink.0);
             let mut fallbacks = Vec::new();
-            for uplink in 0..self.uplinks.len() as u32 {
+            for uplink in (0..self.uplinks.len() as u8).map(UplinkId) {
                 for family in [Family::Ipv4, Family::Ipv6, Family::Other] {
+                    let of = match family {
+                        Family::Other => plan.other,
+                        Family::Ipv4 | Family::Ipv6 => plan.unmatched,
+                    };
                     fallbacks.push(Fallback {
-                        port: FIRST_UPLINK + uplink,
+                        port: port_of(uplink),
                         family,
-                        to: port_of(match family {
-                            Family::Other => plan.other,
-                            Family::Ipv4 | Family::Ipv6 => plan.unmatched,
-                        }),
+                        to: of.exit(uplink).map(port_of),
                     });
                 }
             }

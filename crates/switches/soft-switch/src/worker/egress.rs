@@ -95,7 +95,9 @@ impl<M: FrameMemory> Egress<M> {
         match decision {
             Decision::Instance { slot, service } => self.send_to_instance(frame, slot, service, uplink, cx),
             Decision::Refused { service, reason } => refuse(frame, service, reason, cx),
-            Decision::Fallback(fallback) => self.fall_back(frame, fallback, DropReason::Unmatched, cx),
+            Decision::Fallback(fallback) => {
+                self.fall_back(frame, fallback.exit(uplink), DropReason::Unmatched, cx);
+            }
         }
     }
 
@@ -173,17 +175,17 @@ impl<M: FrameMemory> Egress<M> {
         self.outboxes.put(lane_of(to.slot, to.port), frame, cx);
     }
 
-    /// Does with a packet of no service what the plan says.
+    /// Sends a packet of no service out of that uplink, or drops it where there is none.
     pub(crate) fn fall_back(
         &mut self,
         frame: M::Frame,
-        fallback: Fallback,
+        exit: Option<UplinkId>,
         reason: DropReason,
         cx: &mut Context<M>,
     ) {
-        match fallback {
-            Fallback::Drop => cx.discard(frame, reason),
-            Fallback::Pass(uplink) => {
+        match exit {
+            None => cx.discard(frame, reason),
+            Some(uplink) => {
                 cx.counters.figures.passed.add(1);
                 self.send_to_uplink(frame, uplink, cx);
             }

@@ -258,8 +258,9 @@ impl<M: FrameMemory> Worker<M> {
             }
             Parsed::Other { .. } => {
                 let fallback = self.cx.view.plan.other;
+                let exit = fallback.exit(uplink);
                 self.egress
-                    .fall_back(frame, fallback, DropReason::Other, &mut self.cx);
+                    .fall_back(frame, exit, DropReason::Other, &mut self.cx);
             }
             Parsed::Invalid(reason) => self.cx.discard(frame, reason),
         }

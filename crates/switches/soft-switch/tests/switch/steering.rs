@@ -290,11 +290,22 @@ fn what_is_no_flow_of_a_service_is_dropped_or_passed_as_the_plan_says() {
     bed.plan.other = Fallback::Pass(UplinkId(0));
     bed.publish();
     bed.send(0, all);
-    assert_eq!(bed.take_all(1, 1), [unmatched]);
-    assert_eq!(bed.take_all(0, 1), [arp]);
+    let both = [arp.clone(), unmatched.clone()];
+    assert_eq!(bed.take_all(1, 1), both[1..]);
+    assert_eq!(bed.take_all(0, 1), both[..1]);
     bed.assert_accounts_close();
     assert_eq!(bed.reading.workers[0].passed, 2);
     assert_eq!(bed.drops(DropReason::Malformed), 2);
+    // In both directions: a question and its answer.
+    bed.plan.unmatched = Fallback::Opposite;
+    bed.plan.other = Fallback::Opposite;
+    bed.publish();
+    for (from, to) in [(0, 1), (1, 0)] {
+        bed.send(from, both.iter().map(Vec::as_slice));
+        assert_eq!(bed.take_all(to, 2), both);
+    }
+    bed.assert_accounts_close();
+    assert_eq!(bed.reading.workers[0].passed, 6);
     bed.finish();
 }
 
