@@ -215,7 +215,7 @@ impl Plan {
         };
         let _ = writeln!(
             text,
-            "{} is right.\n\nswitch {}: {workers}; {} IPv4 and {} IPv6 flows each; unmatched: {}; not IP: {}\nengine {}\n",
+            "{} is valid.\n\nswitch {}: {workers}; {} IPv4 and {} IPv6 flows each; unmatched: {}; not IP: {}\nengine {}\n",
             self.file,
             self.switch.driver,
             grouped(self.switch.flows_per_worker),
@@ -337,7 +337,7 @@ instances = { min = 1, max = 4, standby = 1 }
         assert!(plan.memory.flow_tables_bytes > 2 * 4096 * 32);
         let text = plan.text();
         for said in [
-            "a.toml is right.",
+            "a.toml is valid.",
             "workers on CPU 0, 1; 4,096 IPv4 and 1,024 IPv6 flows each; unmatched: pass to wan",
             "tcp to 10.0.0.0/8 port 80-443 vlan 7",
             "10Mpps",

@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Show how a running inco fares: workers, uplinks, drops, accounting
     Status(StatusArgs),
-    /// List services: instances wanted and there, rates, flows
+    /// List services: active and desired instances, rates, load, flows
     Services(ServicesArgs),
     /// List instances: state, rates, flows, ring occupancy
     Instances(InstancesArgs),
@@ -53,7 +53,7 @@ pub(crate) enum Command {
     /// Show services, instances, flows and events live in a terminal, and act on them
     #[cfg(feature = "top")]
     Top(TopArgs),
-    /// Set the number of active instances by hand, or let the autoscaler decide again
+    /// Set the number of active instances, or return it to the autoscaler
     Scale(ScaleArgs),
     /// Replace the instances of a service, one after the other
     Rollout(RolloutArgs),
@@ -65,15 +65,17 @@ pub(crate) enum Command {
     Drain(InstanceArgs),
     /// Take drains back
     Undrain(UndrainArgs),
-    /// Remove pins: the next packets of those flows are given anew
+    /// Unpin flows: their next packets are rescheduled
     Purge(PurgeArgs),
     /// Give one flow to another instance
     Move(MoveArgs),
-    /// Keep an autoscaler from asking for fewer instances
-    PauseIn(HoldBackArgs),
-    /// Keep an autoscaler from asking for more instances
-    PauseOut(HoldBackArgs),
-    /// Have an autoscaler say what it would do, and do nothing
+    /// Keep the autoscaler of a service from removing instances (until 0.3 also: pause-in)
+    #[command(alias = "pause-in")]
+    DisableScaleIn(HoldBackArgs),
+    /// Keep the autoscaler of a service from adding instances (until 0.3 also: pause-out)
+    #[command(alias = "pause-out")]
+    DisableScaleOut(HoldBackArgs),
+    /// Have the autoscaler of a service only report its decisions
     DryRun(HoldBackArgs),
     /// Have a running inco read its configuration again and apply what changed, all of it or nothing
     Reload(ReloadArgs),
@@ -95,6 +97,20 @@ pub(crate) enum Command {
     /// Measure the data plane side by side with its peers
     #[cfg(feature = "dpdk")]
     Bench(bench::BenchArgs),
+}
+
+/// Commands that have another name since 0.2. Until 0.3 the old name does the same, with a warning.
+const OLD_NAMES: [(&str, &str); 2] = [
+    ("pause-in", "disable-scale-in"),
+    ("pause-out", "disable-scale-out"),
+];
+
+/// The warning where a command is called by its old name.
+pub(crate) fn old_name(command: &str) -> Option<String> {
+    let (old, new) = OLD_NAMES.iter().find(|(old, _)| *old == command)?;
+    Some(format!(
+        "warning: `inco {old}` is `inco {new}` now; the old name goes with 0.3"
+    ))
 }
 
 #[derive(Debug, Args)]
@@ -215,8 +231,13 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco services\n  inco services --json | jq '.[].active'")]
+#[command(
+    after_help = "Examples:\n  inco services\n  inco services --wide      with standbys, policies and the whole reason\n  inco services --json | jq '.[].active'\n\nLOAD is that of the busiest instance, as a share of its capacity."
+)]
 pub(crate) struct ServicesArgs {
+    /// All columns, and no line cut at 100 characters
+    #[arg(long)]
+    pub(crate) wide: bool,
     #[command(flatten)]
     pub(crate) show: Show,
 }
@@ -558,12 +579,12 @@ pub(crate) struct MoveArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco pause-in firewall\n  inco pause-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as `shadowed`, in `inco events`."
+    after_help = "Examples:\n  inco disable-scale-in firewall\n  inco disable-scale-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as dry-run decisions, in `inco events`."
 )]
 pub(crate) struct HoldBackArgs {
     /// Of which service
     pub(crate) service: String,
-    /// Let it go again
+    /// End it: the autoscaler may do it again
     #[arg(long)]
     pub(crate) off: bool,
     #[command(flatten)]

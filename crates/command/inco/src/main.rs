@@ -32,7 +32,11 @@ fn main() -> ExitCode {
     {
         return launcher();
     }
-    let result = match Cli::parse().command {
+    let cli = Cli::parse();
+    if let Some(warning) = std::env::args().nth(1).as_deref().and_then(cli::old_name) {
+        output::complain(&format!("inco: {warning}"));
+    }
+    let result = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::Run(args) if args.dry_run => check::run(&args.check()),
         Command::Run(args) => orchestrator::daemon::run(&args.file, args.log_format, args.with_process),
@@ -61,8 +65,8 @@ fn main() -> ExitCode {
         Command::Undrain(args) => client_commands::undrain(&args),
         Command::Purge(args) => client_commands::purge(&args),
         Command::Move(args) => client_commands::move_flow(&args),
-        Command::PauseIn(args) => client_commands::pause_in(&args),
-        Command::PauseOut(args) => client_commands::pause_out(&args),
+        Command::DisableScaleIn(args) => client_commands::disable_scale_in(&args),
+        Command::DisableScaleOut(args) => client_commands::disable_scale_out(&args),
         Command::DryRun(args) => client_commands::dry_run(&args),
         Command::Reload(args) => client_commands::reload(&args),
         Command::Stop(args) => client_commands::stop(&args),

@@ -247,7 +247,7 @@ fn examples_are_right_and_say_what_they_would_do() {
         let output = run(&["check", "--offline", "-f", &example(name)]);
         assert!(output.status.success(), "{}", err(&output));
         assert!(
-            out(&output).contains("is right.") && out(&output).contains("MiB"),
+            out(&output).contains("is valid.") && out(&output).contains("MiB"),
             "{}",
             out(&output)
         );
@@ -645,7 +645,8 @@ fn a_command_that_waits_says_what_is_missing_when_its_time_is_over() {
         ),
         (
             &["scale", "dns", "3"],
-            "inco: there is no service \"dns\" any more\n",
+            "inco: this lasts until inco ends; to keep it, write instances = 3 into [service.dns]\n\
+             inco: there is no service \"dns\" any more\n",
         ),
         (
             &["rollout", "web"],

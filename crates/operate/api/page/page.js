@@ -50,9 +50,9 @@ function sentence(event) {
     case "stopping": return about + (event.keep ? "inco stops; the containers go on" : "inco stops");
     case "state": return about + `${event.from} → ${event.to} (${event.reason})`;
     case "scaled": return about + `${event.from} → ${event.to} instances wanted by ${event.policy} (${event.reason})`;
-    case "shadowed": return about + `${event.policy} would want ${event.would} instances instead of ${event.wanted} (${event.reason})`;
+    case "shadowed": return about + `dry-run decision: ${event.would} instances instead of ${event.wanted} (${event.policy}: ${event.reason})`;
     case "resized": return about + `${event.to_cpus.toFixed(3)} CPUs wanted by ${event.policy} (${event.reason})`;
-    case "unpinned": return about + `its flows are given anew (${event.reason})`;
+    case "unpinned": return about + `its flows are unpinned; they are rescheduled (${event.reason})`;
     case "hot": return about + `ring ${percent(event.occupancy)} full`;
     case "picked": return about + `${event.flow} given to it by ${event.policy}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
@@ -257,7 +257,7 @@ function drawFigures({ status }, sample) {
 function drawServices({ services }) {
   table(at("services"), [
     { head: "service", className: "left", cell: (row) => row.name },
-    { head: "active", cell: (row) => `${row.active} of ${row.desired}${row.fixed ? " (by hand)" : ""}` },
+    { head: "active", cell: (row) => `${row.active} of ${row.desired}${row.fixed ? " (manual)" : ""}` },
     { head: "limits", cell: (row) => `${row.min}-${row.max}` },
     { head: "load", cell: (row) => percent(row.highest_utilisation) },
     { head: "offered/s", cell: (row) => short(row.offered_pps) },
@@ -333,7 +333,7 @@ function drawTopology({ status, services, instances }) {
   };
   status.uplinks.forEach((row, index) => {
     const y = place(index, status.uplinks.length);
-    box(6, y, 150, row.name.slice(0, 12), row.up ? short(row.received_pps) + "/s" : "down", row.up ? "s2" : "s1");
+    box(6, y, 150, row.name.slice(0, 12), row.up ? short(row.received_pps) + "/s" : row.device.startsWith("memif:") ? "waiting for peer" : "down", row.up ? "s2" : "s1");
     const share = row.received_pps / received;
     services.forEach((service, number) => link(156, y, 230, place(number, services.length), wide(service.offered_pps * share), row.up ? "" : "thin"));
   });

@@ -122,6 +122,17 @@ pub struct UplinkRow {
     pub sent_pps: f64,
 }
 
+impl UplinkRow {
+    /// Its state for people: `up`, `waiting for peer` where a peer connects to it, else `down`.
+    pub fn state(&self) -> &'static str {
+        match self.up {
+            true => "up",
+            false if self.device.starts_with("memif:") => "waiting for peer",
+            false => "down",
+        }
+    }
+}
+
 /// Where all packets are: offered = returned + dropped + in flight (what functions made themselves apart).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Accounting {
@@ -459,7 +470,7 @@ pub enum Action {
         /// Which one.
         instance: InstanceId,
     },
-    /// Flows lose their pins: their next packets are given anew.
+    /// Unpins flows: their next packets are rescheduled.
     Purge {
         /// All of this instance's, or
         #[serde(default, skip_serializing_if = "Option::is_none")]

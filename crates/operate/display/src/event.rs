@@ -46,7 +46,7 @@ pub fn event_sentence(event: &Event) -> String {
             would,
             policy,
             reason,
-        } => format!("{policy} would want {would} instances instead of {wanted} ({reason})"),
+        } => format!("dry-run decision: {would} instances instead of {wanted} ({policy}: {reason})"),
         EventKind::Resized {
             from_cpus,
             to_cpus,
@@ -57,7 +57,7 @@ pub fn event_sentence(event: &Event) -> String {
             let from = from_cpus.map_or_else(|| "no limit".to_owned(), |cpus| format!("{cpus:.3}"));
             format!("{from} -> {to_cpus:.3} CPUs wanted by {policy} ({reason})")
         }
-        EventKind::Unpinned { reason } => format!("its flows are given anew ({reason})"),
+        EventKind::Unpinned { reason } => format!("its flows are unpinned; they are rescheduled ({reason})"),
         EventKind::Hot { occupancy } => format!("ring {} full", percent(*occupancy)),
         EventKind::Overcommitted { flows } => {
             let plural = if *flows == 1 { "" } else { "s" };

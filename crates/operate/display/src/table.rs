@@ -37,6 +37,12 @@ impl Table {
             .collect()
     }
 
+    /// As [`Table::text`], with longer lines cut to `columns`; a cut line ends with `~`.
+    pub fn text_within(&self, columns: usize) -> String {
+        let line = |line: &str| cut(line, columns) + "\n";
+        self.text().lines().map(line).collect()
+    }
+
     /// The table as text; only the headings if it has no rows.
     pub fn text(&self) -> String {
         let heading = |column: usize| self.headings[column].trim_start_matches('>');
@@ -78,6 +84,16 @@ impl Table {
         }
         text
     }
+}
+
+/// The beginning of a text, in at most `columns` characters; it ends with `~` where there is more.
+pub fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(columns.saturating_sub(1)).collect();
+    short.push('~');
+    short
 }
 
 /// A number in short form: `12.3M`, `980k`, `17`.
@@ -148,6 +164,14 @@ mod tests {
             "NAME         RATE\nweb             5\na?[2Jb  1,000,000\nshort\n"
         );
         assert_eq!(Table::new(&["a", "b"]).text(), "A  B\n");
+        assert_eq!(
+            table.text_within(12),
+            "NAME       ~\nweb        ~\na?[2Jb  1,0~\nshort\n"
+        );
+        assert_eq!(
+            (cut("firewall", 5), cut("web", 3)),
+            ("fire~".to_owned(), "web".to_owned())
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) enum SimCommand {
     Run(SimRunArgs),
     /// Play two scenarios and show how their figures differ
     Compare(SimCompareArgs),
-    /// Play a scenario with many values of its parameters, and show which of them nobody beats
+    /// Play a scenario with many values of its parameters, and show the Pareto front of loss and instance-time
     Sweep(SimSweepArgs),
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct SimCompareArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the front: no other loses less without needing more instance-time.\nEverything that it prints is simulated."
+    after_help = "Example:\n  inco sim sweep scenarios/agh-hour.toml --variant ladder --seeds 1 --vary service.autoscaler.target=0.65,0.75,0.85 --vary service.standby=0,4,8\n\nA combination marked with * is on the Pareto front: no other loses less without needing more instance-time.\nEverything that it prints is simulated."
 )]
 pub(crate) struct SimSweepArgs {
     /// The scenario

@@ -189,8 +189,8 @@ pub(super) fn of_sweep(scenario: &str, points: &[SweepPoint]) -> String {
     let mut page = page::begin("sweep, simulated");
     let _ = write!(
         page,
-        "<h1>Sweep of {}, simulated</h1><p>Each point is a combination of parameters. On the front are those that no other one \
-         beats: none loses less without needing more instance-time.</p>",
+        "<h1>Sweep of {}, simulated</h1><p>Each point is a combination of parameters. On the Pareto front are those \
+         where no other one loses less without needing more instance-time.</p>",
         escape(scenario)
     );
     let place = |point: &SweepPoint| {
@@ -199,7 +199,7 @@ pub(super) fn of_sweep(scenario: &str, points: &[SweepPoint]) -> String {
     };
     let mut front: Vec<(f64, f64)> = points.iter().filter(|point| point.on_front).map(place).collect();
     front.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut series = vec![Series::new("front", 0, front)];
+    let mut series = vec![Series::new("Pareto front", 0, front)];
     // A line of its own for each other point: they are points, not a course.
     for point in points.iter().filter(|point| !point.on_front) {
         series.push(Series::new(show::settings(point), NEUTRAL, vec![place(point)]));
@@ -214,7 +214,7 @@ pub(super) fn of_sweep(scenario: &str, points: &[SweepPoint]) -> String {
     let words = "The lower and the further left, the better.";
     page::section(&mut page, "Loss against instance-time", words, vec![chart]);
     let mut rows = vec![
-        ["variant", "set", "lost packets", "instance-s", "front"]
+        ["variant", "set", "lost packets", "instance-s", "Pareto front"]
             .map(str::to_owned)
             .to_vec(),
     ];

@@ -13,7 +13,7 @@ use display::table::{Table, short};
 const COLUMNS: [(&str, &str); 14] = [
     ("offered_packets", ">offered"),
     ("lost_packets", ">lost"),
-    ("lost_share", ">share"),
+    ("lost_share", ">loss ratio"),
     ("throughput_pps_max", ">most pps"),
     ("throughput_pps_end", ">pps at end"),
     ("instance_s", ">instance-s"),
@@ -235,7 +235,15 @@ pub(super) fn swept(points: &[SweepPoint]) -> String {
         let (a, b) = (a.costs(), b.costs());
         a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
     });
-    let mut table = Table::new(&["", "variant", "set", ">lost", ">share", ">instance-s", ">changes"]);
+    let mut table = Table::new(&[
+        "",
+        "variant",
+        "set",
+        ">lost",
+        ">loss ratio",
+        ">instance-s",
+        ">changes",
+    ]);
     for point in order {
         let of = |name: &str| {
             point
@@ -254,7 +262,7 @@ pub(super) fn swept(points: &[SweepPoint]) -> String {
         ]);
     }
     format!(
-        "simulated; * nobody loses less without needing more instance-time\n{}",
+        "simulated; * on the Pareto front: no other loses less without needing more instance-time\n{}",
         table.text()
     )
 }

@@ -249,7 +249,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     let inco = place.run(&text);
     inco.settled(2, 0);
     place.must(&["pause-out", "forward"]);
-    place.must(&["pause-out", "forward"]);
+    place.must(&["disable-scale-out", "forward"]);
     // 2400 packets per second, where two instances take 2000 at the target.
     let traffic = place.traffic(TRAFFIC);
     let row = eventually("it would want more", PATIENCE, || {
@@ -259,7 +259,11 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
         (row.would, row.desired, row.pause_out, row.dry_run),
         (Some(3), 2, true, false)
     );
-    assert!(place.must(&["services"]).contains("[pause-out, would want 3]"));
+    assert!(
+        place
+            .must(&["services"])
+            .contains("[scale-out disabled, would want 3]")
+    );
     let shadowed = |event: &Event| {
         matches!(
             event.kind,
@@ -274,7 +278,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
         inco.events().iter().any(shadowed).then_some(())
     });
     place.must(&["dry-run", "forward"]);
-    place.must(&["pause-out", "forward", "--off"]);
+    place.must(&["disable-scale-out", "forward", "--off"]);
     assert_eq!(service(&inco, "forward").unwrap().desired, 2, "a dry run");
     place.must(&["dry-run", "forward", "--off"]);
     let rows = inco.settled(3, 0);

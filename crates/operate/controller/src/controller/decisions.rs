@@ -294,7 +294,7 @@ impl Controller {
                     self.drain(index, "its replacement is ready");
                 }
             } else if others >= min || active >= max {
-                self.drain(index, "somebody asked for it");
+                self.drain(index, "drained by an operator");
             }
         }
     }

@@ -495,7 +495,7 @@ impl Controller {
                 service.manual = true;
                 let from = std::mem::replace(&mut service.wanted, count);
                 if from != count {
-                    let reason = "somebody asked for it".to_owned();
+                    let reason = "set by an operator".to_owned();
                     let kind = EventKind::Scaled {
                         from,
                         to: count,
@@ -522,7 +522,7 @@ impl Controller {
                         total: status.total,
                     }),
                     (Some(_), true) => {
-                        self.abort_rollout(index, "somebody asked for it".to_owned());
+                        self.abort_rollout(index, "canceled by an operator".to_owned());
                         Ok(format!("{name}: the instances that are not replaced stay"))
                     }
                     (None, true) => Ok(format!("{name}: no rollout is under way")),
@@ -540,11 +540,15 @@ impl Controller {
                     .ok_or(CommandError::UnknownInstance { instance: id })?;
                 let instance = &mut self.instances[index];
                 match instance.state {
-                    InstanceState::Active | InstanceState::Draining => {
+                    InstanceState::Active => {
                         instance.leaving = true;
                         Ok(format!(
-                            "instance {id} takes no new flows once its service can spare it"
+                            "instance {id}: the drain starts when its service has a replacement"
                         ))
+                    }
+                    InstanceState::Draining => {
+                        instance.leaving = true;
+                        Ok(format!("instance {id} is draining already"))
                     }
                     state => Err(CommandError::WrongState {
                         instance: id,
@@ -579,7 +583,7 @@ impl Controller {
                                 max,
                             });
                         }
-                        self.undrain(index, "somebody took the drain back");
+                        self.undrain(index, "undrained by an operator");
                         Ok(format!("instance {id} takes new flows again"))
                     }
                     state => Err(CommandError::WrongState {
@@ -602,9 +606,9 @@ impl Controller {
                         action: "purge",
                     });
                 }
-                self.unpin(index, "somebody asked for it".to_owned());
+                self.unpin(index, "purged by an operator".to_owned());
                 Ok(format!(
-                    "the flows of instance {id} are given to others on their next packet"
+                    "the flows of instance {id} are unpinned: their next packets are rescheduled"
                 ))
             }
             Command::Shutdown { keep } => {

@@ -183,7 +183,9 @@ impl Controller {
             let beside = self.count(service, |i| self.is_being_replaced(i));
             // A pause in progress must end first.
             if active < max + beside && !matches!(self.instances[index].op, Some(Op::Pause | Op::Resume)) {
-                self.transition(index, InstanceStep::Activate, "it is wanted");
+                let is_manual = self.services.get(service.index()).is_some_and(|of| of.manual);
+                let by = if is_manual { "manual" } else { "autoscaler" };
+                self.transition(index, InstanceStep::Activate, by);
                 self.instances[index].drain = None;
             }
         } else if paused_pool && may_ask && instance.container == Container::Running {

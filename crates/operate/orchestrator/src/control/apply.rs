@@ -307,7 +307,7 @@ impl ControlLoop {
     fn purge_flow(&mut self, flow: &str) -> Result<Outcome, Refusal> {
         self.publish.change(Change::PurgeFlow(flow_key(flow)?))?;
         Ok(Outcome::new(format!(
-            "{flow} has lost its pin, if it had one; its next packet is given anew"
+            "{flow} is unpinned, if it was pinned; its next packet is rescheduled"
         )))
     }
 
