@@ -413,6 +413,41 @@ fn any_size_is_drawn() {
 }
 
 #[test]
+fn instances_are_filtered_and_ordered() {
+    let mut top = top();
+    let ids = |top: &Top| -> Vec<u32> { top.instances().iter().map(|row| row.id.0).collect() };
+    let all = ids(&top);
+    assert!(all.len() > 2 && all.is_sorted(), "{all:?}");
+    press(&mut top, &[KeyCode::Char('o')]);
+    let rates: Vec<f64> = top.instances().iter().map(|row| row.to_pps).collect();
+    assert!(
+        rates.is_sorted_by(|a, b| a >= b) && rates[0] > rates[rates.len() - 1],
+        "{rates:?}"
+    );
+    let keys = ['/', 'a', 'c', 't', 'i', 'v', 'e'].map(KeyCode::Char);
+    press(&mut top, &keys);
+    let shown = text(&drawn(&top, 80, 24, PLAIN));
+    assert!(
+        shown.contains("filter: active_") && !shown.contains("draining"),
+        "{shown}"
+    );
+    press(&mut top, &[KeyCode::Enter]);
+    let shown = text(&drawn(&top, 80, 24, PLAIN));
+    assert!(
+        shown.contains("filter active  by rate") && shown.contains("? help"),
+        "{shown}"
+    );
+    assert!(top.instances().len() < all.len());
+    assert!(
+        top.instances()
+            .iter()
+            .all(|row| row.state == InstanceState::Active)
+    );
+    press(&mut top, &[KeyCode::Char('/'), KeyCode::Esc]);
+    assert_eq!(ids(&top).len(), all.len());
+}
+
+#[test]
 fn ctrl_c_quits_whatever_is_asked() {
     let mut top = top();
     press(&mut top, &[KeyCode::Char('d')]);

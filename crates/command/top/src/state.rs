@@ -50,6 +50,42 @@ pub(super) enum Page {
     Help,
 }
 
+/// By what instances are ordered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SortKey {
+    #[default]
+    Id,
+    Rate,
+    Lost,
+    Flows,
+    Ring,
+}
+
+impl SortKey {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            SortKey::Id => "id",
+            SortKey::Rate => "rate",
+            SortKey::Lost => "losses",
+            SortKey::Flows => "flows",
+            SortKey::Ring => "ring",
+        }
+    }
+
+    const fn next(self) -> SortKey {
+        match self {
+            SortKey::Id => SortKey::Rate,
+            SortKey::Rate => SortKey::Lost,
+            SortKey::Lost => SortKey::Flows,
+            SortKey::Flows => SortKey::Ring,
+            SortKey::Ring => SortKey::Id,
+        }
+    }
+}
+
+/// The longest text that instances are filtered by, in characters.
+const FILTER_LIMIT: usize = 64;
+
 /// A selectable row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Row {
@@ -91,6 +127,11 @@ pub(super) struct Top {
     pub(super) page: Page,
     pub(super) selected: Option<Row>,
     pub(super) prompt: Option<Prompt>,
+    /// Only services and instances that contain it are shown.
+    pub(super) filter: String,
+    /// Whether keys go into the filter.
+    pub(super) is_filtering: bool,
+    pub(super) sort_by: SortKey,
     /// The outcome of the last action; [`Err`] if it was refused.
     pub(super) outcome: Option<Result<String, String>>,
     /// The reason if no inco answers.
@@ -141,20 +182,61 @@ impl Top {
             self.events = events;
         }
         self.seen = seen;
+        self.select_one();
+    }
+
+    /// Selects the first row where the selected one is not shown.
+    fn select_one(&mut self) {
         let rows = self.rows();
         if self.selected.as_ref().is_none_or(|row| !rows.contains(row)) {
             self.selected = rows.into_iter().next();
         }
     }
 
+    /// The services that the filter leaves: those whose name contains it, or that have such an instance.
+    pub(super) fn services(&self) -> impl Iterator<Item = &ServiceRow> {
+        let has_instance = |name: &str| {
+            let instances = self.seen.instances.iter();
+            instances
+                .filter(|row| row.service == *name)
+                .any(|row| self.is_meant(row))
+        };
+        let services = self.seen.services.iter();
+        services.filter(move |row| row.name.contains(&self.filter) || has_instance(&row.name))
+    }
+
+    /// The instances that the filter leaves, in the chosen order: the largest first, except for ids.
+    pub(super) fn instances(&self) -> Vec<&InstanceRow> {
+        let mut rows: Vec<_> = self
+            .seen
+            .instances
+            .iter()
+            .filter(|row| self.is_meant(row))
+            .collect();
+        let figure = |row: &InstanceRow| match self.sort_by {
+            SortKey::Id => 0.0,
+            SortKey::Rate => row.to_pps,
+            SortKey::Lost => self
+                .histories
+                .of(row.id)
+                .map_or(0.0, |history| history.lost_pps()),
+            SortKey::Flows => row.live_flows as f64,
+            SortKey::Ring => row.ring_occupancy,
+        };
+        // Stable, so that instances alike stay in the order of their ids.
+        rows.sort_by(|a, b| figure(b).total_cmp(&figure(a)));
+        rows
+    }
+
+    fn is_meant(&self, row: &InstanceRow) -> bool {
+        let text = format!("{}/{} {}", row.service, row.id.0, row.state.name());
+        text.contains(&self.filter)
+    }
+
     /// The selectable rows, in display order.
     pub(super) fn rows(&self) -> Vec<Row> {
-        let services = self
-            .seen
-            .services
-            .iter()
-            .map(|row| Row::Service(row.name.clone()));
-        let instances = self.seen.instances.iter().map(|row| Row::Instance(row.id));
+        let services = self.services().map(|row| Row::Service(row.name.clone()));
+        let instances = self.instances().into_iter().map(|row| Row::Instance(row.id));
         services.chain(instances).collect()
     }
 
@@ -199,8 +281,14 @@ impl Top {
         if self.prompt.is_some() {
             return self.answer(key.code);
         }
+        if self.is_filtering {
+            self.type_filter(key.code);
+            return None;
+        }
         self.outcome = None;
         match key.code {
+            KeyCode::Char('/') => self.is_filtering = true,
+            KeyCode::Char('o') => self.sort_by = self.sort_by.next(),
             KeyCode::Char('q') => return Some(Wish::Quit),
             KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => return self.turn_to(Page::Overview),
             KeyCode::Char('1') => return self.turn_to(Page::Overview),
@@ -243,6 +331,23 @@ impl Top {
             _ => {}
         }
         None
+    }
+
+    /// A key while the filter is written: what it leaves is shown at once.
+    fn type_filter(&mut self, key: KeyCode) {
+        match key {
+            KeyCode::Char(c) if self.filter.chars().count() < FILTER_LIMIT => self.filter.push(c),
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
+            KeyCode::Enter => self.is_filtering = false,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.is_filtering = false;
+            }
+            _ => {}
+        }
+        self.select_one();
     }
 
     /// Moves the selection by `steps` rows; an instance's page follows it.

@@ -11,9 +11,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
 use super::history::History;
-use super::state::{Page, Prompt, Row, Top, policies};
+use super::state::{Page, Prompt, Row, SortKey, Top, policies};
 use display::event::{clock, event_sentence};
-use display::table::{grouped, or_dash, percent, short, span_ms};
+use display::table::{self, grouped, or_dash, percent, short, span_ms};
 
 /// The terminal's capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,10 +115,11 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             Span::styled(format!("inco {}", status.version), look.heading()),
             Span::raw(format!(
                 "  {}  up {}  ",
-                plain(&status.file),
+                cut(&status.file, 30),
                 span_ms((status.uptime_s * 1000.0) as u64)
             )),
             engine,
+            Span::styled(narrowed(top), look.heading()),
         ]));
         let sum = |rate: fn(&api::types::UplinkRow) -> f64| status.uplinks.iter().map(rate).sum::<f64>();
         let lost = Span::styled(
@@ -142,12 +143,6 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
                 short(sum(|uplink| uplink.sent_pps))
             )),
             lost,
-            Span::raw(format!(
-                "  flows {} of {}  in flight {}",
-                grouped(status.live_flows),
-                grouped(status.flow_limit),
-                grouped(status.accounting.in_flight),
-            )),
         ];
         if !down.is_empty() {
             line.push(Span::styled(
@@ -155,6 +150,12 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
                 look.alarm(),
             ));
         }
+        line.push(Span::raw(format!(
+            "  flows {} of {}  in flight {}",
+            grouped(status.live_flows),
+            grouped(status.flow_limit),
+            grouped(status.accounting.in_flight),
+        )));
         lines.push(Line::from(line));
     } else {
         lines.push(Line::styled("inco top", look.heading()));
@@ -162,28 +163,74 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
+/// The filter and the order of instances, where they are not those of the beginning.
+fn narrowed(top: &Top) -> String {
+    let mut text = String::new();
+    if !top.filter.is_empty() {
+        text.push_str(&format!("  filter {}", cut(&top.filter, 16)));
+    }
+    if top.sort_by != SortKey::Id {
+        text.push_str(&format!("  by {}", top.sort_by.name()));
+    }
+    text
+}
+
+/// Keys, the most important first. Those that do not fit are in the help.
+const KEYS: [&str; 10] = [
+    "? help",
+    "q quit",
+    "Tab page",
+    "Enter look",
+    "/ filter",
+    "o sort",
+    "d drain",
+    "u undrain",
+    "+/-/s scale",
+    "p policy",
+];
+
+/// The keys that fit into that many columns.
+fn keys_within(columns: usize) -> String {
+    let mut text = String::new();
+    for key in KEYS {
+        let gap = if text.is_empty() { "" } else { "  " };
+        if text.len() + gap.len() + key.len() > columns {
+            break;
+        }
+        text.push_str(gap);
+        text.push_str(key);
+    }
+    text
+}
+
 fn draw_foot(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let columns = usize::from(area.width);
     let line = match (&top.gone, &top.outcome) {
         (Some(reason), _) => {
             let words = if top.was_seen {
-                format!("NO ANSWER, these are the last figures: {}", plain(reason))
+                format!("NO ANSWER, these are the last figures: {reason}")
             } else {
-                format!("waiting: {}", plain(reason))
+                format!("waiting: {reason}")
             };
-            Line::styled(words, look.alarm().add_modifier(Modifier::REVERSED))
+            Line::styled(
+                cut(&words, columns),
+                look.alarm().add_modifier(Modifier::REVERSED),
+            )
         }
-        (None, Some(Ok(result))) => Line::styled(plain(result), look.colour(Color::Green)),
-        (None, Some(Err(error))) => Line::styled(format!("REFUSED: {}", plain(error)), look.alarm()),
-        (None, None) => Line::raw(
-            "q quit  Tab page  Enter look  d drain  u undrain  +/-/s scale  a auto  p policy  ? help",
-        ),
+        _ if top.is_filtering => Line::raw(format!(
+            "filter: {}_   Enter keep  Esc clear",
+            cut(&top.filter, columns.saturating_sub(34))
+        )),
+        (None, Some(Ok(result))) => Line::styled(cut(result, columns), look.colour(Color::Green)),
+        (None, Some(Err(error))) => Line::styled(cut(&format!("REFUSED: {error}"), columns), look.alarm()),
+        (None, None) => Line::raw(keys_within(columns)),
     };
     frame.render_widget(Paragraph::new(line), area);
 }
 
 fn draw_overview(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
-    let services = top.seen.services.len() as u16 + 1;
-    let instances = top.seen.instances.len() as u16 + 1;
+    let services = top.services().count() as u16 + 1;
+    let instances = top.instances().len() as u16 + 1;
     // Instances have priority: services get at most a third, events the rest, and at least four lines if possible.
     let [services_area, instances_area, events_area] = Layout::vertical([
         Constraint::Max(services.min(area.height / 3).max(2)),
@@ -247,12 +294,12 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         "SERVICE", "ACTIVE", "LIMITS", "LOAD", "OFFERED", "BACK", "FLOWS", "POLICIES"
     );
     let is_selected = |row: &ServiceRow| top.selected == Some(Row::Service(row.name.clone()));
-    let lines = top.seen.services.iter().map(|row| {
+    let lines = top.services().map(|row| {
         let active = format!(
             "{}/{}{}",
             row.active,
             row.desired,
-            if row.fixed { " hand" } else { "" }
+            if row.fixed { " man." } else { "" }
         );
         let text = format!(
             "{}{:<10}{:>9}{:>7}{:>6}{:>9}{:>9}{:>6} {}",
@@ -269,9 +316,9 @@ fn draw_services(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
                 None => format!("{}/{}", row.scheduler, row.autoscaler),
             },
         );
-        Line::styled(text, lit(is_selected(row)))
+        Line::styled(cut(&text, usize::from(area.width)), lit(is_selected(row)))
     });
-    let selected = top.seen.services.iter().position(is_selected);
+    let selected = top.services().position(is_selected);
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
@@ -286,12 +333,9 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         "  {:>4} {:<9}{:<9}{:>7} {:columns$} {:>6} {:columns$} {:>5} {:columns$} {:>5} {:columns$}",
         "ID", "INSTANCE", "STATE", "RATE/S", "", "LOST/S", "", "FLOWS", "", "RING", ""
     );
+    let shown = top.instances();
     let most = |values: fn(&History) -> &VecDeque<f64>| {
-        let all = top
-            .seen
-            .instances
-            .iter()
-            .filter_map(|row| top.histories.of(row.id));
+        let all = shown.iter().filter_map(|row| top.histories.of(row.id));
         all.flat_map(|history| values(history).iter().rev().take(columns))
             .copied()
             .fold(0.0, f64::max)
@@ -304,7 +348,7 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     );
     let is_selected = |row: &InstanceRow| top.selected == Some(Row::Instance(row.id));
     let empty = History::default();
-    let lines = top.seen.instances.iter().map(|row| {
+    let lines = shown.iter().map(|row| {
         let history = top.histories.of(row.id).unwrap_or(&empty);
         let base = lit(is_selected(row));
         let lost = history.lost_pps();
@@ -353,12 +397,13 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             ),
         ])
     });
-    let selected = top.seen.instances.iter().position(is_selected);
+    let selected = shown.iter().position(|row| is_selected(row));
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
 /// Flows of each instance now and in the past: one row per instance, one column per point, all on one scale.
 fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
+    let shown = top.instances();
     let total: u64 = top.seen.instances.iter().map(|row| row.live_flows).sum();
     let bar = (usize::from(area.width.saturating_sub(42)) / 3).clamp(6, 40);
     let columns = usize::from(area.width).saturating_sub(42 + bar).max(4);
@@ -369,7 +414,7 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     );
     let empty = History::default();
     let is_selected = |row: &InstanceRow| top.selected == Some(Row::Instance(row.id));
-    let lines = top.seen.instances.iter().map(|row| {
+    let lines = shown.iter().map(|row| {
         let history = top.histories.of(row.id).unwrap_or(&empty);
         let share = if total > 0 {
             row.live_flows as f64 / total as f64
@@ -403,7 +448,7 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
             ),
         ])
     });
-    let selected = top.seen.instances.iter().position(is_selected);
+    let selected = shown.iter().position(|row| is_selected(row));
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
@@ -434,7 +479,10 @@ fn event_list(
         lines.push(Line::from(vec![
             Span::styled(clock(event.unix_ms), look.colour(Color::DarkGray)),
             Span::raw(" "),
-            Span::raw(plain(&event_sentence(event))),
+            Span::raw(cut(
+                &event_sentence(event),
+                usize::from(area.width).saturating_sub(clock(event.unix_ms).len() + 1),
+            )),
         ]));
     }
     frame.render_widget(Paragraph::new(lines), area);
@@ -560,6 +608,8 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect, look: Look) {
             "+ - s",
             "one instance more, one fewer, or so many, of the service",
         ),
+        ("/", "show only what contains a text: service/id and state"),
+        ("o", "sort instances by id, rate, losses, flows or ring"),
         ("a", "let the autoscaler decide again"),
         ("p", "give the service another scheduler or autoscaler"),
         ("y / n", "do what is asked / do not"),
@@ -568,10 +618,8 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect, look: Look) {
     lines.extend(keys.map(|(key, what)| Line::raw(format!("  {key:<14}{what}"))));
     lines.push(Line::raw(""));
     lines.push(Line::raw(
-        "Charts grow from left to right, a column for each look. Rates, losses and flows of all",
-    ));
-    lines.push(Line::raw(
-        "instances are on one scale; a ring's is from empty to full. Nothing is done without a y.",
+        "Charts grow from left to right, a column for each look. Rates, losses and flows of all instances are on one \
+         scale; a ring's is from empty to full. Nothing is done without a y.",
     ));
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), area);
 }
@@ -699,13 +747,7 @@ fn plain(text: &str) -> String {
 
 /// The beginning of a text, with `~` at the end if it was shortened.
 fn cut(text: &str, columns: usize) -> String {
-    let text = plain(text);
-    if text.chars().count() <= columns {
-        return text;
-    }
-    let mut short: String = text.chars().take(columns.saturating_sub(1)).collect();
-    short.push('~');
-    short
+    table::cut(&plain(text), columns)
 }
 
 #[cfg(test)]
@@ -749,6 +791,15 @@ mod tests {
         assert_eq!(window(10, Some(3), 4), 0..4);
         assert_eq!(window(10, Some(9), 4), 6..10);
         assert_eq!(window(2, Some(1), 4), 0..2);
+    }
+
+    #[test]
+    fn help_is_told_in_any_width() {
+        for columns in [8, 40, 80, 200] {
+            let keys = keys_within(columns);
+            assert!(keys.starts_with("? help") && keys.len() <= columns, "{keys}");
+        }
+        assert!(keys_within(200).ends_with("p policy"));
     }
 
     #[test]
