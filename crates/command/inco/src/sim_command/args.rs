@@ -52,7 +52,7 @@ pub(crate) struct SimRunArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml\n\nVariants are paired by their names. Everything that it prints is simulated."
+    after_help = "Example:\n  inco sim compare scenarios/smartinco-schedulers.toml scenarios/smartinco-all-schedulers.toml --report compared.html\n\nVariants are paired by their names. Everything that it prints is simulated."
 )]
 pub(crate) struct SimCompareArgs {
     /// One scenario
@@ -66,6 +66,9 @@ pub(crate) struct SimCompareArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -49,9 +49,13 @@ fn compare(args: &SimCompareArgs) -> anyhow::Result<()> {
     check_pairs(&a, &b)?;
     let (a, b) = (play(&a, &args.play)?, play(&b, &args.play)?);
     if args.json {
-        output::json(&show::compared_json(&a, &b), output::is_terminal())
+        output::json(&show::compared_json(&a, &b), output::is_terminal())?;
     } else {
-        output::text(&show::compared(&a, &b))
+        output::text(&show::compared(&a, &b))?;
+    }
+    match &args.report {
+        Some(path) => write(path, &report::of_compared(&a, &b)),
+        None => Ok(()),
     }
 }
 

@@ -56,23 +56,66 @@ pub(super) fn of_run(result: &ScenarioResult) -> String {
     page::end(page)
 }
 
+/// The page of two scenarios: the figures and plots of each pair of variants.
+pub(super) fn of_compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
+    let title = format!("{} and {}, simulated", a.name, b.name);
+    let mut page = page::begin(&title);
+    let _ = write!(
+        page,
+        "<h1>{}</h1><p>a: {}</p><p>b: {}</p><p>Every figure and plot on this page is simulated, not measured. Plots \
+         show the first seed.</p>",
+        escape(&title),
+        escape(&show::one_line(&a.about)),
+        escape(&show::one_line(&b.about)),
+    );
+    for (one, other) in show::pairs(a, b) {
+        let names = [
+            format!("a: {}", show::label(a, one)),
+            format!("b: {}", show::label(b, other)),
+        ];
+        let _ = write!(page, "<h2>{}</h2>", escape(&names.join(", ")));
+        page::table(&mut page, &show::differences(one, other).cells());
+        let [one_name, other_name] = &names;
+        let charts = over_time(&[(one_name, one), (other_name, other)]);
+        page::section(
+            &mut page,
+            "Over time",
+            "Served, lost and instances over time, simulated.",
+            charts,
+        );
+    }
+    page::end(page)
+}
+
 fn together(result: &ScenarioResult) -> Vec<Chart> {
-    let series = |pick: fn(&Point) -> f64| -> Vec<Series> {
-        let of = |(place, variant): (usize, &VariantResult)| {
-            let points = variant.first.series.iter().map(|point| (point.at_s, pick(point)));
-            Series::new(name(variant), place, points.collect())
-        };
-        result.variants.iter().enumerate().map(of).collect()
-    };
-    let mut served = series(|point| point.served_pps);
-    if let Some(first) = result.variants.first() {
+    let variants: Vec<_> = result
+        .variants
+        .iter()
+        .map(|variant| (name(variant), variant))
+        .collect();
+    let mut charts = over_time(&variants);
+    if let (Some(served), Some(first)) = (charts.first_mut(), result.variants.first()) {
         let offered = first
             .first
             .series
             .iter()
             .map(|point| (point.at_s, point.offered_pps));
-        served.push(Series::new("offered", NEUTRAL, offered.collect()).dashed());
+        served
+            .series
+            .push(Series::new("offered", NEUTRAL, offered.collect()).dashed());
     }
+    charts
+}
+
+/// Served, lost, active and wanted over time, a line for each of these variants.
+fn over_time(variants: &[(&str, &VariantResult)]) -> Vec<Chart> {
+    let series = |pick: fn(&Point) -> f64| -> Vec<Series> {
+        let of = |(place, (name, variant)): (usize, &(&str, &VariantResult))| {
+            let points = variant.first.series.iter().map(|point| (point.at_s, pick(point)));
+            Series::new(*name, place, points.collect())
+        };
+        variants.iter().enumerate().map(of).collect()
+    };
     let chart = |title: &str, y, style, series| Chart {
         title: title.to_owned(),
         x: "s",
@@ -81,7 +124,12 @@ fn together(result: &ScenarioResult) -> Vec<Chart> {
         series,
     };
     vec![
-        chart("Served (simulated)", "packets/s", Style::Line, served),
+        chart(
+            "Served (simulated)",
+            "packets/s",
+            Style::Line,
+            series(|point| point.served_pps),
+        ),
         chart(
             "Lost (simulated)",
             "packets/s",

@@ -154,7 +154,10 @@ pub(super) fn json(result: &ScenarioResult) -> Written<'_> {
 }
 
 /// Variants of both with the same name; where each has only one, these two.
-fn pairs<'a>(a: &'a ScenarioResult, b: &'a ScenarioResult) -> Vec<(&'a VariantResult, &'a VariantResult)> {
+pub(super) fn pairs<'a>(
+    a: &'a ScenarioResult,
+    b: &'a ScenarioResult,
+) -> Vec<(&'a VariantResult, &'a VariantResult)> {
     if let ([a], [b]) = (a.variants.as_slice(), b.variants.as_slice()) {
         return vec![(a, b)];
     }
@@ -175,27 +178,32 @@ pub(super) fn compared(a: &ScenarioResult, b: &ScenarioResult) -> String {
         seeds(b.seeds)
     );
     for (one, other) in pairs(a, b) {
-        let mut table = Table::new(&["metric", ">a", ">b", ">difference"]);
-        for (name, left) in &one.metrics {
-            let Some(right) = other.metrics.get(name) else {
-                continue;
-            };
-            if left.mean == 0.0 && right.mean == 0.0 {
-                continue;
-            }
-            let difference = if left.mean == 0.0 {
-                "-".to_owned()
-            } else {
-                format!("{:+.1}%", (right.mean / left.mean - 1.0) * 100.0)
-            };
-            table.row([name.clone(), figure(name, left), figure(name, right), difference]);
-        }
         if !one.name.is_empty() || !other.name.is_empty() {
             let _ = writeln!(text, "\n{} and {}", label(a, one), label(b, other));
         }
-        text.push_str(&table.text());
+        text.push_str(&differences(one, other).text());
     }
     text
+}
+
+/// A line for each metric that both have and that is not 0 in both.
+pub(super) fn differences(one: &VariantResult, other: &VariantResult) -> Table {
+    let mut table = Table::new(&["metric", ">a", ">b", ">difference"]);
+    for (name, left) in &one.metrics {
+        let Some(right) = other.metrics.get(name) else {
+            continue;
+        };
+        if left.mean == 0.0 && right.mean == 0.0 {
+            continue;
+        }
+        let difference = if left.mean == 0.0 {
+            "-".to_owned()
+        } else {
+            format!("{:+.1}%", (right.mean / left.mean - 1.0) * 100.0)
+        };
+        table.row([name.clone(), figure(name, left), figure(name, right), difference]);
+    }
+    table
 }
 
 /// The same for programs.
@@ -212,7 +220,7 @@ pub(super) fn compared_json(a: &ScenarioResult, b: &ScenarioResult) -> Value {
     json!({"simulated": true, "pairs": pairs})
 }
 
-fn label(result: &ScenarioResult, variant: &VariantResult) -> String {
+pub(super) fn label(result: &ScenarioResult, variant: &VariantResult) -> String {
     if variant.name.is_empty() {
         result.name.clone()
     } else {
