@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::{Endpoint, Remote, run_dir};
 use clap::{Args, Parser, Subcommand};
+use display::output::WrongUsage;
 use images::EngineName;
 
 /// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
@@ -193,8 +195,43 @@ pub(crate) struct ManArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Where {
     /// The API's socket; by default api.sock in $INCO_RUN_DIR or /run/inco
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "url")]
     pub(crate) socket: Option<PathBuf>,
+    /// An inco on another machine, asked over TLS; by default $INCO_URL
+    #[arg(long, value_name = "https://HOST:PORT")]
+    pub(crate) url: Option<String>,
+    /// A file with the token for --url; by default $INCO_TOKEN_FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// A file with the certificate to trust with --url, in PEM; by default $INCO_CA_FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_file: Option<PathBuf>,
+}
+
+impl Where {
+    /// What the options name, or else the environment, or else the socket in the run directory.
+    pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        let of = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let url = match (&self.url, &self.socket) {
+            (Some(url), _) => Some(url.clone()),
+            (None, Some(_)) => None,
+            (None, None) => of("INCO_URL").map(|url| url.to_string_lossy().into_owned()),
+        };
+        let Some(url) = url else {
+            return Ok(Endpoint::Socket(run_dir::api_socket(self.socket.as_deref())));
+        };
+        let file = |given: &Option<PathBuf>, option: &str, name: &str| {
+            let file = given.clone().or_else(|| of(name).map(PathBuf::from));
+            file.ok_or_else(|| WrongUsage(format!("{url} needs {option} FILE, or ${name}")))
+        };
+        let token = file(&self.token_file, "--token-file", "INCO_TOKEN_FILE")?;
+        let certificate = file(&self.ca_file, "--ca-file", "INCO_CA_FILE")?;
+        Ok(Endpoint::Remote(Box::new(Remote::new(
+            &url,
+            &token,
+            &certificate,
+        )?)))
+    }
 }
 
 /// How something is shown.

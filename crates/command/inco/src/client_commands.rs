@@ -32,7 +32,7 @@ const WIDTH: usize = 100;
 const STOP_LOOK: Duration = Duration::from_millis(20);
 
 pub(crate) fn connect(place: &Where) -> anyhow::Result<Client> {
-    Ok(Client::connect(&run_dir::api_socket(place.socket.as_deref()))?)
+    Ok(Client::connect_to(place.endpoint()?)?)
 }
 
 /// Asks and shows, once or again and again.
@@ -510,6 +510,7 @@ fn intent(action: &Action) -> &'static str {
         Action::DryRun { on: false, .. } => "end the dry run",
         Action::Scale { .. }
         | Action::Drain { .. }
+        | Action::Exec { .. }
         | Action::Undrain { .. }
         | Action::Reload { .. }
         | Action::Stop { .. } => action.name(),
@@ -815,7 +816,7 @@ pub(crate) fn stop(args: &StopArgs) -> anyhow::Result<()> {
     if !args.no_wait {
         let started = Instant::now();
         let mut told = false;
-        while Client::connect(client.socket()).is_ok() {
+        while client.again().is_ok() {
             if started.elapsed() > STOP_TIME {
                 anyhow::bail!(
                     "inco still runs after {} s: see what it logs",

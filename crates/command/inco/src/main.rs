@@ -56,7 +56,10 @@ fn main() -> ExitCode {
             Err(error) => Err(error),
         },
         #[cfg(feature = "top")]
-        Command::Top(args) => top::run(args.place.socket.as_deref(), args.interval, args.ascii),
+        Command::Top(args) => args
+            .place
+            .endpoint()
+            .and_then(|endpoint| top::run(endpoint, args.interval, args.ascii)),
         Command::Scale(args) => client_commands::scale(&args),
         Command::Rollout(args) => client_commands::rollout(&args),
         Command::Policy(args) => client_commands::policy(&args),

@@ -97,7 +97,10 @@ fn is_uplink(row: &UplinkRow, uplink: &Path, client: &Client) -> bool {
     let Some(socket) = row.device.strip_prefix("memif:") else {
         return false;
     };
-    let beside_api = client.socket().parent().map(|directory| directory.join(socket));
+    let beside_api = client
+        .socket()
+        .and_then(Path::parent)
+        .map(|directory| directory.join(socket));
     [Some(in_run_dir(Path::new(socket))), beside_api]
         .into_iter()
         .flatten()
@@ -131,7 +134,7 @@ fn follow_moves(client: Client, control: Arc<Control>) -> Result<()> {
                 // It has ended, or this program cannot hear it. The next one knows the instances, but no flow.
                 client = loop {
                     std::thread::sleep(LOOK);
-                    if let Ok(next) = Client::connect(client.socket()) {
+                    if let Ok(next) = client.again() {
                         break next;
                     }
                 };

@@ -1,11 +1,10 @@
 //! Queries inco periodically and executes actions in a thread of its own, so that the terminal never waits.
 
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use api::types::{Action, FlowFilter};
-use api::{ApiError, Client};
+use api::{ApiError, Client, Endpoint};
 use model::InstanceId;
 
 use super::history::KEPT;
@@ -33,15 +32,15 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    /// Starts querying the inco on `socket`. It need not run yet.
-    pub(super) fn start(socket: PathBuf, interval: Duration) -> std::io::Result<Feed> {
+    /// Starts querying the inco there. It need not run yet.
+    pub(super) fn start(endpoint: Endpoint, interval: Duration) -> std::io::Result<Feed> {
         let (orders, received) = mpsc::channel();
         let (told, updates) = mpsc::channel();
         std::thread::Builder::new()
             .name("inco-top".to_owned())
             .spawn(move || {
                 let mut asking = Asking {
-                    socket,
+                    endpoint,
                     client: None,
                     interval,
                     instance: None,
@@ -69,7 +68,7 @@ impl Feed {
 }
 
 struct Asking {
-    socket: PathBuf,
+    endpoint: Endpoint,
     client: Option<Client>,
     interval: Duration,
     instance: Option<InstanceId>,
@@ -109,7 +108,7 @@ impl Asking {
 
     fn look(&mut self) -> Result<Update, ApiError> {
         let is_new = self.client.is_none();
-        let client = connected(&mut self.client, &self.socket)?;
+        let client = connected(&mut self.client, &self.endpoint)?;
         // inco keeps one point per second, so there is no history for shorter intervals.
         let past = match self.interval.as_secs() {
             seconds @ 1.. if is_new => {
@@ -155,7 +154,7 @@ impl Asking {
 
     /// Executes an action and returns its outcome as a sentence.
     fn act(&mut self, action: &Action) -> Result<String, String> {
-        let done = connected(&mut self.client, &self.socket).and_then(|client| client.act(action));
+        let done = connected(&mut self.client, &self.endpoint).and_then(|client| client.act(action));
         match done {
             Ok(outcome) => Ok(outcome.result),
             Err(error) => Err(output::explain(&error.into())),
@@ -163,9 +162,9 @@ impl Asking {
     }
 }
 
-fn connected<'a>(client: &'a mut Option<Client>, socket: &Path) -> Result<&'a Client, ApiError> {
+fn connected<'a>(client: &'a mut Option<Client>, endpoint: &Endpoint) -> Result<&'a Client, ApiError> {
     match client {
         Some(client) => Ok(client),
-        None => Ok(client.insert(Client::connect(socket)?)),
+        None => Ok(client.insert(Client::connect_to(endpoint.clone())?)),
     }
 }

@@ -14,7 +14,6 @@ mod view;
 
 use std::io::{self, IsTerminal as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -28,7 +27,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-use api::run_dir;
+use api::Endpoint;
 use display::output::{self, WrongUsage};
 use feed::Feed;
 use state::{Top, Wish};
@@ -39,20 +38,18 @@ const TURN: Duration = Duration::from_millis(50);
 /// Time to restore the terminal before the process is ended: a few turns.
 const LEAVE: Duration = Duration::from_millis(200);
 
-/// Shows the inco that answers on `socket` (default: the one in the run directory) until the user quits. Queries it
-/// every `interval`. With `ascii`, draws only ASCII.
+/// Shows the inco that answers there until the user quits. Queries it every `interval`. With `ascii`, draws only ASCII.
 ///
 /// # Errors
 /// Returns an error if there is no terminal.
-pub fn run(socket: Option<&Path>, interval: Duration, ascii: bool) -> anyhow::Result<()> {
+pub fn run(endpoint: Endpoint, interval: Duration, ascii: bool) -> anyhow::Result<()> {
     if !output::is_terminal() {
         let hint = "inco top needs a terminal; `inco instances --watch` writes tables anywhere, `--json` for programs";
         return Err(WrongUsage(hint.to_owned()).into());
     }
     let ended = Arc::new(AtomicBool::new(false));
     watch(Arc::clone(&ended)).context("cannot listen for signals")?;
-    let feed = Feed::start(run_dir::api_socket(socket), interval)
-        .context("cannot start the thread that asks inco")?;
+    let feed = Feed::start(endpoint, interval).context("cannot start the thread that asks inco")?;
     // Its panic hook restores the terminal before the message is shown.
     let terminal = ratatui::try_init().context("cannot set the terminal up")?;
     let shown = show(terminal, &feed, Look::of(ascii), &ended);

@@ -1,7 +1,7 @@
 //! The client: one question, one connection, and it blocks.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full};
@@ -11,10 +11,10 @@ use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
 use model::{Event, InstanceId, Setting};
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::ApiError;
+use crate::Endpoint;
 use crate::counters::Counters;
 use crate::types::{
     Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
@@ -29,7 +29,7 @@ const ANSWER_LIMIT: usize = 256 << 20;
 /// Asks a running inco. Every call blocks.
 #[derive(Debug)]
 pub struct Client {
-    socket: PathBuf,
+    endpoint: Endpoint,
     runtime: Runtime,
 }
 
@@ -39,26 +39,42 @@ impl Client {
     /// # Errors
     /// [`ApiError::NotRunning`] where nobody listens; [`ApiError::Permission`]; [`ApiError::System`].
     pub fn connect(socket: &Path) -> Result<Client, ApiError> {
+        Client::connect_to(Endpoint::Socket(socket.to_owned()))
+    }
+
+    /// A client for the inco there.
+    ///
+    /// # Errors
+    /// As [`Client::connect`]; [`ApiError::NoAnswer`] where a remote one does not answer.
+    pub fn connect_to(endpoint: Endpoint) -> Result<Client, ApiError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| ApiError::System {
                 what: "start the runtime for",
-                path: socket.to_owned(),
+                path: endpoint.place(),
                 source,
             })?;
-        let client = Client {
-            socket: socket.to_owned(),
-            runtime,
-        };
+        let client = Client { endpoint, runtime };
         // So that the absence of inco is told before anything is asked.
         drop(client.runtime.block_on(client.open())?);
         Ok(client)
     }
 
-    /// The socket that it asks on.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    /// The socket that it asks on, where it is one of this machine.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.endpoint {
+            Endpoint::Socket(path) => Some(path),
+            Endpoint::Remote(_) => None,
+        }
+    }
+
+    /// Another client for the inco at the same place, which may have been started again.
+    ///
+    /// # Errors
+    /// As [`Client::connect_to`].
+    pub fn again(&self) -> Result<Client, ApiError> {
+        Client::connect_to(self.endpoint.clone())
     }
 
     /// How everything is.
@@ -227,17 +243,19 @@ impl Client {
     }
 
     async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ApiError> {
-        let socket = self.socket.clone();
-        let stream = UnixStream::connect(&self.socket)
-            .await
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ApiError::NotRunning { socket },
-                io::ErrorKind::PermissionDenied => ApiError::Permission { socket },
-                _ => ApiError::NoAnswer {
-                    socket,
-                    reason: error.to_string(),
-                },
-            })?;
+        let connecting = tokio::time::timeout(PATIENCE, self.endpoint.connect());
+        let connected = connecting.await.map_err(|error| self.no_answer(&error))?;
+        let stream = connected.map_err(|error| match (&self.endpoint, error.kind()) {
+            (Endpoint::Socket(socket), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                ApiError::NotRunning {
+                    socket: socket.clone(),
+                }
+            }
+            (Endpoint::Socket(socket), io::ErrorKind::PermissionDenied) => ApiError::Permission {
+                socket: socket.clone(),
+            },
+            _ => self.no_answer(&error),
+        })?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.no_answer(&e))?;
@@ -250,7 +268,7 @@ impl Client {
 
     fn no_answer(&self, error: &dyn std::error::Error) -> ApiError {
         ApiError::NoAnswer {
-            socket: self.socket.clone(),
+            socket: self.endpoint.place(),
             reason: error.to_string(),
         }
     }
@@ -264,12 +282,16 @@ impl Client {
     ) -> Result<Response<Incoming>, ApiError> {
         let asking = async {
             let mut sender = self.open().await?;
-            let request = Request::builder()
+            let mut request = Request::builder()
                 .method(method)
                 .uri(path)
-                // HTTP/1.1 wants one; on a unix socket nobody reads it.
+                // HTTP/1.1 wants one; inco does not read it.
                 .header(header::HOST, "inco")
-                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::CONTENT_TYPE, "application/json");
+            if let Some(authorization) = self.endpoint.authorization() {
+                request = request.header(header::AUTHORIZATION, authorization);
+            }
+            let request = request
                 .body(Full::new(Bytes::from(body.unwrap_or_default())))
                 .map_err(|error| self.no_answer(&error))?;
             sender

@@ -14,6 +14,7 @@
 mod access;
 mod client;
 pub mod counters;
+mod endpoint;
 mod event_log;
 mod figures;
 mod history;
@@ -35,6 +36,7 @@ use thiserror::Error;
 
 pub use access::{TOKEN_LENGTH, TOKEN_LIMIT};
 pub use client::{Client, EventStream};
+pub use endpoint::{Endpoint, Remote};
 pub use event_log::{EVENT_LIMIT, EventLog, Events};
 pub use metrics::{Format, encode};
 pub use question::{Answer, Asker, Caller, Inbox, QUESTION_LIMIT, Question, questions};
@@ -78,6 +80,14 @@ pub enum ApiError {
         /// The socket.
         socket: PathBuf,
         /// What was seen.
+        reason: String,
+    },
+    /// What names a remote inco is wrong.
+    #[error("{what}: {reason}")]
+    Remote {
+        /// The URL or a file.
+        what: String,
+        /// What is the matter, or what to write.
         reason: String,
     },
     /// What came is not what this version understands.

@@ -8,8 +8,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use api::types::{Outcome, Status};
-use api::{ApiError, EventLog, Limits, Question, Server, Tcp, questions};
+use api::types::{Action, Outcome, Status};
+use api::{ApiError, Client, Endpoint, EventLog, Limits, Question, Server, Tcp, questions};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};
 
@@ -21,7 +21,7 @@ struct Remote {
     trusted: CertificateDer<'static>,
     /// Who acted, in order.
     acted: mpsc::Receiver<String>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 fn files(directory: &std::path::Path) -> (Tcp, CertificateDer<'static>) {
@@ -65,7 +65,7 @@ impl Remote {
             server,
             trusted,
             acted,
-            _directory: directory,
+            directory,
         }
     }
 
@@ -133,6 +133,64 @@ fn a_token_says_who_may_do_what() {
         assert!(refused.contains("Authorization: Bearer TOKEN"), "{refused}");
     }
     assert!(remote.acted.try_recv().is_err(), "nobody else acted");
+}
+
+#[test]
+fn a_client_asks_over_tls_with_its_token() {
+    let remote = Remote::start(&Limits::default());
+    let file = |name: &str, text: &str| {
+        let path = remote.directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let port = remote.server.tcp().unwrap().port();
+    let url = format!("https://localhost:{port}");
+    let trusted = remote.directory.path().join("api.pem");
+    let of = |url: &str, token: &str, trusted: &std::path::Path| {
+        let target = api::Remote::new(url, &file("token", token), trusted)?;
+        assert!(!format!("{target:?}").contains(token.trim()), "{target:?}");
+        Client::connect_to(Endpoint::Remote(Box::new(target)))
+    };
+    let client = of(&url, &format!("{ADMIN}\n"), &trusted).unwrap();
+    assert_eq!(client.status().unwrap(), Status::default());
+    let reload = Action::Reload { check: false };
+    assert_eq!(client.act(&reload).unwrap().result, "done");
+    assert_eq!(remote.acted.recv().unwrap(), "token ops");
+    assert!(client.socket().is_none() && client.again().is_ok());
+
+    let refused = of(&url, READ, &trusted)
+        .unwrap()
+        .act(&reload)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("may look and not act"), "{refused}");
+    let unknown = of(&url, &"0".repeat(32), &trusted).unwrap();
+    assert!(matches!(unknown.status(), Err(ApiError::Refused(_))));
+    // Another certificate than the one that is trusted.
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let other = file("other.pem", &other.cert.pem());
+    let error = of(&url, ADMIN, &other).unwrap_err();
+    assert!(matches!(error, ApiError::NoAnswer { .. }), "{error}");
+    assert!(error.to_string().contains(&url), "{error}");
+    for (url, token, trusted, told) in [
+        ("http://localhost", ADMIN, &trusted, "write https://HOST:PORT"),
+        ("https://localhost/v1", ADMIN, &trusted, "write https://HOST:PORT"),
+        (
+            url.as_str(),
+            "admin ops 0123456789abcdef0123456789abcdef",
+            &trusted,
+            "one token and nothing else",
+        ),
+        (
+            url.as_str(),
+            ADMIN,
+            &file("empty.pem", ""),
+            "it has no certificate",
+        ),
+    ] {
+        let error = of(url, token, trusted).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
 }
 
 #[test]
