@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand};
 use display::output::WrongUsage;
 use images::EngineName;
 
+use crate::selector::Selector;
+
 /// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
 /// there, counts what happens, and adds and removes containers as the load moves.
 #[derive(Debug, Parser)]
@@ -281,11 +283,14 @@ pub(crate) struct ServicesArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco instances\n  inco instances firewall --watch 0.5\n  inco instances --json | jq '.[] | select(.state == \"active\")'"
+    after_help = "Examples:\n  inco instances\n  inco instances firewall --watch 0.5\n  inco instances --selector service=firewall,state!=active\n  inco instances --json | jq '.[] | select(.state == \"active\")'"
 )]
 pub(crate) struct InstancesArgs {
     /// Only those of this service
     pub(crate) service: Option<String>,
+    /// Only those of which all this holds; the keys are service, state and adopted
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,...")]
+    pub(crate) selector: Option<Selector>,
     #[command(flatten)]
     pub(crate) show: Show,
 }
@@ -560,12 +565,15 @@ pub(crate) struct Act {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left"
+    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left\n  inco drain --selector service=firewall,adopted=true"
 )]
 pub(crate) struct InstanceArgs {
     /// Which instances, by the ids that `inco instances` shows
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required_unless_present = "selector", value_name = "ID")]
     pub(crate) instances: Vec<u32>,
+    /// Instead: the active ones of which all this holds; the keys are service, state and adopted
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
+    pub(crate) selector: Option<Selector>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
     #[command(flatten)]
@@ -573,11 +581,14 @@ pub(crate) struct InstanceArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  inco undrain 3")]
+#[command(after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall")]
 pub(crate) struct UndrainArgs {
     /// Which instances, by the ids that `inco instances` shows
-    #[arg(required = true, value_name = "ID")]
+    #[arg(required_unless_present = "selector", value_name = "ID")]
     pub(crate) instances: Vec<u32>,
+    /// Instead: the draining ones of which all this holds; the keys are service, state and adopted
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
+    pub(crate) selector: Option<Selector>,
     #[command(flatten)]
     pub(crate) act: Act,
 }

@@ -9,7 +9,7 @@ use api::types::{
     ServiceRow, Status,
 };
 use api::{ApiError, Client};
-use model::{Event, InstanceId, KeyChange, RolloutState};
+use model::{Event, InstanceId, InstanceState, KeyChange, RolloutState};
 use serde::Serialize;
 
 use crate::cli::{
@@ -17,6 +17,7 @@ use crate::cli::{
     PolicyArgs, PurgeArgs, ReloadArgs, RolloutArgs, ScaleArgs, ServicesArgs, Show, StatusArgs, StopArgs,
     UndrainArgs, Where,
 };
+use crate::selector::Selector;
 use crate::wait;
 use api::run_dir;
 use display::event::{clock, event_text};
@@ -316,6 +317,9 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
                 )));
             }
             rows.retain(|row| row.service == *service);
+        }
+        if let Some(selector) = &args.selector {
+            rows.retain(|row| selector.selects(row));
         }
         Ok(rows)
     };
@@ -641,8 +645,14 @@ fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Act
 }
 
 pub(crate) fn drain(args: &InstanceArgs) -> anyhow::Result<()> {
-    act_on_each(&args.act, &args.instances, |instance| Action::Drain { instance })?;
-    let instances: Vec<InstanceId> = args.instances.iter().copied().map(InstanceId).collect();
+    let ids = meant(
+        &args.act,
+        &args.instances,
+        args.selector.as_ref(),
+        InstanceState::Active,
+    )?;
+    act_on_each(&args.act, &ids, |instance| Action::Drain { instance })?;
+    let instances: Vec<InstanceId> = ids.into_iter().map(InstanceId).collect();
     let client = connect(&args.act.place)?;
     wait::until(&args.wait, &client, |snapshot| {
         Ok(wait::for_drained(snapshot, &instances))
@@ -650,9 +660,32 @@ pub(crate) fn drain(args: &InstanceArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
-    act_on_each(&args.act, &args.instances, |instance| Action::Undrain {
-        instance,
-    })
+    let ids = meant(
+        &args.act,
+        &args.instances,
+        args.selector.as_ref(),
+        InstanceState::Draining,
+    )?;
+    act_on_each(&args.act, &ids, |instance| Action::Undrain { instance })
+}
+
+/// The instances that are named, or those in that state that are selected.
+fn meant(
+    args: &Act,
+    named: &[u32],
+    selector: Option<&Selector>,
+    state: InstanceState,
+) -> anyhow::Result<Vec<u32>> {
+    let Some(selector) = selector else {
+        return Ok(named.to_vec());
+    };
+    let rows = connect(&args.place)?.instances()?;
+    let is_meant = |row: &&InstanceRow| row.state == state && selector.selects(row);
+    let ids: Vec<u32> = rows.iter().filter(is_meant).map(|row| row.id.0).collect();
+    if ids.is_empty() {
+        anyhow::bail!("no {} instance is selected; see `inco instances`", state.name());
+    }
+    Ok(ids)
 }
 
 pub(crate) fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
@@ -955,6 +988,48 @@ mod tests {
             })
             .contains("more")
         );
+    }
+
+    #[test]
+    fn services_fit_into_a_hundred_columns() {
+        let row = |name: &str, failing: Option<&str>| ServiceRow {
+            name: name.to_owned(),
+            active: 120,
+            desired: 128,
+            fixed: true,
+            min: 100,
+            max: 128,
+            live_flows: 123_456_789,
+            offered_pps: 98_765_432.0,
+            highest_utilisation: Some(1.013),
+            scheduler: "least-connections".to_owned(),
+            reason: "mean utilisation 0.82 over the target of 0.70 for 3 s, and the forecast is higher"
+                .to_owned(),
+            failing: failing.map(str::to_owned),
+            ..ServiceRow::default()
+        };
+        let how = "crash loop (12 failures, last: its program exited with 3 and said \"no rules\")";
+        let rows = [row("firewall", None), row("web", Some(how))];
+        let text = services_text(&rows);
+        let table: Vec<&str> = text.lines().take(3).collect();
+        assert!(table.iter().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(
+            table[1].ends_with('~') && table[1].contains("101.3%") && table[1].contains("[manual]"),
+            "{text}"
+        );
+        assert!(
+            table[2].ends_with("failing, see below") && text.ends_with(&format!("\nweb: {how}\n")),
+            "{text}"
+        );
+        // The longest name that there may be.
+        let long = services_text(&[row("a-name-of-thirty-two-characters-", None)]);
+        assert!(long.lines().all(|line| line.chars().count() <= WIDTH), "{long}");
+        let wide = services_text_wide(&rows);
+        assert!(
+            wide.contains("least-connections") && wide.contains("the forecast is higher"),
+            "{wide}"
+        );
+        assert!(wide.contains(how), "{wide}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod containers;
 mod describe;
 mod explain;
 mod image;
+mod selector;
 mod shell;
 #[cfg(feature = "simulation")]
 mod sim_command;

@@ -447,6 +447,12 @@ impl Fake {
                             "see `inco instances`",
                         )));
                     }
+                    Question::Act(Action::Policy { service, .. }, _, answer) if service == "gone" => {
+                        answer.give(Err(Refusal::new(
+                            "there is no service \"gone\"",
+                            "see `inco services`",
+                        )));
+                    }
                     Question::Act(action, _, answer) => {
                         let ended = CommandEnd {
                             status: Some(7),
@@ -594,6 +600,52 @@ fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
 }
 
 #[test]
+fn a_remote_inco_is_named_by_options_or_the_environment() {
+    let fake = Fake::start();
+    let output = fake.run(&["status", "--url", "https://edge:8443"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        err(&output).contains("needs --token-file FILE, or $INCO_TOKEN_FILE"),
+        "{}",
+        err(&output)
+    );
+    let output = fake
+        .inco(&["status"])
+        .env("INCO_URL", "https://edge")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    // An option wins over the environment.
+    let socket = fake.socket().display().to_string();
+    let output = fake
+        .inco(&["status", "--socket", &socket])
+        .env("INCO_URL", "https://edge")
+        .output()
+        .unwrap();
+    assert!(out(&output).contains("inco 9.9"), "{}", err(&output));
+}
+
+#[test]
+fn two_scenarios_are_compared_on_a_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("compared.html");
+    let scenario = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../scenarios/inreal-cliff.toml"
+    );
+    let page_is = page.display().to_string();
+    let output = inco(&["sim", "compare", scenario, scenario, "--report", &page_is])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    assert!(out(&output).contains("DIFFERENCE"), "{}", out(&output));
+    let page = std::fs::read_to_string(page).unwrap();
+    for said in ["and inreal-cliff, simulated", "lost_share", "+0.0%", "<svg"] {
+        assert!(page.contains(said), "{said}");
+    }
+}
+
+#[test]
 fn actions_say_what_came_of_them() {
     let fake = Fake::start();
     let said = |arguments: &[&str]| out(&fake.run(arguments)).trim().to_owned();
@@ -618,6 +670,54 @@ fn actions_say_what_came_of_them() {
     assert_eq!(
         err(&output),
         "inco: cannot drain: there is no instance 9; see `inco instances`\n"
+    );
+    let output = fake.run(&["policy", "gone", "--scheduler", "maglev"]);
+    assert_eq!(
+        err(&output),
+        "inco: cannot set the policy: there is no service \"gone\"; see `inco services`\n"
+    );
+    // What the configuration does not say is gone after the next start, and the command says so.
+    for (arguments, hint) in [
+        (
+            ["policy", "web", "--scheduler", "maglev"].as_slice(),
+            "write the scheduler maglev into [service.web]",
+        ),
+        (&["scale", "web", "5"], "write instances = 5 into [service.web]"),
+        (&["dry-run", "web"], "say it again after each start"),
+    ] {
+        let output = fake.run(arguments);
+        assert!(output.status.success());
+        let said = err(&output);
+        assert!(
+            said.contains("lasts until inco ends") && said.contains(hint),
+            "{said}"
+        );
+    }
+    assert_eq!(err(&fake.run(&["scale", "web", "--auto"])), "");
+    // By its old name, too, with a warning.
+    let output = fake.run(&["pause-in", "web", "--off"]);
+    assert_eq!(out(&output), "PauseIn { service: \"web\", on: false }\n");
+    assert!(
+        err(&output).contains("`inco pause-in` is `inco disable-scale-in` now"),
+        "{}",
+        err(&output)
+    );
+    let output = fake.run(&["disable-scale-in", "web", "--off"]);
+    assert_eq!(
+        (out(&output).as_str(), err(&output).as_str()),
+        ("PauseIn { service: \"web\", on: false }\n", "")
+    );
+    let output = fake.run(&["drain", "--selector", "service=dns"]);
+    assert_eq!(
+        out(&output),
+        "Drain { instance: InstanceId(4) }\n",
+        "{}",
+        err(&output)
+    );
+    let output = fake.run(&["undrain", "--selector", "service=dns"]);
+    assert_eq!(
+        err(&output),
+        "inco: no draining instance is selected; see `inco instances`\n"
     );
     // All are tried, also after one that failed.
     let output = fake.run(&["drain", "9", "4"]);
