@@ -95,6 +95,9 @@ pub(crate) enum Command {
     Sim(crate::sim_command::args::SimCommand),
     /// Print what a shell needs to complete commands and options
     Completions(CompletionsArgs),
+    /// Print what a running inco has, a name on each line, for completions
+    #[command(hide = true)]
+    Names(NamesArgs),
     /// Write the manual's pages into a directory
     #[command(hide = true)]
     Man(ManArgs),
@@ -184,6 +187,40 @@ pub(crate) struct CompletionsArgs {
     /// For which shell
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
+}
+
+/// What a running inco has names for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Names {
+    /// Services
+    Services,
+    /// Ids of instances
+    Instances,
+    /// Services, and instances as SERVICE/ID
+    Targets,
+}
+
+impl Names {
+    pub(crate) const ALL: [Names; 3] = [Names::Services, Names::Instances, Names::Targets];
+
+    /// The word on the command line.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Names::Services => "services",
+            Names::Instances => "instances",
+            Names::Targets => "targets",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  inco names services")]
+pub(crate) struct NamesArgs {
+    /// Of what
+    #[arg(value_enum)]
+    pub(crate) names: Names,
+    #[command(flatten)]
+    pub(crate) place: Where,
 }
 
 #[derive(Debug, Args)]

@@ -13,9 +13,9 @@ use model::{Event, InstanceId, InstanceState, KeyChange, RolloutState};
 use serde::Serialize;
 
 use crate::cli::{
-    Act, EventsArgs, ExplainFlowArgs, FlowsArgs, HoldBackArgs, InstanceArgs, InstancesArgs, MoveArgs,
-    PolicyArgs, PurgeArgs, ReloadArgs, RolloutArgs, ScaleArgs, ServicesArgs, Show, StatusArgs, StopArgs,
-    UndrainArgs, Where,
+    Act, EventsArgs, ExplainFlowArgs, FlowsArgs, HoldBackArgs, InstanceArgs, InstancesArgs, MoveArgs, Names,
+    NamesArgs, PolicyArgs, PurgeArgs, ReloadArgs, RolloutArgs, ScaleArgs, ServicesArgs, Show, StatusArgs,
+    StopArgs, UndrainArgs, Where,
 };
 use crate::selector::Selector;
 use crate::wait;
@@ -324,6 +324,23 @@ pub(crate) fn instances(args: &InstancesArgs) -> anyhow::Result<()> {
         Ok(rows)
     };
     show(&args.show, ask, |rows| instances_text(rows))
+}
+
+/// Names for completions, a line each.
+pub(crate) fn names(args: &NamesArgs) -> anyhow::Result<()> {
+    let client = connect(&args.place)?;
+    let mut names: Vec<String> = Vec::new();
+    if args.names != Names::Instances {
+        names.extend(client.services()?.into_iter().map(|row| row.name));
+    }
+    if args.names != Names::Services {
+        let name = |row: InstanceRow| match args.names {
+            Names::Targets => format!("{}/{}", row.service, row.id.0),
+            _ => row.id.0.to_string(),
+        };
+        names.extend(client.instances()?.into_iter().map(name));
+    }
+    names.iter().try_for_each(output::line)
 }
 
 pub(crate) fn unknown_service(service: &str, services: &[ServiceRow]) -> String {

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(args.file.as_deref(), args.json),
         Command::Completions(args) => shell::completions(&args),
+        Command::Names(args) => client_commands::names(&args),
         Command::Man(args) => shell::man_pages(&args),
         Command::Status(args) => client_commands::status(&args),
         Command::Services(args) => client_commands::services(&args),

@@ -579,6 +579,11 @@ fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
     assert!(out(&fake.run(&["status"])).contains("inco 9.9"));
     assert_eq!(json(&["services"])[0]["active"], 3);
     assert_eq!(json(&["instances"])[1]["service"], "dns");
+    let only = json(&["instances", "--selector", "service!=web,state=active"]);
+    assert_eq!(
+        (only.as_array().unwrap().len(), &only[0]["id"]),
+        (1, &serde_json::json!(4))
+    );
     let only = json(&["instances", "web"]);
     assert_eq!(
         (only.as_array().unwrap().len(), &only[0]["id"]),
@@ -589,6 +594,13 @@ fn what_a_running_inco_says_is_shown_as_table_and_as_json() {
         table.starts_with("ID  SERVICE") && table.contains("1.50k") && table.contains("active"),
         "{table}"
     );
+    for (of, names) in [
+        ("services", "web\n"),
+        ("instances", "3\n4\n"),
+        ("targets", "web\nweb/3\ndns/4\n"),
+    ] {
+        assert_eq!(out(&fake.run(&["names", of])), names);
+    }
     assert_eq!(json(&["flows"])["complete"], true);
     let output = fake.run(&["instances", "wed"]);
     assert_eq!(output.status.code(), Some(1));
