@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
 use model::Nanos;
 use packet::build::Frame;
-use soft_switch::{HeapMemory, Port};
+use soft_switch::{HeapMemory, MemifPort, Port};
 use switch::{Edit, Edits};
 
 mod bare;
@@ -40,7 +40,7 @@ struct Between {
 impl Between {
     fn new(edits: Edits, return_counters: bool) -> Between {
         let ((function, to_function), (mut to_network, network)) = (link(), link());
-        let port = |link: &mut Link| Port::memif(link.queues.remove(0)).for_frames(1522);
+        let port = |link: &mut Link| Port::Memif(MemifPort::new(link.queues.remove(0))).for_frames(1522);
         let mut to_function = to_function;
         let memory = HeapMemory::shares(1, 4096, 2048).remove(0);
         let mut bare = bare::editing(1000, memory, vec![port(&mut to_function)], return_counters, edits);

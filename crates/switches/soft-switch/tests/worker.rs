@@ -16,8 +16,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use scheduling::Scheduler;
 use soft_switch::{
     Alarm, Command, Destination, Frame as _, FrameMemory, HandOff, HeapFrame, HeapMemory, Idle,
-    InstancePorts, LoadBoard, Peers, Port, Sleep, TableMemory, WakeSet, Waker, Worker, WorkerCounters,
-    WorkerEvent, WorkerParts, WorkerPlan,
+    InstancePorts, LoadBoard, MemifPort, Peers, Port, Sleep, TableMemory, WakeSet, Waker, Worker,
+    WorkerCounters, WorkerEvent, WorkerParts, WorkerPlan,
 };
 use switch::{Change, Edits, Plan, ServicePlan, SlotPlan};
 
@@ -143,7 +143,7 @@ fn alone_with(
     });
     let control = link.control;
     for pair in link.queues {
-        let port = Box::new(Port::memif(pair));
+        let port = Box::new(Port::Memif(MemifPort::new(pair)));
         assert!(
             commands
                 .push(Command::AttachUplink {
@@ -430,7 +430,7 @@ fn moving(change: impl FnOnce(&mut ServicePlan)) -> Moving {
     let (mut instances, mut ports, mut controls) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..2 {
         let (function, mut switch) = link();
-        ports.push(Port::memif(switch.queues.remove(0)));
+        ports.push(Port::Memif(MemifPort::new(switch.queues.remove(0))));
         controls.push(switch.control);
         instances.push(function);
     }

@@ -1,14 +1,27 @@
-//! A pair of memif rings, shared with another process: frames are copied out of it and into it.
+//! A pair of memif rings, shared with another process: frames are copied out of it and into it. And how the control plane
+//! connects to that process, or waits for it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use ::memif::{QueuePair, TxError};
+use ::memif::{Client, ClientConfig, ControlEvent, Link, QueuePair, RingConfig, ServerConfig, TxError};
+use switch::{PortSpec, SwitchError};
 
 use crate::frame::{Frame as _, FrameMemory, Sizes};
-use crate::port::{Capabilities, Occupancy, Pending, Port, Queue, Received};
+use crate::port::{Capabilities, Connection, Control, Listener, Occupancy, Pending, Port, Queue, Received};
 
 /// Slots of the largest ring.
 pub(crate) const MAX_RING_SLOTS: usize = 1 << ::memif::MAX_LOG2_SLOTS;
+/// How inco calls itself to its peers.
+const NAME: &str = "inco";
+/// Access rights of an uplink's socket, whatever the umask: whoever connects is the network.
+const UPLINK_SOCKET_MODE: u32 = 0o660;
+/// How long to wait between two attempts to reach an instance that does not listen yet.
+const CONNECT_PAUSE: Duration = Duration::from_millis(1);
+/// How long one handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 
 /// One queue pair of a memif link.
 pub struct MemifPort {
@@ -168,5 +181,106 @@ impl<M: FrameMemory> Queue<M> for MemifPort {
 
     fn is_broken(&self) -> bool {
         self.queues.rx.is_violated() || self.queues.tx.is_violated()
+    }
+}
+
+impl<M: FrameMemory> From<Link> for Connection<M> {
+    fn from(link: Link) -> Connection<M> {
+        let queues = link
+            .queues
+            .into_iter()
+            .map(|pair| Port::Memif(MemifPort::new(pair)));
+        Connection {
+            queues: queues.collect(),
+            control: Some(Box::new(link.control)),
+            peer: link.peer_name,
+        }
+    }
+}
+
+impl Control for ::memif::Control {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn end(&mut self) -> Option<String> {
+        match self.poll() {
+            Ok(ControlEvent::None) => None,
+            Ok(ControlEvent::Disconnected { reason }) => Some(reason),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+}
+
+/// Connects an instance's ports, trying again until the deadline while nobody listens.
+pub(crate) fn connect<M: FrameMemory>(
+    port: &PortSpec,
+    workers: usize,
+    abandoned: &AtomicBool,
+) -> Result<Vec<Connection<M>>, SwitchError> {
+    let ends = Instant::now() + Duration::from_nanos(port.deadline.0);
+    let mut ports = Vec::new();
+    for interface_id in 0..u32::from(port.data_ports) {
+        let config = ClientConfig {
+            ring: RingConfig {
+                log2_slots: port.ring_slots.max(1).ilog2() as u8,
+                buffer_bytes: port.buffer_bytes,
+                queues: port.queues.clamp(1, workers as u16),
+            },
+            name: NAME.to_owned(),
+            ..ClientConfig::new(&port.address, interface_id)
+        };
+        loop {
+            match Client::connect(&config, HANDSHAKE) {
+                Ok(link) => {
+                    ports.push(link.into());
+                    break;
+                }
+                Err(error)
+                    if (error.is_worth_retrying() || is_peer_slow(&error))
+                        && Instant::now() < ends
+                        && !abandoned.load(Ordering::Relaxed) =>
+                {
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
+                Err(source) => return Err(unusable(&port.address, &source)),
+            }
+        }
+    }
+    Ok(ports)
+}
+
+/// Whether the peer gave the handshake up because it took too long: one that has little of a CPU, or of a busy one.
+fn is_peer_slow(error: &::memif::Error) -> bool {
+    matches!(error, ::memif::Error::Disconnected { reason } if reason.contains("timed out"))
+}
+
+/// Listens at a socket for the peers of an uplink, each with at most so many queue pairs.
+pub(crate) fn listen<M: FrameMemory>(
+    socket: &Path,
+    queues: u16,
+) -> Result<Box<dyn Listener<M>>, SwitchError> {
+    let server = ServerConfig {
+        max_queues: queues,
+        mode: Some(UPLINK_SOCKET_MODE),
+        ..ServerConfig::new(NAME)
+    };
+    let listener = ::memif::Listener::bind(socket, server).map_err(|source| unusable(socket, &source))?;
+    Ok(Box::new(listener))
+}
+
+impl<M: FrameMemory> Listener<M> for ::memif::Listener {
+    fn accept(&mut self, limit: Duration) -> Result<Option<Connection<M>>, SwitchError> {
+        match ::memif::Listener::accept(self, limit) {
+            Ok(link) => Ok(link.map(Connection::from)),
+            Err(source) => Err(unusable(self.path(), &source)),
+        }
+    }
+}
+
+/// A memif socket is of no use.
+fn unusable(socket: &Path, source: &::memif::Error) -> SwitchError {
+    SwitchError::Port {
+        reason: format!("memif socket {}: {source}", socket.display()),
     }
 }

@@ -4,17 +4,21 @@
 //! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
 //! control plane.
 //!
-//! **To add a kind of ports**: a file here with a type that implements [`Queue`], and a line in the list of `port_kinds!` below.
-//! Uplinks and instances use the same kinds. Calls are dispatched by an enum, once per burst.
+//! **To add a kind of ports**: a file here with a type that implements [`Queue`] and with what the control plane does to
+//! connect one ([`Connect`], [`Control`], [`Listener`]), and a line in the list of `port_kinds!` below. Uplinks and instances
+//! use the same kinds. Calls are dispatched by an enum, once per burst.
 
 mod device;
-mod memif;
+pub(crate) mod memif;
 mod null;
 
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use switch::{PortKind, PortSpec, SwitchError};
 
 use crate::frame::{Frame, FrameMemory, Sizes};
 
@@ -110,9 +114,38 @@ pub trait Queue<M: FrameMemory> {
     }
 }
 
-/// Makes the enum of all kinds, and the calls of a [`Queue`] for it.
+/// The control plane's end of a connected port.
+pub(crate) trait Control: Send {
+    /// Becomes readable when the port has ended, at the latest.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Why the port has ended, if it has.
+    fn end(&mut self) -> Option<String>;
+}
+
+/// A connected port.
+pub(crate) struct Connection<M: FrameMemory> {
+    /// Each goes to one worker.
+    pub(crate) queues: Vec<Port<M>>,
+    /// [`None`] where the port never ends.
+    pub(crate) control: Option<Box<dyn Control>>,
+    /// What the peer calls itself.
+    pub(crate) peer: String,
+}
+
+/// Where the peers of an uplink connect.
+pub(crate) trait Listener<M: FrameMemory>: Send {
+    /// Waits for a peer, for at most `limit`.
+    fn accept(&mut self, limit: Duration) -> Result<Option<Connection<M>>, SwitchError>;
+}
+
+/// Connects all data ports of an instance, each with at most a queue for each of so many workers. It blocks until the
+/// [deadline](PortSpec::deadline), or until it is abandoned.
+pub(crate) type Connect<M> = fn(&PortSpec, usize, &AtomicBool) -> Result<Vec<Connection<M>>, SwitchError>;
+
+/// Makes the enum of all kinds, the calls of a [`Queue`] for it, and what connects the ports of an instance.
 macro_rules! port_kinds {
-    ($($(#[$doc:meta])* $kind:ident($queue:ty),)*) => {
+    ($($(#[$doc:meta])* $kind:ident($queue:ty) $(connected by $connect:path)?,)*) => {
         /// One queue of a port, of any kind. What its calls do says [`Queue`].
         #[expect(clippy::large_enum_variant, reason = "nearly every port is the largest one")]
         pub enum Port<M: FrameMemory> {
@@ -192,24 +225,27 @@ macro_rules! port_kinds {
                 match self { $(Port::$kind(queue) => Queue::<M>::is_broken(queue),)* }
             }
         }
+
+        /// What connects the ports of an instance; [`None`] for a kind that nobody connects here.
+        pub(crate) fn connector<M: FrameMemory>(kind: PortKind) -> Option<Connect<M>> {
+            match kind {
+                $($(PortKind::$kind => Some($connect),)?)*
+                _ => None,
+            }
+        }
     };
 }
 
 port_kinds! {
     /// A pair of rings shared with another process.
-    Memif(MemifPort),
+    Memif(MemifPort) connected by memif::connect,
     /// A sink: takes everything, gives nothing. For measuring the switch alone.
-    Null(NullPort),
-    /// A device whose frames are already in the worker's memory.
+    Null(NullPort) connected by null::connect,
+    /// A device whose frames are already in the worker's memory: whoever opens it hands it over.
     Device(DevicePort<M>),
 }
 
 impl<M: FrameMemory> Port<M> {
-    /// A port on one queue pair of a memif link.
-    pub fn memif(queues: ::memif::QueuePair) -> Port<M> {
-        Port::Memif(MemifPort::new(queues))
-    }
-
     /// A sink.
     pub fn null() -> Port<M> {
         Port::Null(NullPort::default())

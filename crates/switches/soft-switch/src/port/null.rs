@@ -1,7 +1,12 @@
 //! A sink.
 
+use std::sync::atomic::AtomicBool;
+
+use switch::{PortSpec, SwitchError};
+
 use crate::frame::{Frame as _, FrameMemory, Sizes};
-use crate::port::{Capabilities, Pending, Queue, Received};
+use crate::instance::PORT_LIMIT;
+use crate::port::{Capabilities, Connection, Pending, Port, Queue, Received};
 
 /// A sink: takes everything, gives nothing.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,4 +64,18 @@ impl<M: FrameMemory> Queue<M> for NullPort {
     fn flush(&mut self, _memory: &mut M) -> Pending {
         std::mem::take(&mut self.pending)
     }
+}
+
+/// The ports of an instance that is a sink: as many as there can be, with a queue for each worker.
+pub(crate) fn connect<M: FrameMemory>(
+    _port: &PortSpec,
+    workers: usize,
+    _abandoned: &AtomicBool,
+) -> Result<Vec<Connection<M>>, SwitchError> {
+    let sink = || Connection {
+        queues: (0..workers).map(|_| Port::null()).collect(),
+        control: None,
+        peer: String::new(),
+    };
+    Ok((0..PORT_LIMIT).map(|_| sink()).collect())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use memif::{Client, ClientConfig, Link, Listener, ServerConfig};
 use model::Nanos;
 use packet::build::Frame;
-use soft_switch::{HeapMemory, Port};
+use soft_switch::{HeapMemory, MemifPort, Port};
 
 use super::{Bare, counting};
 
@@ -96,7 +96,7 @@ fn link(socket: &Path) -> (Link, Link) {
 }
 
 fn port(mut link: Link) -> Port<HeapMemory> {
-    Port::memif(link.queues.remove(0)).for_frames(1522)
+    Port::Memif(MemifPort::new(link.queues.remove(0))).for_frames(1522)
 }
 
 /// The frame of a flow, of 64 bytes.

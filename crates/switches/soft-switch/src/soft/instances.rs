@@ -1,0 +1,328 @@
+//! The ports of instances: from a request to attach until the last worker has forgotten them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use model::Slot;
+use switch::{PortSpec, SwitchError, SwitchEvent};
+
+use super::workers::Workers;
+use super::{Report, ended, limit, system};
+use crate::frame::FrameMemory;
+use crate::instance::{InstancePorts, PORT_LIMIT};
+use crate::message::Command;
+use crate::plan::home;
+use crate::port::{Connection, Control, Port, connector};
+
+/// The instances of all slots.
+pub(super) struct Instances<M: FrameMemory> {
+    places: Vec<Option<Attachment>>,
+    /// The highest slot that any plan or attachment has had, and one.
+    used: usize,
+    /// Where threads that connect ports report.
+    report: mpsc::Sender<Report<M>>,
+}
+
+/// An instance that is attached, or about to be, or about to go.
+struct Attachment {
+    /// Counts the attachments of all slots, so that a late report about an earlier one is told apart.
+    serial: u64,
+    controls: Vec<Box<dyn Control>>,
+    /// Whether a thread is still trying to connect it.
+    connecting: bool,
+    /// Workers that have not yet taken their ports, and what the peer calls itself.
+    attaching: usize,
+    peer: String,
+    /// Queues of each port, once it is connected: the peer may have taken fewer than it was offered.
+    queues: Option<u16>,
+    failed: bool,
+    reported_down: bool,
+    /// Workers that have not yet forgotten it, once it is to go.
+    removing: Option<Removing>,
+    abandoned: Arc<AtomicBool>,
+}
+
+impl Attachment {
+    fn new() -> Attachment {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        Attachment {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            controls: Vec::new(),
+            connecting: false,
+            attaching: 0,
+            peer: String::new(),
+            queues: None,
+            failed: false,
+            reported_down: false,
+            removing: None,
+            abandoned: Arc::default(),
+        }
+    }
+}
+
+struct Removing {
+    waiting_for: usize,
+    outstanding: u64,
+}
+
+impl<M: FrameMemory> Instances<M> {
+    pub(super) fn new(report: mpsc::Sender<Report<M>>) -> Instances<M> {
+        Instances {
+            places: (0..Slot::LIMIT).map(|_| None).collect(),
+            used: 0,
+            report,
+        }
+    }
+
+    fn get(&mut self, slot: Slot) -> Option<&mut Attachment> {
+        self.places.get_mut(slot.index())?.as_mut()
+    }
+
+    /// The highest slot that any plan or attachment has had, and one: the others have counted nothing.
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// A plan has that many slots. Gives the queues that each port in them has.
+    pub(super) fn queues(&mut self, slots: usize) -> Vec<u16> {
+        self.used = self.used.max(slots);
+        let places = self.places.iter().take(slots);
+        let queues = places.map(|place| place.as_ref().and_then(|of| of.queues).unwrap_or(1));
+        queues.collect()
+    }
+
+    // ---- attaching --------------------------------------------------------------------------------------------
+
+    /// Whether an attachment of that slot may begin.
+    fn may_attach(&self, slot: Slot) -> Result<(), SwitchError> {
+        limit("slots", slot.index() + 1, Slot::LIMIT)?;
+        match self.places.get(slot.index()) {
+            Some(None) => Ok(()),
+            _ => Err(SwitchError::SlotInUse { slot }),
+        }
+    }
+
+    /// Begins to connect the ports of an instance, in a thread.
+    pub(super) fn attach(&mut self, slot: Slot, port: PortSpec, workers: usize) -> Result<(), SwitchError> {
+        self.may_attach(slot)?;
+        let connect = connector::<M>(port.kind).ok_or(SwitchError::Unsupported {
+            what: "connect ports of that kind",
+        })?;
+        let data_ports = usize::from(port.data_ports);
+        limit("data ports of an instance", data_ports, PORT_LIMIT)?;
+        let mut attachment = Attachment::new();
+        let (serial, abandoned) = (attachment.serial, Arc::clone(&attachment.abandoned));
+        let report = self.report.clone();
+        std::thread::Builder::new()
+            .name(format!("inco-attach-{}", slot.0))
+            .spawn(move || {
+                let ports = connect(&port, workers, &abandoned);
+                // Nobody listens only where the switch has ended.
+                let _ended = report.send(Report::Connected { slot, serial, ports });
+            })
+            .map_err(|e| system("starting a thread that connects an instance", e))?;
+        attachment.connecting = true;
+        self.put(slot, attachment);
+        Ok(())
+    }
+
+    /// Connects the ports of an instance that are open devices.
+    pub(super) fn attach_devices(
+        &mut self,
+        slot: Slot,
+        ports: Vec<Vec<M::Device>>,
+        workers: &mut Workers<M>,
+    ) -> Result<(), SwitchError> {
+        self.may_attach(slot)?;
+        limit("data ports of an instance", ports.len(), PORT_LIMIT)?;
+        let queues = ports.iter().map(Vec::len).min().unwrap_or(0);
+        limit("queues of a data port", queues, workers.len())?;
+        self.put(slot, Attachment::new());
+        let port = |queue| Port::device(queue, Arc::new(AtomicBool::new(true)));
+        let ports = ports.into_iter().map(|queues| Connection {
+            queues: queues.into_iter().map(port).collect(),
+            control: None,
+            peer: String::new(),
+        });
+        self.give_to_workers(slot, ports.collect(), workers);
+        Ok(())
+    }
+
+    fn put(&mut self, slot: Slot, attachment: Attachment) {
+        // Before a plan has it, too: whether it takes a probe shows in its counters.
+        self.used = self.used.max(slot.index() + 1);
+        if let Some(place) = self.places.get_mut(slot.index()) {
+            *place = Some(attachment);
+        }
+    }
+
+    /// The thread that connects an instance has ended.
+    pub(super) fn connected(
+        &mut self,
+        slot: Slot,
+        serial: u64,
+        ports: Result<Vec<Connection<M>>, SwitchError>,
+        workers: &mut Workers<M>,
+        events: &mut Vec<SwitchEvent>,
+    ) {
+        let Some(attachment) = self.get(slot).filter(|of| of.serial == serial) else {
+            return;
+        };
+        attachment.connecting = false;
+        if attachment.removing.is_some() {
+            drop(ports);
+            self.finish_removal(slot, events);
+            return;
+        }
+        match ports {
+            Ok(ports) => self.give_to_workers(slot, ports, workers),
+            Err(error) => {
+                // No worker knows of it: the slot is free for another attempt.
+                self.free(slot);
+                let reason = error.to_string();
+                events.push(SwitchEvent::AttachFailed { slot, reason });
+            }
+        }
+    }
+
+    /// Gives each queue of an instance's ports to its home worker: with a queue per worker each its own, else one for all.
+    fn give_to_workers(&mut self, slot: Slot, ports: Vec<Connection<M>>, workers: &mut Workers<M>) {
+        let Some(attachment) = self.get(slot) else { return };
+        let count = workers.len();
+        // All ports of an instance have as many queues: else a worker would be the home of one port and not of another.
+        let queues = ports.iter().map(|port| port.queues.len()).min().unwrap_or(1);
+        attachment.queues = Some(queues as u16);
+        attachment.peer = ports.first().map(|port| port.peer.clone()).unwrap_or_default();
+        let mut by_worker: Vec<Vec<Port<M>>> = (0..count).map(|_| Vec::new()).collect();
+        for port in ports {
+            attachment.controls.extend(port.control);
+            for (queue, port) in port.queues.into_iter().enumerate().take(queues) {
+                if let Some(ports) = by_worker.get_mut(home(slot, queue, queues, count)) {
+                    ports.push(port);
+                }
+            }
+        }
+        attachment.attaching = by_worker.iter().filter(|ports| !ports.is_empty()).count();
+        for (worker, ports) in by_worker.into_iter().enumerate() {
+            if !ports.is_empty() {
+                let ports = Box::new(InstancePorts::new(ports));
+                workers.command(worker, Command::AttachInstance { slot, ports });
+            }
+        }
+    }
+
+    /// A worker has taken its ports of that instance.
+    pub(super) fn taken(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
+        // Of an earlier attachment of the slot nothing comes any more: its removal was answered after it.
+        let Some(attachment) = self.get(slot) else { return };
+        attachment.attaching = attachment.attaching.saturating_sub(1);
+        if attachment.attaching == 0 && attachment.removing.is_none() {
+            let peer = attachment.peer.clone();
+            events.push(SwitchEvent::Attached { slot, peer });
+        }
+    }
+
+    // ---- going ------------------------------------------------------------------------------------------------
+
+    /// The instance in that slot has failed: what it has is lost, not kept.
+    pub(super) fn fail(&mut self, slot: Slot) {
+        if let Some(attachment) = self.get(slot) {
+            attachment.failed = true;
+        }
+    }
+
+    /// Takes an instance away from all workers.
+    pub(super) fn detach(&mut self, slot: Slot, workers: &mut Workers<M>) -> Result<(), SwitchError> {
+        workers.have_room()?;
+        workers.forget_failure(slot);
+        let Some(place) = self.places.get_mut(slot.index()) else {
+            return Ok(());
+        };
+        // A slot without ports may still have pins; its removal is answered like any other.
+        let attachment = place.get_or_insert_with(Attachment::new);
+        if attachment.removing.is_some() {
+            return Ok(());
+        }
+        let failed = attachment.failed;
+        attachment.abandoned.store(true, Ordering::Relaxed);
+        attachment.controls.clear();
+        attachment.removing = Some(Removing {
+            waiting_for: workers.len(),
+            outstanding: 0,
+        });
+        workers.broadcast(|| Command::RemoveInstance { slot, failed })
+    }
+
+    /// A worker has forgotten that instance, which had not given back so many packets of it.
+    pub(super) fn forgotten(&mut self, slot: Slot, outstanding: u64, events: &mut Vec<SwitchEvent>) {
+        let Some(removing) = self.get(slot).and_then(|of| of.removing.as_mut()) else {
+            return;
+        };
+        removing.outstanding += outstanding;
+        removing.waiting_for = removing.waiting_for.saturating_sub(1);
+        self.finish_removal(slot, events);
+    }
+
+    /// Tells that an instance is gone once nobody knows it any more: no worker, and nobody who would still connect it.
+    fn finish_removal(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
+        if let Some(Attachment {
+            connecting: false,
+            removing:
+                Some(Removing {
+                    waiting_for: 0,
+                    outstanding,
+                }),
+            ..
+        }) = self.get(slot)
+        {
+            let outstanding = *outstanding;
+            self.free(slot);
+            events.push(SwitchEvent::Detached { slot, outstanding });
+        }
+    }
+
+    fn free(&mut self, slot: Slot) {
+        if let Some(place) = self.places.get_mut(slot.index()) {
+            *place = None;
+        }
+    }
+
+    /// A port of that instance is of no use any more.
+    pub(super) fn port_down(&mut self, slot: Slot, reason: String, events: &mut Vec<SwitchEvent>) {
+        if let Some(attachment) = self.get(slot)
+            && attachment.removing.is_none()
+            && !attachment.reported_down
+        {
+            attachment.reported_down = true;
+            events.push(SwitchEvent::PortDown { slot, reason });
+        }
+    }
+
+    /// Looks which ports have ended.
+    pub(super) fn look(&mut self, events: &mut Vec<SwitchEvent>) {
+        let slots = (0..).map(Slot).zip(&mut self.places);
+        let controls = slots.flat_map(|(slot, place)| {
+            let controls = place.iter_mut().flat_map(|of| &mut of.controls);
+            controls.map(move |control| (slot, control))
+        });
+        for (slot, reason) in ended(controls) {
+            self.port_down(slot, reason, events);
+            if let Some(attachment) = self.get(slot) {
+                attachment.controls.clear();
+            }
+        }
+    }
+
+    /// Nobody is to try any longer to connect one.
+    pub(super) fn abandon(&mut self) {
+        for attachment in self.places.iter().flatten() {
+            attachment.abandoned.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes all ports. No worker may run any more.
+    pub(super) fn close(&mut self) {
+        self.places.iter_mut().for_each(|place| *place = None);
+    }
+}

@@ -1,0 +1,408 @@
+//! The soft switch: workers in threads of this process, and the control plane's side of them.
+//!
+//! Each part owns its state: [`Workers`] the commands and plans, [`Instances`] and [`Uplinks`] the ports and who is behind
+//! them, [`Questions`] what several workers answer together. Threads beside the workers connect ports and wait for peers;
+//! they tell what came of it in a [`Report`].
+
+mod instances;
+mod questions;
+mod start;
+mod uplinks;
+mod workers;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::mpsc;
+
+use flow_table::{Ownership, TableConfig};
+use model::{DropReason, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use switch::{
+    Capabilities, EditKind, PickRecord, Plan, PortKind, Switch, SwitchError, SwitchEvent, SwitchReading,
+    SwitchRequest, WakeUp, WorkerTotals,
+};
+
+use crate::frame::{DeviceWatch, FrameMemory};
+use crate::idle::Alarm;
+use crate::message::{Command, WorkerEvent};
+use crate::plan::{LoadBoard, WorkerPlan, home};
+use crate::port::{Connection, Control};
+use instances::Instances;
+use questions::Questions;
+use uplinks::Uplinks;
+use workers::Workers;
+
+/// What its switches can do.
+pub const CAPABILITIES: Capabilities = Capabilities {
+    ports: &[PortKind::Memif, PortKind::Null],
+    captures: true,
+    waiting_uplinks: true,
+    worker_limit: None,
+    edits: &[EditKind::Mac],
+    sees_openers: true,
+    relaxed_moves: true,
+    flow_counters: true,
+    return_matching: true,
+    ring_occupancy: true,
+    pick_records: true,
+    service_changes: true,
+    ..Capabilities::NONE
+};
+/// How often it is looked whether ports have ended: death of a peer is noticed within 100 ms by far.
+const LOOK_PERIOD: Nanos = Nanos::from_millis(5);
+/// How often devices are looked at: reading a card's counters can take as long as 0.1 ms.
+const WATCH_PERIOD: Nanos = Nanos::from_millis(100);
+
+/// What a soft switch is made of.
+#[derive(Clone, Debug)]
+pub struct SoftSwitchConfig {
+    /// A worker per entry, pinned to that CPU where there is one.
+    pub workers: Vec<Option<usize>>,
+    /// Whether workers sleep.
+    pub polling: Polling,
+    /// The flow table of each worker.
+    pub table: TableConfig,
+    /// When flows end without saying so.
+    pub timeouts: Timeouts,
+    /// Uplinks, in the order of their ids.
+    pub uplinks: Vec<UplinkConfig>,
+    /// Secret of the flow hash: the same for all workers, another for each run.
+    pub hash_key: [u64; 4],
+    /// Which worker owns a flow. As cards deal, where one that deals brings most packets: they then need not cross
+    /// between workers.
+    pub ownership: Ownership,
+}
+
+/// An uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkConfig {
+    /// Its name, for errors.
+    pub name: String,
+    /// What is behind it.
+    pub device: UplinkDevice,
+    /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
+    pub max_frame: usize,
+    /// Nothing is received from it before [`SwitchRequest::OpenUplink`]: its packets wait where they are, in a ring or a capture.
+    pub waits: bool,
+}
+
+/// What is behind an uplink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UplinkDevice {
+    /// A memif socket that the switch listens on; whoever connects is the network.
+    Memif {
+        /// The socket's path.
+        socket: PathBuf,
+        /// Queue pairs that its peer may have, at most one for each worker.
+        queues: u16,
+    },
+    /// A device that is given to [`SoftSwitch::start`].
+    Device,
+    /// A sink.
+    Null,
+}
+
+/// A device that was opened for an uplink.
+pub struct OpenDevice<D> {
+    /// Its queues, each for a worker of its own.
+    pub queues: Vec<D>,
+    /// Whether it deals packets to its queues as [`Ownership::Card`] says.
+    pub deals: bool,
+    /// What the control plane sees of it; `None` for one that is always up and drops nothing.
+    pub watch: Option<Box<dyn DeviceWatch>>,
+}
+
+/// The soft switch. Dropping it stops the workers.
+pub struct SoftSwitch<M: FrameMemory> {
+    workers: Workers<M>,
+    instances: Instances<M>,
+    uplinks: Uplinks<M>,
+    questions: Questions,
+    loads: Arc<LoadBoard>,
+    alarm: Arc<Alarm>,
+    reports: mpsc::Receiver<Report<M>>,
+    /// When ports, and devices, are looked at next.
+    look_at: Nanos,
+    watch_at: Nanos,
+}
+
+/// What a thread beside the workers tells.
+enum Report<M: FrameMemory> {
+    /// What came of an attempt to connect the ports of an instance, of the attachment of that number.
+    Connected {
+        slot: Slot,
+        serial: u64,
+        ports: Result<Vec<Connection<M>>, SwitchError>,
+    },
+    /// Somebody has connected to an uplink.
+    Peer {
+        uplink: UplinkId,
+        peer: Box<Connection<M>>,
+    },
+}
+
+fn limit(what: &'static str, asked: usize, limit: usize) -> Result<(), SwitchError> {
+    if asked == 0 || asked > limit {
+        Err(SwitchError::Limit { what, asked, limit })
+    } else {
+        Ok(())
+    }
+}
+
+fn system(what: &str, source: std::io::Error) -> SwitchError {
+    SwitchError::System {
+        what: what.to_owned(),
+        source,
+    }
+}
+
+/// Which of these ports have ended, and why.
+fn ended<'a, T: Copy>(controls: impl Iterator<Item = (T, &'a mut Box<dyn Control>)>) -> Vec<(T, String)> {
+    let mut controls: Vec<(T, &mut Box<dyn Control>)> = controls.collect();
+    let mut fds = Vec::with_capacity(controls.len());
+    for (_, control) in &controls {
+        fds.push(PollFd::from_borrowed_fd(control.fd(), PollFlags::IN));
+    }
+    let at_once = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    if !matches!(poll(&mut fds, Some(&at_once)), Ok(ready) if ready > 0) {
+        return Vec::new();
+    }
+    let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    let ready = controls
+        .iter_mut()
+        .zip(is_ready)
+        .filter(|(_, is_ready)| *is_ready);
+    let ends = ready.filter_map(|((owner, control), _)| Some((*owner, control.end()?)));
+    ends.collect()
+}
+
+impl<M: FrameMemory> SoftSwitch<M> {
+    /// Starts the workers and the uplinks' listeners; [`Switch::wake_up`] wakes the thread that calls this. `memories` has one
+    /// share per worker, `devices` one for each uplink that is one.
+    ///
+    /// # Errors
+    /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
+    /// the system refuses memory, threads or descriptors. Nothing runs then.
+    pub fn start(
+        config: &SoftSwitchConfig,
+        memories: Vec<M>,
+        devices: Vec<(UplinkId, OpenDevice<M::Device>)>,
+    ) -> Result<SoftSwitch<M>, SwitchError> {
+        let count = config.workers.len();
+        limit("workers", count, WorkerId::LIMIT)?;
+        limit("uplinks", config.uplinks.len(), UplinkId::LIMIT)?;
+        limit("workers with frames", count, memories.len())?;
+        let listeners = uplinks::listen(&config.uplinks, count)?;
+        let loads = Arc::new(LoadBoard::default());
+        let alarm = Arc::new(Alarm::of(std::thread::current()));
+        let (report, reports) = mpsc::channel();
+        let mut workers = Workers::start(config, memories, &loads, &alarm)?;
+        let mut switch = SoftSwitch {
+            instances: Instances::new(report.clone()),
+            uplinks: Uplinks::new(&config.uplinks, &mut workers),
+            workers,
+            questions: Questions::default(),
+            loads,
+            alarm,
+            reports,
+            look_at: Nanos::ZERO,
+            watch_at: Nanos::ZERO,
+        };
+        for (uplink, listener) in listeners {
+            let alarm = Arc::clone(&switch.alarm);
+            switch.uplinks.listen(uplink, listener, report.clone(), alarm)?;
+        }
+        for (uplink, device) in devices {
+            switch.attach_uplink_device(uplink, device)?;
+        }
+        Ok(switch)
+    }
+
+    /// Gives an uplink the queues of its device, at most one per worker, from now on.
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for an uplink that does not exist, no queue or too many.
+    pub fn attach_uplink_device(
+        &mut self,
+        uplink: UplinkId,
+        device: OpenDevice<M::Device>,
+    ) -> Result<(), SwitchError> {
+        self.uplinks.attach_device(uplink, device, &mut self.workers)
+    }
+
+    /// Connects the data ports of the instance in that slot, which are devices: the queues of each, at most one per
+    /// worker. [`SwitchEvent::Attached`] follows, as after [`SwitchRequest::Attach`].
+    ///
+    /// # Errors
+    /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist; [`SwitchError::SlotInUse`].
+    pub fn attach_devices(&mut self, slot: Slot, ports: Vec<Vec<M::Device>>) -> Result<(), SwitchError> {
+        self.instances.attach_devices(slot, ports, &mut self.workers)
+    }
+
+    fn publish(&mut self, mut plan: Plan) {
+        plan.slots.truncate(Slot::LIMIT);
+        let queues = self.instances.queues(plan.slots.len());
+        self.workers.publish(WorkerPlan::new(plan, queues));
+    }
+
+    fn take_report(&mut self, report: Report<M>, events: &mut Vec<SwitchEvent>) {
+        let workers = &mut self.workers;
+        match report {
+            Report::Connected { slot, serial, ports } => {
+                self.instances.connected(slot, serial, ports, workers, events);
+            }
+            Report::Peer { uplink, peer } => self.uplinks.connected(uplink, *peer, workers, events),
+        }
+    }
+
+    fn take_worker_event(&mut self, event: WorkerEvent<M>, events: &mut Vec<SwitchEvent>) {
+        let broken = || "it broke the protocol of its ring".to_owned();
+        match event {
+            WorkerEvent::PortsReturned { ports } => drop(ports),
+            WorkerEvent::InstanceAttached { slot } => self.instances.taken(slot, events),
+            WorkerEvent::InstanceFailed { slot: _ } => self.workers.failure_answered(),
+            WorkerEvent::InstanceRemoved { slot, outstanding } => {
+                self.instances.forgotten(slot, outstanding, events);
+            }
+            WorkerEvent::PortBroken { slot } => self.instances.port_down(slot, broken(), events),
+            WorkerEvent::UplinkAttached { uplink } => self.uplinks.taken(uplink, events),
+            WorkerEvent::UplinkBroken { uplink } => {
+                self.uplinks.down(uplink, broken(), &mut self.workers, events);
+            }
+            WorkerEvent::UplinkDetached { uplink, port } => {
+                drop(port);
+                self.uplinks.given_back(uplink, &mut self.workers);
+            }
+            WorkerEvent::DumpedHeavy(dump) => events.extend(self.questions.heavy_flows_answered(*dump)),
+            WorkerEvent::Dumped(dump) => events.extend(self.questions.flows_answered(*dump)),
+            WorkerEvent::Recorded(record) => {
+                if record.flow.is_some() {
+                    events.push(SwitchEvent::Recorded(record));
+                }
+            }
+        }
+    }
+}
+
+impl<M: FrameMemory> Switch for SoftSwitch<M> {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn request(&mut self, request: SwitchRequest) -> Result<(), SwitchError> {
+        let workers = &mut self.workers;
+        match request {
+            SwitchRequest::Publish(plan) => {
+                plan.validate(&CAPABILITIES)?;
+                self.publish(Arc::unwrap_or_clone(plan));
+                Ok(())
+            }
+            SwitchRequest::Attach { slot, port, .. } => self.instances.attach(slot, port, workers.len()),
+            SwitchRequest::Detach(slot) => self.instances.detach(slot, workers),
+            SwitchRequest::Fail(slot) => {
+                self.instances.fail(slot);
+                workers.fail(slot)
+            }
+            SwitchRequest::Probe(slot) => {
+                workers.have_room()?;
+                workers.command(home(slot, 0, 1, workers.len()), Command::Probe { slot });
+                Ok(())
+            }
+            SwitchRequest::PurgeSlot(slot) => {
+                workers.broadcast(|| Command::PurgeSlot { slot, failed: false })
+            }
+            SwitchRequest::OpenUplink(uplink) => {
+                self.uplinks.open(uplink, workers);
+                Ok(())
+            }
+            SwitchRequest::Change(change) => workers.broadcast(|| Command::Change(change.clone())),
+            SwitchRequest::Flows { id, filter, limit } => {
+                self.questions.ask_flows(id, &filter, limit, workers)
+            }
+            SwitchRequest::HeavyFlows { id, filter } => self.questions.ask_heavy_flows(id, &filter, workers),
+            SwitchRequest::Record { id, service } => {
+                workers.broadcast(|| Command::Record(Box::new(PickRecord::new(id, service))))
+            }
+        }
+    }
+
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
+        for (slot, pps) in loads {
+            self.loads.set_load(*slot, *pps);
+        }
+        for (service, pps) in expected {
+            self.loads.set_expected(*service, *pps);
+        }
+        self.loads.publish();
+    }
+
+    fn read(&mut self, into: &mut SwitchReading) {
+        // First: what was sent by an older plan is then in the counters that follow.
+        into.acknowledged = self.workers.acknowledged();
+        // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's turn.
+        fence(Ordering::Acquire);
+        let used = self.instances.used();
+        let none = switch::SlotCounters::default();
+        into.slots
+            .iter_mut()
+            .take(used)
+            .for_each(|sum| sum.set_counted(&none));
+        into.services.fill(Default::default());
+        into.uplinks.fill(Default::default());
+        into.drops = [0; DropReason::COUNT];
+        into.workers.fill(WorkerTotals::default());
+        self.workers.add_to(into, used);
+        self.uplinks.add_to(into);
+        into.at = clock::monotonic();
+        into.age = Nanos::ZERO;
+        self.workers.mark(into, &self.alarm);
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<SwitchEvent>) {
+        while let Ok(report) = self.reports.try_recv() {
+            self.take_report(report, events);
+        }
+        for worker in 0..self.workers.len() {
+            while let Some(event) = self.workers.next_event(worker) {
+                self.take_worker_event(event, events);
+            }
+            self.workers.send_backlog(worker);
+        }
+        if now >= self.look_at {
+            self.look_at = now + LOOK_PERIOD;
+            self.instances.look(events);
+            self.uplinks.look(&mut self.workers, events);
+        }
+        if now >= self.watch_at {
+            self.watch_at = now + WATCH_PERIOD;
+            self.uplinks.watch_devices(events);
+        }
+        self.workers.free_old_plans();
+    }
+
+    fn take_longest_gaps(&mut self) -> Vec<Nanos> {
+        self.workers.take_longest_gaps()
+    }
+
+    fn wake_up(&self) -> Option<Arc<dyn WakeUp>> {
+        Some(Arc::<Alarm>::clone(&self.alarm))
+    }
+
+    fn stop(&mut self) {
+        self.uplinks.stop_listening();
+        self.instances.abandon();
+        self.workers.stop();
+        self.uplinks.close();
+        self.instances.close();
+    }
+}
+
+impl<M: FrameMemory> Drop for SoftSwitch<M> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

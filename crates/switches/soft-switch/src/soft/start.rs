@@ -1,0 +1,194 @@
+//! How workers are made and started.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use flow_table::{FlowHasher, FlowTable};
+use model::{Slot, WorkerId};
+use rtrb::{Consumer, Producer, RingBuffer};
+use switch::SwitchError;
+
+use super::workers::{COMMAND_SLOTS, Plans, WorkerHandle, Workers};
+use super::{SoftSwitchConfig, system};
+use crate::counters::WorkerCounters;
+use crate::frame::FrameMemory;
+use crate::idle::{Alarm, Idle, Usual, WakeSet, Waker};
+use crate::message::HandOff;
+use crate::plan::{LoadBoard, WorkerPlan};
+use crate::table_memory::TableMemory;
+use crate::worker::{Peers, Sleep, Worker, WorkerParts};
+
+/// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets wait
+/// for it.
+const SLICE: Duration = Duration::from_micros(100);
+/// Events that may wait for the control plane: an answer and a sweep per command, and a broken port, for each slot.
+const EVENT_SLOTS: usize = 4 * Slot::LIMIT;
+/// Frames that may be under way from one worker to another. Four instance rings: the receiver takes a burst a turn.
+const HAND_OFF_SLOTS: usize = 4096;
+
+impl<M: FrameMemory> Workers<M> {
+    /// Starts all of them.
+    ///
+    /// # Errors
+    /// Where the system refuses memory, threads or descriptors. None runs then.
+    pub(super) fn start(
+        config: &SoftSwitchConfig,
+        memories: Vec<M>,
+        loads: &Arc<LoadBoard>,
+        alarm: &Arc<Alarm>,
+    ) -> Result<Workers<M>, SwitchError> {
+        let plan = Arc::new(ArcSwap::from_pointee(WorkerPlan::default()));
+        let mut workers = Workers {
+            handles: Vec::with_capacity(config.workers.len()),
+            plans: Plans::new(Arc::clone(&plan)),
+        };
+        let parts = make(config, memories, &plan, loads, alarm, &mut workers.handles)?;
+        let started = run(parts, config, &mut workers.handles);
+        if started.is_err() {
+            workers.stop();
+        }
+        started.map(|()| workers)
+    }
+}
+
+/// What each worker is made of; its other ends go into the handles.
+fn make<M: FrameMemory>(
+    config: &SoftSwitchConfig,
+    memories: Vec<M>,
+    plan: &Arc<ArcSwap<WorkerPlan>>,
+    loads: &Arc<LoadBoard>,
+    alarm: &Arc<Alarm>,
+    handles: &mut Vec<WorkerHandle<M>>,
+) -> Result<Vec<WorkerParts<M>>, SwitchError> {
+    let count = config.workers.len();
+    let hasher = FlowHasher::new(config.hash_key).owning(config.ownership);
+    let leaving = Arc::new(AtomicUsize::new(0));
+    let wakers: Vec<Arc<Waker>> = (0..count)
+        .map(|_| Waker::new().map(Arc::new))
+        .collect::<Result<_, _>>()
+        .map_err(|e| system("making an eventfd for a worker", e.into()))?;
+    let (to_peers, from_peers) = hand_off_rings::<M>(count);
+    let mut parts = Vec::with_capacity(count);
+    let each = memories
+        .into_iter()
+        .zip(&wakers)
+        .zip(to_peers.into_iter().zip(from_peers));
+    for (index, ((memory, waker), (to, from))) in each.enumerate() {
+        let (commands, worker_commands) = RingBuffer::new(COMMAND_SLOTS);
+        let (worker_events, events) = RingBuffer::new(EVENT_SLOTS);
+        let counters = Arc::new(WorkerCounters::default());
+        let lines = config.table.lines_needed().map_err(SwitchError::Table)?;
+        let storage = TableMemory::new(lines).map_err(|e| system("memory for a flow table", e))?;
+        let table = FlowTable::new(
+            storage,
+            &config.table,
+            &config.timeouts,
+            hasher,
+            clock::monotonic(),
+        )
+        .map_err(SwitchError::Table)?;
+        parts.push(WorkerParts {
+            id: WorkerId(index as u8),
+            memory,
+            table,
+            fragment_key: [
+                config.hash_key[0] ^ config.hash_key[2],
+                config.hash_key[1] ^ config.hash_key[3],
+            ],
+            plan: Arc::clone(plan),
+            loads: Arc::clone(loads),
+            counters: Arc::clone(&counters),
+            commands: worker_commands,
+            events: worker_events,
+            peers: Peers {
+                to,
+                from,
+                wakers: (wakers.iter().enumerate())
+                    .map(|(peer, waker)| (peer != index).then(|| Arc::clone(waker)))
+                    .collect(),
+                leaving: Arc::clone(&leaving),
+            },
+            sleep: Sleep {
+                wake_set: WakeSet::new(waker)
+                    .map_err(|e| system("making an epoll set for a worker", e.into()))?,
+                waker: Arc::clone(waker),
+                idle: Idle::new(config.polling),
+                alarm: Arc::clone(alarm),
+                is_unwatched: false,
+            },
+        });
+        handles.push(WorkerHandle {
+            commands,
+            backlog: VecDeque::new(),
+            events,
+            counters,
+            waker: Arc::clone(waker),
+            usual: Usual::default(),
+            thread: None,
+        });
+    }
+    Ok(parts)
+}
+
+/// Starts a thread for each worker, on its CPU.
+fn run<M: FrameMemory>(
+    parts: Vec<WorkerParts<M>>,
+    config: &SoftSwitchConfig,
+    handles: &mut [WorkerHandle<M>],
+) -> Result<(), SwitchError> {
+    let each = parts.into_iter().zip(&config.workers).zip(handles);
+    for (index, ((worker, cpu), handle)) in each.enumerate() {
+        let cpu = *cpu;
+        let thread = std::thread::Builder::new()
+            .name(format!("inco-worker-{index}"))
+            .spawn(move || {
+                if let Some(cpu) = cpu {
+                    pin_to(cpu);
+                }
+                if let Err(error) = cpu_slice::of_this_thread(SLICE) {
+                    tracing::debug!(%error, "a worker has no short slice and waits longer where others use its CPU");
+                }
+                Worker::new(worker).run(clock::monotonic);
+            })
+            .map_err(|e| system("starting a worker", e))?;
+        handle.thread = Some(thread);
+    }
+    Ok(())
+}
+
+fn pin_to(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu < rustix::thread::CpuSet::MAX_CPU {
+        set.set(cpu);
+    }
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "a worker could not be pinned to its CPU and runs on any");
+    }
+}
+
+/// A ring per ordered pair of workers: the producers by sender and receiver, the consumers by receiver and sender.
+#[expect(clippy::type_complexity, reason = "two square matrices of ring ends")]
+fn hand_off_rings<M: FrameMemory>(
+    workers: usize,
+) -> (
+    Vec<Vec<Option<Producer<HandOff<M::Frame>>>>>,
+    Vec<Vec<Option<Consumer<HandOff<M::Frame>>>>>,
+) {
+    let mut to: Vec<Vec<_>> = (0..workers)
+        .map(|_| (0..workers).map(|_| None).collect())
+        .collect();
+    let mut from: Vec<Vec<_>> = (0..workers)
+        .map(|_| (0..workers).map(|_| None).collect())
+        .collect();
+    for sender in 0..workers {
+        for receiver in (0..workers).filter(|r| *r != sender) {
+            let (producer, consumer) = RingBuffer::new(HAND_OFF_SLOTS);
+            to[sender][receiver] = Some(producer);
+            from[receiver][sender] = Some(consumer);
+        }
+    }
+    (to, from)
+}

@@ -1,0 +1,329 @@
+//! The uplinks: who connects to them, and their devices.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use model::UplinkId;
+use switch::{SwitchError, SwitchEvent, SwitchReading};
+
+use super::workers::Workers;
+use super::{OpenDevice, Report, UplinkConfig, UplinkDevice, ended, limit, system};
+use crate::frame::{DeviceState, DeviceWatch, FrameMemory};
+use crate::idle::Alarm;
+use crate::message::Command;
+use crate::port::{Connection, Control, Listener, Port, memif};
+
+/// How long an uplink's listener waits at a time, so that it notices the end.
+const LISTEN_STEP: Duration = Duration::from_millis(100);
+
+/// All uplinks, in the order of their ids.
+pub(super) struct Uplinks<M: FrameMemory> {
+    states: Vec<UplinkState<M>>,
+    /// Threads that wait for peers.
+    listeners: Vec<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+}
+
+struct UplinkState<M: FrameMemory> {
+    max_frame: usize,
+    /// Whether its device's packets are received; those of a peer that has connected always are.
+    is_open: Arc<AtomicBool>,
+    watch: Option<Watched>,
+    /// Of the peer that is connected.
+    control: Option<Box<dyn Control>>,
+    /// Workers that have not yet taken their queue, and what the peer calls itself.
+    attaching: usize,
+    peer: String,
+    /// Workers that still have a queue of the peer that has gone.
+    detaching: usize,
+    /// The peer that comes next, while the old one's queues are being given back or the uplink is not open.
+    next: Option<Connection<M>>,
+}
+
+/// A device and how it was when it was last looked at.
+struct Watched {
+    watch: Box<dyn DeviceWatch>,
+    state: DeviceState,
+}
+
+impl Watched {
+    /// A device that was just opened: up until the first look says otherwise.
+    fn new(watch: Box<dyn DeviceWatch>) -> Watched {
+        let state = DeviceState {
+            up: true,
+            ..DeviceState::default()
+        };
+        Watched { watch, state }
+    }
+}
+
+impl<M: FrameMemory> UplinkState<M> {
+    fn of(config: &UplinkConfig) -> UplinkState<M> {
+        UplinkState {
+            max_frame: config.max_frame,
+            is_open: Arc::new(AtomicBool::new(!config.waits)),
+            watch: None,
+            control: None,
+            attaching: 0,
+            peer: String::new(),
+            detaching: 0,
+            next: None,
+        }
+    }
+}
+
+/// An uplink that has peers, and where they connect.
+pub(super) type Listening<M> = (UplinkId, Box<dyn Listener<M>>);
+
+/// Where the peers of uplinks connect, for those that have peers.
+pub(super) fn listen<M: FrameMemory>(
+    uplinks: &[UplinkConfig],
+    workers: usize,
+) -> Result<Vec<Listening<M>>, SwitchError> {
+    let mut listeners = Vec::new();
+    for (id, uplink) in (0..).map(UplinkId).zip(uplinks) {
+        match &uplink.device {
+            UplinkDevice::Memif { socket, queues } => {
+                // A worker serves one queue of an uplink.
+                let queues = (*queues).clamp(1, workers as u16);
+                listeners.push((id, memif::listen(socket, queues)?));
+            }
+            UplinkDevice::Device | UplinkDevice::Null => {}
+        }
+    }
+    Ok(listeners)
+}
+
+impl<M: FrameMemory> Uplinks<M> {
+    /// The uplinks of a switch. Their sinks are in place, and nobody is connected.
+    pub(super) fn new(uplinks: &[UplinkConfig], workers: &mut Workers<M>) -> Uplinks<M> {
+        for (uplink, config) in (0..).map(UplinkId).zip(uplinks) {
+            if config.device == UplinkDevice::Null {
+                workers.command_all(|| Command::AttachUplink {
+                    uplink,
+                    port: Box::new(Port::null()),
+                });
+            }
+        }
+        Uplinks {
+            states: uplinks.iter().map(UplinkState::of).collect(),
+            listeners: Vec::new(),
+            stop: Arc::default(),
+        }
+    }
+
+    /// Begins to wait for the peers of an uplink, in a thread that reports each.
+    pub(super) fn listen(
+        &mut self,
+        uplink: UplinkId,
+        mut listener: Box<dyn Listener<M>>,
+        report: mpsc::Sender<Report<M>>,
+        alarm: Arc<Alarm>,
+    ) -> Result<(), SwitchError> {
+        let stop = Arc::clone(&self.stop);
+        let thread = std::thread::Builder::new()
+            .name(format!("inco-uplink-{}", uplink.0))
+            .spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    match listener.accept(LISTEN_STEP) {
+                        Ok(Some(peer)) => {
+                            let peer = Box::new(peer);
+                            if report.send(Report::Peer { uplink, peer }).is_err() {
+                                return;
+                            }
+                            alarm.ring();
+                        }
+                        Ok(None) => {}
+                        Err(error) => {
+                            tracing::warn!(%uplink, %error, "a peer could not be accepted");
+                            // Whoever fails at once would otherwise keep this thread busy.
+                            std::thread::sleep(LISTEN_STEP);
+                        }
+                    }
+                }
+            })
+            .map_err(|e| system("starting an uplink's listener", e))?;
+        self.listeners.push(thread);
+        Ok(())
+    }
+
+    /// Gives an uplink the queues of its device, at most one per worker, from now on.
+    pub(super) fn attach_device(
+        &mut self,
+        uplink: UplinkId,
+        device: OpenDevice<M::Device>,
+        workers: &mut Workers<M>,
+    ) -> Result<(), SwitchError> {
+        let count = workers.len();
+        limit("uplinks", uplink.index() + 1, self.states.len())?;
+        limit("queues of an uplink", device.queues.len(), count)?;
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return Ok(());
+        };
+        state.watch = device.watch.map(Watched::new);
+        let port = |queue| Port::device(queue, Arc::clone(&state.is_open));
+        let queues = device.queues.into_iter().map(port).collect();
+        give_to_workers(uplink, queues, state.max_frame, workers);
+        Ok(())
+    }
+
+    /// Receives packets of an uplink that waited.
+    pub(super) fn open(&mut self, uplink: UplinkId, workers: &mut Workers<M>) {
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return;
+        };
+        // Release: the plan that was published before is then seen by a worker that sees this.
+        if !state.is_open.swap(true, Ordering::Release)
+            && let Some(peer) = state.next.take()
+        {
+            self.attach(uplink, peer, workers);
+        }
+    }
+
+    /// A peer has connected.
+    pub(super) fn connected(
+        &mut self,
+        uplink: UplinkId,
+        peer: Connection<M>,
+        workers: &mut Workers<M>,
+        events: &mut Vec<SwitchEvent>,
+    ) {
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return;
+        };
+        if state.control.is_some() {
+            // The old peer's end has not been seen yet; the new one takes its place.
+            state.next = Some(peer);
+            self.down(uplink, "another peer took its place".into(), workers, events);
+        } else if state.detaching > 0 || !state.is_open.load(Ordering::Relaxed) {
+            state.next = Some(peer);
+        } else {
+            self.attach(uplink, peer, workers);
+        }
+    }
+
+    fn attach(&mut self, uplink: UplinkId, peer: Connection<M>, workers: &mut Workers<M>) {
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return;
+        };
+        state.attaching = peer.queues.len().min(workers.len());
+        state.peer = peer.peer;
+        state.control = peer.control;
+        give_to_workers(uplink, peer.queues, state.max_frame, workers);
+    }
+
+    /// A worker has taken its queue of an uplink.
+    pub(super) fn taken(&mut self, uplink: UplinkId, events: &mut Vec<SwitchEvent>) {
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return;
+        };
+        state.attaching = state.attaching.saturating_sub(1);
+        if state.attaching == 0 && state.control.is_some() {
+            let peer = state.peer.clone();
+            events.push(SwitchEvent::UplinkUp { uplink, peer });
+        }
+    }
+
+    /// The peer has gone, or is of no use: its queues are given back.
+    pub(super) fn down(
+        &mut self,
+        uplink: UplinkId,
+        reason: String,
+        workers: &mut Workers<M>,
+        events: &mut Vec<SwitchEvent>,
+    ) {
+        // A peer that has gone before: then its queues are being given back already.
+        if let Some(state) = self.states.get_mut(uplink.index())
+            && state.control.take().is_some()
+        {
+            state.detaching += workers.len();
+            workers.command_all(|| Command::DetachUplink { uplink });
+            events.push(SwitchEvent::UplinkDown { uplink, reason });
+        }
+    }
+
+    /// A worker has given its queue of an uplink back.
+    pub(super) fn given_back(&mut self, uplink: UplinkId, workers: &mut Workers<M>) {
+        let Some(state) = self.states.get_mut(uplink.index()) else {
+            return;
+        };
+        state.detaching = state.detaching.saturating_sub(1);
+        if state.detaching == 0
+            && let Some(peer) = state.next.take()
+        {
+            self.attach(uplink, peer, workers);
+        }
+    }
+
+    /// Looks which peers have gone.
+    pub(super) fn look(&mut self, workers: &mut Workers<M>, events: &mut Vec<SwitchEvent>) {
+        let uplinks = (0..).map(UplinkId).zip(&mut self.states);
+        let controls = uplinks.filter_map(|(uplink, state)| Some((uplink, state.control.as_mut()?)));
+        for (uplink, reason) in ended(controls) {
+            self.down(uplink, reason, workers, events);
+        }
+    }
+
+    /// Looks at the devices: whether each is up, and its own counters.
+    pub(super) fn watch_devices(&mut self, events: &mut Vec<SwitchEvent>) {
+        for (uplink, state) in (0..).map(UplinkId).zip(&mut self.states) {
+            let Some(Watched { watch, state }) = &mut state.watch else {
+                continue;
+            };
+            let before = state.up;
+            *state = watch.look();
+            let (peer, reason) = ("its link is up".to_owned(), "its link is down".to_owned());
+            match (before, state.up) {
+                (false, true) => events.push(SwitchEvent::UplinkUp { uplink, peer }),
+                (true, false) => events.push(SwitchEvent::UplinkDown { uplink, reason }),
+                _ => {}
+            }
+        }
+    }
+
+    /// What the devices have counted themselves.
+    pub(super) fn add_to(&self, into: &mut SwitchReading) {
+        for (uplink, sum) in self.states.iter().zip(&mut into.uplinks) {
+            let state = uplink.watch.as_ref().map(|watched| watched.state);
+            let state = state.unwrap_or_default();
+            sum.missed_packets = state.missed_packets;
+            sum.failed_packets = state.failed_packets;
+        }
+    }
+
+    /// Nobody is to wait for peers any longer.
+    pub(super) fn stop_listening(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes all of them. No worker may run any more.
+    pub(super) fn close(&mut self) {
+        for thread in self.listeners.drain(..) {
+            let _panicked = thread.join();
+        }
+        for state in &mut self.states {
+            state.control = None;
+            state.next = None;
+            // The last that has it closes the device: what it wrote is then in its file.
+            state.watch = None;
+        }
+    }
+}
+
+/// Gives each queue of an uplink to a worker of its own; the uplinks begin with different workers.
+fn give_to_workers<M: FrameMemory>(
+    uplink: UplinkId,
+    queues: Vec<Port<M>>,
+    max_frame: usize,
+    workers: &mut Workers<M>,
+) {
+    let count = workers.len();
+    for (queue, port) in queues.into_iter().enumerate().take(count) {
+        let port = Box::new(port.for_frames(max_frame));
+        let worker = (uplink.index() + queue) % count;
+        workers.command(worker, Command::AttachUplink { uplink, port });
+    }
+}
