@@ -1,5 +1,5 @@
-//! A message that can be understood can be written, and what was written can be understood. It need not be the same: names
-//! that are no text are read as far as they are.
+//! A message that can be understood can be written, and what was written can be understood. It need not be the same:
+//! names that are no text are read as far as they are.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -69,7 +69,8 @@ impl Reader {
         self.pending.drain(..start.unwrap_or(0));
     }
 
-    /// What can be written now. With a mark, each line has the instance before it, and one without an end waits for it.
+    /// What can be written now. With a mark, each line has the instance before it, and one without an end waits for
+    /// it.
     fn take(&mut self, is_marked: bool) -> String {
         if !is_marked {
             return std::mem::take(&mut self.pending);

@@ -13,7 +13,8 @@ pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     output::text(&completion_script(args.shell))
 }
 
-/// The script of `clap_complete`; in bash, zsh and fish it asks a running inco for names of services and instances, too.
+/// The script of `clap_complete`; in bash, zsh and fish it asks a running inco for names of services and instances,
+/// too.
 fn completion_script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "inco", &mut script);

@@ -18,9 +18,9 @@ use display::output::{self, WrongUsage};
 
 /// How long to wait for the other end of an uplink.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-/// How long to wait between the last connection and the first packet where nobody can be asked: the other end has answered
-/// by then, but a switch needs a moment until its workers have the port, and what comes back by it before that finds the
-/// uplink down.
+/// How long to wait between the last connection and the first packet where nobody can be asked: the other end has
+/// answered by then, but a switch needs a moment until its workers have the port, and what comes back by it before
+/// that finds the uplink down.
 const TAKE_OVER: Duration = Duration::from_millis(200);
 /// How often a running inco is asked whether its uplinks are up, and whether there is one again after it ended.
 const LOOK: Duration = Duration::from_millis(10);
@@ -92,7 +92,8 @@ fn orchestrator(named: Option<&Path>, uplinks: &[&Path]) -> Result<Option<Client
     }
 }
 
-/// Whether that is the uplink: relative paths are ones in the run directory, which is where the API's socket usually is.
+/// Whether that is the uplink: relative paths are ones in the run directory, which is where the API's socket usually
+/// is.
 fn is_uplink(row: &UplinkRow, uplink: &Path, client: &Client) -> bool {
     let Some(socket) = row.device.strip_prefix("memif:") else {
         return false;

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The folders of `crates/` from the bottom up, each with its crates in rows from the bottom up. A crate may use a folder
-/// below its own, and in its own folder what lies in a row below its own.
+/// The folders of `crates/` from the bottom up, each with its crates in rows from the bottom up. A crate may use a
+/// folder below its own, and in its own folder what lies in a row below its own.
 const FOLDERS: &[(&str, &[&[&str]])] = &[
     (
         "foundation",
@@ -84,8 +84,8 @@ const IMPURE_CALLS: &[&str] = &[
     "File::open",
 ];
 
-/// Where a driver of a switch may be named: the parser of the key that chooses one, and what makes it. All others ask what a switch
-/// can do.
+/// Where a driver of a switch may be named: the parser of the key that chooses one, and what makes it. All others ask
+/// what a switch can do.
 const NAME_DRIVERS: &[&str] = &[
     "policy/configuration/src/keys.rs",
     "policy/configuration/src/types.rs",

@@ -1,5 +1,5 @@
-//! The Debian package: made of the built programs, installed, run and removed in a copy of the file system that only the
-//! test sees.
+//! The Debian package: made of the built programs, installed, run and removed in a copy of the file system that only
+//! the test sees.
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
 use std::path::Path;

@@ -38,7 +38,8 @@ const TURN: Duration = Duration::from_millis(50);
 /// Time to restore the terminal before the process is ended: a few turns.
 const LEAVE: Duration = Duration::from_millis(200);
 
-/// Shows the inco that answers there until the user quits. Queries it every `interval`. With `ascii`, draws only ASCII.
+/// Shows the inco that answers there until the user quits. Queries it every `interval`. With `ascii`, draws only
+/// ASCII.
 ///
 /// # Errors
 /// Returns an error if there is no terminal.

@@ -1,5 +1,5 @@
-//! What an engine's actions cost here: `cargo run --release -p engine --example engine-latency -- oci 200` (or `docker`), as root.
-//! Prints one line for each action, in milliseconds.
+//! What an engine's actions cost here: `cargo run --release -p engine --example engine-latency -- oci 200` (or
+//! `docker`), as root. Prints one line for each action, in milliseconds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

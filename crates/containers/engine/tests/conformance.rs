@@ -1,4 +1,5 @@
-//! What every engine does, asked of all of them: the fake, `oci` and `docker`. A new engine is one more module at the end.
+//! What every engine does, asked of all of them: the fake, `oci` and `docker`. A new engine is one more module at the
+//! end.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 
@@ -640,7 +641,8 @@ fn limits_hold(subject: &mut dyn Subject, dir: PathBuf) {
     spec.cpu = Some(quota);
     let name = spec.name.clone();
     subject.told().create(&spec);
-    // However busy the machine is: watched until it was stopped five times, it had no more than its share, and a period's worth.
+    // However busy the machine is: watched until it was stopped five times, it had no more than its share, and a
+    // period's worth.
     let watch = |subject: &mut dyn Subject| {
         let first = (subject.told().engine.usage(&name).unwrap(), monotonic());
         loop {

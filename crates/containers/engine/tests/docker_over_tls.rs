@@ -1,5 +1,5 @@
-//! `docker` on another machine: a Docker engine of the test's own that is reached over TCP and TLS alone. Whoever does not show
-//! a certificate of its authority is refused, and so is an engine that does not.
+//! `docker` on another machine: a Docker engine of the test's own that is reached over TCP and TLS alone. Whoever
+//! does not show a certificate of its authority is refused, and so is an engine that does not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 

@@ -1,5 +1,5 @@
-//! The `oci` engine when things go wrong around it: its launcher dies or hangs, inco itself is killed, a file lies. And DPDK's own program as
-//! a container.
+//! The `oci` engine when things go wrong around it: its launcher dies or hangs, inco itself is killed, a file lies.
+//! And DPDK's own program as a container.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // these are tests
 
@@ -207,7 +207,8 @@ fn a_process_that_only_has_the_id_of_a_container_is_not_taken_for_it() {
         .collect();
     told.pause("inco-lies-2").unwrap();
     drop(told);
-    // Another start time, no record at all, and a record cut short; the second is frozen, so that it would not die of a signal.
+    // Another start time, no record at all, and a record cut short; the second is frozen, so that it would not die of
+    // a signal.
     let record = |name: &str| {
         place
             .run_dir()
@@ -453,7 +454,8 @@ fn what_belongs_to_root_belongs_to_the_containers_root() {
         output
     };
     assert_eq!(run(&spec), "secret");
-    // A single file, which may be read and not written; and a directory, in which files are made that are root's on the host.
+    // A single file, which may be read and not written; and a directory, in which files are made that are root's on
+    // the host.
     let shared = place.dir.path().join("shared");
     std::fs::create_dir(&shared).unwrap();
     let shown = |source: &Path, target: &str, read_only| Mount {

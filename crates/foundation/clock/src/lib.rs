@@ -1,4 +1,5 @@
-//! The clocks that inco reads. It converts what the kernel says and keeps nothing; pure crates take times as arguments.
+//! The clocks that inco reads. It converts what the kernel says and keeps nothing; pure crates take times as
+//! arguments.
 #![forbid(unsafe_code)]
 
 use model::Nanos;

@@ -1,5 +1,5 @@
-//! The fast path of established flows through the flow table. Each step processes a whole burst, in columns, so that the
-//! compiler can vectorize it and memory accesses overlap.
+//! The fast path of established flows through the flow table. Each step processes a whole burst, in columns, so that
+//! the compiler can vectorize it and memory accesses overlap.
 #![allow(
     clippy::manual_memcpy,
     clippy::needless_range_loop,
@@ -16,7 +16,8 @@ use crate::{FlowHasher, Line};
 
 /// Marks a candidate as an entry of an IPv6 flow. Entry numbers have 24 bits.
 pub(crate) const V6: u32 = 1 << 31;
-/// Marks a packet that the fast path cannot take. The bit is in the upper byte of the packet's ports word; no entry sets it.
+/// Marks a packet that the fast path cannot take. The bit is in the upper byte of the packet's ports word; no entry
+/// sets it.
 const EXCEPTION: u64 = 1 << 63;
 /// Set beside [`EXCEPTION`] if the only reason is that the packet opens a TCP connection.
 const OPENING: u64 = 1 << 62;
@@ -29,12 +30,13 @@ const EXPECTED: u64 = PORTS_MASK | 0b101 << 56 | EXCEPTION;
 const GROUP: usize = 8;
 
 /// Packets of a burst on their way through [`FlowTable::prefetch_buckets`](crate::FlowTable::prefetch_buckets),
-/// [`FlowTable::resolve_candidates`](crate::FlowTable::resolve_candidates) and [`FlowTable::hit_burst`](crate::FlowTable::hit_burst).
+/// [`FlowTable::resolve_candidates`](crate::FlowTable::resolve_candidates) and
+/// [`FlowTable::hit_burst`](crate::FlowTable::hit_burst).
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Burst {
-    /// Each packet in the layout of its flow's entry: ports and state, the increments of the forward and of the reverse
-    /// word (one of them 0), the addresses.
+    /// Each packet in the layout of its flow's entry: ports and state, the increments of the forward and of the
+    /// reverse word (one of them 0), the addresses.
     pub(crate) packets: [[u64; 4]; BURST],
     pub(crate) hashes: [u64; BURST],
     /// The direction: all bits 0 for forward, all bits 1 for reverse.
@@ -56,15 +58,16 @@ pub struct Burst {
     columns: [[u32; BURST]; 3],
 }
 
-/// The result of [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) for a packet that the fast path did not take.
+/// The result of [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst) for a packet that the fast path
+/// did not take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupOutcome {
     /// The flow is in the table. The caller may try the fast path again.
     Hit,
     /// The flow is not in the table.
     Miss,
-    /// The packet needs the slow path: it is an exception that does not open a flow, its flow is not established, its flow's
-    /// instance has no lane, or a counter of the entry carries.
+    /// The packet needs the slow path: it is an exception that does not open a flow, its flow is not established, its
+    /// flow's instance has no lane, or a counter of the entry carries.
     Exception,
 }
 
@@ -187,7 +190,8 @@ impl Burst {
         self.v6
     }
 
-    /// The hash of a packet's flow after [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst); 0 if it has none.
+    /// The hash of a packet's flow after [`FlowTable::lookup_in_burst`](crate::FlowTable::lookup_in_burst); 0 if it
+    /// has none.
     #[inline]
     pub fn hash(&self, at: usize) -> u64 {
         self.hashes.get(at).copied().unwrap_or(0)
@@ -218,8 +222,8 @@ impl Burst {
         self.marked_exceptions >> (at % BURST) & 1 != 0
     }
 
-    /// Whether [`FlowTable::open`](crate::FlowTable::open) may open a flow with this packet: it is not TCP, or it opens a TCP
-    /// connection. Meaningful for packets with [`LookupOutcome::Miss`].
+    /// Whether [`FlowTable::open`](crate::FlowTable::open) may open a flow with this packet: it is not TCP, or it
+    /// opens a TCP connection. Meaningful for packets with [`LookupOutcome::Miss`].
     #[inline]
     pub fn is_opening(&self, at: usize) -> bool {
         self.packets
@@ -309,8 +313,9 @@ fn direction(bits: u32) -> Direction {
     }
 }
 
-/// Counts a packet in its entry. Returns `None` if the entry belongs to another flow, the flow is not established, the packet is
-/// an exception, or a counter carries. All four words at once: the first and the last are compared, the two between are added to.
+/// Counts a packet in its entry. Returns `None` if the entry belongs to another flow, the flow is not established,
+/// the packet is an exception, or a counter carries. All four words at once: the first and the last are compared, the
+/// two between are added to.
 #[inline(always)]
 pub(crate) fn counted<W: Words>(entry: &[u64; 4], packet: &[u64; 4]) -> Option<W> {
     const CARRIES: u64 = 1 << half::PACKETS_BITS | 1 << half::COUNTERS_BITS;

@@ -1,8 +1,8 @@
 //! The bounded flow table of one worker: flow → instance, with counters, in storage given by the caller.
 //! After construction it never allocates, never evicts a flow to make room, and never does unbounded work.
 //!
-//! Key types: [`FlowTable`], [`FlowHasher`] (the keyed hash and the owner), [`EntryIndex`] (handle of a live
-//! flow), [`Timeouts`](model::Timeouts), [`Counters`]. The table reads no clock: time is an argument. One thread owns a
+//! Key types: [`FlowTable`], [`FlowHasher`] (the keyed hash and the owner), [`EntryIndex`] (handle of a live flow),
+//! [`Timeouts`](model::Timeouts), [`Counters`]. The table reads no clock: time is an argument. One thread owns a
 //! table; nothing in it is shared.
 //!
 //! # Life of a flow

@@ -534,7 +534,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// The same for an IPv6 packet. A flow that is not in the table takes the slow path, which counts that it was missed.
+    /// The same for an IPv6 packet. A flow that is not in the table takes the slow path, which counts that it was
+    /// missed.
     fn lookup_in_burst_v6(&self, burst: &mut Burst, at: usize) -> LookupOutcome {
         if burst.is_exception(at) {
             return LookupOutcome::Exception;

@@ -144,7 +144,8 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// The longest timeout: 18 h, just below half of the span after which the coarse time in a flow table's entry repeats.
+    /// The longest timeout: 18 h, just below half of the span after which the coarse time in a flow table's entry
+    /// repeats.
     pub const LIMIT: Nanos = Nanos::from_secs(18 * 3600);
 
     /// The same for all.

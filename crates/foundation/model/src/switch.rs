@@ -1,5 +1,5 @@
-//! What a switch need not be able to do: a driver declares it, a configuration is checked against it, and nobody else asks which
-//! driver there is.
+//! What a switch need not be able to do: a driver declares it, a configuration is checked against it, and nobody else
+//! asks which driver there is.
 
 use serde::Deserialize;
 
@@ -11,8 +11,8 @@ crate::words! {
         /// Rules for buckets of header bits are there before any packet.
         #[default]
         Proactive = "proactive",
-        /// The first packets of a flow go to the controller, which sends them on and writes the rule. Packets that arrive
-        /// meanwhile may be lost or reordered: they take two paths.
+        /// The first packets of a flow go to the controller, which sends them on and writes the rule. Packets that
+        /// arrive meanwhile may be lost or reordered: they take two paths.
         Reactive = "reactive",
     }
 
@@ -55,7 +55,8 @@ pub struct Capabilities {
     pub ports: &'static [PortKind],
     /// It makes the ports of all instances when it starts: each instance gets a place among them.
     pub prepared_ports: bool,
-    /// Ports of DPDK that it has at most, one of its own, the uplinks' and those of all places together; [`None`]: no such limit.
+    /// Ports of DPDK that it has at most, one of its own, the uplinks' and those of all places together; [`None`]: no
+    /// such limit.
     pub dpdk_port_limit: Option<u16>,
     /// The longest frame that its ports carry, in bytes without the checksum; [`None`]: as long as an uplink may say.
     pub max_frame: Option<u16>,

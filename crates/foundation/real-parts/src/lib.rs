@@ -1,7 +1,8 @@
-//! Which real parts this machine has for tests, and where they are. For tests alone: nothing that is built for users depends on it.
+//! Which real parts this machine has for tests, and where they are. For tests alone: nothing that is built for users
+//! depends on it.
 //!
-//! A test that needs a part which is missing says so and skips. `INCO_REQUIRE` lists the parts, with commas, whose absence
-//! is a failure.
+//! A test that needs a part which is missing says so and skips. `INCO_REQUIRE` lists the parts, with commas, whose
+//! absence is a failure.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::panic,

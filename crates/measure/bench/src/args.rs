@@ -60,7 +60,8 @@ pub struct SteerArgs {
     /// The packets' addresses
     #[arg(long, value_enum, default_value = "ipv4")]
     pub ip: Ip,
-    /// Also packets of 512 and 1500 bytes, IPv6, two workers, 4 to 256 instances, and 64 memif instances of which 60 idle
+    /// Also packets of 512 and 1500 bytes, IPv6, two workers, 4 to 256 instances, and 64 memif instances of which 60
+    /// idle
     #[arg(long)]
     pub full: bool,
     /// Leave OVS out

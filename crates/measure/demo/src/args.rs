@@ -27,7 +27,8 @@ pub struct DemoArgs {
     /// What forwards the packets
     #[arg(long, value_enum, default_value_t)]
     pub switch: SwitchName,
-    /// Only these schedulers; by default round-robin and best-fit, with --all also worst-fit, with --quick only best-fit
+    /// Only these schedulers; by default round-robin and best-fit, with --all also worst-fit, with --quick only
+    /// best-fit
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = configuration::scheduler_name)]
     pub scheduler: Vec<String>,
     /// Print the summary as JSON, and nothing else

@@ -115,8 +115,8 @@ impl Tokens {
         Ok(Tokens(tokens))
     }
 
-    /// Whose token this is. Every one is compared, each in constant time, so that an answer's time says nothing of what
-    /// was right.
+    /// Whose token this is. Every one is compared, each in constant time, so that an answer's time says nothing of
+    /// what was right.
     fn caller(&self, given: &[u8]) -> Option<Caller> {
         let mut found = None;
         for token in &self.0 {
@@ -232,8 +232,9 @@ impl Guard {
     }
 }
 
-/// Whether the host that a request names may be this socket. A browser comes here by a port that leads to the socket; a page from
-/// elsewhere whose name suddenly means this machine (DNS rebinding) would come the same way, with its own name, which has a dot.
+/// Whether the host that a request names may be this socket. A browser comes here by a port that leads to the socket;
+/// a page from elsewhere whose name suddenly means this machine (DNS rebinding) would come the same way, with its own
+/// name, which has a dot.
 fn is_asked_for_by_name(headers: &HeaderMap) -> Result<(), Problem> {
     let Some(host) = headers.get(header::HOST) else {
         return Ok(());
@@ -262,8 +263,8 @@ fn too_many(rate: u32, what: &str) -> Problem {
     )
 }
 
-/// Lets a request in or refuses it, gives it up after a time, and counts it. A connection that has shown no known token does not
-/// outlast a refusal.
+/// Lets a request in or refuses it, gives it up after a time, and counts it. A connection that has shown no known
+/// token does not outlast a refusal.
 pub(crate) async fn guard(
     State(guard): State<Arc<Guard>>,
     Extension(seat): Extension<Arc<Seat>>,

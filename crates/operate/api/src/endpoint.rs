@@ -49,8 +49,8 @@ impl std::fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// The inco at `https://HOST[:PORT]`, without a port 8443. `token` is a file with the token, `certificate` one with the
-    /// certificates in PEM that are trusted: that of the server, or of who signed it.
+    /// The inco at `https://HOST[:PORT]`, without a port 8443. `token` is a file with the token, `certificate` one
+    /// with the certificates in PEM that are trusted: that of the server, or of who signed it.
     ///
     /// # Errors
     /// [`ApiError::Remote`] where the URL or a file is not what it must be.

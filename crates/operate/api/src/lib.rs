@@ -1,6 +1,6 @@
-//! The HTTP API over a unix socket and over TLS, and its client. It knows what may be asked and how it is said; it never looks at
-//! the switch or the containers itself: every question goes to the control loop as a message, and the loop never
-//! waits for the API.
+//! The HTTP API over a unix socket and over TLS, and its client. It knows what may be asked and how it is said; it
+//! never looks at the switch or the containers itself: every question goes to the control loop as a message, and the
+//! loop never waits for the API.
 //!
 //! Key types: [`Asker`] and [`Inbox`] (the two ends of the queue of questions), [`EventLog`] (events, for those who
 //! follow), [`Server`], [`Client`], and what is said in [`types`].

@@ -1,6 +1,6 @@
-//! `/metrics`: the counters as Prometheus and OpenMetrics have them. A scrape asks the control loop once for the figures
-//! that it has anyway; no worker notices. Labels are names of the configuration, ids of instances that there are, and
-//! words of a fixed list: never a flow.
+//! `/metrics`: the counters as Prometheus and OpenMetrics have them. A scrape asks the control loop once for the
+//! figures that it has anyway; no worker notices. Labels are names of the configuration, ids of instances that there
+//! are, and words of a fixed list: never a flow.
 
 use std::fmt;
 
@@ -54,8 +54,8 @@ pub fn encode(counters: Counters, format: Format) -> String {
     }
 }
 
-/// OpenMetrics as Prometheus' older format: there a counter's and an info's metadata carry the name of the sample, and
-/// units and the end are not marked.
+/// OpenMetrics as Prometheus' older format: there a counter's and an info's metadata carry the name of the sample,
+/// and units and the end are not marked.
 fn as_prometheus(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = "";
@@ -195,8 +195,8 @@ impl EncodeCounterValue for Number {
     }
 }
 
-/// A name without the base unit that it ends in, and that unit. Ratios have none: OpenMetrics' word for it is not the one
-/// that names end in.
+/// A name without the base unit that it ends in, and that unit. Ratios have none: OpenMetrics' word for it is not the
+/// one that names end in.
 fn split_unit(name: &str) -> (&str, Option<Unit>) {
     if let Some(rest) = name.strip_suffix("_seconds") {
         (rest, Some(Unit::Seconds))

@@ -1,4 +1,5 @@
-//! The live page: three files, in the program itself. It shows what the API says, and has nothing that a token guards.
+//! The live page: three files, in the program itself. It shows what the API says, and has nothing that a token
+//! guards.
 
 use axum::Router;
 use axum::http::{HeaderName, header};

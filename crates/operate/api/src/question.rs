@@ -131,8 +131,8 @@ pub(crate) enum NoAnswer {
 }
 
 impl Asker {
-    /// Asks for something without waiting for what comes of it: for a signal, which nobody answers. Whether it could be
-    /// put into the queue.
+    /// Asks for something without waiting for what comes of it: for a signal, which nobody answers. Whether it could
+    /// be put into the queue.
     pub fn act(&self, action: Action, caller: Caller) -> bool {
         let (sender, _receiver) = oneshot::channel();
         self.put(Question::Act(action, caller, Answer(sender))).is_ok()

@@ -512,8 +512,8 @@ struct EventQuery {
     follow: bool,
 }
 
-/// Events as JSON lines, which is what the event log's files hold, too. A line `{"missed":N}` stands where N events were
-/// forgotten before they could be told.
+/// Events as JSON lines, which is what the event log's files hold, too. A line `{"missed":N}` stands where N events
+/// were forgotten before they could be told.
 #[utoipa::path(get, path = "/v1/events", tag = "look", params(EventQuery), responses(
     (status = OK, description = "An event on each line", body = model::Event, content_type = "application/x-ndjson"),
     (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
@@ -560,8 +560,8 @@ pub(crate) struct StreamQuery {
 }
 
 /// What happens, as it happens, and a snapshot every second: server-sent events called `snapshot` (a `Snapshot`),
-/// `happened` (an `Event`, its number as the id) and `missed`. Who reads slowly misses snapshots; who takes nothing for
-/// 30 s is disconnected.
+/// `happened` (an `Event`, its number as the id) and `missed`. Who reads slowly misses snapshots; who takes nothing
+/// for 30 s is disconnected.
 #[utoipa::path(get, path = "/v1/stream", tag = "look", params(StreamQuery), responses(
     (status = OK, description = "Server-sent events", body = String, content_type = "text/event-stream"),
     (status = BAD_REQUEST, description = "A query that cannot be read", body = ProblemBody, content_type = PROBLEM_JSON),
@@ -592,8 +592,8 @@ fn without_end(seat: &Seat, response: Response) -> Result<Response, Problem> {
     }
 }
 
-/// Does something. Saying it twice is as good as once; what is not done is refused with a reason and what to do instead.
-/// Each request is put into the event log.
+/// Does something. Saying it twice is as good as once; what is not done is refused with a reason and what to do
+/// instead. Each request is put into the event log.
 #[utoipa::path(post, path = "/v1/actions", tag = "act", request_body = Action, responses(
     (status = OK, body = Outcome),
     (status = BAD_REQUEST, description = "No JSON, or not an action's", body = ProblemBody, content_type = PROBLEM_JSON),
@@ -629,8 +629,8 @@ async fn act(
     answer.map(Json).map_err(Problem::conflict)
 }
 
-/// Writes each number that has no fraction as an integer, at any depth: `3.0` is an integer of JSON Schema, and clients
-/// that know only floating-point numbers send it so.
+/// Writes each number that has no fraction as an integer, at any depth: `3.0` is an integer of JSON Schema, and
+/// clients that know only floating-point numbers send it so.
 fn write_integers(value: &mut Value) {
     match value {
         Value::Number(number) => {

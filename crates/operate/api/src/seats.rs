@@ -1,9 +1,10 @@
 //! Room for connections: who has it, and who must leave where more come than there is room for.
 //!
-//! A connection over TCP is a **stranger** until one of its requests carries a known token; strangers have room of their
-//! own, so that they never take that of the others. Where there is none left, the stranger that came first leaves: whoever
-//! has a token shows it within milliseconds, and whoever has none may come again. Of those that are **known**, the one that
-//! has been without a request for the longest time leaves; where all have one under way, the next waits.
+//! A connection over TCP is a **stranger** until one of its requests carries a known token; strangers have room of
+//! their own, so that they never take that of the others. Where there is none left, the stranger that came first
+//! leaves: whoever has a token shows it within milliseconds, and whoever has none may come again. Of those that are
+//! **known**, the one that has been without a request for the longest time leaves; where all have one under way, the
+//! next waits.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};

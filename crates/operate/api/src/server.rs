@@ -44,8 +44,8 @@ const LAST_PID: u32 = 1 << 22;
 /// What the API allows. Each listener has these by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once, over TCP of those that have shown a known token. For one more, the one that has been without a
-    /// request for the longest time is closed; where all have one under way, it waits.
+    /// Connections at once, over TCP of those that have shown a known token. For one more, the one that has been
+    /// without a request for the longest time is closed; where all have one under way, it waits.
     pub connections: usize,
     /// Answers without an end at once: streams and followers of events. Further ones are refused.
     pub streams: usize,
@@ -325,8 +325,8 @@ async fn serve(
         tokio::spawn(remote.take_remote(listener, secured.tls));
     }
     let _ = ended.await;
-    // What was answered already still leaves. Answers under way are given up: whoever ends the server has ended the loop
-    // that would give them.
+    // What was answered already still leaves. Answers under way are given up: whoever ends the server has ended the
+    // loop that would give them.
     sleep(Duration::from_millis(20)).await;
 }
 

@@ -105,8 +105,8 @@ impl axum::body::HttpBody for Follow {
     }
 }
 
-/// The newest snapshot for all streams together, and the history. The control loop is asked once a second however many
-/// listen; the text is made only where somebody does.
+/// The newest snapshot for all streams together, and the history. The control loop is asked once a second however
+/// many listen; the text is made only where somebody does.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     newest: watch::Sender<Option<Arc<str>>>,

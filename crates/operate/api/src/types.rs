@@ -342,8 +342,8 @@ pub struct FlowRow {
     pub forward: Option<InstanceId>,
     /// The instance that serves the opposite direction.
     pub reverse: Option<InstanceId>,
-    /// Since when each is there, forward and opposite: when the flow was pinned to its instance (again, where it was moved),
-    /// in milliseconds since 1970 and to 3 ms.
+    /// Since when each is there, forward and opposite: when the flow was pinned to its instance (again, where it was
+    /// moved), in milliseconds since 1970 and to 3 ms.
     #[serde(default)]
     pub since_unix_ms: [Option<u64>; 2],
     /// Packets, forward and opposite.
@@ -354,15 +354,16 @@ pub struct FlowRow {
     pub idle_ms: u64,
     /// Where its connection is.
     pub state: String,
-    /// Packets per second of both directions over the last second, where the heaviest flows were asked for: an estimate.
+    /// Packets per second of both directions over the last second, where the heaviest flows were asked for: an
+    /// estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pps: Option<f64>,
     /// How much of `pps` may be other flows'.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_pps: Option<f64>,
-    /// How the rule of the flow is, where a switch forwards by rules: `queued`, `installed`, `refused` and why, `evicted`, or
-    /// `on_bucket`: it has none, and the rule of its bucket forwards it.
-    /// `offloaded`, `partly offloaded`, `not offloaded`: what a card has of it, where that is known.
+    /// How the rule of the flow is, where a switch forwards by rules: `queued`, `installed`, `refused` and why,
+    /// `evicted`, or `on_bucket`: it has none, and the rule of its bucket forwards it. `offloaded`, `partly
+    /// offloaded`, `not offloaded`: what a card has of it, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
 }
@@ -396,8 +397,8 @@ pub struct FlowFilter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(format = "flow")]
     pub flow: Option<String>,
-    /// Only the so many that bring the most packets now, the heaviest first; at most [`FlowFilter::TOP_LIMIT`]. Flows that
-    /// bring less than 1/64 of a worker's packets may be missing.
+    /// Only the so many that bring the most packets now, the heaviest first; at most [`FlowFilter::TOP_LIMIT`]. Flows
+    /// that bring less than 1/64 of a worker's packets may be missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(format = "uint32", maximum = 4_294_967_295_u32)]
     pub top: Option<u32>,
@@ -516,8 +517,8 @@ pub enum Action {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         check: bool,
     },
-    /// A command runs in an instance's container, beside its program and confined as that is. Only for root on this machine, over the
-    /// unix socket.
+    /// A command runs in an instance's container, beside its program and confined as that is. Only for root on this
+    /// machine, over the unix socket.
     Exec {
         /// In which one.
         instance: InstanceId,
@@ -756,7 +757,8 @@ pub struct LogRow {
 /// A piece of the output of an instance's container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogPiece {
-    /// The position of its first byte; later than what was asked for where the output from there is not kept any more.
+    /// The position of its first byte; later than what was asked for where the output from there is not kept any
+    /// more.
     pub from: u64,
     /// The position after its last byte: where the next piece begins.
     pub next: u64,
@@ -785,8 +787,8 @@ pub struct FlowExplanation {
     pub pinned: Option<FlowRow>,
     /// The state of the instance of its forward direction.
     pub instance_state: Option<InstanceState>,
-    /// When packets of this direction were pinned to their instance (again, where the flow was moved), in milliseconds since
-    /// 1970 and to 3 ms.
+    /// When packets of this direction were pinned to their instance (again, where the flow was moved), in
+    /// milliseconds since 1970 and to 3 ms.
     pub since_unix_ms: Option<u64>,
     /// The scheduler that gives new flows of its service to instances now.
     pub scheduler: Option<String>,

@@ -1,5 +1,5 @@
-//! The live page in a real browser, served by the real server over its stream; what the control loop would say is told by the
-//! test.
+//! The live page in a real browser, served by the real server over its stream; what the control loop would say is
+//! told by the test.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 
 mod browser;
@@ -257,7 +257,8 @@ fn the_page_follows_a_scale_out_and_survives_a_restart() {
     assert_eq!(page.complaints(), [] as [String; 0]);
 }
 
-/// More than charts and lists hold, at once, and then as much again: a page that kept something for each of it would grow.
+/// More than charts and lists hold, at once, and then as much again: a page that kept something for each of it would
+/// grow.
 fn memory_stays_bounded(page: &mut Browser) {
     let more = |page: &mut Browser, snapshots: u32| {
         page.value(

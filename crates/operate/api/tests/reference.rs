@@ -1,5 +1,5 @@
-//! What others build on is written down, and what is written down is true: the OpenAPI description, the list of metrics,
-//! alert rules and dashboard. `INCO_WRITE_REFERENCE=1` writes the references anew.
+//! What others build on is written down, and what is written down is true: the OpenAPI description, the list of
+//! metrics, alert rules and dashboard. `INCO_WRITE_REFERENCE=1` writes the references anew.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 

@@ -93,8 +93,8 @@ pub fn load_for_this_machine(file: &Path, machine: &Machine) -> anyhow::Result<C
     Ok(configuration)
 }
 
-/// All paths at which this inco, or a switch for it, listens on a unix socket. Containers have theirs under a short path of their
-/// own.
+/// All paths at which this inco, or a switch for it, listens on a unix socket. Containers have theirs under a short
+/// path of their own.
 fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
     let api = api_socket(configuration.api.socket.as_deref());
     let mut sockets = vec![longest_path(&api)];

@@ -216,8 +216,8 @@ impl Reader {
     }
 }
 
-/// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to, or
-/// those that there are.
+/// What to say of a key that its table does not have: the one that was probably meant, the table that it belongs to,
+/// or those that there are.
 fn unknown_key(name: &str, known: &[&str], keys: &[Key]) -> Wrong {
     let near = nearest(name, known.iter().copied());
     let mut homes: Vec<String> = keys

@@ -219,8 +219,8 @@ fn handshake(config: &ClientConfig, deadline: Instant) -> Result<Link, Error> {
     })
 }
 
-/// Opens the control socket: the very inode at the path, never what a symbolic link there names. Whoever listens may own
-/// the directory and choose what lies in it, and nothing there can make this wait. The path may have any length.
+/// Opens the control socket: the very inode at the path, never what a symbolic link there names. Whoever listens may
+/// own the directory and choose what lies in it, and nothing there can make this wait. The path may have any length.
 fn open(config: &ClientConfig, deadline: Instant) -> Result<Socket, Error> {
     let not_listening = |errno: Errno| Error::NotListening {
         path: config.socket.clone(),

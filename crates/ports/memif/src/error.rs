@@ -18,8 +18,8 @@ pub enum Error {
         /// What the kernel said: no such file, or connection refused.
         source: io::Error,
     },
-    /// Something else lies where the socket should: a link is not followed, since whoever owns the directory could make it
-    /// name any socket of this machine.
+    /// Something else lies where the socket should: a link is not followed, since whoever owns the directory could
+    /// make it name any socket of this machine.
     #[error("{} is {found}, not a socket: the server must bind its socket there", path.display())]
     NotASocket {
         /// The path.

@@ -59,7 +59,8 @@ pub(crate) enum Buffers {
     Peer,
 }
 
-// SAFETY: the pointer is into a mapping that the queue keeps alive, and is used by one thread at a time (`&mut self`).
+// SAFETY: the pointer is into a mapping that the queue keeps alive, and is used by one thread at a time (`&mut
+// self`).
 unsafe impl Send for Buffers {}
 
 /// The producer end of a ring.
@@ -489,8 +490,8 @@ impl TxQueue {
                         prefetch_write(place);
                     }
                 }
-                // SAFETY: `descriptor.length` bytes from `target` lie in a region; len is not more. The caller vouches for
-                // `frame`.
+                // SAFETY: `descriptor.length` bytes from `target` lie in a region; len is not more. The caller
+                // vouches for `frame`.
                 unsafe { copy(frame, target, len) };
                 self.ring.set_first_word(next, 0, descriptor.region, len as u32);
                 self.producer.fill(1);
@@ -978,7 +979,8 @@ impl RxQueue {
             match place {
                 Some(place) if !bad => {
                     if part <= buffer.len().saturating_sub(len) {
-                        // SAFETY: `part` bytes from `place` are in our mapping, just checked; len + part ≤ buffer.len().
+                        // SAFETY: `part` bytes from `place` are in our mapping, just checked; len + part ≤
+                        // buffer.len().
                         unsafe { copy(place, buffer.as_mut_ptr().add(len), part) };
                     }
                     len += part;

@@ -96,7 +96,8 @@ impl Ring {
 
     #[inline(always)]
     fn index_at(&self, offset: usize) -> &AtomicU16 {
-        // SAFETY: `offset` is one of the header's, within the ring and aligned to 2; the ring is mapped by `new`'s contract.
+        // SAFETY: `offset` is one of the header's, within the ring and aligned to 2; the ring is mapped by `new`'s
+        // contract.
         unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 

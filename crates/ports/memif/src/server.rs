@@ -26,7 +26,8 @@ use crate::{Error, ProtocolError};
 
 /// Regions that a client may add. DPDK's, without zero-copy, has one; VPP's two or three.
 const MAX_REGIONS: u16 = 16;
-/// Handshakes that may be under way at once. The next client takes the place of the one that has been silent the longest.
+/// Handshakes that may be under way at once. The next client takes the place of the one that has been silent the
+/// longest.
 const MAX_HANDSHAKES: usize = 32;
 /// Connections that may wait in the socket's queue.
 const BACKLOG: i32 = 64;
@@ -72,8 +73,8 @@ impl ServerConfig {
 
 /// The server role: a listening socket, for any number of interfaces.
 ///
-/// Handshakes of several clients go on side by side, so that those that stall do not hold up the others, however many they
-/// are.
+/// Handshakes of several clients go on side by side, so that those that stall do not hold up the others, however many
+/// they are.
 #[derive(Debug)]
 pub struct Listener {
     config: ServerConfig,
@@ -291,7 +292,8 @@ impl Listener {
         Ok(())
     }
 
-    /// A free place for a handshake. With none free, the client that has said nothing for the longest time loses its own.
+    /// A free place for a handshake. With none free, the client that has said nothing for the longest time loses its
+    /// own.
     fn place(&mut self) -> usize {
         if let Some(free) = self.handshakes.iter().position(Option::is_none) {
             return free;

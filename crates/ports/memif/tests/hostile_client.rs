@@ -245,7 +245,8 @@ fn messages_out_of_sequence_are_refused() {
     honest_client_is_served(&mut place);
 }
 
-/// More than may be in a handshake at once, and none of them is ever heard again: the next client takes the place of one.
+/// More than may be in a handshake at once, and none of them is ever heard again: the next client takes the place of
+/// one.
 #[test]
 fn many_stalled_clients_hold_up_nobody() {
     const STALLED: usize = 90;

@@ -72,7 +72,8 @@ fn a_server_that_leaves_at_any_step_gives_an_error_at_once() {
     }
 }
 
-/// A container owns the directory of its socket: whatever it puts there, the client reaches no other server, and never waits.
+/// A container owns the directory of its socket: whatever it puts there, the client reaches no other server, and
+/// never waits.
 #[test]
 fn only_the_socket_itself_is_connected_to() {
     let elsewhere = place();
@@ -142,7 +143,8 @@ fn only_the_socket_itself_is_connected_to() {
     assert_eq!(elsewhere.listener.waiting(), 1);
 }
 
-/// The server binds in its own mount namespace, where the path is short; ours may be longer than an address of a socket.
+/// The server binds in its own mount namespace, where the path is short; ours may be longer than an address of a
+/// socket.
 #[test]
 fn the_path_to_a_socket_may_be_long() {
     let place = place();

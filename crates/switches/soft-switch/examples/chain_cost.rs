@@ -1,10 +1,12 @@
-//! What a packet costs a worker between memif ports, there and back: from the network's ring to an instance's, and from there
-//! to the network's again. Network, worker and functions take turns on one thread, and only the worker's turns are timed.
+//! What a packet costs a worker between memif ports, there and back: from the network's ring to an instance's, and
+//! from there to the network's again. Network, worker and functions take turns on one thread, and only the worker's
+//! turns are timed.
 //!
-//! `cargo run --release -p soft-switch --example chain_cost -- [FLOWS...]` (default 32 1000 10000). Use it to compare two commits in
-//! one session; with two CPUs, the rings' lines go from one cache to another on top. `COUNTED=1` counts what comes back for each flow,
-//! `INSTANCES=n` takes n functions instead of 4. `TURNS=n` makes n turns and prints nothing: `TURNS=2000 valgrind --tool=callgrind
-//! --toggle-collect='*Worker*::turn' target/release/examples/chain_cost 1000` says where the instructions go.
+//! `cargo run --release -p soft-switch --example chain_cost -- [FLOWS...]` (default 32 1000 10000). Use it to compare
+//! two commits in one session; with two CPUs, the rings' lines go from one cache to another on top. `COUNTED=1`
+//! counts what comes back for each flow, `INSTANCES=n` takes n functions instead of 4. `TURNS=n` makes n turns and
+//! prints nothing: `TURNS=2000 valgrind --tool=callgrind --toggle-collect='*Worker*::turn'
+//! target/release/examples/chain_cost 1000` says where the instructions go.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 

@@ -1,12 +1,12 @@
-//! What steering adds to receiving and sending, on one thread: a worker that is driven turn by turn, and beside it the
-//! same packets received from a like device and sent at once to a like sink, or dealt to as many sinks as the worker has, in
-//! alternating rounds. Dealing looks at no packet: no steering can be cheaper.
+//! What steering adds to receiving and sending, on one thread: a worker that is driven turn by turn, and beside it
+//! the same packets received from a like device and sent at once to a like sink, or dealt to as many sinks as the
+//! worker has, in alternating rounds. Dealing looks at no packet: no steering can be cheaper.
 //!
-//! `cargo run --release -p soft-switch --features dpdk --example steer_cost -- [FLOWS...]` (default 32 1000 10000 100000). It
-//! needs no peers and no root; use it to compare two commits in one session. `TURNS=n` makes n turns and nothing else:
-//! `TURNS=2000 valgrind --tool=callgrind target/release/examples/steer_cost 1000` says where the instructions go.
-//! `SINK=null` sends to the switch's own sinks, `INSTANCES=n` to n of them instead of 4, `SIZE=n` makes frames of n bytes
-//! instead of 64, `HUGE=1` takes hugepages.
+//! `cargo run --release -p soft-switch --features dpdk --example steer_cost -- [FLOWS...]` (default 32 1000 10000
+//! 100000). It needs no peers and no root; use it to compare two commits in one session. `TURNS=n` makes n turns and
+//! nothing else: `TURNS=2000 valgrind --tool=callgrind target/release/examples/steer_cost 1000` says where the
+//! instructions go. `SINK=null` sends to the switch's own sinks, `INSTANCES=n` to n of them instead of 4, `SIZE=n`
+//! makes frames of n bytes instead of 64, `HUGE=1` takes hugepages.
 
 #![allow(clippy::unwrap_used, reason = "a bench")]
 

@@ -127,8 +127,8 @@ impl WorkerCounters {
         }
     }
 
-    /// Counts packets, so many bytes in all, as offered to a service: once each, when they leave the worker for an instance's
-    /// ring or are dropped.
+    /// Counts packets, so many bytes in all, as offered to a service: once each, when they leave the worker for an
+    /// instance's ring or are dropped.
     #[inline]
     pub(crate) fn offer(&self, service: ServiceId, packets: u64, bytes: u64) {
         let counters = &self.services[service];

@@ -1,5 +1,5 @@
-//! Edits as packets need them: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan, so that a packet
-//! costs what its edit does, and nothing where there is none.
+//! Edits as packets need them: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan, so
+//! that a packet costs what its edit does, and nothing where there is none.
 
 use switch::Edit;
 

@@ -65,9 +65,9 @@ pub trait FrameMemory: Send + 'static {
 pub trait Device<F>: Send + 'static {
     /// Appends at most `limit` received frames, of any length and in any number of segments.
     fn receive(&mut self, into: &mut Vec<F>, limit: usize);
-    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer than
-    /// `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send. Where all of them are
-    /// known to lie within these sizes, they need not be looked at one by one.
+    /// Sends from the front of `frames`, in order, and removes what it sent and what it can never send: frames longer
+    /// than `longest` bytes, or than it carries. What stays did not fit. Returns what it can never send. Where all of
+    /// them are known to lie within these sizes, they need not be looked at one by one.
     fn send(&mut self, frames: &mut Vec<F>, longest: usize, known: Option<Sizes>) -> Unsendable;
 }
 

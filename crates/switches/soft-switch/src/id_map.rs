@@ -31,8 +31,8 @@ ids! {
     UplinkId: UplinkId::LIMIT,
 }
 
-/// A value for each id below its limit, and as many for those that are none: [`Slot::NONE`] is an id like any other, with the
-/// last place. What an id has is found by its lower bits, so that no look-up needs a comparison.
+/// A value for each id below its limit, and as many for those that are none: [`Slot::NONE`] is an id like any other,
+/// with the last place. What an id has is found by its lower bits, so that no look-up needs a comparison.
 #[derive(Debug)]
 pub struct IdMap<I, T, const PLACES: usize> {
     values: Box<[T; PLACES]>,

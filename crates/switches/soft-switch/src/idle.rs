@@ -1,5 +1,5 @@
-//! What a worker does when there is little to do: it sleeps, so that an idle orchestrator burns no core. And what tells a
-//! control plane that sleeps, too, of the first packet.
+//! What a worker does when there is little to do: it sleeps, so that an idle orchestrator burns no core. And what
+//! tells a control plane that sleeps, too, of the first packet.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -32,7 +32,8 @@ const LONGEST_BLIND_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000,
 };
-/// What a worker's packets are counted in that are compared with the usual: the time between two looks of the control plane.
+/// What a worker's packets are counted in that are compared with the usual: the time between two looks of the control
+/// plane.
 const A_MOMENT: Nanos = Nanos::from_millis(1);
 /// Looks that follow each other more closely are taken for this far apart: a few packets are no high rate then.
 const SHORTEST_LOOK: Nanos = Nanos::from_micros(200);
@@ -90,8 +91,9 @@ impl AsFd for Waker {
     }
 }
 
-/// Wakes the control plane's thread before its time: when packets come after a time without any, and when more of them come than
-/// usual. Workers ring it; that costs them a look while nothing of that happens, and else a system call.
+/// Wakes the control plane's thread before its time: when packets come after a time without any, and when more of
+/// them come than usual. Workers ring it; that costs them a look while nothing of that happens, and else a system
+/// call.
 #[derive(Debug)]
 pub struct Alarm {
     thread: Thread,
@@ -172,8 +174,9 @@ pub(crate) struct Usual {
 }
 
 impl Usual {
-    /// Takes in that at `now` the worker has `received` so many packets in all. Gives the number from which on more than
-    /// usual have come: half as many again as the most in a millisecond of the last tenth of a second, and [`RISE_MIN`].
+    /// Takes in that at `now` the worker has `received` so many packets in all. Gives the number from which on more
+    /// than usual have come: half as many again as the most in a millisecond of the last tenth of a second, and
+    /// [`RISE_MIN`].
     pub(crate) fn mark(&mut self, received: u64, now: Nanos) -> u64 {
         let span = now.since(self.at).max(SHORTEST_LOOK);
         let came = received.saturating_sub(self.received);
@@ -282,8 +285,8 @@ impl WakeSet {
         let _not_in_it = epoll::delete(&self.epoll, fd);
     }
 
-    /// Sleeps until a descriptor has become readable: for at most half a millisecond where a port `must_be_polled`, 4 ms where
-    /// time goes on for something that the worker `keeps`, such as a flow, and else 20 ms.
+    /// Sleeps until a descriptor has become readable: for at most half a millisecond where a port `must_be_polled`, 4
+    /// ms where time goes on for something that the worker `keeps`, such as a flow, and else 20 ms.
     pub fn wait(&self, must_be_polled: bool, keeps: bool) {
         let mut events = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 8];
         let longest = match (must_be_polled, keeps) {
@@ -379,8 +382,8 @@ mod tests {
 
     const NONE: [u64; 0] = [];
 
-    /// When `Usual` says within a second that more than usual has come, where the control plane looks when it is told so,
-    /// and else each millisecond. `packets` says how many have come by then, in the given number of microseconds.
+    /// When `Usual` says within a second that more than usual has come, where the control plane looks when it is told
+    /// so, and else each millisecond. `packets` says how many have come by then, in the given number of microseconds.
     fn rises(packets: impl Fn(u64) -> u64) -> Vec<u64> {
         let (mut usual, mut rises) = (Usual::default(), Vec::new());
         let (mut mark, mut looked_us) = (u64::MAX, 0);

@@ -12,9 +12,9 @@ use crate::worker::OUTBOX_FRAMES;
 /// An instance has a data port per uplink of its service.
 pub(crate) const PORT_LIMIT: usize = 2;
 
-/// The frame that asks an instance whether it takes packets: addressed to nobody, of the EtherType that IEEE 802 keeps
-/// for local experiments (0x88b5). It never leaves the switch, whatever the function does with its addresses. Nothing
-/// else of this EtherType reaches an instance, because it is not IP.
+/// The frame that asks an instance whether it takes packets: addressed to nobody, of the EtherType that IEEE 802
+/// keeps for local experiments (0x88b5). It never leaves the switch, whatever the function does with its addresses.
+/// Nothing else of this EtherType reaches an instance, because it is not IP.
 pub(crate) const PROBE: [u8; 60] = {
     let mut frame = [0; 60];
     frame[0] = 0x02;
@@ -60,8 +60,8 @@ const QUIET_TURNS: u32 = 64;
 /// How often a quiet port is polled: every this many turns.
 const QUIET_STRIDE: u32 = 8;
 
-/// The data ports of one instance and what is known of them between two turns. What a flush needs comes first: with many
-/// instances each is far from the processor.
+/// The data ports of one instance and what is known of them between two turns. What a flush needs comes first: with
+/// many instances each is far from the processor.
 #[repr(C, align(64))]
 pub struct InstancePorts<M: FrameMemory> {
     /// Packets given to it less packets taken back, and less those that it made itself. This is what is lost when it
@@ -84,8 +84,8 @@ pub struct InstancePorts<M: FrameMemory> {
     pub(crate) is_probed: bool,
     /// Which instance it is, once a plan has told.
     pub(crate) id: Option<InstanceId>,
-    /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance has
-    /// left the plan, so that what it still has comes out.
+    /// Where returned packets go, by port: as the newest plan with this instance says. It holds after the instance
+    /// has left the plan, so that what it still has comes out.
     pub(crate) ways: [Option<ReturnWay>; PORT_LIMIT],
     /// Room for the frames that wait for a flush, by port; the worker has it while the instance is attached.
     pub(crate) rooms: [Vec<M::Frame>; PORT_LIMIT],
@@ -198,8 +198,9 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Edits frames, `bytes` in all and each of these sizes, sends them on a port, and leaves the list empty. Counts what came of it, and that
-    /// the instance is hot where the port's ring was full, or a quarter of it in use at two flushes in a row.
+    /// Edits frames, `bytes` in all and each of these sizes, sends them on a port, and leaves the list empty. Counts
+    /// what came of it, and that the instance is hot where the port's ring was full, or a quarter of it in use at two
+    /// flushes in a row.
     #[inline(always)]
     pub fn send_all(
         &mut self,

@@ -146,9 +146,10 @@ impl DeviceWatch for DpdkWatch {
 }
 
 impl DpdkQueue {
-    /// Attaches a device and starts it with `queues` queue pairs for frames of at most `max_frame` bytes. It is closed
-    /// when the last of its queues and its watch are dropped. Of several queues, the one that gets a flow's packets is that of
-    /// the worker that owns the flow, where the device can do that and the first queue is worker `first`'s.
+    /// Attaches a device and starts it with `queues` queue pairs for frames of at most `max_frame` bytes. It is
+    /// closed when the last of its queues and its watch are dropped. Of several queues, the one that gets a flow's
+    /// packets is that of the worker that owns the flow, where the device can do that and the first queue is worker
+    /// `first`'s.
     ///
     /// # Errors
     /// DPDK's own: the device is not there, has no such driver, too few queues, or does not take the configuration.

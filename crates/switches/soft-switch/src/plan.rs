@@ -1,8 +1,8 @@
 //! What workers steer by: the plan with what each instance's ports are, and the loads.
 //!
-//! A published plan is kept until every worker has acknowledged a newer one, so that a worker never frees memory. Loads
-//! change every millisecond and lie beside it in a [`LoadBoard`] of plain atomics: a plan a millisecond would be a
-//! thousand allocations a second for figures that need no consistency among themselves.
+//! A published plan is kept until every worker has acknowledged a newer one, so that a worker never frees memory.
+//! Loads change every millisecond and lie beside it in a [`LoadBoard`] of plain atomics: a plan a millisecond would
+//! be a thousand allocations a second for figures that need no consistency among themselves.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Memory for a flow table: in huge pages where the system gives them, so that a packet's look-up among millions of flows
-//! does not wait for the page table, too.
+//! Memory for a flow table: in huge pages where the system gives them, so that a packet's look-up among millions of
+//! flows does not wait for the page table, too.
 
 use std::ops::{Deref, DerefMut};
 

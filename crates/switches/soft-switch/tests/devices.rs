@@ -1,5 +1,6 @@
-//! Frames of a device, of any length and in any number of pieces: those that an uplink carries reach an instance whole, the
-//! others are dropped and counted, and what a device is told of the sizes of those that it is given is true.
+//! Frames of a device, of any length and in any number of pieces: those that an uplink carries reach an instance
+//! whole, the others are dropped and counted, and what a device is told of the sizes of those that it is given is
+//! true.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 

@@ -70,8 +70,8 @@ fn an_idle_switch_sleeps_and_wakes_for_the_first_packet() {
         bed.take_all(0, 1);
         assert!(began.elapsed() < PATIENCE, "the alarm did not ring");
     }
-    // The interrupt of the ring wakes it: the best of some tries is well below the 4 ms of its longest sleep. Its function
-    // looks every 50 µs.
+    // The interrupt of the ring wakes it: the best of some tries is well below the 4 ms of its longest sleep. Its
+    // function looks every 50 µs.
     let mut best = Duration::MAX;
     let mut buffer = [0; 2048];
     for _ in 0..20 {

@@ -1,6 +1,6 @@
-//! What a packet of a known flow costs, one of a new flow, and one between memif ports there and back, in instructions, which no
-//! busy machine changes: counted by valgrind's callgrind, so that a slower commit is noticed. A machine without valgrind says so
-//! and skips.
+//! What a packet of a known flow costs, one of a new flow, and one between memif ports there and back, in
+//! instructions, which no busy machine changes: counted by valgrind's callgrind, so that a slower commit is noticed.
+//! A machine without valgrind says so and skips.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 
@@ -143,8 +143,8 @@ fn sinks(traffic: &str) -> usize {
     }
 }
 
-/// So many turns of a worker with its sinks, each with 256 packets of 1000 flows, or 64 of as many new ones. No turn but
-/// the first ones allocates.
+/// So many turns of a worker with its sinks, each with 256 packets of 1000 flows, or 64 of as many new ones. No turn
+/// but the first ones allocates.
 fn run(traffic: &str, turns: u64) {
     let sinks = (0..sinks(traffic)).map(|_| Port::null()).collect();
     let mut bare = bare::bare(20_000, Frames, sinks);
@@ -216,8 +216,8 @@ fn a_run_that_is_counted() {
     }
 }
 
-/// Instructions of a worker's turns per packet, the source's and the sinks' included: what was counted with AVX2, and a tenth more. In the
-/// development profile, and in the release profile.
+/// Instructions of a worker's turns per packet, the source's and the sinks' included: what was counted with AVX2, and
+/// a tenth more. In the development profile, and in the release profile.
 const DEV: [(&str, f64); 7] = [
     ("udp", 532.0),
     ("tcp", 532.0),

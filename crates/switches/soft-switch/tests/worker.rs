@@ -1,4 +1,5 @@
-//! One worker, driven turn by turn: it allocates nothing in the steady state, and a late frame finds no wrong instance.
+//! One worker, driven turn by turn: it allocates nothing in the steady state, and a late frame finds no wrong
+//! instance.
 
 #![allow(clippy::unwrap_used, reason = "what goes wrong here fails the test")]
 

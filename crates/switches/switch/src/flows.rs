@@ -45,7 +45,8 @@ impl FlowFilter {
 pub struct HeavyFlow {
     /// The flow, with its exact counters.
     pub row: FlowRow,
-    /// Packets per second that it brings, over the last second: an estimate, never too low by more than its samples are.
+    /// Packets per second that it brings, over the last second: an estimate, never too low by more than its samples
+    /// are.
     pub pps: f32,
     /// How much of `pps` may be other flows'.
     pub error_pps: f32,

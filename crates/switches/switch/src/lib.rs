@@ -12,8 +12,8 @@
 //! 2. [`SwitchRequest::Publish`] a plan in which it is Active: new flows come. Publish it as Draining: no more, once
 //!    [`SwitchReading::acknowledged`] has reached that plan's generation.
 //! 3. [`SwitchRequest::Publish`] a plan without it, and [`SwitchRequest::Detach`] it once that is acknowledged;
-//!    [`SwitchEvent::Detached`] says that nothing refers to the slot any more, and how many packets the instance still
-//!    held. Only then may the slot be used again.
+//!    [`SwitchEvent::Detached`] says that nothing refers to the slot any more, and how many packets the instance
+//!    still held. Only then may the slot be used again.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "conformance")]

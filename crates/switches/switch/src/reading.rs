@@ -110,8 +110,8 @@ macro_rules! slot_arithmetic {
 
 model::slot_counters! { slot_arithmetic! {} }
 
-/// Every counter of a switch at about one moment, summed over workers. The caller keeps one and has it filled again each
-/// time.
+/// Every counter of a switch at about one moment, summed over workers. The caller keeps one and has it filled again
+/// each time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchReading {
     /// When they were read.

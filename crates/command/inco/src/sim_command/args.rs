@@ -17,8 +17,8 @@ pub(crate) enum SimCommand {
 /// What is played, and how often.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Play {
-    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals. By default as
-    /// many as the scenario's expectation is meant for, mostly 1
+    /// Runs of each variant, each with its own seed; figures are then means with 95 % confidence intervals. By
+    /// default as many as the scenario's expectation is meant for, mostly 1
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=simulation::SEEDS_LIMIT))]
     pub(crate) seeds: Option<u64>,
     /// Only these variants

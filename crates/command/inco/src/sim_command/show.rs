@@ -99,8 +99,8 @@ pub(super) fn rows(result: &ScenarioResult) -> Vec<Vec<String>> {
     table(result).cells()
 }
 
-/// One variant, as it is written for programs. The series are not copied into values first: an hour with 64 instances has some
-/// hundred thousand figures, and as values they take 40 MB.
+/// One variant, as it is written for programs. The series are not copied into values first: an hour with 64 instances
+/// has some hundred thousand figures, and as values they take 40 MB.
 #[derive(Serialize)]
 struct WrittenVariant<'a> {
     name: &'a str,

@@ -156,8 +156,8 @@ fn captures_are_replayed_and_written_frame_by_frame_docker() {
     captures_are_replayed_and_written(Engine::Docker);
 }
 
-/// Frames of every kind of header that is parsed: with and without tags, options and extension headers, fragments whose
-/// last one comes first, and an ICMP error about one of the flows.
+/// Frames of every kind of header that is parsed: with and without tags, options and extension headers, fragments
+/// whose last one comes first, and an ICMP error about one of the flows.
 fn frames_of_every_kind() -> Vec<Vec<u8>> {
     let body = [1, 4, 0, 0, 0, 0];
     let extensions = [
@@ -237,7 +237,8 @@ fn frames_of_every_kind() -> Vec<Vec<u8>> {
     frames
 }
 
-/// With an independent parser as judge of what is well formed: all of that comes back as it was, and nothing else does.
+/// With an independent parser as judge of what is well formed: all of that comes back as it was, and nothing else
+/// does.
 #[test]
 fn every_kind_of_header_passes_the_containers_and_malformed_frames_are_dropped() {
     if !is_here(Engine::Oci) {
@@ -376,8 +377,8 @@ fn frames_longer_than_an_uplink_carries_are_counted_both_ways() {
     assert_same(&short, &frames(&out), "out");
 }
 
-/// A pair of interfaces: `wan0` in the namespace that inco runs in, `net0` in another one, with an address and a neighbour
-/// that nobody is: 10.128.0.1.
+/// A pair of interfaces: `wan0` in the namespace that inco runs in, `net0` in another one, with an address and a
+/// neighbour that nobody is: 10.128.0.1.
 struct Wire {
     inco: Namespace,
     network: Namespace,
@@ -401,8 +402,8 @@ impl Wire {
 const FLOWS: u16 = 20;
 const PACKETS: usize = 50;
 
-/// The kernel sends UDP from its own stack, and every frame comes back unchanged, those of a flow in order. Each datagram
-/// is so many frames: fragments where it is more than one.
+/// The kernel sends UDP from its own stack, and every frame comes back unchanged, those of a flow in order. Each
+/// datagram is so many frames: fragments where it is more than one.
 fn kernel_traffic_comes_back(wire: &Wire, frames_each: usize) {
     wire.network.within(|| {
         let mut sniffer = Sniffer::new();
@@ -418,7 +419,8 @@ fn kernel_traffic_comes_back(wire: &Wire, frames_each: usize) {
         let (mut left, mut back) = (Vec::new(), Vec::new());
         for number in 0..PACKETS {
             for (flow, socket) in sockets.iter().enumerate() {
-                // Up to 1,472 bytes: the MTU less both headers. A fragment carries at most 1,480 of them and the UDP header.
+                // Up to 1,472 bytes: the MTU less both headers. A fragment carries at most 1,480 of them and the UDP
+                // header.
                 let len = (frames_each - 1) * 1480 + 18 + number * 29 + flow - 8 * (frames_each - 1).min(1);
                 let mut payload = vec![number as u8; len];
                 payload[..2].copy_from_slice(&[flow as u8, number as u8]);

@@ -101,8 +101,8 @@ fn the_two_arm_example_runs_as_it_is() {
     inco.stop(&place);
 }
 
-/// The same services with stamps and three instances each. Without slow start, which would give few flows to an instance
-/// that is ready later than the first.
+/// The same services with stamps and three instances each. Without slow start, which would give few flows to an
+/// instance that is ready later than the first.
 fn both_directions_meet_one_instance(engine: Engine) {
     if !engine.is_here() {
         return;

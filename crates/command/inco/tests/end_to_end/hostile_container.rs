@@ -19,8 +19,8 @@ fn uplink_peers(inco: &Inco) -> Vec<String> {
     inco.events().into_iter().filter_map(of).collect()
 }
 
-/// A link where its port should be, to the socket at which the network connects, is not followed: the network's side stays the
-/// network's.
+/// A link where its port should be, to the socket at which the network connects, is not followed: the network's side
+/// stays the network's.
 fn a_link_to_the_uplink_is_not_followed(engine: Engine) {
     if !engine.is_here() {
         return;

@@ -1,7 +1,7 @@
 //! The built program end to end: real containers, real traffic, both engines.
 //!
-//! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks is
-//! said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
+//! Each test has a run directory of its own, so that it disturbs no other inco on the machine. What a machine lacks
+//! is said and skipped; where `INCO_REQUIRE` names it (`root`, `oci`, `docker`, `dpdk`, `data`, `ovs`, `prometheus`,
 //! `schemathesis`, `browser`) that is a failure.
 
 #![allow(

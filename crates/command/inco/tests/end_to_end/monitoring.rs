@@ -1,4 +1,5 @@
-//! A running inco as its operators' tools see it: a Prometheus server, a tester of its API, and many that watch at once.
+//! A running inco as its operators' tools see it: a Prometheus server, a tester of its API, and many that watch at
+//! once.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -78,7 +79,8 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
 }
 
-/// A server that scrapes what deploy/prometheus/scrape.yml says, every second, and evaluates the alert rules beside it.
+/// A server that scrapes what deploy/prometheus/scrape.yml says, every second, and evaluates the alert rules beside
+/// it.
 struct Prometheus {
     child: Child,
     port: u16,
@@ -203,7 +205,8 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
     let (mut rows, mut others) = (0, Vec::new());
     for row in described.lines().filter(|line| line.starts_with("| `inco_")) {
         let cells: Vec<&str> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
-        // It asks for OpenMetrics, whose families have no such endings, and a type of their own for what tells of a build.
+        // It asks for OpenMetrics, whose families have no such endings, and a type of their own for what tells of a
+        // build.
         let (family, kind) = match cells[1].strip_suffix("_info") {
             Some(family) => (family, "info"),
             None => (cells[1].strip_suffix("_total").unwrap_or(cells[1]), cells[2]),

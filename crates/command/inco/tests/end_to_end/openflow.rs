@@ -182,8 +182,8 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     assert_eq!(report.counts.mis_steered, 0, "{:?}", report.counts);
     assert!(report.counts.missing() > 0, "{:?}", report.counts);
     has_rules(&place);
-    // What was in the switch is counted as lost with it, and what came before instances were connected again found their rings
-    // full: no packet is uncounted. And it was told that the switch was away.
+    // What was in the switch is counted as lost with it, and what came before instances were connected again found
+    // their rings full: no packet is uncounted. And it was told that the switch was away.
     inco.at_rest();
     let events = inco.events();
     let is_told = |wanted: fn(&EventKind) -> bool| events.iter().any(|event| wanted(&event.kind));
@@ -196,8 +196,8 @@ fn a_switch_that_is_killed_has_its_rules_again_when_it_is_back() {
     inco.stop(&place);
 }
 
-/// inco ends without a word while packets flow. The switch goes on by its rules, and the next run goes on with them: no packet is
-/// lost, and each flow is where it was.
+/// inco ends without a word while packets flow. The switch goes on by its rules, and the next run goes on with them:
+/// no packet is lost, and each flow is where it was.
 #[test]
 fn after_kill_9_rules_and_flows_are_taken_over() {
     if !Engine::Oci.is_here() {
@@ -237,8 +237,8 @@ fn after_kill_9_rules_and_flows_are_taken_over() {
     assert_eq!(ovs.bridges(), "", "the bridge is removed");
 }
 
-/// Harms an instance that was given so many packets, and waits until it has failed: which one it was, and why it is said to have
-/// failed.
+/// Harms an instance that was given so many packets, and waits until it has failed: which one it was, and why it is
+/// said to have failed.
 fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String) {
     let victim = eventually("an instance has flows", Duration::from_secs(15), || {
         let rows = inco.instances();
@@ -256,8 +256,8 @@ fn noticed_harm(inco: &Inco, packets: u64, harm: Signal) -> (InstanceRow, String
     (victim, why)
 }
 
-/// An instance fails beside traffic: others have its flows, and what it had is counted, also what its port had taken since it was
-/// last looked at. Nobody else notices. Gives why it failed.
+/// An instance fails beside traffic: others have its flows, and what it had is counted, also what its port had taken
+/// since it was last looked at. Nobody else notices. Gives why it failed.
 fn no_packet_is_uncounted(place: &Place, ovs: &Ovs, harm: Signal) -> String {
     let text =
         configuration(ovs, "{ min = 3, max = 3, standby = 1 }", "").replace("udp = \"1s\"", "udp = \"30s\"");
@@ -345,8 +345,8 @@ fn an_instance_that_hangs_after_kill_9_is_noticed() {
     inco.stop(&place);
 }
 
-/// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and somebody is
-/// told.
+/// A table with less room than inco was told of. Flows that have no rules of their own stay with their buckets, and
+/// somebody is told.
 #[test]
 fn a_switch_that_refuses_rules_is_told_of_and_no_flow_notices() {
     if !Engine::Oci.is_here() {
@@ -397,8 +397,8 @@ rate_per_flow = "50pps"
     inco.stop(&place);
 }
 
-/// The paper's way: the first packets of a flow come by inco, and may be lost or lose their order while its rule is written.
-/// None reaches another instance than its flow's.
+/// The paper's way: the first packets of a flow come by inco, and may be lost or lose their order while its rule is
+/// written. None reaches another instance than its flow's.
 #[test]
 fn a_reactive_switch_sends_each_flow_to_one_instance() {
     if !Engine::Oci.is_here() {
@@ -473,8 +473,8 @@ struct Case {
     rules_per_s: Option<f64>,
 }
 
-/// `inco bench openflow`, short: bursts of new flows while instances come and go, too few rules, rules at full speed, and a
-/// controller that is away. What is lost is not asked: that is how much time this machine has.
+/// `inco bench openflow`, short: bursts of new flows while instances come and go, too few rules, rules at full speed,
+/// and a controller that is away. What is lost is not asked: that is how much time this machine has.
 #[cfg(feature = "dpdk")]
 #[test]
 fn the_bench_finds_no_packet_on_the_wrong_instance() {

@@ -1,5 +1,5 @@
-//! Functions on the host beside a card: inco and Open vSwitch as on the card, and the containers by the host's Docker engine, which
-//! is reached over TLS alone. What a card has for it is played: see [`FileFunction`].
+//! Functions on the host beside a card: inco and Open vSwitch as on the card, and the containers by the host's Docker
+//! engine, which is reached over TLS alone. What a card has for it is played: see [`FileFunction`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -95,8 +95,9 @@ flows = 32
 rate_per_flow = "20pps"
 "#;
 
-/// Traffic of which every packet comes back once, in order, unchanged, and by the instance of its flow. The program in the containers
-/// does not stamp: each instance had the packets of its flows, and no others meanwhile. How many had some.
+/// Traffic of which every packet comes back once, in order, unchanged, and by the instance of its flow. The program
+/// in the containers does not stamp: each instance had the packets of its flows, and no others meanwhile. How many
+/// had some.
 fn every_packet_comes_back(inco: &Inco, place: &Place) -> usize {
     let before = inco.instances();
     let mut traffic = place.traffic(LOAD);

@@ -169,15 +169,16 @@ flows = 8
 rate_per_flow = "500pps"
 "#;
 
-/// Each autoscaler, given to the running service while it has one instance, decides for a second one; what it decided is
-/// what it decides again from its own event.
+/// Each autoscaler, given to the running service while it has one instance, decides for a second one; what it decided
+/// is what it decides again from its own event.
 #[test]
 fn every_autoscaler_decides_live_as_it_is_explained() {
     if !Engine::Oci.is_here() {
         return;
     }
     let place = Place::new();
-    // Half of the flows are too much for one instance, too: those that an instance keeps that is drained do not count.
+    // Half of the flows are too much for one instance, too: those that an instance keeps that is drained do not
+    // count.
     let configuration = configuration(Engine::Oci)
         .replace("cpus = 0.1\n", "")
         .replace("capacity = \"2.5kpps\"", "capacity = \"1kpps\"")

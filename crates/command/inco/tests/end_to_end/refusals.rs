@@ -312,7 +312,8 @@ fn without_root_one_line_says_what_to_do() {
     );
 }
 
-/// The longest run directory in which every socket has its place works; one byte more is refused before anything starts.
+/// The longest run directory in which every socket has its place works; one byte more is refused before anything
+/// starts.
 #[test]
 fn a_run_directory_is_refused_when_it_is_too_long_for_sockets() {
     if !Engine::Oci.is_here() {

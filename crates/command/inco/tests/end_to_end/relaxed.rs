@@ -34,8 +34,8 @@ duration = "60s"
 flows = 8
 rate_per_flow = "1kpps"
 "#;
-/// Purges that are made at most until some flows had packets under way. Where a packet waits for those before it is tested packet by
-/// packet in `crates/switches/soft-switch/tests/worker.rs`: here it is a matter of luck.
+/// Purges that are made at most until some flows had packets under way. Where a packet waits for those before it is
+/// tested packet by packet in `crates/switches/soft-switch/tests/worker.rs`: here it is a matter of luck.
 const ROUNDS: u32 = 20;
 
 #[test]

@@ -114,7 +114,8 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
     }
     assert_clean(&traffic.report());
 
-    // What was asked for is in the log, and a recorded decision can be repeated: from the case alone and from the event.
+    // What was asked for is in the log, and a recorded decision can be repeated: from the case alone and from the
+    // event.
     let events = inco.events();
     assert!(events.iter().any(|event| matches!(&event.kind,
         EventKind::Action { action, result, .. } if action == "policy" && result.contains("round-robin"))));
@@ -170,8 +171,8 @@ rate_per_flow = "1pps"
 /// Decisions that are recorded at once.
 const RECORDS: usize = 3;
 
-/// Each scheduler, and one that goes by load with each metric, decides for live flows; what it decided is what it decides
-/// again from its own record.
+/// Each scheduler, and one that goes by load with each metric, decides for live flows; what it decided is what it
+/// decides again from its own record.
 #[test]
 fn every_scheduler_and_every_metric_decides_live_as_it_is_explained() {
     if !Engine::Oci.is_here() {
@@ -197,7 +198,8 @@ fn every_scheduler_and_every_metric_decides_live_as_it_is_explained() {
             arguments.extend(["--set", limit]);
         }
         if ["maglev", "source-hash"].contains(&name) {
-            // So small a table is made at once. A larger one takes some of the new flows' time, and they go by what there is.
+            // So small a table is made at once. A larger one takes some of the new flows' time, and they go by what
+            // there is.
             arguments.extend(["--set", "table=1009"]);
         }
         place.must(&arguments);

@@ -1,5 +1,5 @@
-//! A real browser without a window, driven by its DevTools protocol over a pair of pipes, and a way for it to the API's
-//! socket: what `ssh -L` does.
+//! A real browser without a window, driven by its DevTools protocol over a pair of pipes, and a way for it to the
+//! API's socket: what `ssh -L` does.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! A pair of memif rings, shared with another process: frames are copied out of it and into it. And how the control plane
-//! connects to that process, or waits for it.
+//! A pair of memif rings, shared with another process: frames are copied out of it and into it. And how the control
+//! plane connects to that process, or waits for it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! Ports: where a worker's frames come in and go out. One worker owns one queue of a port.
 //!
-//! Life of a port: made by the control plane, given to its worker in a command, polled with [`Port::receive`],
-//! filled with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
+//! Life of a port: made by the control plane, given to its worker in a command, polled with [`Port::receive`], filled
+//! with [`Port::send`], made visible with [`Port::flush`] once per turn, given back in an event, dropped by the
 //! control plane.
 //!
-//! **To add a kind of ports**: a file here with a type that implements [`Queue`] and with what the control plane does to
-//! connect one ([`Connect`], [`Control`], [`Listener`]), and a line in the list of `port_kinds!` below. Uplinks and instances
-//! use the same kinds. Calls are dispatched by an enum, once per burst.
+//! **To add a kind of ports**: a file here with a type that implements [`Queue`] and with what the control plane does
+//! to connect one ([`Connect`], [`Control`], [`Listener`]), and a line in the list of `port_kinds!` below. Uplinks
+//! and instances use the same kinds. Calls are dispatched by an enum, once per burst.
 
 mod device;
 pub(crate) mod memif;
@@ -49,12 +49,12 @@ pub trait Queue<M: FrameMemory> {
     /// Carries frames of at most `bytes` bytes from now on, in both directions.
     fn limit_frames(&mut self, bytes: usize);
 
-    /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then stay where they
-    /// are. Whether the frames are [valid](Queue::are_valid) is still to be seen.
+    /// Appends at most `limit` received frames. Stops early where the memory has no frame left: the packets then stay
+    /// where they are. Whether the frames are [valid](Queue::are_valid) is still to be seen.
     fn receive(&mut self, memory: &mut M, into: &mut Vec<M::Frame>, limit: usize) -> Received;
 
-    /// Whether frames that it gave, the longest of so many bytes and in so many segments, are all such as it carries, and of one
-    /// segment.
+    /// Whether frames that it gave, the longest of so many bytes and in so many segments, are all such as it carries,
+    /// and of one segment.
     #[inline(always)]
     fn are_valid(&self, _longest: usize, _segments: u16) -> bool {
         true
@@ -63,30 +63,31 @@ pub trait Queue<M: FrameMemory> {
     /// Takes a frame; it is sent with the next flush at the latest.
     fn send(&mut self, frame: M::Frame, memory: &mut M);
 
-    /// Takes a burst of frames, and leaves the list empty. Where it is `known` how many bytes they have in all and between which
-    /// sizes each lies, they need not be looked at one by one, and may be sent at once; else they may wait for others until the
-    /// flush.
+    /// Takes a burst of frames, and leaves the list empty. Where it is `known` how many bytes they have in all and
+    /// between which sizes each lies, they need not be looked at one by one, and may be sent at once; else they may
+    /// wait for others until the flush.
     fn send_burst(&mut self, frames: &mut Vec<M::Frame>, known: Option<(u64, Sizes)>, memory: &mut M);
 
     /// Makes everything sent so far visible to the peer, and says what came of it since the last flush.
     fn flush(&mut self, memory: &mut M) -> Pending;
 
-    /// Sends a burst of frames, `bytes` in all and each of these sizes, after those sent before, and leaves the list empty. Makes
-    /// everything visible to the peer, and says what came of it since the last flush.
+    /// Sends a burst of frames, `bytes` in all and each of these sizes, after those sent before, and leaves the list
+    /// empty. Makes everything visible to the peer, and says what came of it since the last flush.
     #[inline(always)]
     fn send_all(&mut self, frames: &mut Vec<M::Frame>, bytes: u64, sizes: Sizes, memory: &mut M) -> Pending {
         self.send_burst(frames, Some((bytes, sizes)), memory);
         self.flush(memory)
     }
 
-    /// Moves packets straight into another port, where both are rings, as far as that has room and carries them; they are sent with
-    /// its next flush. What stays is to be received and sent as from any port.
+    /// Moves packets straight into another port, where both are rings, as far as that has room and carries them; they
+    /// are sent with its next flush. What stays is to be received and sent as from any port.
     #[inline(always)]
     fn pass_on(&mut self, _to: &mut Port<M>, _limit: usize) -> Received {
         Received::default()
     }
 
-    /// Descriptors in the ring towards the peer that it has not taken, and how many there are, where that can be seen.
+    /// Descriptors in the ring towards the peer that it has not taken, and how many there are, where that can be
+    /// seen.
     #[inline(always)]
     fn fill(&mut self) -> Option<(u32, u32)> {
         None
@@ -263,7 +264,8 @@ impl<M: FrameMemory> Port<M> {
         self
     }
 
-    /// Makes frames that it gave one segment each, and drops those that cannot be, or are longer than it carries; gives how many.
+    /// Makes frames that it gave one segment each, and drops those that cannot be, or are longer than it carries;
+    /// gives how many.
     #[cold]
     pub fn linearize_or_drop(&self, frames: &mut Vec<M::Frame>, memory: &mut M) -> u64 {
         let mut too_large = 0;

@@ -186,11 +186,13 @@ impl<M: FrameMemory> Instances<M> {
         }
     }
 
-    /// Gives each queue of an instance's ports to its home worker: with a queue per worker each its own, else one for all.
+    /// Gives each queue of an instance's ports to its home worker: with a queue per worker each its own, else one for
+    /// all.
     fn give_to_workers(&mut self, slot: Slot, ports: Vec<Connection<M>>, workers: &mut Workers<M>) {
         let Some(attachment) = self.get(slot) else { return };
         let count = workers.len();
-        // All ports of an instance have as many queues: else a worker would be the home of one port and not of another.
+        // All ports of an instance have as many queues: else a worker would be the home of one port and not of
+        // another.
         let queues = ports.iter().map(|port| port.queues.len()).min().unwrap_or(1);
         attachment.queues = Some(queues as u16);
         attachment.peer = ports.first().map(|port| port.peer.clone()).unwrap_or_default();
@@ -264,7 +266,8 @@ impl<M: FrameMemory> Instances<M> {
         self.finish_removal(slot, events);
     }
 
-    /// Tells that an instance is gone once nobody knows it any more: no worker, and nobody who would still connect it.
+    /// Tells that an instance is gone once nobody knows it any more: no worker, and nobody who would still connect
+    /// it.
     fn finish_removal(&mut self, slot: Slot, events: &mut Vec<SwitchEvent>) {
         if let Some(Attachment {
             connecting: false,

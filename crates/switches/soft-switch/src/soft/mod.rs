@@ -1,8 +1,8 @@
 //! The soft switch: workers in threads of this process, and the control plane's side of them.
 //!
-//! Each part owns its state: [`Workers`] the commands and plans, [`Instances`] and [`Uplinks`] the ports and who is behind
-//! them, [`Questions`] what several workers answer together. Threads beside the workers connect ports and wait for peers;
-//! they tell what came of it in a [`Report`].
+//! Each part owns its state: [`Workers`] the commands and plans, [`Instances`] and [`Uplinks`] the ports and who is
+//! behind them, [`Questions`] what several workers answer together. Threads beside the workers connect ports and wait
+//! for peers; they tell what came of it in a [`Report`].
 
 mod instances;
 mod questions;
@@ -83,7 +83,8 @@ pub struct UplinkConfig {
     pub device: UplinkDevice,
     /// The longest frame that it carries, in bytes. Longer ones are dropped, in both directions.
     pub max_frame: usize,
-    /// Nothing is received from it before [`SwitchRequest::OpenUplink`]: its packets wait where they are, in a ring or a capture.
+    /// Nothing is received from it before [`SwitchRequest::OpenUplink`]: its packets wait where they are, in a ring
+    /// or a capture.
     pub waits: bool,
 }
 
@@ -181,8 +182,8 @@ fn ended<'a, T: Copy>(controls: impl Iterator<Item = (T, &'a mut Box<dyn Control
 }
 
 impl<M: FrameMemory> SoftSwitch<M> {
-    /// Starts the workers and the uplinks' listeners; [`Switch::wake_up`] wakes the thread that calls this. `memories` has one
-    /// share per worker, `devices` one for each uplink that is one.
+    /// Starts the workers and the uplinks' listeners; [`Switch::wake_up`] wakes the thread that calls this.
+    /// `memories` has one share per worker, `devices` one for each uplink that is one.
     ///
     /// # Errors
     /// [`SwitchError`] where there are more workers or uplinks than there can be, a socket cannot be listened on, or
@@ -238,7 +239,8 @@ impl<M: FrameMemory> SoftSwitch<M> {
     /// worker. [`SwitchEvent::Attached`] follows, as after [`SwitchRequest::Attach`].
     ///
     /// # Errors
-    /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist; [`SwitchError::SlotInUse`].
+    /// [`SwitchError::Limit`] for a slot, or a number of ports or queues, that does not exist;
+    /// [`SwitchError::SlotInUse`].
     pub fn attach_devices(&mut self, slot: Slot, ports: Vec<Vec<M::Device>>) -> Result<(), SwitchError> {
         self.instances.attach_devices(slot, ports, &mut self.workers)
     }
@@ -343,7 +345,8 @@ impl<M: FrameMemory> Switch for SoftSwitch<M> {
     fn read(&mut self, into: &mut SwitchReading) {
         // First: what was sent by an older plan is then in the counters that follow.
         into.acknowledged = self.workers.acknowledged();
-        // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's turn.
+        // Before all else: what these generations pinned is then in the gauges. Pairs with the fence in a worker's
+        // turn.
         fence(Ordering::Acquire);
         let used = self.instances.used();
         let none = switch::SlotCounters::default();

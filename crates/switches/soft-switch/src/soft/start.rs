@@ -21,8 +21,8 @@ use crate::plan::{LoadBoard, WorkerPlan};
 use crate::table_memory::TableMemory;
 use crate::worker::{Peers, Sleep, Worker, WorkerParts};
 
-/// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets wait
-/// for it.
+/// How long a worker runs while others wait for its CPU. It has little to do each time that it wakes, and all packets
+/// wait for it.
 const SLICE: Duration = Duration::from_micros(100);
 /// Events that may wait for the control plane: an answer and a sweep per command, and a broken port, for each slot.
 const EVENT_SLOTS: usize = 4 * Slot::LIMIT;

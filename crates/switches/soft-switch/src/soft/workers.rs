@@ -145,8 +145,8 @@ impl<M: FrameMemory> Workers<M> {
 
     // ---- plans ------------------------------------------------------------------------------------------------
 
-    /// Has the workers steer by that plan, but not before all of them have sent on what failed instances gave back: what
-    /// moves by this plan comes after it.
+    /// Has the workers steer by that plan, but not before all of them have sent on what failed instances gave back:
+    /// what moves by this plan comes after it.
     pub(super) fn publish(&mut self, plan: WorkerPlan) {
         if self.plans.failures > 0 {
             self.plans.held = Some(plan);
@@ -252,7 +252,8 @@ impl<M: FrameMemory> Workers<M> {
         for handle in &mut self.handles {
             handle.backlog.push_back(Command::Stop);
         }
-        // A worker that has no room for its answers takes no commands: both rings are kept moving until all have ended.
+        // A worker that has no room for its answers takes no commands: both rings are kept moving until all have
+        // ended.
         let runs = |of: &WorkerHandle<M>| of.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         while self.handles.iter().any(runs) {
             for handle in &mut self.handles {

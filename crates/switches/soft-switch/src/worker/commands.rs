@@ -17,8 +17,8 @@ const COMMANDS_PER_TURN: usize = 8;
 impl<M: FrameMemory> Worker<M> {
     pub(super) fn take_commands(&mut self) {
         for _ in 0..COMMANDS_PER_TURN {
-            // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service; each port
-            // may break. Wait with commands until there is room for all that.
+            // Commands are answered, some twice, and so are sweeps, a dump under way and a record of each service;
+            // each port may break. Wait with commands until there is room for all that.
             let records = self.set_up.services();
             let ports = self.cx.ports.attached.len() + UplinkId::LIMIT;
             let needed = 3 + self.housekeeping.sweeps() + ports + records;
@@ -159,8 +159,8 @@ impl<M: FrameMemory> Worker<M> {
         });
     }
 
-    /// Takes the pin of a flow away that may be moved, without ending it: its packets are counted on, so that it is known when all
-    /// are back. Whether there is such a flow.
+    /// Takes the pin of a flow away that may be moved, without ending it: its packets are counted on, so that it is
+    /// known when all are back. Whether there is such a flow.
     fn unpin_relaxed(&mut self, key: &model::FlowKey, hash: u64) -> bool {
         let entry = self.lookup.table.lookup(key, hash);
         let Some(entry) = entry.filter(|entry| self.lookup.is_relaxed(*entry, &self.cx)) else {
@@ -194,8 +194,8 @@ impl<M: FrameMemory> Worker<M> {
         self.cx.tell(WorkerEvent::UplinkDetached { uplink, port });
     }
 
-    /// Begins to take the pins to a slot away. They do not count and lead nowhere from now on; what remains is to write
-    /// that into the entries.
+    /// Begins to take the pins to a slot away. They do not count and lead nowhere from now on; what remains is to
+    /// write that into the entries.
     fn sweep(&mut self, sweep: Sweep) {
         let slot = sweep.slot;
         self.cx.counters.slots[slot].live_flows.set(0);

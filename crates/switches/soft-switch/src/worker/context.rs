@@ -121,7 +121,8 @@ impl View {
         self.published.load().generation != self.generation
     }
 
-    /// Takes the newest plan over. The control plane keeps the old one until this one is acknowledged: nothing is freed here.
+    /// Takes the newest plan over. The control plane keeps the old one until this one is acknowledged: nothing is
+    /// freed here.
     pub(crate) fn update(&mut self, id: WorkerId, workers: usize) {
         let plan = Arc::clone(self.published.load());
         for (slot, route) in (0..).map(Slot).zip(self.routes.iter_mut()) {
@@ -173,8 +174,8 @@ impl Route {
         })
     }
 
-    /// The data port for a packet that came in on that uplink. One of the flow that came in elsewhere still reaches its
-    /// instance, on the first port.
+    /// The data port for a packet that came in on that uplink. One of the flow that came in elsewhere still reaches
+    /// its instance, on the first port.
     #[inline(always)]
     pub(crate) fn port_of(&self, uplink: UplinkId) -> u8 {
         u8::from(uplink != self.uplinks[0] && uplink == self.uplinks[1])

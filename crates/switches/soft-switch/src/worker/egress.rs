@@ -1,4 +1,5 @@
-//! Egress: packets leave for an instance, an uplink or another worker. Nothing that enters this stage goes back to an earlier one.
+//! Egress: packets leave for an instance, an uplink or another worker. Nothing that enters this stage goes back to an
+//! earlier one.
 
 use std::sync::Arc;
 
@@ -59,8 +60,8 @@ impl<M: FrameMemory> Egress<M> {
         }
     }
 
-    /// Writes down to which slots packets of established flows go on the fast path: instances that serve and whose home worker
-    /// this is.
+    /// Writes down to which slots packets of established flows go on the fast path: instances that serve and whose
+    /// home worker this is.
     #[cold]
     pub(crate) fn draw_lanes(&mut self, cx: &Context<M>, is_usable: impl Fn(Slot) -> bool) {
         self.lanes_are_stale = false;

@@ -14,9 +14,9 @@ const PERIOD: Nanos = Nanos::from_secs(1);
 /// Finds the heaviest flows with Space-Saving, over one second after the other: whoever brings more than 1/64 of the
 /// packets is among them.
 ///
-/// Of each burst one packet, drawn at random, is counted for as many as the burst has; where bursts are full, of every
-/// sixteenth one, for as many as came since the last draw. So a worker that is busy pays next to nothing a packet for it,
-/// and the counts are right on average.
+/// Of each burst one packet, drawn at random, is counted for as many as the burst has; where bursts are full, of
+/// every sixteenth one, for as many as came since the last draw. So a worker that is busy pays next to nothing a
+/// packet for it, and the counts are right on average.
 #[derive(Debug)]
 pub(crate) struct Elephants {
     now: SpaceSaving<FlowKey, HEAVY_FLOW_LIMIT>,
@@ -29,7 +29,8 @@ pub(crate) struct Elephants {
     passed: usize,
 }
 
-/// Packets of full bursts of which one is drawn. A worker that moves ten million in a second still draws ten thousand.
+/// Packets of full bursts of which one is drawn. A worker that moves ten million in a second still draws ten
+/// thousand.
 const FULL_DRAW: usize = 16 * BURST;
 
 impl Elephants {
@@ -47,8 +48,8 @@ impl Elephants {
         }
     }
 
-    /// Notes a burst of so many packets. `key_of` gives the flow of the one drawn, and its hash, where it is a flow of
-    /// this worker.
+    /// Notes a burst of so many packets. `key_of` gives the flow of the one drawn, and its hash, where it is a flow
+    /// of this worker.
     #[inline]
     pub(crate) fn note(
         &mut self,
@@ -95,8 +96,8 @@ impl Elephants {
         ))
     }
 
-    /// The heaviest flows of the last second that are still in the table, in no order. `found` takes as many as it has
-    /// room for.
+    /// The heaviest flows of the last second that are still in the table, in no order. `found` takes as many as it
+    /// has room for.
     pub(crate) fn list(
         &mut self,
         table: &FlowTable<TableMemory>,

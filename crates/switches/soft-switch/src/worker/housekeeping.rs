@@ -1,5 +1,5 @@
-//! Housekeeping: what goes on beside packets, a part per turn. Flows expire, pins are swept away, dumps are filled, gauges are
-//! set and broken ports reported.
+//! Housekeeping: what goes on beside packets, a part per turn. Flows expire, pins are swept away, dumps are filled,
+//! gauges are set and broken ports reported.
 
 use flow_table::{FlowTable, Progress};
 use model::{DropReason, Nanos, Slot, UplinkId};
@@ -81,8 +81,8 @@ impl Housekeeping {
         }
     }
 
-    /// Begins to take the pins to a slot away, or does more of it. Gives the sweep, where that was all. The caller sees to it that
-    /// no new flow goes there meanwhile: a pin to it would not be taken.
+    /// Begins to take the pins to a slot away, or does more of it. Gives the sweep, where that was all. The caller
+    /// sees to it that no new flow goes there meanwhile: a pin to it would not be taken.
     pub(crate) fn begin_sweep(&mut self, sweep: Sweep, table: &mut FlowTable<TableMemory>) -> Option<Sweep> {
         let slot = sweep.slot;
         let place = match self.sweeps.iter_mut().position(|s| s.slot == slot) {

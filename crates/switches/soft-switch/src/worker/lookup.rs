@@ -21,8 +21,8 @@ pub(crate) enum Outcome {
 /// A flow, or the direction of a flow, without an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missed {
-    /// Its entry, where it is in the table: not pinned in this direction yet; or its instance is gone; or this is a new
-    /// connection on the addresses of one that has ended, which may be given to another instance.
+    /// Its entry, where it is in the table: not pinned in this direction yet; or its instance is gone; or this is a
+    /// new connection on the addresses of one that has ended, which may be given to another instance.
     pub(crate) entry: Option<EntryIndex>,
     /// The pin that it still has, to an instance that serves no more.
     pub(crate) lost: Slot,

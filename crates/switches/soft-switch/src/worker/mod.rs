@@ -61,8 +61,8 @@ pub use sleep::Sleep;
 pub const BURST_FRAMES: usize = packet::BURST;
 /// Full bursts taken per turn from one uplink: what a turn costs beside packets is then shared by 256 of them.
 const BURSTS_PER_TURN: usize = 4;
-/// Of an uplink whose burst brought more new flows than this no other one is taken in the same turn: a new flow costs as much
-/// as many packets of known ones, and a flood of them on one uplink is not to slow the others down.
+/// Of an uplink whose burst brought more new flows than this no other one is taken in the same turn: a new flow costs
+/// as much as many packets of known ones, and a flood of them on one uplink is not to slow the others down.
 const NEW_FLOWS_PER_TURN: u64 = BURST_FRAMES as u64 / 2;
 /// How long a worker that shuts down waits for the others to do so: what they still send to it is then counted.
 const LEAVING_STEPS: u32 = 20_000;
@@ -294,8 +294,8 @@ impl<M: FrameMemory> Worker<M> {
         }
     }
 
-    /// Shuts down: what is still here, or comes from another worker that has not shut down yet, is counted as dropped.
-    /// Ports and memory are freed with the worker.
+    /// Shuts down: what is still here, or comes from another worker that has not shut down yet, is counted as
+    /// dropped. Ports and memory are freed with the worker.
     fn shut_down(mut self) {
         while let Some((frame, _)) = self.ingress.fragments.drain() {
             self.cx.discard(frame, DropReason::Shutdown);

@@ -1,8 +1,8 @@
 //! Flows on their way from one instance to another, in services that allow it (`affinity = "relaxed"`).
 //!
-//! Such a flow lost its pin to an instance that is well. Its packets are held until all that it sent before is back, so
-//! that none overtakes another, and go to the new instance then, in their order. Never for long and never many: what
-//! would exceed a limit goes on at once, and the worker counts the move as early.
+//! Such a flow lost its pin to an instance that is well. Its packets are held until all that it sent before is back,
+//! so that none overtakes another, and go to the new instance then, in their order. Never for long and never many:
+//! what would exceed a limit goes on at once, and the worker counts the move as early.
 
 use std::collections::VecDeque;
 
@@ -79,8 +79,8 @@ impl<F> Moves<F> {
         self.place(key, hash).is_some()
     }
 
-    /// Holds a packet behind those of its flow. Given back where that would exceed a limit: what stands in the way is then
-    /// marked to go on, which [`Moves::next`] does.
+    /// Holds a packet behind those of its flow. Given back where that would exceed a limit: what stands in the way is
+    /// then marked to go on, which [`Moves::next`] does.
     ///
     /// # Errors
     /// The packet.
@@ -143,8 +143,8 @@ impl<F> Moves<F> {
             .is_some_and(|row| !is_first(&row) && packets_out(&row) > 1)
     }
 
-    /// Marks the flows that go on: those of which nothing is out any more, and those whose time is over. Counts those that
-    /// were marked, now or by a limit, and have packets out.
+    /// Marks the flows that go on: those of which nothing is out any more, and those whose time is over. Counts those
+    /// that were marked, now or by a limit, and have packets out.
     pub(crate) fn settle<M: FrameMemory>(&mut self, lookup: &Lookup, cx: &Context<M>) {
         let mut early = 0;
         for flow in &mut self.flows {

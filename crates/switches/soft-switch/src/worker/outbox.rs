@@ -1,5 +1,5 @@
-//! Frames on their way to the instances whose home worker this is, until the next flush. Each data port of an instance has an
-//! outbox; its number is the lane of packets that go there.
+//! Frames on their way to the instances whose home worker this is, until the next flush. Each data port of an
+//! instance has an outbox; its number is the lane of packets that go there.
 
 use std::vec::Drain;
 
@@ -15,11 +15,12 @@ use crate::table_memory::TableMemory;
 use crate::worker::BURSTS_PER_TURN;
 use crate::worker::context::Context;
 
-/// Frames that may wait for instances before all are sent: those of a turn. More are under way than a core's first cache holds, but
-/// each instance that has some costs as much as many of them, and of 64 instances each has twice as many as with half of it.
+/// Frames that may wait for instances before all are sent: those of a turn. More are under way than a core's first
+/// cache holds, but each instance that has some costs as much as many of them, and of 64 instances each has twice as
+/// many as with half of it.
 pub(crate) const OUTBOX_FRAMES: usize = BURSTS_PER_TURN * BURST_FRAMES;
-/// Instances for which frames may wait when a burst comes, else all are sent: where nearly each frame is another instance's,
-/// waiting saves nothing.
+/// Instances for which frames may wait when a burst comes, else all are sent: where nearly each frame is another
+/// instance's, waiting saves nothing.
 const LANES_AT_ONCE: usize = BURST_FRAMES;
 /// Outboxes of all instances.
 const OUTBOXES: usize = Slot::LIMIT * PORT_LIMIT;
@@ -169,8 +170,9 @@ impl<F: Frame> Outboxes<F> {
         self.sizes = self.sizes.and(sizes);
     }
 
-    /// Counts the packets of established flows from place `from` of a burst on, up to the first that needs more, and puts their
-    /// frames, the next ones of `frames`, into the outboxes of their lanes. Gives the place of that first one, and the other frames.
+    /// Counts the packets of established flows from place `from` of a burst on, up to the first that needs more, and
+    /// puts their frames, the next ones of `frames`, into the outboxes of their lanes. Gives the place of that first
+    /// one, and the other frames.
     #[inline(always)]
     pub(crate) fn put_hits<'a, 'f, M: FrameMemory<Frame = F>>(
         &'a mut self,

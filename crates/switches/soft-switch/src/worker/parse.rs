@@ -32,8 +32,8 @@ impl Parser {
         }
     }
 
-    /// Reads the headers of these frames, and prefetches what the table has of their flows. Gives how long they are, and in
-    /// how many segments one of them is, or more.
+    /// Reads the headers of these frames, and prefetches what the table has of their flows. Gives how long they are,
+    /// and in how many segments one of them is, or more.
     #[inline]
     pub(crate) fn parse<M: FrameMemory>(
         &mut self,

@@ -1,4 +1,5 @@
-//! Set-up: a new flow, or one that lost its instance, is classified, given to an instance by its service's scheduler, and pinned.
+//! Set-up: a new flow, or one that lost its instance, is classified, given to an instance by its service's scheduler,
+//! and pinned.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ use crate::worker::context::Context;
 use crate::worker::egress::Decision;
 use crate::worker::lookup::{Lookup, Missed};
 
-/// Flows that were told where to go and have sent no packet since, at most: of more, one goes where the scheduler says.
+/// Flows that were told where to go and have sent no packet since, at most: of more, one goes where the scheduler
+/// says.
 const DESTINATIONS: usize = 64;
 
 /// A service on this worker: its scheduler and the instances that take new flows.
@@ -171,8 +173,8 @@ impl SetUp {
         self.relist();
     }
 
-    /// Has the next decision of a service written down. Gives back the request that this one replaces, or this one where there
-    /// is no such service.
+    /// Has the next decision of a service written down. Gives back the request that this one replaces, or this one
+    /// where there is no such service.
     pub(crate) fn record(&mut self, record: Box<PickRecord>) -> Option<Box<PickRecord>> {
         match self.services.iter_mut().find(|s| s.id == record.service) {
             Some(state) => state.record.replace(record),
@@ -229,8 +231,9 @@ impl SetUp {
         })
     }
 
-    /// The one way in which a flow is given to an instance. `enter` enters its pins into the flow table, and says whether it
-    /// moved there from an instance that is gone. `rate` is what it is known to bring, in packets per second.
+    /// The one way in which a flow is given to an instance. `enter` enters its pins into the flow table, and says
+    /// whether it moved there from an instance that is gone. `rate` is what it is known to bring, in packets per
+    /// second.
     #[inline(always)]
     pub(crate) fn open<M: FrameMemory>(
         &mut self,
@@ -253,7 +256,8 @@ impl SetUp {
         if state.candidates.is_empty()
             && let Some(slot) = being_purged(plan, service_id, hash)
         {
-            // All that there are lose their pins just now. They go on taking packets, without a pin until that is done.
+            // All that there are lose their pins just now. They go on taking packets, without a pin until that is
+            // done.
             counters.services[service_id].unpinned.add(1);
             return Decision::Instance {
                 slot,
@@ -362,7 +366,8 @@ fn take_destination(
     Some((index, to))
 }
 
-/// An instance of the service that takes new flows, by the flow's hash, where the pins of all of them are being purged.
+/// An instance of the service that takes new flows, by the flow's hash, where the pins of all of them are being
+/// purged.
 #[cold]
 fn being_purged(plan: &Plan, service: ServiceId, hash: u64) -> Option<Slot> {
     let takes = |p: &Option<SlotPlan>| {

@@ -52,8 +52,8 @@ impl Sleep {
         self.idle.after(moved, ended)
     }
 
-    /// Sleeps until a packet or a command comes, unless `is_something` says, once the sleep is announced, that one is there.
-    /// `keeps` says whether time goes on for something that the worker keeps.
+    /// Sleeps until a packet or a command comes, unless `is_something` says, once the sleep is announced, that one is
+    /// there. `keeps` says whether time goes on for something that the worker keeps.
     pub(crate) fn wait<M: FrameMemory>(
         &self,
         ports: &mut Ports<M>,

@@ -108,8 +108,8 @@ impl<M: FrameMemory> Worker<M> {
         self.steer(uplink);
     }
 
-    /// Steers the burst that came in on that uplink and has been parsed. Packets of established flows take the fast path, a step
-    /// at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
+    /// Steers the burst that came in on that uplink and has been parsed. Packets of established flows take the fast
+    /// path, a step at a time for the whole burst, so that what one of them waits for is fetched meanwhile.
     fn steer(&mut self, uplink: UplinkId) {
         if self.egress.lanes_are_stale {
             let table = &self.lookup.table;
@@ -199,7 +199,8 @@ impl<M: FrameMemory> Worker<M> {
         })
     }
 
-    /// Steers a packet of the current burst whose flow the table does not have, and which does not open one as it should.
+    /// Steers a packet of the current burst whose flow the table does not have, and which does not open one as it
+    /// should.
     fn steer_new(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
         let info = self.parser.headers.info(place, frame.bytes());
         let hash = self.parser.burst.hash(place);
@@ -207,8 +208,8 @@ impl<M: FrameMemory> Worker<M> {
         self.egress.send(frame, decision, uplink, &mut self.cx);
     }
 
-    /// Steers a packet of the current burst that was parsed for the fast path and needs the slow path: it changes its flow, or the
-    /// flow is not established, without a lane, or a new one of IPv6.
+    /// Steers a packet of the current burst that was parsed for the fast path and needs the slow path: it changes its
+    /// flow, or the flow is not established, without a lane, or a new one of IPv6.
     fn steer_unestablished(&mut self, frame: M::Frame, place: usize, uplink: UplinkId) {
         if !self.parser.burst.is_v6(place) {
             let info = self.parser.headers.info(place, frame.bytes());

@@ -1,5 +1,5 @@
-//! A worker between a network and functions, all over memif and on one thread: each has its turn, so that nobody waits for another's
-//! CPU.
+//! A worker between a network and functions, all over memif and on one thread: each has its turn, so that nobody
+//! waits for another's CPU.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,7 +28,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// A chain for packets of so many flows, with so many functions, which counts what comes back for each flow or does not.
+    /// A chain for packets of so many flows, with so many functions, which counts what comes back for each flow or
+    /// does not.
     pub(crate) fn new(flows: u32, functions: usize, return_counters: bool) -> Chain {
         let folder = tempfile::tempdir().unwrap();
         let memory = HeapMemory::shares(1, 8192, 2048).remove(0);

@@ -41,7 +41,8 @@ impl<M: FrameMemory> Bare<M> {
     }
 }
 
-/// A worker with these sinks as instances of one service, which takes all packets, and a table for so many IPv4 flows.
+/// A worker with these sinks as instances of one service, which takes all packets, and a table for so many IPv4
+/// flows.
 #[allow(dead_code, reason = "not everybody has sinks")]
 pub(crate) fn bare<M: FrameMemory>(ipv4_flows: usize, memory: M, sinks: Vec<Port<M>>) -> Bare<M> {
     counting(ipv4_flows, memory, sinks, false)

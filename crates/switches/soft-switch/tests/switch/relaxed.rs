@@ -10,9 +10,9 @@ use crate::load::{Load, Shape};
 const FLOWS: u32 = 32;
 const UNDER_WAY: u64 = 256 / FLOWS as u64;
 
-/// Moves all flows to and fro until enough of them waited for their packets. On a busy machine a function may have to wait
-/// for a CPU for longer than a flow is held: such a move is counted, and may let as many packets overtake others as were
-/// under way. (`tests/worker.rs` holds a flow with a clock of its own.)
+/// Moves all flows to and fro until enough of them waited for their packets. On a busy machine a function may have to
+/// wait for a CPU for longer than a flow is held: such a move is counted, and may let as many packets overtake others
+/// as were under way. (`tests/worker.rs` holds a flow with a clock of its own.)
 #[test]
 fn flows_change_instances_under_load_and_keep_their_order() {
     let mut of = service(0, &[0, 1], Match::default());

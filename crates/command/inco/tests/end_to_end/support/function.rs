@@ -58,8 +58,9 @@ impl Drop for Function {
     }
 }
 
-/// A function that a program drives by a device file. In place of `vfio-pci`'s there is one of macvtap, on the function's end
-/// of the pair: who opens it reads and writes the frames of the function, each behind a header of 10 bytes.
+/// A function that a program drives by a device file. In place of `vfio-pci`'s there is one of macvtap, on the
+/// function's end of the pair: who opens it reads and writes the frames of the function, each behind a header of 10
+/// bytes.
 pub(crate) struct FileFunction {
     function: Function,
     file: PathBuf,

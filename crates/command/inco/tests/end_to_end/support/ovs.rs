@@ -36,8 +36,8 @@ impl Ovs {
         Ovs::start_in(false)
     }
 
-    /// The same in this machine's network: it has this machine's interfaces and listens at its addresses. No other Open vSwitch
-    /// may run in it.
+    /// The same in this machine's network: it has this machine's interfaces and listens at its addresses. No other
+    /// Open vSwitch may run in it.
     pub(crate) fn start_here() -> Option<Ovs> {
         Ovs::start_in(true)
     }
@@ -105,7 +105,8 @@ impl Ovs {
 
     /// Starts the switch, or starts it again: as a service manager does.
     pub(crate) fn start_switch(&mut self) {
-        // In a network of its own: its datapath has an interface of a fixed name, which another one of the machine may have.
+        // In a network of its own: its datapath has an interface of a fixed name, which another one of the machine
+        // may have.
         let mut command = Command::new(if self.is_in_ours { "nice" } else { "unshare" });
         if !self.is_in_ours {
             command.args(["--net", "nice"]);
@@ -204,8 +205,8 @@ impl Ovs {
             .count()
     }
 
-    /// What it has logged that is worse than news, but for ports that it tried to start while nobody listened at their
-    /// socket yet, or any more: it tries again.
+    /// What it has logged that is worse than news, but for ports that it tried to start while nobody listened at
+    /// their socket yet, or any more: it tries again.
     pub(crate) fn complaints(&self) -> String {
         let log = std::fs::read_to_string(self.of("vs.log")).unwrap_or_default();
         complaints_of(&log)
@@ -264,8 +265,8 @@ impl Drop for Ovs {
     }
 }
 
-/// As [`Ovs::complaints`]. That nobody listens is three lines, one after the other: DPDK's, and two of Open vSwitch, which name
-/// the interface. Without the first one they are complaints, whatever their cause is.
+/// As [`Ovs::complaints`]. That nobody listens is three lines, one after the other: DPDK's, and two of Open vSwitch,
+/// which name the interface. Without the first one they are complaints, whatever their cause is.
 fn complaints_of(log: &str) -> String {
     const NOBODY_LISTENS: &str = "memif_connect_client(): Failed to connect socket";
     const FOLLOWS: [&str; 2] = ["start error: Operation not permitted", "Failed to set interface"];
@@ -317,7 +318,8 @@ pub(crate) struct WatchedPorts {
 }
 
 impl WatchedPorts {
-    /// No port has come, gone or changed its number since, also not for a while, and no poller has stood still for one.
+    /// No port has come, gone or changed its number since, also not for a while, and no poller has stood still for
+    /// one.
     pub(crate) fn assert_as_before(&self) {
         let told = std::fs::read_to_string(&self.changes).unwrap();
         assert_eq!(told, self.first);
