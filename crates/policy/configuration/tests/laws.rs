@@ -206,7 +206,7 @@ fn the_example_of_every_key_is_accepted() {
     for key in KEYS.iter().filter(|key| !key.table.is_empty()) {
         let mut text = with_key(key.table, key.name, key.example);
         // The objects that some examples refer to.
-        if key.example.contains("lan") {
+        if key.example.contains("lan") || key.example.contains("opposite") {
             text.push_str("[[uplink]]\nname = \"lan\"\ndevice = \"veth:eth1\"\n");
         }
         if (key.table, key.name) == ("uplink[]", "queues") {
