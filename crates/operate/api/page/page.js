@@ -57,6 +57,7 @@ function sentence(event) {
     case "picked": return about + `${event.flow} given to it by ${event.policy}`;
     case "overcommitted": return about + `${event.flows} new flow${event.flows === 1 ? "" : "s"} beyond the capacity of every instance; given to the least loaded one`;
     case "uplink": return about + `uplink ${event.uplink} is ${event.up ? "up" : "down"}: ${event.detail}`;
+    case "rollout": return about + `rollout ${event.state}: ${event.replaced} of ${event.total} replaced (${event.reason})`;
     case "failure": return about + `${event.what} failed: ${event.reason}`;
     case "recovered": return about + `${event.what} works again after ${span(event.after_ms)}`;
     case "action": return about + `${event.action}: ${event.result}`;

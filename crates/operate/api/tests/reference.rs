@@ -338,3 +338,11 @@ fn events_are_listed_as_they_are() {
     assert_eq!(names, EventKind::NAMES);
     is_written("events.md", &text);
 }
+
+#[test]
+fn the_page_has_a_sentence_for_each_event() {
+    let page = include_str!("../page/page.js");
+    let has_none = |kind: &&&str| !page.contains(&format!("case \"{kind}\":"));
+    let missing: Vec<_> = EventKind::NAMES.iter().filter(has_none).collect();
+    assert!(missing.is_empty(), "page.js has no case for {missing:?}");
+}
