@@ -72,6 +72,7 @@ Wants=
 After=
 [Service]
 Environment=INCO_RUN_DIR=/run/inco-test
+Environment=INCO_STATE_DIR=/var/lib/inco
 RuntimeDirectory=
 RuntimeDirectory=inco-test
 WatchdogSec=4

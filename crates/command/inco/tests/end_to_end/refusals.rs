@@ -268,9 +268,15 @@ fn a_check_counts_what_its_own_inco_uses_as_free() {
         let file = place.file("inco.toml", text).display().to_string();
         place.output(&["check", "-f", &file])
     };
+    let listens = |of: &Place| {
+        let socket = of.run_dir().join("wan.sock");
+        eventually("an uplink's socket", PATIENCE, || socket.exists().then_some(()))
+    };
+    listens(&place);
     let (text, said) = taken(&place);
     assert_refused(&other, &check(&other, &text), 3, &said);
     let second = other.run(&format!("{UPLINK}{sink}"));
+    listens(&other);
     let (text, said) = taken(&other);
     assert_refused(&place, &check(&place, &text), 3, &said);
     for (place, inco) in [(&other, second), (&place, first)] {

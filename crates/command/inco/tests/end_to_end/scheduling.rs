@@ -108,7 +108,7 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
         top.iter().all(|flow| flow.pps.is_some_and(|pps| pps > 20.0)),
         "{top:?}"
     );
-    assert!(place.must(&["flows", "--top", "3"]).contains("PACKETS/S"));
+    assert!(place.must(&["flows", "--top", "3"]).contains("PPS"));
     while traffic.is_running() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
