@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 
-use flow_table::{Burst, FlowHasher, FlowTable, Lanes, Line, TableConfig};
+use flow_table::{Burst, FlowHasher, FlowTable, Identity, Lanes, Line, TableConfig};
 use model::{Direction, FlowKey, FlowKeyV4, Nanos, ServiceId, Slot, Timeouts};
 use packet::{BURST, PacketColumns, TcpFlags};
 use zerocopy::FromBytes;
@@ -151,7 +151,15 @@ fn main() -> io::Result<()> {
     writeln!(out, "capacity {capacity} flows, storage {} MiB", bytes >> 20)?;
 
     let now = Nanos::from_secs(1);
-    let mut table = FlowTable::new(storage(&config), &config, &Timeouts::default(), HASHER, now).unwrap();
+    let mut table = FlowTable::new(
+        storage(&config),
+        &config,
+        &Timeouts::default(),
+        HASHER,
+        &Identity::default(),
+        now,
+    )
+    .unwrap();
     let mut steps: Vec<u32> = vec![0, 5, 10, 45, 50, 85, 90, 94, 95, 99, 100];
     for pair in steps.windows(2) {
         let [from, to] =
@@ -182,7 +190,7 @@ fn main() -> io::Result<()> {
 
     let start = Timer::start();
     let image = table.into_storage();
-    let mut table = FlowTable::attach(image, &Timeouts::default(), now).unwrap();
+    let mut table = FlowTable::attach(image, &Identity::default(), &Timeouts::default(), now).unwrap();
     writeln!(
         out,
         "attach: {} flows in {:.0} ms",
@@ -239,8 +247,15 @@ fn main() -> io::Result<()> {
         if flows > capacity {
             continue;
         }
-        let mut table =
-            FlowTable::new(storage(&config), &config, &Timeouts::default(), HASHER, later).unwrap();
+        let mut table = FlowTable::new(
+            storage(&config),
+            &config,
+            &Timeouts::default(),
+            HASHER,
+            &Identity::default(),
+            later,
+        )
+        .unwrap();
         set_up(&mut table, 0, flows, later);
         let ns = steer(&mut table, flows, 4 << 20, later);
         writeln!(

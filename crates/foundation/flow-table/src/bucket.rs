@@ -26,6 +26,12 @@ pub(crate) fn candidates(line: &Line, signature: u8) -> u16 {
     matches(line, signature)
 }
 
+/// A mask of the slots that hold an entry.
+#[inline(always)]
+pub(crate) fn occupied(line: &Line) -> u16 {
+    !matches(line, 0) & ALL
+}
+
 /// The lowest free slot.
 #[inline(always)]
 pub(crate) fn free_place(line: &Line) -> Option<usize> {

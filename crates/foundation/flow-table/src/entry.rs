@@ -225,6 +225,15 @@ pub(crate) mod half {
         (slot.0 as u64 & PIN_MASK) << PIN_SHIFT
     }
 
+    /// The bits of a tick that an entry stores.
+    pub(crate) const SEEN_MASK: u64 = (1 << (2 * SEEN_BITS)) - 1;
+
+    /// The stored bits of the tick at which a flow was last seen.
+    #[inline(always)]
+    pub(crate) const fn seen_of(forward: u64, reverse: u64) -> u64 {
+        (forward >> SEEN_SHIFT) << SEEN_BITS | reverse >> SEEN_SHIFT
+    }
+
     /// The bits of a tick in the words of `Forward` and `Reverse`.
     #[inline(always)]
     pub(crate) const fn seen(tick: u64) -> [u64; 2] {

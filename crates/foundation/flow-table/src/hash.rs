@@ -120,6 +120,11 @@ impl FlowHasher {
         FlowHasher { ownership, ..self }
     }
 
+    /// How it determines owners.
+    pub const fn ownership(&self) -> Ownership {
+        self.ownership
+    }
+
     /// The key it was made with.
     pub const fn key(&self) -> [u64; 4] {
         self.key

@@ -26,22 +26,28 @@
 #![doc = include_str!("../../../../docs/flow-table.md")]
 #![forbid(unsafe_code)]
 
+mod attach;
 mod bucket;
 mod burst;
 mod entry;
 mod flow_cache;
 mod hash;
 mod header;
+mod identity;
+pub mod layout;
 mod line;
 mod region;
 mod report;
 mod slots;
+mod store;
 mod table;
 mod timeout;
 
+pub use attach::AttachCounts;
 pub use burst::{Burst, Lanes, LookupOutcome};
 pub use hash::{FlowHasher, Ownership, RSS_BUCKETS, RSS_KEY, rss_queue};
-pub use header::LAYOUT_VERSION;
+pub use header::{Found, inspect};
+pub use identity::{Holder, Identity};
 pub use line::Line;
 pub use report::{
     Counters, DumpCursor, Expiry, FlowChange, FlowRow, Full, Hit, Progress, TableError, TcpState, tcp_flag,

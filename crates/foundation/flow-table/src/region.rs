@@ -12,7 +12,7 @@ pub(crate) const CAPACITY_LIMIT: usize = (1 << 24) - WHEEL_LIMIT - 1;
 
 /// Flows per bucket of 15 slots when every entry is in use. The index then takes 5.3 bytes per flow, and
 /// bounded work still finds a slot for the last flow.
-const FLOWS_PER_BUCKET: usize = 12;
+pub(crate) const FLOWS_PER_BUCKET: usize = 12;
 /// Slots of the largest timer wheel: 137 s of ticks. A flow with a longer timeout is visited once per turn.
 const WHEEL_LIMIT: usize = 1 << 16;
 /// Slots of the smallest timer wheel.
@@ -20,12 +20,14 @@ const WHEEL_LEAST: usize = 1 << 8;
 /// Entries per wheel slot between these limits: the slot heads then take an eighth of a byte per flow.
 const FLOWS_PER_WHEEL_SLOT: usize = 64;
 
+/// Bytes of an entry of an IPv4 flow: half a line.
+pub(crate) const V4_ENTRY_BYTES: usize = Line::BYTES / 2;
+/// Bytes of an entry of an IPv6 flow.
+pub(crate) const V6_ENTRY_BYTES: usize = Line::BYTES;
+
 const LINK_BITS: u32 = 24;
 const LINK_MASK: u64 = (1 << LINK_BITS) - 1;
 const NONE: u32 = LINK_MASK as u32;
-
-/// The coarse time of an entry's last packet wraps after 2^26 ticks (39 h).
-const SEEN_BITS: u32 = 2 * half::SEEN_BITS;
 
 /// Entries processed together, so that their cache misses overlap.
 pub(crate) const GROUP: usize = 16;
@@ -166,6 +168,20 @@ impl Region {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
     }
 
+    /// The bits of an entry that are always 0.
+    #[inline(always)]
+    pub(crate) fn padding(&self, lines: &[Line], entry: u32) -> u64 {
+        match self.family {
+            Family::V4 => 0,
+            Family::V6 => lines[self.flow_line(entry)].0[7],
+        }
+    }
+
+    /// The buckets.
+    pub(crate) fn index<'a>(&self, lines: &'a [Line]) -> &'a [Line] {
+        &lines[self.index_at..self.flows_at]
+    }
+
     /// All IPv4 entries. Two fill a line, so the conversion cannot fail.
     #[inline(always)]
     pub(crate) fn entries_v4<'a>(&self, lines: &'a mut [Line]) -> Option<&'a mut [[u64; 4]]> {
@@ -257,9 +273,8 @@ impl Region {
     /// Ticks since an entry's last packet: exact below 2^25 (19.5 h), 0 if that is after `tick`.
     #[inline(always)]
     pub(crate) fn age(head: &[u64; 4], tick: u64) -> u64 {
-        let seen = (head[1] >> half::SEEN_SHIFT) << half::SEEN_BITS | head[2] >> half::SEEN_SHIFT;
-        let age = tick.wrapping_sub(seen) & ((1 << SEEN_BITS) - 1);
-        if age >> (SEEN_BITS - 1) == 0 { age } else { 0 }
+        let age = tick.wrapping_sub(half::seen_of(head[1], head[2])) & half::SEEN_MASK;
+        if age <= half::SEEN_MASK / 2 { age } else { 0 }
     }
 
     // Counters.

@@ -19,7 +19,7 @@ pub mod tcp_flag {
 /// The state of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TcpState {
-    /// Opened, not acknowledged yet.
+    /// Not TCP.
     None,
     /// Opened, nothing acknowledged yet.
     Handshake,
@@ -27,7 +27,7 @@ pub enum TcpState {
     Established,
     /// The key's first endpoint has sent its FIN.
     FinForward,
-    /// Reset, or closed by both ends; lingers for packets still on their way.
+    /// The key's second endpoint has sent its FIN.
     FinReverse,
     /// Reset, or closed by both; lingers for what is still on its way.
     Closed,
@@ -82,9 +82,9 @@ pub enum Full {
 /// The result of one `expire` call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expiry {
-    /// Flows visited.
+    /// Flows ended.
     pub flows: u32,
-    /// Whether the budget ended before all due flows were visited: call again soon.
+    /// Flows visited.
     pub visited: u32,
     /// Whether flows may be due that the budget did not reach: call again soon.
     pub behind: bool,
@@ -134,7 +134,8 @@ pub struct FlowRow {
     pub dropped: Option<u64>,
 }
 
-/// Events since the table was made or attached. Live flows = `attached + inserts - expired - purged_flows`.
+/// Events since the table was made or attached. Live flows = [`AttachCounts::flows`](crate::AttachCounts::flows)
+/// `+ inserts - expired - purged_flows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Lookups that hit.
@@ -163,10 +164,6 @@ pub struct Counters {
     pub expected_moves: u64,
     /// Pins refused because the slot is being purged or does not exist; the flow then has no pin.
     pub refused_pins: u64,
-    /// Flows restored from storage.
-    pub attached: u64,
-    /// Entries found in storage that were invalid.
-    pub attach_dropped: u64,
 }
 
 impl Counters {
@@ -214,6 +211,35 @@ pub enum TableError {
     /// The storage does not start with a table.
     #[error("the storage holds no flow table")]
     NotATable,
+    /// The table was written by a processor of the other byte order.
+    #[error("the storage holds a flow table in another byte order")]
+    ByteOrder,
+    /// The table was left before the machine was started anew: its times mean nothing now.
+    #[error(
+        "the flow table in the storage was left by another boot of this machine: begin with an empty one"
+    )]
+    OtherBoot,
+    /// The table belongs to another worker, or to another number of workers. Each is (worker, workers).
+    #[error(
+        "the flow table in the storage belongs to worker {} of {}, not to worker {} of {}: convert it",
+        found.0, found.1, expected.0, expected.1
+    )]
+    OtherWorker {
+        /// In the storage.
+        found: (u16, u16),
+        /// Of this process.
+        expected: (u16, u16),
+    },
+    /// The entries mean something else.
+    #[error(
+        "the flow table in the storage was made for another configuration ({found:016x}, not {expected:016x}): convert it"
+    )]
+    OtherConfiguration {
+        /// The fingerprint in the storage.
+        found: u64,
+        /// The fingerprint of this process.
+        expected: u64,
+    },
     /// The table has another layout version.
     #[error("the storage holds a flow table of layout version {found}, this program has version {supported}")]
     LayoutVersion {

@@ -6,15 +6,15 @@ use packet::{BURST, PacketColumns};
 use simd::Words;
 
 use crate::burst::{self, Burst, Lanes, LookupOutcome};
-use crate::entry::{Phase, State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
+use crate::entry::{Phase, State, half, raw_pin, with_pin};
 use crate::flow_cache::FlowCache;
 use crate::header;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
 use crate::slots::{Slots, Use};
 use crate::timeout::{TICK_SHIFT, tick};
 use crate::{
-    Counters, DumpCursor, Expiry, FlowChange, FlowHasher, FlowRow, Full, Hit, Line, Progress, TableError,
-    TcpState, TimeoutClass, tcp_flag,
+    AttachCounts, Counters, DumpCursor, Expiry, FlowChange, FlowHasher, FlowRow, Full, Hit, Holder, Identity,
+    Line, Progress, TableError, TcpState, TimeoutClass, tcp_flag,
 };
 
 /// The size of a table; determines its storage layout.
@@ -43,7 +43,7 @@ impl TableConfig {
         Ok(v6.end())
     }
 
-    fn regions(&self) -> Result<[Region; 2], TableError> {
+    pub(crate) fn regions(&self) -> Result<[Region; 2], TableError> {
         for flows in [self.ipv4_flows, self.ipv6_flows] {
             if flows > TableConfig::LIMIT {
                 return Err(TableError::Capacity {
@@ -87,16 +87,17 @@ fn family_of(key: &FlowKey) -> usize {
 /// One thread owns it. No call allocates. Only `new` and `attach` do work proportional to the table's size.
 #[derive(Debug)]
 pub struct FlowTable<S> {
-    storage: S,
+    pub(crate) storage: S,
     config: TableConfig,
-    hasher: FlowHasher,
+    pub(crate) hasher: FlowHasher,
     flow_cache: FlowCache,
-    timeouts: [u32; TimeoutClass::COUNT],
-    regions: [Region; 2],
-    slots: Box<Slots>,
+    pub(crate) timeouts: [u32; TimeoutClass::COUNT],
+    pub(crate) regions: [Region; 2],
+    pub(crate) slots: Box<Slots>,
     /// Live flows per service, indexed by service number.
-    services: Box<[u32]>,
+    pub(crate) services: Box<[u32]>,
     counters: Counters,
+    pub(crate) attach_counts: AttachCounts,
     /// The family that `expire` starts with; alternates, so that neither starves.
     turn: usize,
     /// The latest tick passed to `expire`.
@@ -114,7 +115,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     /// Formats storage as an empty table, whatever it holds. Writes the index and the timer wheel (a tenth of
     /// the storage). The rest is touched on first use: a caller that cannot afford page faults populates the
-    /// mapping.
+    /// mapping. `identity` tells the process that attaches the table whether it can.
     ///
     /// # Errors
     /// [`TableError::Capacity`], [`TableError::Timeout`] or [`TableError::StorageTooSmall`].
@@ -123,6 +124,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         config: &TableConfig,
         timeouts: &Timeouts,
         hasher: FlowHasher,
+        identity: &Identity,
         now: Nanos,
     ) -> Result<Self, TableError> {
         let mut regions = config.regions()?;
@@ -135,14 +137,15 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 given: lines.len(),
             });
         }
+        header::erase(lines);
         for region in &mut regions {
             region.format(lines, 0, tick(now));
         }
-        header::write(lines, config, needed, &hasher);
+        header::write(lines, config, needed, &hasher, identity, now);
         Ok(FlowTable::with(storage, *config, hasher, timeouts, regions, now))
     }
 
-    fn with(
+    pub(crate) fn with(
         storage: S,
         config: TableConfig,
         hasher: FlowHasher,
@@ -160,78 +163,15 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             slots: Slots::boxed(),
             services: vec![0; 1 << 16].into_boxed_slice(),
             counters: Counters::default(),
+            attach_counts: AttachCounts::default(),
             turn: 0,
             tick: tick(now),
         }
     }
 
-    /// Takes over a table that another process left in this storage: its flows with pins, counters and times.
-    /// Rebuilds index, timers and free list. Invalid entries are dropped and counted
-    /// ([`Counters::attach_dropped`]). `now` must come from the same clock.
-    ///
-    /// # Errors
-    /// The storage is unusable as a whole: no table, another layout version, a damaged header, or
-    /// inconsistent sizes. It is then unchanged.
-    pub fn attach(mut storage: S, timeouts: &Timeouts, now: Nanos) -> Result<Self, TableError> {
-        let timeouts = crate::timeout::ticks(timeouts)?;
-        let found = header::read(&storage)?;
-        let mut regions = found.config.regions()?;
-        for (region, &high_water) in regions.iter_mut().zip(&found.high_water) {
-            region.format(&mut storage, high_water as u32, tick(now));
-        }
-        let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
-        for family in 0..table.regions.len() {
-            table.adopt(family, tick(now));
-        }
-        Ok(table)
-    }
-
-    fn adopt(&mut self, family: usize, now: u64) {
-        let high_water = self.regions[family].high_water();
-        let mut group = [(0_u32, 0_u64); GROUP];
-        let mut from = 0;
-        while from < high_water {
-            let until = high_water.min(from + GROUP as u32);
-            let region = &mut self.regions[family];
-            let lines = &mut *self.storage;
-            let mut n = 0;
-            for entry in from..until {
-                let head = region.head(lines, entry);
-                let state = State::of(head[0]);
-                if state.is_valid(protocol_of(head[0])) && is_pin_valid(head[1]) && is_pin_valid(head[2]) {
-                    let hash = region.hash(lines, &self.hasher, entry);
-                    region.prefetch_bucket(lines, hash);
-                    group[n] = (entry, hash);
-                    n += 1;
-                } else {
-                    self.counters.attach_dropped += u64::from(!state.is_free() || state.0 != 0);
-                    region.release(lines, entry);
-                }
-            }
-            for &(entry, hash) in &group[..n] {
-                let key = region.key(lines, entry);
-                let head = region.head(lines, entry);
-                let pins = [raw_pin(head[1]), raw_pin(head[2])];
-                let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
-                let due = now + timeout.saturating_sub(Region::age(head, now));
-                let service = region.service(lines, entry);
-                let adopted = region.find(lines, &key, hash).is_none()
-                    && region.adopt(lines, &self.hasher, hash, entry, due).is_ok();
-                if adopted {
-                    self.slots.count(pins);
-                    self.services[usize::from(service)] += 1;
-                    self.counters.attached += 1;
-                } else {
-                    self.counters.attach_dropped += 1;
-                    region.release(lines, entry);
-                }
-            }
-            from = until;
-        }
-    }
-
     /// Returns the storage, ready to be attached again.
-    pub fn into_storage(self) -> S {
+    pub fn into_storage(mut self) -> S {
+        header::set_holder(&mut self.storage, Holder::Nobody);
         self.storage
     }
 
@@ -996,6 +936,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             self.end_or_rearm(family, now, &group[..n], sum);
         }
         sum.behind |= self.regions[family].is_behind(now);
+        header::set_tick(&mut self.storage, now);
     }
 
     fn end_or_rearm(&mut self, family: usize, now: u64, group: &[u32], sum: &mut Expiry) {
@@ -1064,6 +1005,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     }
 
     fn sweep(&mut self, slot: Slot, why: Use, budget: usize) -> Progress {
+        header::close_slot(&mut self.storage, slot, why == Use::Failing);
         let Some((first, mut at)) = self.slots.begin_sweep(slot, why, &mut self.counters) else {
             return Progress::Done;
         };
@@ -1094,6 +1036,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             }
             at = 0;
         }
+        header::open_slot(&mut self.storage, slot);
         self.slots.end_sweep(slot);
         Progress::Done
     }
@@ -1194,7 +1137,15 @@ mod tests {
         };
         let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
         let hasher = FlowHasher::new([1, 2, 3, 4]);
-        let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
+        let mut table = FlowTable::new(
+            storage,
+            &config,
+            &Timeouts::default(),
+            hasher,
+            &Identity::default(),
+            Nanos::ZERO,
+        )
+        .unwrap();
         let entries: Vec<EntryIndex> = (0..10_u32)
             .map(|i| {
                 let src = Ipv4Addr::from(i).into();
@@ -1227,11 +1178,12 @@ mod tests {
         });
         let first = head(0, &|_| {});
         head(7, &|head| *head = first);
-        let table = FlowTable::attach(storage, &Timeouts::default(), Nanos::ZERO).unwrap();
+        let table =
+            FlowTable::attach(storage, &Identity::default(), &Timeouts::default(), Nanos::ZERO).unwrap();
         assert_eq!(
             (
-                table.counters().attached,
-                table.counters().attach_dropped,
+                table.attach_counts().flows,
+                table.attach_counts().rejected_entries(),
                 table.flows()
             ),
             (7, 3, 7)
@@ -1256,7 +1208,15 @@ mod tests {
         };
         let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
         let hasher = FlowHasher::new([1, 2, 3, 4]);
-        let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
+        let mut table = FlowTable::new(
+            storage,
+            &config,
+            &Timeouts::default(),
+            hasher,
+            &Identity::default(),
+            Nanos::ZERO,
+        )
+        .unwrap();
         let mut packets = PacketColumns::default();
         for flow in 0..BURST as u32 {
             let (src, dst) = (Ipv4Addr::from(flow).into(), Ipv4Addr::BROADCAST.into());

@@ -6,7 +6,9 @@ use std::hint::black_box;
 use std::net::Ipv4Addr;
 
 use counting_allocator::{Counting, allocations};
-use flow_table::{Burst, DumpCursor, FlowHasher, FlowTable, Lanes, Line, Progress, TableConfig, tcp_flag};
+use flow_table::{
+    Burst, DumpCursor, FlowHasher, FlowTable, Identity, Lanes, Line, Progress, TableConfig, tcp_flag,
+};
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{PacketColumns, TcpFlags};
 
@@ -40,7 +42,15 @@ fn no_call_allocates_after_construction() {
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
     let hasher = FlowHasher::new([1, 2, 3, 4]);
     let before = allocations();
-    let mut table = FlowTable::new(storage, &config, &Timeouts::default(), hasher, Nanos::ZERO).unwrap();
+    let mut table = FlowTable::new(
+        storage,
+        &config,
+        &Timeouts::default(),
+        hasher,
+        &Identity::default(),
+        Nanos::ZERO,
+    )
+    .unwrap();
     assert!(allocations() > before, "the allocator is not counted");
 
     let mut burst = Burst::default();

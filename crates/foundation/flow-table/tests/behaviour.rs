@@ -5,8 +5,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, LAYOUT_VERSION, Lanes, Line,
-    LookupOutcome, Progress, TableConfig, TableError, TcpState, TimeoutClass, tcp_flag,
+    Burst, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowTable, Full, Holder, Identity, Lanes, Line,
+    LookupOutcome, Ownership, Progress, TableConfig, TableError, TcpState, TimeoutClass, inspect, layout,
+    tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, PacketColumns, TcpFlags};
@@ -23,6 +24,16 @@ const SIZE: TableConfig = TableConfig {
     pin_times: true,
 };
 
+const IDENTITY: Identity = Identity {
+    boot: *b"0123456789abcdef",
+    configuration: 77,
+    worker: 0,
+    workers: 1,
+};
+
+/// Lines of the storage before the first bucket.
+const HEADER_LINES: usize = 9;
+
 /// The times that these tests count by.
 const TIMEOUTS: Timeouts = Timeouts {
     tcp_handshake: Nanos::from_secs(10),
@@ -36,7 +47,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 
 fn table_of(config: &TableConfig, timeouts: &Timeouts) -> Table {
     let storage = vec![Line::ZERO; config.lines_needed().unwrap()];
-    FlowTable::new(storage, config, timeouts, HASHER, START).unwrap()
+    FlowTable::new(storage, config, timeouts, HASHER, &IDENTITY, START).unwrap()
 }
 
 fn table() -> Table {
@@ -358,7 +369,7 @@ fn pin_times_survive_attaching() {
     table.set_pin(entry, Direction::Reverse, Slot(4), at(200));
     enter(&mut table, &failed, [Slot(5); 2], at(30));
     finish(&mut table, |table| table.fail_slot(Slot(5), 100));
-    let table = FlowTable::attach(table.into_storage(), &TIMEOUTS, at(300)).unwrap();
+    let table = FlowTable::attach(table.into_storage(), &IDENTITY, &TIMEOUTS, at(300)).unwrap();
     let pinned_at = |key| table.get(key, at(900)).unwrap().pinned_at;
     assert_eq!(pinned_at(&moved), [tick(at(100)); 2]);
     assert_eq!(pinned_at(&one_way), [tick(at(10)), tick(at(200))]);
@@ -433,7 +444,7 @@ fn impossible_tables_are_rejected_with_the_reason() {
     );
     let needed = SIZE.lines_needed().unwrap();
     let storage = vec![Line::ZERO; needed - 1];
-    let error = FlowTable::new(storage, &SIZE, &TIMEOUTS, HASHER, START).unwrap_err();
+    let error = FlowTable::new(storage, &SIZE, &TIMEOUTS, HASHER, &IDENTITY, START).unwrap_err();
     assert_eq!(
         error,
         TableError::StorageTooSmall {
@@ -491,7 +502,7 @@ fn filled() -> Vec<Line> {
 }
 
 fn attach(storage: Vec<Line>) -> Result<Table, TableError> {
-    FlowTable::attach(storage, &TIMEOUTS, START + Nanos::from_secs(1))
+    FlowTable::attach(storage, &IDENTITY, &TIMEOUTS, START + Nanos::from_secs(1))
 }
 
 #[test]
@@ -500,8 +511,8 @@ fn an_attached_table_is_the_same_table() {
     assert_eq!(
         (
             table.flows(),
-            table.counters().attached,
-            table.counters().attach_dropped
+            table.attach_counts().flows,
+            table.attach_counts().rejected_entries()
         ),
         (600, 600, 0)
     );
@@ -519,9 +530,12 @@ fn an_attached_table_is_the_same_table() {
         }
     }
     // Timers are restored: UDP first, TCP an hour after its last packet.
-    while table.expire(START + Nanos::from_secs(61), 1000).behind {}
+    // The second in which nobody held the table does not count.
+    while table.expire(START + Nanos::from_secs(60), 1000).behind {}
+    assert_eq!(table.counters().expired_flows(), 0);
+    while table.expire(START + Nanos::from_secs(62), 1000).behind {}
     assert_eq!(table.counters().expired[TimeoutClass::Udp.index()], 300);
-    while table.expire(START + Nanos::from_secs(3601), 1000).behind {}
+    while table.expire(START + Nanos::from_secs(3602), 1000).behind {}
     assert_eq!(table.flows(), 0);
     // Every entry can be reused.
     for i in 0..1000 {
@@ -529,7 +543,7 @@ fn an_attached_table_is_the_same_table() {
             &mut table,
             &key(i, protocol::UDP),
             [Slot(1); 2],
-            START + Nanos::from_secs(3601),
+            START + Nanos::from_secs(3602),
         );
     }
 }
@@ -544,11 +558,17 @@ fn storage_that_is_no_table_is_refused_with_the_reason() {
     let needed = SIZE.lines_needed().unwrap();
     assert_eq!(
         error(&|lines| lines.clear()),
-        Some(TableError::StorageTooSmall { needed: 2, given: 0 })
+        Some(TableError::StorageTooSmall {
+            needed: HEADER_LINES,
+            given: 0
+        })
     );
     assert_eq!(
-        error(&|lines| lines.truncate(2)),
-        Some(TableError::StorageTooSmall { needed, given: 2 })
+        error(&|lines| lines.truncate(HEADER_LINES)),
+        Some(TableError::StorageTooSmall {
+            needed,
+            given: HEADER_LINES
+        })
     );
     assert_eq!(
         error(&|lines| lines.fill(Line::ZERO)),
@@ -557,8 +577,8 @@ fn storage_that_is_no_table_is_refused_with_the_reason() {
     assert_eq!(
         error(&|lines| lines[0].0[1] += 1),
         Some(TableError::LayoutVersion {
-            found: LAYOUT_VERSION + 1,
-            supported: LAYOUT_VERSION
+            found: layout::VERSION + 1,
+            supported: layout::VERSION
         })
     );
     for word in 2..8 {
@@ -568,20 +588,81 @@ fn storage_that_is_no_table_is_refused_with_the_reason() {
             "word {word}"
         );
     }
+    for (line, word) in [1, 2]
+        .into_iter()
+        .flat_map(|line| (0..8).map(move |word| (line, word)))
+    {
+        assert_eq!(
+            error(&|lines| lines[line].0[word] ^= 1),
+            Some(TableError::HeaderDamaged),
+            "line {line} word {word}"
+        );
+    }
     assert_eq!(
-        error(&|lines| lines[1].0[2] ^= 1),
-        Some(TableError::HeaderDamaged)
+        error(&|lines| lines[0].0[0] = lines[0].0[0].swap_bytes()),
+        Some(TableError::ByteOrder)
     );
     assert_eq!(
-        error(&|lines| lines[1].0[4] = 1001),
+        error(&|lines| lines[3].0[2] = 1001),
         Some(TableError::HighWater {
             found: 1001,
             limit: 1000
         })
     );
-    for error in [TableError::NotATable, TableError::HeaderDamaged] {
-        assert!(!error.to_string().is_empty());
-    }
+}
+
+#[test]
+fn only_the_same_table_is_attached() {
+    let attach_as = |identity: &Identity| FlowTable::attach(filled(), identity, &TIMEOUTS, START).err();
+    assert_eq!(attach_as(&IDENTITY), None);
+    let boot = *b"fedcba9876543210";
+    assert_eq!(
+        attach_as(&Identity { boot, ..IDENTITY }),
+        Some(TableError::OtherBoot)
+    );
+    assert_eq!(
+        attach_as(&Identity {
+            workers: 2,
+            ..IDENTITY
+        }),
+        Some(TableError::OtherWorker {
+            found: (0, 1),
+            expected: (0, 2)
+        })
+    );
+    assert_eq!(
+        attach_as(&Identity {
+            configuration: 78,
+            ..IDENTITY
+        }),
+        Some(TableError::OtherConfiguration {
+            found: 77,
+            expected: 78
+        })
+    );
+}
+
+#[test]
+fn a_table_tells_what_it_is_before_it_is_attached() {
+    let hasher = HASHER.owning(Ownership::Card);
+    let storage = vec![Line::ZERO; SIZE.lines_needed().unwrap()];
+    let table = FlowTable::new(storage, &SIZE, &TIMEOUTS, hasher, &IDENTITY, START).unwrap();
+    // Its holder is killed.
+    let mut storage = table.into_storage();
+    assert_eq!(inspect(&storage).unwrap().holder, Holder::Nobody);
+    let table = FlowTable::attach(&mut storage[..], &IDENTITY, &TIMEOUTS, START).unwrap();
+    assert_eq!(*table.hasher(), hasher);
+    drop(table);
+    let found = inspect(&storage).unwrap();
+    assert_eq!(
+        (found.config, found.hasher, found.identity),
+        (SIZE, hasher, IDENTITY)
+    );
+    assert_eq!(
+        (found.holder, found.attached, found.made_at),
+        (Holder::Running, 1, START)
+    );
+    assert_eq!(inspect(&vec![Line::ZERO; 100]), Err(TableError::NotATable));
 }
 
 /// Calls everything; afterwards the counts must agree with each other.
@@ -634,14 +715,14 @@ proptest! {
         header: bool,
     ) {
         let mut storage = filled();
-        let first = if header { 0 } else { 2 };
+        let first = if header { 0 } else { HEADER_LINES };
         for (line, word, value, flip) in changes {
             let line = first + line.index(storage.len() - first);
             let place = &mut storage[line].0[word];
             *place = if flip { *place ^ value } else { value };
         }
         if let Ok(table) = attach(storage) {
-            prop_assert!(table.counters().attached as usize == table.flows());
+            prop_assert!(table.attach_counts().flows as usize == table.flows());
             exercise(table);
         } else {
             prop_assert!(header);
@@ -652,7 +733,7 @@ proptest! {
     fn random_entries_under_a_good_header_never_panic(seed: u64) {
         let mut storage = filled();
         let mut state = seed | 1;
-        for line in &mut storage[2..] {
+        for line in &mut storage[HEADER_LINES..] {
             for word in &mut line.0 {
                 state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
                 *word = state ^ state >> 29;

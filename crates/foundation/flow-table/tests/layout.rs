@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use flow_table::{FlowHasher, FlowTable, Full, Line, TableConfig};
+use flow_table::{FlowHasher, FlowTable, Full, Identity, Line, TableConfig};
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple};
 
 fn key(i: u32) -> FlowKey {
@@ -26,6 +26,7 @@ fn table(config: &TableConfig, key: [u64; 4]) -> FlowTable<Vec<Line>> {
         config,
         &Timeouts::default(),
         FlowHasher::new(key),
+        &Identity::default(),
         Nanos::ZERO,
     )
     .unwrap()

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use flow_table::{
-    Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full, Lanes, Line,
-    LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, tcp_flag,
+    AttachCounts, Burst, Counters, DumpCursor, EntryIndex, FlowChange, FlowHasher, FlowRow, FlowTable, Full,
+    Identity, Lanes, Line, LookupOutcome, Progress, TableConfig, TcpState, TimeoutClass, tcp_flag,
 };
 use model::{Direction, FlowKey, Nanos, ServiceId, Slot, Timeouts, Tuple, protocol};
 use packet::{BURST, FastPacketV6, PacketColumns, TcpFlags};
@@ -199,6 +199,8 @@ struct Harness {
     sweeps: HashMap<u16, bool>,
     counters: Counters,
     now: Nanos,
+    /// The last call of `expire`.
+    expired_at: Nanos,
 }
 
 fn direction(reverse: bool) -> Direction {
@@ -239,7 +241,7 @@ impl Harness {
         let now = Nanos(123_456_789);
         // Storage with arbitrary contents.
         let storage = vec![Line([0xdead_beef_dead_beef; 8]); config.lines_needed().unwrap() + 3];
-        let table = FlowTable::new(storage, &config, &timeouts, HASHER, now).unwrap();
+        let table = FlowTable::new(storage, &config, &timeouts, HASHER, &Identity::default(), now).unwrap();
         Harness {
             table: Some(table),
             config,
@@ -248,6 +250,7 @@ impl Harness {
             sweeps: HashMap::new(),
             counters: Counters::default(),
             now,
+            expired_at: now,
         }
     }
 
@@ -603,22 +606,38 @@ impl Harness {
                 self.now = now + Nanos(millis * 999_983);
             }
             Op::Expire(budget) => {
+                self.expired_at = now;
                 let expiry = self.table().expire(now, budget);
                 assert!(expiry.visited as usize <= budget);
                 self.reconcile(expiry.flows as usize);
             }
             Op::ExpireAll => self.expire_all(),
             Op::Attach => {
-                if self.sweeps.is_empty() {
+                {
                     let storage = self.table.take().unwrap().into_storage();
-                    self.table = Some(FlowTable::attach(storage, &self.timeouts, now).unwrap());
+                    self.table =
+                        Some(FlowTable::attach(storage, &Identity::default(), &self.timeouts, now).unwrap());
                     let config = self.config;
                     assert_eq!(*self.table().config(), config);
                     assert_eq!(*self.table().hasher(), HASHER);
-                    self.counters = Counters {
-                        attached: self.flows.len() as u64,
-                        ..Counters::default()
+                    self.counters = Counters::default();
+                    let flows = self.flows.len() as u64;
+                    let unpinned = self.table().attach_counts().unpinned;
+                    assert!(unpinned == 0 || !self.sweeps.is_empty());
+                    let taken_over = AttachCounts {
+                        flows,
+                        unpinned,
+                        ..AttachCounts::default()
                     };
+                    assert_eq!(*self.table().attach_counts(), taken_over);
+                    // Sweeps are complete, and nothing aged since the last call of `expire`.
+                    self.sweeps.clear();
+                    let (left, now) = (self.expired_at.0 >> 21, now.0 >> 21);
+                    for flow in self.flows.values_mut() {
+                        let idle = left.saturating_sub(flow.seen.0 >> 21);
+                        flow.seen = Nanos((now - idle) << 21);
+                    }
+                    self.expired_at = self.now;
                 }
             }
         }
@@ -657,6 +676,7 @@ impl Harness {
 
     fn expire_all(&mut self) {
         let now = self.now;
+        self.expired_at = now;
         let mut flows = 0;
         loop {
             let expiry = self.table().expire(now, 64);
@@ -728,7 +748,8 @@ impl Harness {
             },
             counters
         );
-        let balance = found.attached + found.inserts - found.expired_flows() - found.purged_flows;
+        let balance =
+            self.table().attach_counts().flows + found.inserts - found.expired_flows() - found.purged_flows;
         assert_eq!(balance, total as u64);
     }
 

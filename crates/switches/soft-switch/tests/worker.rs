@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable, TableConfig};
+use flow_table::{FlowHasher, FlowTable, Identity, TableConfig};
 use model::{
     DropReason, Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId,
     WorkerId,
@@ -102,7 +102,15 @@ fn alone_with(
         ..Timeouts::default()
     };
     let storage = TableMemory::new(lines).unwrap();
-    let table = FlowTable::new(storage, &table, &timeouts, hasher, Nanos::ZERO).unwrap();
+    let table = FlowTable::new(
+        storage,
+        &table,
+        &timeouts,
+        hasher,
+        &Identity::default(),
+        Nanos::ZERO,
+    )
+    .unwrap();
     let (mut commands, worker_commands) = RingBuffer::new(64);
     let (worker_events, events) = RingBuffer::new(4096);
     let (to_peer, handed_over) = RingBuffer::new(4096);

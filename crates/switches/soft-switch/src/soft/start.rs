@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable};
+use flow_table::{FlowHasher, FlowTable, Identity};
 use model::{Slot, WorkerId};
 use rtrb::{Consumer, Producer, RingBuffer};
 use switch::SwitchError;
@@ -87,6 +87,7 @@ fn make<M: FrameMemory>(
             &config.table,
             &config.timeouts,
             hasher,
+            &Identity::default(),
             clock::monotonic(),
         )
         .map_err(SwitchError::Table)?;

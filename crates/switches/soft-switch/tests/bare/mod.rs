@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use arc_swap::ArcSwap;
-use flow_table::{FlowHasher, FlowTable, TableConfig};
+use flow_table::{FlowHasher, FlowTable, Identity, TableConfig};
 use model::{
     Generation, InstanceId, InstanceState, Nanos, Polling, ServiceId, Slot, Timeouts, UplinkId, WorkerId,
 };
@@ -103,7 +103,15 @@ pub(crate) fn editing<M: FrameMemory>(
     let hasher = FlowHasher::new([1, 2, 3, 4]);
     let storage = TableMemory::new(config.lines_needed().unwrap()).unwrap();
     let timeouts = Timeouts::default();
-    let table = FlowTable::new(storage, &config, &timeouts, hasher, Nanos::ZERO).unwrap();
+    let table = FlowTable::new(
+        storage,
+        &config,
+        &timeouts,
+        hasher,
+        &Identity::default(),
+        Nanos::ZERO,
+    )
+    .unwrap();
     let (commands, worker_commands) = RingBuffer::new(64);
     let (worker_events, events) = RingBuffer::new(4096);
     let waker = Arc::new(Waker::new().unwrap());

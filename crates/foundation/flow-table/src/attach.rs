@@ -1,0 +1,321 @@
+//! Taking over a table that another process left behind, whatever its bytes are by now.
+//!
+//! Entries are what counts: key, pins, state, times, counters and service. Index, timers and free list follow from
+//! them and are built anew, so that nothing in the old ones needs to be believed.
+
+use std::ops::{AddAssign, DerefMut};
+
+use model::{Direction, Nanos, ServiceId, Slot, Timeouts};
+
+use crate::entry::{State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
+use crate::region::{GROUP, Region};
+use crate::timeout::tick;
+use crate::{FlowTable, Holder, Identity, Line, TableError, TimeoutClass, bucket, header};
+
+/// What became of the entries when a table was attached. All are counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachCounts {
+    /// Flows taken over.
+    pub flows: u64,
+    /// Repaired: flows that were about to be inserted or removed. They are not in the table.
+    pub unfinished: u64,
+    /// Repaired: flows that the index did not name.
+    pub unindexed: u64,
+    /// Repaired: places in the index that named an entry that never existed, or one that was named before.
+    pub torn_places: u64,
+    /// Repaired: flows last seen in the future. They count as seen just now.
+    pub times: u64,
+    /// Repaired: flows that lost a pin because a purge of its slot was under way. The purge is complete now.
+    pub unpinned: u64,
+    /// Rejected: entries in a state that flows of their protocol do not have, or with bits set that none has.
+    pub malformed: u64,
+    /// Rejected: entries with a pin to a slot that cannot exist.
+    pub unknown_slots: u64,
+    /// Rejected: entries of a service that cannot exist.
+    pub unknown_services: u64,
+    /// Rejected: flows that another worker owns.
+    pub foreign: u64,
+    /// Rejected: entries of a flow that had one already.
+    pub duplicates: u64,
+    /// Rejected: flows for which the new index had no place.
+    pub no_room: u64,
+}
+
+impl AttachCounts {
+    /// What was repaired, by name. These flows stay or had not begun.
+    pub fn repaired(&self) -> [(&'static str, u64); 5] {
+        [
+            ("unfinished", self.unfinished),
+            ("unindexed", self.unindexed),
+            ("torn_places", self.torn_places),
+            ("times", self.times),
+            ("unpinned", self.unpinned),
+        ]
+    }
+
+    /// What was rejected, by name. The next packet of such a flow begins a new one.
+    pub fn rejected(&self) -> [(&'static str, u64); 6] {
+        [
+            ("malformed", self.malformed),
+            ("unknown_slots", self.unknown_slots),
+            ("unknown_services", self.unknown_services),
+            ("foreign", self.foreign),
+            ("duplicates", self.duplicates),
+            ("no_room", self.no_room),
+        ]
+    }
+
+    /// Entries rejected, for whatever reason.
+    pub fn rejected_entries(&self) -> u64 {
+        self.rejected().iter().map(|(_, count)| count).sum()
+    }
+}
+
+impl AddAssign for AttachCounts {
+    fn add_assign(&mut self, other: AttachCounts) {
+        self.flows += other.flows;
+        self.unfinished += other.unfinished;
+        self.unindexed += other.unindexed;
+        self.torn_places += other.torn_places;
+        self.times += other.times;
+        self.unpinned += other.unpinned;
+        self.malformed += other.malformed;
+        self.unknown_slots += other.unknown_slots;
+        self.unknown_services += other.unknown_services;
+        self.foreign += other.foreign;
+        self.duplicates += other.duplicates;
+        self.no_room += other.no_room;
+    }
+}
+
+/// The entries that an index names, a bit each.
+struct Named(Vec<u64>);
+
+impl Named {
+    /// Reads the index of a region before it is built anew.
+    fn read(index: &[Line], high_water: u32, counts: &mut AttachCounts) -> Named {
+        let mut named = vec![0_u64; (high_water as usize).div_ceil(64)];
+        for line in index {
+            let mut places = bucket::occupied(line);
+            while places != 0 {
+                let entry = bucket::entry(line, places.trailing_zeros() as usize);
+                places &= places - 1;
+                let bit = 1 << (entry % 64);
+                match named.get_mut(entry as usize / 64) {
+                    Some(word) if entry < high_water && *word & bit == 0 => *word |= bit,
+                    _ => counts.torn_places += 1,
+                }
+            }
+        }
+        Named(named)
+    }
+
+    #[inline(always)]
+    fn has(&self, entry: u32) -> bool {
+        self.0
+            .get(entry as usize / 64)
+            .is_some_and(|word| word >> (entry % 64) & 1 != 0)
+    }
+}
+
+/// Why an entry is rejected.
+enum Defect {
+    Malformed,
+    Slot,
+    Service,
+}
+
+/// What can be wrong with an entry by itself.
+#[inline(always)]
+fn defect(region: &Region, lines: &[Line], entry: u32) -> Option<Defect> {
+    let head = region.head(lines, entry);
+    let state = State::of(head[0]);
+    if !state.is_valid(protocol_of(head[0])) || region.padding(lines, entry) != 0 {
+        return Some(Defect::Malformed);
+    }
+    if !is_pin_valid(head[1]) || !is_pin_valid(head[2]) {
+        return Some(Defect::Slot);
+    }
+    (usize::from(region.service(lines, entry)) >= ServiceId::LIMIT).then_some(Defect::Service)
+}
+
+/// The time of the table when it was left, and now, in ticks.
+#[derive(Clone, Copy)]
+struct Absence {
+    left: u64,
+    now: u64,
+}
+
+impl Absence {
+    /// Ticks that a flow had been idle when the table was left, and whether its time was impossible.
+    #[inline(always)]
+    fn idle(self, head: &[u64; 4]) -> (u64, bool) {
+        let seen = half::seen_of(head[1], head[2]);
+        let before = self.left.wrapping_sub(seen) & half::SEEN_MASK;
+        if before <= half::SEEN_MASK / 2 {
+            return (before, false);
+        }
+        // Seen after the last call of `expire`; not after now.
+        let after = seen.wrapping_sub(self.left) & half::SEEN_MASK;
+        (0, self.left + after > self.now)
+    }
+}
+
+/// Removes pins to closed slots from an entry. Returns whether there was one.
+#[cold]
+fn unpin_closed(head: &mut [u64; 4], closed: impl Fn(Slot) -> Option<bool>) -> bool {
+    let mut is_changed = false;
+    for direction in [Direction::Forward, Direction::Reverse].map(Direction::index) {
+        if let Some(failed) = closed(raw_pin(head[1 + direction])) {
+            if failed {
+                head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
+            }
+            head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
+            is_changed = true;
+        }
+    }
+    is_changed
+}
+
+impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
+    /// Takes over a table that another process left in this storage, however that process ended: its flows with
+    /// pins, counters, services and states. Rebuilds index, timers and free list, and completes purges that were
+    /// under way. Entries that cannot be are repaired or rejected one by one, and each is counted
+    /// ([`FlowTable::attach_counts`]). No content of the storage makes it panic. The process must have ended or
+    /// stopped using the table: two that use one spoil it.
+    ///
+    /// Flows do not age while nobody holds the table: a flow that was idle for 10 s then is so now. `now` must be
+    /// of the clock that [`Identity::boot`] names.
+    ///
+    /// Takes memory for a bit per entry until it returns. [`inspect`](crate::inspect) tells sizes and hash key before.
+    ///
+    /// # Errors
+    /// [`TableError`]: the storage holds no table that this process could use. It is unchanged then.
+    pub fn attach(
+        mut storage: S,
+        identity: &Identity,
+        timeouts: &Timeouts,
+        now: Nanos,
+    ) -> Result<Self, TableError> {
+        let timeouts = crate::timeout::ticks(timeouts)?;
+        let found = header::read(&storage)?;
+        identity.accept(&found.identity)?;
+        let mut regions = found.config.regions()?;
+        let lines = &mut *storage;
+        header::count_attach(lines);
+        header::set_holder(lines, Holder::Attaching);
+        let now_tick = tick(now);
+        let mut counts = AttachCounts::default();
+        let mut named = [const { Named(Vec::new()) }; 2];
+        for ((region, named), &high_water) in regions.iter_mut().zip(&mut named).zip(&found.high_water) {
+            *named = Named::read(region.index(lines), high_water, &mut counts);
+            region.format(lines, high_water, now_tick);
+        }
+        let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
+        table.attach_counts = counts;
+        let absence = Absence {
+            left: found.tick.min(now_tick),
+            now: now_tick,
+        };
+        for (family, named) in named.iter().enumerate() {
+            table.adopt(family, named, absence, identity);
+        }
+        let lines = &mut *table.storage;
+        for slot in (0..Slot::LIMIT as u16).map(Slot) {
+            if header::closed_slot(lines, slot).is_some() {
+                header::open_slot(lines, slot);
+            }
+        }
+        header::set_tick(lines, now_tick);
+        header::set_holder(lines, Holder::Running);
+        Ok(table)
+    }
+
+    /// Adopts the entries of a family: those of a group together, so that their cache misses overlap.
+    fn adopt(&mut self, family: usize, named: &Named, absence: Absence, identity: &Identity) {
+        let region = &mut self.regions[family];
+        let lines = &mut *self.storage;
+        let counts = &mut self.attach_counts;
+        let any_closed = header::any_closed_slot(lines);
+        let (workers, worker) = (usize::from(identity.workers), usize::from(identity.worker));
+        let high_water = region.high_water();
+        let mut group = [(0_u32, 0_u64, 0_u64); GROUP];
+        let mut from = 0;
+        while from < high_water {
+            let until = high_water.min(from + GROUP as u32);
+            let mut n = 0;
+            for entry in from..until {
+                if State::of(region.head(lines, entry)[0]).0 == 0 {
+                    counts.unfinished += u64::from(named.has(entry));
+                    region.release(lines, entry);
+                    continue;
+                }
+                let rejected = match defect(region, lines, entry) {
+                    None => None,
+                    Some(Defect::Malformed) => Some(&mut counts.malformed),
+                    Some(Defect::Slot) => Some(&mut counts.unknown_slots),
+                    Some(Defect::Service) => Some(&mut counts.unknown_services),
+                };
+                if let Some(count) = rejected {
+                    *count += 1;
+                    region.release(lines, entry);
+                    continue;
+                }
+                if workers > 1 && self.hasher.owner(&region.key(lines, entry), workers) != worker {
+                    counts.foreign += 1;
+                    region.release(lines, entry);
+                    continue;
+                }
+                let hash = region.hash(lines, &self.hasher, entry);
+                region.prefetch_bucket(lines, hash);
+                if any_closed {
+                    let closed = [0, 1].map(|direction| {
+                        let pin = raw_pin(region.head(lines, entry)[1 + direction]);
+                        (pin, header::closed_slot(lines, pin))
+                    });
+                    let of = |pin| {
+                        closed
+                            .iter()
+                            .find(|(slot, _)| *slot == pin)
+                            .and_then(|found| found.1)
+                    };
+                    counts.unpinned += u64::from(unpin_closed(region.head_mut(lines, entry), of));
+                }
+                let head = region.head_mut(lines, entry);
+                let (idle, is_impossible) = absence.idle(head);
+                counts.times += u64::from(is_impossible);
+                Region::see(head, absence.now.saturating_sub(idle));
+                group[n] = (entry, hash, idle);
+                n += 1;
+            }
+            for &(entry, hash, idle) in &group[..n] {
+                let key = region.key(lines, entry);
+                if region.find(lines, &key, hash).is_some() {
+                    counts.duplicates += 1;
+                    region.release(lines, entry);
+                    continue;
+                }
+                let head = region.head(lines, entry);
+                let pins = [raw_pin(head[1]), raw_pin(head[2])];
+                let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
+                let due = absence.now + timeout.saturating_sub(idle);
+                if region.adopt(lines, &self.hasher, hash, entry, due).is_err() {
+                    counts.no_room += 1;
+                    region.release(lines, entry);
+                    continue;
+                }
+                counts.unindexed += u64::from(!named.has(entry));
+                counts.flows += 1;
+                let service = region.service(lines, entry);
+                self.slots.count(pins);
+                self.services[usize::from(service)] += 1;
+            }
+            from = until;
+        }
+    }
+
+    /// What became of the entries when this table was attached; zeroes if it was made.
+    pub fn attach_counts(&self) -> &AttachCounts {
+        &self.attach_counts
+    }
+}
