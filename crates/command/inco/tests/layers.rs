@@ -311,3 +311,58 @@ fn above_the_switches_nobody_asks_which_driver_there_is() {
         wrong.join("\n")
     );
 }
+
+/// Lines of a file in the folders of switches, at most.
+const FILE_LINES: usize = 600;
+/// Fields of a struct there, at most.
+const STRUCT_FIELDS: usize = 15;
+/// Structs that may have more: one field is one counter, or they are models of switches and forward nothing.
+const LONG_STRUCTS: &[&str] = &["SlotCounters", "WorkerTotals", "Figures", "FakeNic"];
+
+#[test]
+fn files_and_structs_of_switches_are_short() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../switches");
+    let mut wrong = Vec::new();
+    let mut files = Vec::new();
+    sources(&root, &mut files);
+    for file in files
+        .iter()
+        .filter(|file| file.components().any(|part| part.as_os_str() == "src"))
+    {
+        let text = std::fs::read_to_string(file).unwrap();
+        let count = text.lines().count();
+        if count > FILE_LINES {
+            wrong.push(format!("{}: {count} lines, at most {FILE_LINES}", file.display()));
+        }
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            // As rustfmt writes it: what is declared at the margin ends at the margin.
+            let words: Vec<&str> = line.split([' ', '<', '{']).collect();
+            let Some(at) = words.iter().position(|word| *word == "struct") else {
+                continue;
+            };
+            let is_declared = !line.starts_with([' ', '/']) && line.ends_with('{');
+            if !is_declared || LONG_STRUCTS.contains(&words[at + 1]) {
+                continue;
+            }
+            let body = lines.by_ref().take_while(|line| *line != "}");
+            let is_field = |line: &&str| {
+                line.strip_prefix("    ")
+                    .is_some_and(|rest| !rest.starts_with([' ', '/', '#', ')', '}']))
+            };
+            let fields = body.filter(is_field).count();
+            if fields > STRUCT_FIELDS {
+                let name = words[at + 1];
+                wrong.push(format!(
+                    "{}: {name} has {fields} fields, at most {STRUCT_FIELDS}",
+                    file.display()
+                ));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "give each part its own state:\n{}",
+        wrong.join("\n")
+    );
+}

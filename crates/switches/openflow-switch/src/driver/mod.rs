@@ -7,6 +7,7 @@
 //! makes one: the monitor port, a memif link whose other end is ours; the uplinks; and those of instances that may come. A
 //! slot's ports are the ones of each instance that has the slot; what they have counted before is not counted for it.
 
+mod bridge;
 mod counters;
 mod matches;
 mod offloaded;
@@ -14,30 +15,25 @@ mod silence;
 mod troubles;
 mod worker;
 
-use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bridge::{MARK, first_ports, instance_port, mark, monitor_name, queue_pairs};
 use model::{DropReason, Nanos, ServiceId, Slot, UplinkId};
-use openvswitch::{BridgeSpec, Endpoint, Ovsdb, OvsdbError, PortSpec};
-use scheduling::Scheduler;
+use offloaded::OffloadedFlows;
+use openvswitch::{Endpoint, Ovsdb, OvsdbError};
 use switch::{
     Capabilities, Change, PortKind, ServicePlan, Switch, SwitchError, SwitchEvent, SwitchReading,
     SwitchRequest,
 };
 use thiserror::Error;
-
-use crate::rules::ServiceRules;
-use crate::steering::{Settings, Steering};
-use offloaded::OffloadedFlows;
 use worker::Worker;
 
-/// The mark on a bridge that inco has made, and may remove.
-const MARK: (&str, &str) = ("inco", "switch");
+use crate::steering::{Settings, Steering};
+
 /// Rules of buckets that the services may need in all. They are written first, and each takes time.
 const BUCKET_RULE_LIMIT: usize = 65_536;
 /// OpenFlow numbers of ports: uplinks from 1, then the monitor port, then two for each slot.
@@ -67,10 +63,6 @@ const DATABASE_LIMIT: Duration = Duration::from_secs(30);
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the containers of an earlier run have to be found again.
 const ADOPT_PATIENCE: Nanos = Nanos::from_secs(15);
-/// The key of what is in a bridge of ours: one that has the same can be gone on with.
-const CONTENT: &str = "inco-content";
-/// Slots of the monitor port's rings, as a power of two.
-const MONITOR_LOG2_SLOTS: u8 = 14;
 
 /// What is behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -353,147 +345,6 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Queue pairs of a memif port of Open vSwitch: it sends by one for each thread that polls and one for its main thread, and a
-/// memif link has as many back.
-fn queue_pairs(pmd_cpu_mask: Option<&str>) -> u16 {
-    let digits = pmd_cpu_mask.unwrap_or_default();
-    let digits = digits.strip_prefix("0x").unwrap_or(digits);
-    let pollers: u32 = digits
-        .chars()
-        .filter_map(|digit| digit.to_digit(16))
-        .map(u32::count_ones)
-        .sum();
-    // Without a mask there is one on each NUMA node.
-    u16::try_from(pollers.max(1)).unwrap_or(u16::MAX - 1) + 1
-}
-
-fn monitor_name(bridge: &str) -> String {
-    format!("{bridge}.mon")
-}
-
-/// What is written on a bridge of ours: that it is, and what all of it follows from.
-fn mark(
-    config: &OpenFlowSwitchConfig,
-    services: &[(ServiceRules, Scheduler)],
-    queue_pairs: u16,
-) -> BTreeMap<String, String> {
-    let mut hasher = DefaultHasher::new();
-    let rules: Vec<&ServiceRules> = services.iter().map(|(rules, _)| rules).collect();
-    format!(
-        "{} {:?} {} {:?} {:?} {rules:?} {:?} {queue_pairs}",
-        config.datapath,
-        config.control.passive(),
-        config.monitor_socket.display(),
-        config.uplinks,
-        config.pool,
-        config.steering.setup,
-    )
-    .hash(&mut hasher);
-    BTreeMap::from([
-        (MARK.0.to_owned(), MARK.1.to_owned()),
-        (CONTENT.to_owned(), format!("{:016x}", hasher.finish())),
-    ])
-}
-
-fn memif_port(bridge: &str, number: u32, name: String, arguments: &str, queue_pairs: u16) -> PortSpec {
-    PortSpec {
-        options: BTreeMap::from([
-            (
-                "dpdk-devargs".to_owned(),
-                format!("net_memif_{bridge}_{number},{arguments},socket-abstract=no"),
-            ),
-            ("n_rxq".to_owned(), queue_pairs.to_string()),
-        ]),
-        name,
-        kind: "dpdk".to_owned(),
-        number: u16::try_from(number).ok(),
-    }
-}
-
-/// A port to that device; of several memif ports with one socket, interface `id`.
-fn device_port(
-    bridge: &str,
-    number: u32,
-    name: String,
-    device: &PortDevice,
-    id: usize,
-    queue_pairs: u16,
-) -> PortSpec {
-    match device {
-        PortDevice::Memif(socket) => {
-            let arguments = format!("role=server,id={id},socket={}", socket.display());
-            memif_port(bridge, number, name, &arguments, queue_pairs)
-        }
-        PortDevice::Interface(interface) => PortSpec {
-            name: interface.clone(),
-            kind: String::new(),
-            options: BTreeMap::new(),
-            number: u16::try_from(number).ok(),
-        },
-        PortDevice::Dpdk(devargs) => PortSpec {
-            name,
-            kind: "dpdk".to_owned(),
-            options: BTreeMap::from([("dpdk-devargs".to_owned(), devargs.clone())]),
-            number: u16::try_from(number).ok(),
-        },
-    }
-}
-
-/// The number of an instance's data port.
-fn instance_port(slot: Slot, data_port: usize) -> u32 {
-    FIRST_INSTANCE + DATA_PORTS * u32::from(slot.0) + data_port as u32
-}
-
-/// Makes the bridge, the monitor port, the uplinks and the ports for instances.
-fn first_ports(
-    database: &mut Ovsdb,
-    config: &OpenFlowSwitchConfig,
-    mark: BTreeMap<String, String>,
-    queue_pairs: u16,
-) -> Result<(), OvsdbError> {
-    let bridge = &config.bridge;
-    database.ensure_bridge(&BridgeSpec {
-        name: bridge.clone(),
-        datapath: config.datapath.clone(),
-        external_ids: mark,
-        listens: config.control.passive(),
-    })?;
-    let monitor = format!(
-        "role=client,id=0,socket={},rsize={MONITOR_LOG2_SLOTS}",
-        config.monitor_socket.display()
-    );
-    let mut ports = vec![memif_port(
-        bridge,
-        MONITOR,
-        monitor_name(bridge),
-        &monitor,
-        queue_pairs,
-    )];
-    for (index, uplink) in (0_u32..).zip(&config.uplinks) {
-        let number = FIRST_UPLINK + index;
-        let name = format!("{bridge}.up{index}");
-        ports.push(device_port(bridge, number, name, uplink, 0, queue_pairs));
-    }
-    for of in &config.pool {
-        for (id, device) in of.devices.iter().enumerate() {
-            let number = instance_port(of.slot, id);
-            let name = format!("{bridge}.i{}.{id}", of.slot.0);
-            ports.push(device_port(bridge, number, name, device, id, queue_pairs));
-        }
-    }
-    let numbers = database.ensure_ports(bridge, &ports)?;
-    // The rules rest on the numbers that were asked for.
-    for (port, number) in ports.iter().zip(numbers) {
-        if port.number.map(u32::from) != Some(number) {
-            return Err(OvsdbError::Interface {
-                interface: port.name.clone(),
-                what: format!("it has the number {number}, which was not asked for"),
-            });
-        }
-    }
-    Ok(())
-}
-
 impl Switch for OpenFlowSwitch {
     fn capabilities(&self) -> Capabilities {
         CAPABILITIES
@@ -512,6 +363,7 @@ impl Switch for OpenFlowSwitch {
             SwitchRequest::Attach { port, .. } if !CAPABILITIES.connects(port.kind) => {
                 return unsupported("make a port for an instance: all are made when it starts");
             }
+            SwitchRequest::Publish(plan) => plan.validate(&CAPABILITIES)?,
             SwitchRequest::Change(Change::MoveFlow { .. }) => {
                 return unsupported("move a flow: its packets cannot be held meanwhile");
             }

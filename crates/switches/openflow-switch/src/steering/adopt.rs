@@ -59,7 +59,7 @@ impl Steering {
                 && let Some(instance) = self.instances.get_mut(&slot)
             {
                 instance.mark = mark;
-                self.next_mark = self.next_mark.max(mark.saturating_add(1));
+                self.fresh.mark = self.fresh.mark.max(mark.saturating_add(1));
             }
         }
         let is_there = |steering: &Steering, port: u32| {
@@ -110,7 +110,7 @@ impl Steering {
             zones = zones.max(of.zone + 1);
             true
         });
-        self.next_zone = zones % ZONES;
+        self.fresh.zone = zones % ZONES;
         self.go_on_asking(&asking, now);
         for (rule, meaning) in meanings() {
             if let Meaning::Pin {
@@ -120,7 +120,7 @@ impl Steering {
                 to,
             } = meaning
             {
-                self.next_number = self.next_number.max(number + 1);
+                self.book.next_number = self.book.next_number.max(number + 1);
                 let slot = is_there(self, to);
                 let place = self.find_tuple(|side| side.port == in_port, &tuple);
                 if let Some((slot, (service, side, id, bucket))) = slot.zip(place) {
@@ -136,11 +136,13 @@ impl Steering {
         }
         for rule in found {
             // It goes on counting.
-            if let Some(fallback) = fallback_number(rule.cookie).and_then(|at| self.fallbacks.get_mut(at)) {
+            if let Some(fallback) =
+                fallback_number(rule.cookie).and_then(|at| self.counted.fallbacks.get_mut(at))
+            {
                 fallback.last = rule.packets;
             }
         }
-        let ids: Vec<FlowId> = self.flows.keys().copied().collect();
+        let ids: Vec<FlowId> = self.book.flows.keys().copied().collect();
         ids.into_iter().for_each(|id| self.pin_the_rest(id));
     }
 
@@ -160,37 +162,37 @@ impl Steering {
         let instance = Instance {
             service,
             ports: ports.clone(),
-            mark: self.next_mark,
+            mark: self.fresh.mark,
             terms: InstanceTerms::default(),
             epoch: self.prover.want(),
             is_attached: false,
             awaited_until,
         };
-        self.next_mark = self.next_mark.saturating_add(1);
+        self.fresh.mark = self.fresh.mark.saturating_add(1);
         self.instances.insert(slot, instance);
     }
 
     /// A rule of a flow, and with it where the flow is.
     fn take_over_rule(&mut self, id: FlowId, place: (usize, usize), slot: Slot, rule: FlowRule, now: Nanos) {
-        let is_new = !self.flows.contains_key(&id);
-        if is_new && self.flows.len() >= self.settings.flow_limit {
+        let is_new = !self.book.flows.contains_key(&id);
+        if is_new && self.book.flows.len() >= self.settings.flow_limit {
             return;
         }
         // It has long been in force: there is no proof to wait for.
-        let flow = self.flows.entry(id).or_insert_with(|| Flow {
+        let flow = self.book.flows.entry(id).or_insert_with(|| Flow {
             state: RuleState::Installed,
             ..Flow::on_bucket(place, slot, now)
         });
         if flow.slot == slot {
             flow.rules.push(rule);
-            self.numbers.insert(rule.number, id);
+            self.book.numbers.insert(rule.number, id);
         }
-        self.slots.entry(slot).or_default().live_flows += u64::from(is_new);
+        self.counted.slots.entry(slot).or_default().live_flows += u64::from(is_new);
     }
 
     /// A flow that lacks a rule on one of its sides is on its bucket there.
     fn pin_the_rest(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get_mut(&id) else {
+        let Some(flow) = self.book.flows.get_mut(&id) else {
             return;
         };
         let Some(service) = self.services.get_mut(flow.service) else {
@@ -202,7 +204,7 @@ impl Steering {
             .count();
         if flow.rules.len() < wanted {
             flow.state = RuleState::OnBucket;
-            self.waiting.insert((flow.packets, id));
+            self.book.waiting.insert((flow.packets, id));
             if let Some(bucket) = service.buckets.get_mut(flow.bucket) {
                 bucket.on_bucket.insert(id);
             }

@@ -53,16 +53,18 @@ impl Steering {
     /// Takes what waits in front for a batch, where it is enough for one.
     pub(super) fn begin_batch(&mut self) {
         // Packets that come to us wait behind the rules of their flows.
-        let may = self.takes_batches && self.alone == 0 && self.settings.setup == FlowSetup::Proactive;
-        if !may || self.batch.is_some() {
+        let may = self.outbox.takes_batches
+            && self.outbox.alone == 0
+            && self.settings.setup == FlowSetup::Proactive;
+        if !may || self.outbox.batch.is_some() {
             return;
         }
         let is_of_flow = |next: &&Outgoing| matches!(next, Outgoing::Pin(_) | Outgoing::Delete(_));
-        let waiting = self.outbox.iter().take(BATCH_LIMIT);
+        let waiting = self.outbox.queue.iter().take(BATCH_LIMIT);
         let together = waiting.take_while(is_of_flow).count();
         if together >= BATCH_FROM {
-            self.batch = Some(Batch {
-                unsent: self.outbox.drain(..together).collect(),
+            self.outbox.batch = Some(Batch {
+                unsent: self.outbox.queue.drain(..together).collect(),
                 ..Batch::default()
             });
         }
@@ -70,11 +72,11 @@ impl Steering {
 
     /// Gives what is left of the batch to `send`, until there is no room.
     pub(super) fn send_batch(&mut self, send: &mut impl FnMut(&Message) -> Option<u32>) {
-        let Some(mut batch) = self.batch.take() else {
+        let Some(mut batch) = self.outbox.batch.take() else {
             return;
         };
         let _no_room = self.send_rest(&mut batch, send);
-        self.batch = Some(batch);
+        self.outbox.batch = Some(batch);
     }
 
     fn send_rest(&mut self, batch: &mut Batch, send: &mut impl FnMut(&Message) -> Option<u32>) -> Option<()> {
@@ -116,7 +118,7 @@ impl Steering {
 
     /// Takes an answer to the batch under way. Whether it was one.
     pub(super) fn batch_answered(&mut self, xid: u32, message: &Message) -> bool {
-        let Some(batch) = self.batch.as_mut().filter(|batch| batch.has(xid)) else {
+        let Some(batch) = self.outbox.batch.as_mut().filter(|batch| batch.has(xid)) else {
             return false;
         };
         match message {
@@ -131,11 +133,13 @@ impl Steering {
     /// The switch has answered all of it. What it has not taken is written one by one: each rule that it refuses is then told by
     /// its own error.
     fn end_batch(&mut self) {
-        let Some(batch) = self.batch.take() else { return };
+        let Some(batch) = self.outbox.batch.take() else {
+            return;
+        };
         let is_refused = |xid: Option<u32>| xid.is_some_and(|xid| batch.refused.contains(&xid));
         // Who refuses the opening, or says nothing to the commit, knows no bundles.
-        self.takes_batches = batch.is_done || !is_refused(batch.open) && is_refused(batch.commit);
-        self.figures.batches += 1;
+        self.outbox.takes_batches = batch.is_done || !is_refused(batch.open) && is_refused(batch.commit);
+        self.counted.figures.batches += 1;
         let mut alone = Vec::new();
         for (xid, rule) in batch.added {
             match rule {
@@ -144,15 +148,10 @@ impl Steering {
                 _ => {}
             }
         }
-        self.figures.split_batches += u64::from(!alone.is_empty());
-        self.alone = alone.len();
+        self.counted.figures.split_batches += u64::from(!alone.is_empty());
+        self.outbox.alone = alone.len();
         for rule in alone.into_iter().rev() {
-            self.outbox.push_front(rule);
+            self.outbox.queue.push_front(rule);
         }
-    }
-
-    /// What waits to be sent, and rules that the switch has not answered for yet.
-    pub(super) fn queued(&self) -> usize {
-        self.outbox.len() + self.batch.as_ref().map_or(0, Batch::len)
     }
 }

@@ -71,8 +71,8 @@ impl Steering {
     /// Begins to give these buckets to other instances.
     pub(super) fn begin_move(&mut self, buckets: Vec<Target>, now: Nanos) {
         for target in &buckets {
-            let zone = self.next_zone;
-            self.next_zone = (zone + 1) % ZONES;
+            let zone = self.fresh.zone;
+            self.fresh.zone = (zone + 1) % ZONES;
             if let Some(bucket) = self.bucket_mut(target.place()) {
                 bucket.zone = zone;
             }
@@ -153,7 +153,7 @@ impl Steering {
                 self.push_move(ready, Phase::Ask, now);
                 if now.since(of.since) > self.settings.move_limit {
                     for target in &rest {
-                        self.figures.given_up_moves += 1;
+                        self.counted.figures.given_up_moves += 1;
                         self.settle(target, target.from);
                         self.set_phase(target, BucketPhase::Steady);
                     }
@@ -179,13 +179,13 @@ impl Steering {
             Phase::Release => {
                 let is_there =
                     |target: &&Target| self.bucket(target.place()).and_then(|of| of.slot) == Some(target.to);
-                self.figures.moved_buckets += of.buckets.iter().filter(is_there).count() as u64;
+                self.counted.figures.moved_buckets += of.buckets.iter().filter(is_there).count() as u64;
                 for target in &of.buckets {
                     if let Some(zone) = self.bucket(target.place()).map(|bucket| bucket.zone) {
                         self.queue(Outgoing::Message(forget_marks(zone)));
                     }
                 }
-                self.rebalance_at = now;
+                self.due.rebalance_at = now;
             }
         }
     }
@@ -196,7 +196,7 @@ impl Steering {
             return;
         }
         let is_written = |id: &FlowId| {
-            let flow = self.flows.get(id);
+            let flow = self.book.flows.get(id);
             flow.is_some_and(|flow| flow.state == RuleState::Installed && !self.prover.is_proven(flow.epoch))
         };
         let waits = |target: &Target| {
@@ -242,7 +242,8 @@ impl Steering {
 
     /// Whether rules of its own that are in force forward the flow.
     fn has_proven_rules(&self, id: &FlowId) -> bool {
-        self.flows
+        self.book
+            .flows
             .get(id)
             .is_some_and(|flow| flow.state == RuleState::Installed && self.prover.is_proven(flow.epoch))
     }
@@ -255,7 +256,7 @@ impl Steering {
 
     /// Whether every flow of the old instance is known, and has rules of its own that are in force.
     fn are_old_flows_covered(&self, target: &Target, now: Nanos) -> bool {
-        let is_new = |id: &FlowId| self.flows.get(id).is_none_or(|flow| flow.slot == target.to);
+        let is_new = |id: &FlowId| self.book.flows.get(id).is_none_or(|flow| flow.slot == target.to);
         self.bucket(target.place()).is_none_or(|bucket| {
             if now < bucket.unknown_until {
                 return false;

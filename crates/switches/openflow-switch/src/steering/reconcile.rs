@@ -11,7 +11,7 @@ use crate::rules::{HANDOVER_TABLE, Rule, TABLE, is_ours};
 
 impl Steering {
     pub(super) fn reconcile(&mut self, found: &[FlowStats], now: Nanos) {
-        self.figures.reconciled += 1;
+        self.counted.figures.reconciled += 1;
         let mut there: BTreeMap<(u8, u16, Match), &FlowStats> = (found.iter())
             .filter(|flow| is_ours(flow.cookie))
             .map(|flow| ((flow.table, flow.priority, flow.matches.clone()), flow))
@@ -31,7 +31,7 @@ impl Steering {
             first.extend(rules.filter(&mut lacks).map(Outgoing::Rule));
         }
         first.extend(self.fallback_rules().filter(&mut lacks).map(Outgoing::Rule));
-        for number in self.numbers.keys() {
+        for number in self.book.numbers.keys() {
             if self.pin_of(*number).is_some_and(|rule| lacks(&rule)) {
                 first.push(Outgoing::Pin(*number));
             }
@@ -66,13 +66,15 @@ impl Steering {
                 actions: Vec::new(),
             })
         });
-        self.outbox = first.into_iter().chain(extra).collect();
-        self.outbox.push_back(Outgoing::Message(Message::BarrierRequest));
-        self.outbox.extend(last);
-        self.figures.agreed_rules += agreed;
+        self.outbox.queue = first.into_iter().chain(extra).collect();
+        self.outbox
+            .queue
+            .push_back(Outgoing::Message(Message::BarrierRequest));
+        self.outbox.queue.extend(last);
+        self.counted.figures.agreed_rules += agreed;
         // Nothing was counted meanwhile: that a flow was not noticed does not say that it has ended.
-        self.flows.values_mut().for_each(|flow| flow.seen = now);
-        self.statistics_at = now;
+        self.book.flows.values_mut().for_each(|flow| flow.seen = now);
+        self.due.statistics_at = now;
         // A proof that was asked for before holds for nothing that was written now.
         let epoch = self.prover.want();
         self.instances

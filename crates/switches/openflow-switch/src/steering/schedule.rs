@@ -59,7 +59,11 @@ impl Steering {
                     FlowSetup::Reactive => terms.load,
                 },
                 weight: terms.weight,
-                live_flows: self.slots.get(slot).map_or(0, |sum| sum.live_flows as u32),
+                live_flows: self
+                    .counted
+                    .slots
+                    .get(slot)
+                    .map_or(0, |sum| sum.live_flows as u32),
                 active_for: Nanos(now.0.saturating_sub(terms.active_since.0)),
                 queues: [0.0; PRIORITIES],
             });
@@ -188,7 +192,7 @@ impl Steering {
 
     /// Rules that flows of buckets on their way can have.
     fn free_rules(&self) -> usize {
-        self.settings.rule_limit.saturating_sub(self.numbers.len()) / 2
+        self.settings.rule_limit.saturating_sub(self.book.numbers.len()) / 2
     }
 
     fn is_most_used(&self, service: usize, slot: Slot) -> bool {

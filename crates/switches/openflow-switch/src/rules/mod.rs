@@ -1,13 +1,21 @@
 //! The rules that are written: what they match, what they do, and how they are told apart.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+mod meaning;
+mod spread;
+mod tag;
 
-use model::{ServiceId, Slot, Tuple, protocol};
+use std::collections::BTreeMap;
+
+pub(crate) use meaning::{Meaning, meaning};
+use model::{ServiceId, Slot, Tuple};
 use openflow::{
-    Action, ConnectionTracking, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, FlowStats, Instruction,
-    Match, Message, port,
+    Action, ConnectionTracking, Field, FieldKind, FlowCommand, FlowFlags, FlowMod, Instruction, Match,
+    Message, port,
 };
+pub use spread::{Part, Side, Spread};
+pub(crate) use spread::{has_ports, ports_of};
+use tag::LOCAL_TYPE;
+pub(crate) use tag::{ROUNDS, Tag, is_probe, marker_frame, probe_frame};
 
 /// The table that packets meet: each further one costs a card a look-up, and its rules are exact or prefixes.
 pub const TABLE: u8 = 0;
@@ -92,338 +100,6 @@ pub(crate) fn fallback_number(of: u64) -> Option<usize> {
 /// Whether a cookie is one of ours.
 pub(crate) const fn is_ours(of: u64) -> bool {
     of & OWNER_MASK == OWNER
-}
-
-/// VLAN ids on the monitor port. An instance's slot is its number plus one.
-const FIRST_SLOT: u16 = 1;
-/// The packet went nowhere else: it waits for us to send it on.
-const HELD: u16 = 4000;
-/// A marker on its way out.
-const MARKER: u16 = 4001;
-/// A marker that came back has this plus the number of its round.
-const MARKED: u16 = 4002;
-/// Rounds are numbered up to this, then anew.
-pub(crate) const ROUNDS: u8 = 64;
-const TAG_TYPE: u16 = 0x8100;
-/// EtherType of markers and probes: the first for local experiments (IEEE 802, 9.2.4).
-const LOCAL_TYPE: u16 = 0x88b5;
-/// Bytes of the two addresses before the tag.
-const ADDRESSES: usize = 12;
-/// The shortest frame, without its check sequence.
-const SHORTEST: usize = 60;
-
-const _: () = assert!((Slot::LIMIT as u16) < HELD - FIRST_SLOT && MARKED + (ROUNDS as u16) < 4095);
-
-/// What the tag of a frame on the monitor port says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tag {
-    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink, or a probe
-    /// that it has given back on that data port.
-    Instance(Slot, u8),
-    /// To us: not sent to any instance; received on that uplink.
-    Held(u8),
-    /// From us.
-    Marker,
-    /// To us: the marker met the rule of that round.
-    Marked(u8),
-}
-
-impl Tag {
-    const fn id(self) -> u16 {
-        match self {
-            Tag::Instance(slot, _) => slot.0 + FIRST_SLOT,
-            Tag::Held(_) => HELD,
-            Tag::Marker => MARKER,
-            Tag::Marked(round) => MARKED + (round % ROUNDS) as u16,
-        }
-    }
-
-    const fn priority(self) -> u8 {
-        match self {
-            Tag::Instance(_, number) | Tag::Held(number) => number & 7,
-            Tag::Marker | Tag::Marked(_) => 0,
-        }
-    }
-
-    fn from_control(control: u16) -> Option<Tag> {
-        let (id, number) = (control & 0xfff, (control >> 13) as u8);
-        match id {
-            HELD => Some(Tag::Held(number)),
-            MARKER => Some(Tag::Marker),
-            MARKED.. => u8::try_from(id - MARKED).ok().map(Tag::Marked),
-            FIRST_SLOT.. => Some(Tag::Instance(Slot(id - FIRST_SLOT), number)),
-            0 => None,
-        }
-    }
-
-    /// The frame with the tag.
-    pub(crate) fn put(self, frame: &[u8]) -> Vec<u8> {
-        let (addresses, rest) = frame.split_at_checked(ADDRESSES).unwrap_or((frame, &[]));
-        let control = u16::from(self.priority()) << 13 | self.id();
-        let mut tagged = Vec::with_capacity(frame.len() + 4);
-        tagged.extend_from_slice(addresses);
-        tagged.extend_from_slice(&TAG_TYPE.to_be_bytes());
-        tagged.extend_from_slice(&control.to_be_bytes());
-        tagged.extend_from_slice(rest);
-        tagged
-    }
-
-    /// The tag and the frame without it. [`None`] for what has no tag of ours.
-    pub(crate) fn take(frame: &[u8]) -> Option<(Tag, Vec<u8>)> {
-        let (addresses, rest) = frame.split_at_checked(ADDRESSES)?;
-        let (tag, rest) = rest.split_first_chunk::<4>()?;
-        let [a, b, c, d] = *tag;
-        if u16::from_be_bytes([a, b]) != TAG_TYPE {
-            return None;
-        }
-        let tag = Tag::from_control(u16::from_be_bytes([c, d]))?;
-        Some((tag, [addresses, rest].concat()))
-    }
-
-    /// The actions that tag a copy and send it to the monitor port.
-    fn to_monitor(self, monitor: u32) -> Vec<Action> {
-        vec![
-            Action::PushVlan(TAG_TYPE),
-            Action::SetField(Field::vlan(self.id())),
-            Action::SetField(Field::new(FieldKind::VLAN_PCP, &[self.priority()])),
-            Action::output(monitor),
-        ]
-    }
-
-    fn fields(self) -> [Field; 2] {
-        [
-            Field::vlan(self.id()),
-            Field::new(FieldKind::VLAN_PCP, &[self.priority()]),
-        ]
-    }
-}
-
-/// A marker, ready for the monitor port.
-pub(crate) fn marker_frame() -> Vec<u8> {
-    let mut frame = vec![0; SHORTEST];
-    // Locally administered addresses: a marker never leaves the switch.
-    frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);
-    frame.splice(6..12, [0x02, 0, 0, 0, 0, 0x02]);
-    frame.splice(12..14, LOCAL_TYPE.to_be_bytes());
-    Tag::Marker.put(&frame)
-}
-
-/// A probe: addressed to nobody, and not IP, so that no packet of a flow can be taken for one.
-pub(crate) fn probe_frame() -> Vec<u8> {
-    let mut frame = vec![0; SHORTEST];
-    frame.splice(..6, [0x02, 0, 0, 0, 0, 0x01]);
-    frame.splice(6..12, [0x02, 0, 0, 0, 0, 0x02]);
-    frame.splice(12..14, LOCAL_TYPE.to_be_bytes());
-    frame
-}
-
-/// Whether this is a probe: whatever has its EtherType and is no marker.
-pub(crate) fn is_probe(frame: &[u8]) -> bool {
-    frame.get(12..14) == Some(&LOCAL_TYPE.to_be_bytes())
-}
-
-/// A part of a header, of a packet in the direction that opens a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Source address.
-    SourceAddress,
-    /// Destination address.
-    DestinationAddress,
-    /// Source port; only where the service has one protocol with ports.
-    SourcePort,
-    /// Destination port, likewise.
-    DestinationPort,
-}
-
-impl Part {
-    const fn mirrored(self) -> Part {
-        match self {
-            Part::SourceAddress => Part::DestinationAddress,
-            Part::DestinationAddress => Part::SourceAddress,
-            Part::SourcePort => Part::DestinationPort,
-            Part::DestinationPort => Part::SourcePort,
-        }
-    }
-
-    fn low_bits(self, tuple: &Tuple) -> u32 {
-        let of = |address: IpAddr| match address {
-            IpAddr::V4(v4) => u32::from(v4),
-            IpAddr::V6(v6) => (u128::from(v6) & u128::from(u32::MAX)) as u32,
-        };
-        match self {
-            Part::SourceAddress => of(tuple.src),
-            Part::DestinationAddress => of(tuple.dst),
-            Part::SourcePort => tuple.src_port.into(),
-            Part::DestinationPort => tuple.dst_port.into(),
-        }
-    }
-
-    fn kind(self, is_v6: bool, ip_proto: Option<u8>) -> Option<FieldKind> {
-        match (self, is_v6, ip_proto) {
-            (Part::SourceAddress, false, _) => Some(FieldKind::IPV4_SRC),
-            (Part::SourceAddress, true, _) => Some(FieldKind::IPV6_SRC),
-            (Part::DestinationAddress, false, _) => Some(FieldKind::IPV4_DST),
-            (Part::DestinationAddress, true, _) => Some(FieldKind::IPV6_DST),
-            (Part::SourcePort, _, Some(of)) => ports_of(of).map(|(source, _)| source),
-            (Part::DestinationPort, _, Some(of)) => ports_of(of).map(|(_, destination)| destination),
-            _ => None,
-        }
-    }
-}
-
-/// The fields of a protocol's ports, source and destination.
-pub(crate) fn ports_of(ip_proto: u8) -> Option<(FieldKind, FieldKind)> {
-    match ip_proto {
-        protocol::TCP => Some((FieldKind::TCP_SRC, FieldKind::TCP_DST)),
-        protocol::UDP => Some((FieldKind::UDP_SRC, FieldKind::UDP_DST)),
-        protocol::SCTP => Some((FieldKind::SCTP_SRC, FieldKind::SCTP_DST)),
-        _ => None,
-    }
-}
-
-/// Whether a protocol has ports that a rule can match. Flows of the others are told apart by their addresses alone.
-pub(crate) fn has_ports(ip_proto: u8) -> bool {
-    ports_of(ip_proto).is_some()
-}
-
-/// Where packets of a service come in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Side {
-    /// The uplink's number, below 8: copies carry it in three bits.
-    pub uplink: u8,
-    /// The switch's port.
-    pub port: u32,
-    /// The data port of the instance that its packets go to, below 8.
-    pub data_port: u8,
-    /// Whether packets travel against the direction in which flows are opened: the service is symmetric, and its match is
-    /// mirrored in `fields`.
-    pub is_answering: bool,
-    /// What else is matched: the EtherType at least.
-    pub fields: Vec<Field>,
-}
-
-impl Side {
-    fn number(&self, kind: FieldKind) -> Option<u64> {
-        self.fields.iter().find(|field| field.kind() == kind)?.number()
-    }
-
-    fn ip_proto(&self) -> Option<u8> {
-        u8::try_from(self.number(FieldKind::IP_PROTO)?).ok()
-    }
-
-    fn is_v6(&self) -> bool {
-        self.number(FieldKind::ETH_TYPE) == Some(0x86dd)
-    }
-
-    /// Whether a packet with these addresses, as it travels, is meant.
-    pub(crate) fn takes(&self, tuple: &Tuple) -> bool {
-        let header = Header::of(tuple);
-        self.fields.iter().all(|field| header.has(field))
-    }
-}
-
-/// A packet's addresses as a switch sees them.
-struct Header<'a>(&'a Tuple);
-
-impl Header<'_> {
-    fn of(tuple: &Tuple) -> Header<'_> {
-        Header(tuple)
-    }
-
-    fn has(&self, field: &Field) -> bool {
-        let tuple = self.0;
-        let octets = |address: IpAddr| match address {
-            IpAddr::V4(v4) => v4.octets().to_vec(),
-            IpAddr::V6(v6) => v6.octets().to_vec(),
-        };
-        let is_v6 = tuple.dst.is_ipv6();
-        let value = match field.kind() {
-            FieldKind::ETH_TYPE => if is_v6 { 0x86dd_u16 } else { 0x0800 }.to_be_bytes().to_vec(),
-            FieldKind::IP_PROTO => vec![tuple.protocol],
-            FieldKind::IPV4_SRC if !is_v6 => octets(tuple.src),
-            FieldKind::IPV4_DST if !is_v6 => octets(tuple.dst),
-            FieldKind::IPV6_SRC if is_v6 => octets(tuple.src),
-            FieldKind::IPV6_DST if is_v6 => octets(tuple.dst),
-            FieldKind::VLAN_VID if tuple.vlan == 0 => vec![0, 0],
-            FieldKind::VLAN_VID => (tuple.vlan | 0x1000).to_be_bytes().to_vec(),
-            kind => match ports_of(tuple.protocol) {
-                Some((source, _)) if source == kind => tuple.src_port.to_be_bytes().to_vec(),
-                Some((_, destination)) if destination == kind => tuple.dst_port.to_be_bytes().to_vec(),
-                _ => return false,
-            },
-        };
-        let all = [0xff; 16];
-        let mask = field.mask().unwrap_or(&all);
-        let counting = value.iter().zip(mask).map(|(value, mask)| value & mask);
-        value.len() == field.value().len() && counting.eq(field.value().iter().copied())
-    }
-}
-
-/// Which bits of a header choose the bucket of a new flow.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spread {
-    /// Parts and how many of their low bits count; the first part's are the lowest of the bucket's number.
-    pub parts: Vec<(Part, u8)>,
-}
-
-impl Spread {
-    /// Bits of a bucket's number at most: a bucket has a rule on each side.
-    pub const LIMIT_BITS: u8 = 12;
-
-    /// How many buckets there are.
-    pub fn buckets(&self) -> usize {
-        let bits: u8 = self.parts.iter().map(|(_, bits)| bits).sum();
-        1 << bits.min(Spread::LIMIT_BITS)
-    }
-
-    /// The bucket of a packet with these addresses.
-    pub fn bucket(&self, tuple: &Tuple, is_answering: bool) -> usize {
-        let mut bucket = 0;
-        let mut place = 0;
-        for &(part, bits) in &self.parts {
-            let part = if is_answering { part.mirrored() } else { part };
-            bucket |= (part.low_bits(tuple) as usize & ((1 << bits) - 1)) << place;
-            place += bits;
-        }
-        bucket & (self.buckets() - 1)
-    }
-
-    /// The fields of a bucket's rule on a side.
-    fn fields(&self, side: &Side, bucket: usize) -> Vec<Field> {
-        let mut fields: BTreeMap<FieldKind, Field> =
-            side.fields.iter().map(|field| (field.kind(), *field)).collect();
-        let mut place = 0;
-        for &(part, bits) in &self.parts {
-            let part = if side.is_answering { part.mirrored() } else { part };
-            let mask = (1_u128 << bits) - 1;
-            let value = (bucket as u128 >> place) & mask;
-            place += bits;
-            let Some(kind) = part.kind(side.is_v6(), side.ip_proto()) else {
-                continue;
-            };
-            let bytes = match kind {
-                FieldKind::IPV4_SRC | FieldKind::IPV4_DST => 4,
-                FieldKind::IPV6_SRC | FieldKind::IPV6_DST => 16,
-                _ => 2,
-            };
-            let (mut value, mut mask) = (last_bytes(value, bytes), last_bytes(mask, bytes));
-            if let Some(service) = fields.get(&kind) {
-                let whole = [0xff; 16];
-                let theirs = service.mask().unwrap_or(&whole);
-                for (index, (value, mask)) in value.iter_mut().zip(&mut mask).enumerate() {
-                    *value |= service.value().get(index).copied().unwrap_or_default();
-                    *mask |= theirs.get(index).copied().unwrap_or_default();
-                }
-            }
-            fields.insert(kind, Field::new(kind, &value).masked(&mask));
-        }
-        fields.into_values().collect()
-    }
-}
-
-/// The last bytes of a number, in network order.
-fn last_bytes(number: u128, bytes: usize) -> Vec<u8> {
-    number.to_be_bytes().into_iter().skip(16 - bytes).collect()
 }
 
 /// A service, as its rules need it.
@@ -512,105 +188,6 @@ pub(crate) enum BucketWay {
         /// The instance's mark, where the bucket has one.
         mark: Option<u32>,
     },
-}
-
-/// What a rule of ours that the switch has says of where things are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Meaning {
-    /// What comes by that port goes to an uplink: an instance is there.
-    Return { port: u32 },
-    /// Connections with that mark are the instance's.
-    Mark { slot: Slot, mark: u32 },
-    /// A bucket's rule, in the table that packets meet or in [`HANDOVER_TABLE`], and the port that it sends to.
-    Bucket {
-        service: ServiceId,
-        bucket: usize,
-        is_handover: bool,
-        /// Where the switch remembers connections that meet it, in the table that packets meet.
-        zone: Option<u16>,
-        to: Option<u32>,
-    },
-    /// A flow's rule.
-    Pin {
-        number: u64,
-        in_port: u32,
-        tuple: Tuple,
-        to: u32,
-    },
-}
-
-/// What a rule says; [`None`] for one of which nothing is to be learnt, or that is not as ours are.
-pub(crate) fn meaning(of: &FlowStats) -> Option<Meaning> {
-    let actions = match of.instructions.as_slice() {
-        [Instruction::ApplyActions(actions)] => actions.as_slice(),
-        _ => return None,
-    };
-    let to = actions.iter().find_map(|action| match action {
-        Action::Output { port, .. } => Some(*port),
-        _ => None,
-    });
-    let in_port = u32::try_from(of.matches.get(FieldKind::IN_PORT)?.number()?).ok()?;
-    let value = of.cookie & VALUE_MASK;
-    let kind = of.cookie & !VALUE_MASK;
-    if let Some(number) = pin_number(of.cookie) {
-        let tuple = tuple_of(&of.matches)?;
-        return Some(Meaning::Pin {
-            number,
-            in_port,
-            tuple,
-            to: to?,
-        });
-    }
-    if kind == cookie(RuleKind::Fixed, 0) {
-        return match (of.priority, of.table) {
-            (RETURN_PRIORITY, TABLE) => Some(Meaning::Return { port: in_port }),
-            (PIN_PRIORITY, HANDOVER_TABLE) => {
-                let mark = of.matches.get(FieldKind::CT_MARK)?.number()?;
-                Some(Meaning::Mark {
-                    slot: Slot((value >> 8) as u16),
-                    mark: u32::try_from(mark).ok()?,
-                })
-            }
-            _ => None,
-        };
-    }
-    if kind == cookie(RuleKind::Bucket, 0) {
-        let asked = actions.iter().find_map(|action| match action {
-            Action::ConnectionTracking(of) if !of.commit => Some(of.zone),
-            _ => None,
-        });
-        let zone = match asked {
-            Some(zone) => Some(zone.checked_sub(FIRST_ZONE).filter(|zone| *zone < ZONES)?),
-            None => None,
-        };
-        return Some(Meaning::Bucket {
-            service: ServiceId((value >> 24) as u8 as u16),
-            bucket: (value & 0xffff) as usize,
-            is_handover: of.table == HANDOVER_TABLE,
-            zone,
-            to,
-        });
-    }
-    None
-}
-
-/// The addresses that an exact rule matches.
-fn tuple_of(matches: &Match) -> Option<Tuple> {
-    let number = |kind| matches.get(kind)?.number();
-    let address = |v4, v6| matches.get(v4).or_else(|| matches.get(v6))?.address();
-    let protocol = u8::try_from(number(FieldKind::IP_PROTO)?).ok()?;
-    let (src_port, dst_port) = match ports_of(protocol) {
-        Some((source, destination)) => (number(source)? as u16, number(destination)? as u16),
-        None => (0, 0),
-    };
-    Some(Tuple {
-        src: address(FieldKind::IPV4_SRC, FieldKind::IPV6_SRC)?,
-        dst: address(FieldKind::IPV4_DST, FieldKind::IPV6_DST)?,
-        src_port,
-        dst_port,
-        protocol,
-        vlan: number(FieldKind::VLAN_VID)? as u16 & 0xfff,
-    })
 }
 
 /// The port of an instance's data port.
@@ -835,8 +412,12 @@ pub(crate) fn marker_rule(monitor: u32, round: u8) -> Rule {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use model::protocol;
     use proptest::prelude::*;
 
+    use super::spread::Header;
     use super::*;
 
     fn side(is_answering: bool) -> Side {
