@@ -11,8 +11,10 @@ use crate::Family;
 use crate::driver::{FIRST_UPLINK, lock};
 use crate::steering::{Fallback, InstanceTerms, Steering};
 
-/// How long a plan may take to be in force: without a switch it never is.
-pub(super) const PLAN_PATIENCE: Nanos = Nanos::from_secs(1);
+/// How long a plan may take to be in force: buckets move a few at a time.
+pub(super) const PLAN_PATIENCE: Nanos = Nanos::from_secs(10);
+/// The same without a switch: it is not in force before there is one.
+pub(super) const NO_SWITCH_PATIENCE: Nanos = Nanos::from_secs(1);
 
 /// Something that was asked of the switch and is not in force yet.
 #[derive(Clone, Copy, Debug)]
@@ -30,13 +32,19 @@ impl Settling {
         }
     }
 
-    /// Whether it is in force, where its rules `are_written`, or will not be soon.
-    pub(super) fn is_over(&mut self, are_written: bool, steering: &mut Steering, now: Nanos) -> bool {
+    /// Whether it is in force, where its rules `are_written`, or will not be within `patience`.
+    pub(super) fn is_over(
+        &mut self,
+        are_written: bool,
+        steering: &mut Steering,
+        patience: Nanos,
+        now: Nanos,
+    ) -> bool {
         if self.proof.is_none() && are_written {
             self.proof = Some(steering.want_proof());
         }
         let is_proven = self.proof.is_some_and(|proof| steering.is_proven(proof));
-        is_proven || now.since(self.since) > PLAN_PATIENCE
+        is_proven || now.since(self.since) > patience
     }
 }
 
@@ -102,12 +110,16 @@ impl Worker {
         self.count_flows();
     }
 
-    /// Acknowledges the plan once it is in force: no instance that it gives no new flows may be given any, and where it has
-    /// one for new flows they come to one.
+    /// Acknowledges the plan once it is in force: no instance that it gives no new flows may be given any, and where
+    /// it has one for new flows they come to one.
     pub(super) fn settle(&mut self, now: Nanos) {
+        let patience = match self.switch.connection.connection() {
+            Some(_) => PLAN_PATIENCE,
+            None => NO_SWITCH_PATIENCE,
+        };
         self.wanted
             .purged
-            .retain(|_, purge| !purge.is_over(true, &mut self.steering, now));
+            .retain(|_, purge| !purge.is_over(true, &mut self.steering, patience, now));
         let Some(settling) = &mut self.wanted.settling else {
             return;
         };
@@ -119,7 +131,7 @@ impl Worker {
                 false => !self.steering.is_failing(*slot) && !self.steering.may_get_flows(*slot),
             }
         });
-        if self.attachments.is_empty() || settling.is_over(are_written, &mut self.steering, now) {
+        if self.attachments.is_empty() || settling.is_over(are_written, &mut self.steering, patience, now) {
             self.wanted.settling = None;
             lock(&self.above.shared).reading.acknowledged = self.wanted.plan.generation;
         }
