@@ -1,14 +1,14 @@
 //! When a change of rules is in force: not when the switch answers a barrier, but when its datapath forwards by it.
 //!
-//! A switch that keeps decisions in a cache (Open vSwitch's megaflows, and what it has offloaded of them) goes over the
-//! cache in rounds after rules have changed. A marker is a frame of ours that comes back with the number that a rule gives
-//! it: when the number is the newest, the round under way has reached the marker's own entry. Entries that this round
-//! visited before the change are still old, and the next round may visit the marker before them; so only when the marker
-//! has followed **three** changes, one after the other, has a round that began after the first been completed. One more is
-//! for decisions that were being made while the rules changed and entered the cache after.
+//! A switch that keeps decisions in a cache (Open vSwitch's megaflows, and what it has offloaded of them) goes over
+//! the cache in rounds after rules have changed. A marker is a frame of ours that comes back with the number that a
+//! rule gives it: when the number is the newest, the round under way has reached the marker's own entry. Entries that
+//! this round visited before the change are still old, and the next round may visit the marker before them; so only
+//! when the marker has followed **three** changes, one after the other, has a round that began after the first been
+//! completed. One more is for decisions that were being made while the rules changed and entered the cache after.
 //!
-//! All of that counts from the first change of the marker's rule on, which therefore comes after what it is to prove: there is a barrier
-//! before it, since a switch may carry out what is between two barriers in any order.
+//! All of that counts from the first change of the marker's rule on, which therefore comes after what it is to prove:
+//! there is a barrier before it, since a switch may carry out what is between two barriers in any order.
 
 use model::Nanos;
 
@@ -69,7 +69,8 @@ impl Prover {
         }
     }
 
-    /// Asks for a proof of everything written up to now; it is there when [`Prover::is_proven`] says so of this number.
+    /// Asks for a proof of everything written up to now; it is there when [`Prover::is_proven`] says so of this
+    /// number.
     pub(crate) fn want(&mut self) -> u64 {
         self.wanted = self.epoch;
         self.epoch

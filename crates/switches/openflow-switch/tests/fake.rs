@@ -209,8 +209,8 @@ fn quick(setup: FlowSetup) -> Settings {
     }
 }
 
-/// New flows all the time while the number of instances changes: one each 400 µs or so, of which the newest 25 send, each
-/// every 160 µs or so. `span`: how long each number of instances lasts.
+/// New flows all the time while the number of instances changes: one each 400 µs or so, of which the newest 25 send,
+/// each every 160 µs or so. `span`: how long each number of instances lasts.
 fn traffic_while_scaling(world: &mut World, seed: u64, symmetric: bool, scales: &[u16], span: Nanos) {
     let mut chance = Chance(seed);
     let mut next = world.packets.flows.len() as u32;
@@ -374,7 +374,8 @@ fn what_the_hardware_has_of_a_flow_is_shown_with_it() {
             of.src, of.dst, of.protocol, of.src_port, of.dst_port
         )
     };
-    // Both directions of the first flow, one of the second, one of the third only found by the hardware; and one that is gone.
+    // Both directions of the first flow, one of the second, one of the third only found by the hardware; and one that
+    // is gone.
     let said = line(0, false, "yes") + &line(0, true, "yes") + &line(1, true, "yes");
     let said = said + &line(2, false, "yes") + &line(2, true, "partial") + "ufid:2, nonsense\n";
     let found: Vec<DatapathFlow> = datapath_flows(&said).collect();
@@ -661,8 +662,8 @@ fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
     );
 }
 
-/// An instance that was taken for dead goes on to give back packets that it had: none leaves after the first one of its flow
-/// that another instance was given.
+/// An instance that was taken for dead goes on to give back packets that it had: none leaves after the first one of
+/// its flow that another instance was given.
 #[test]
 fn what_a_failed_instance_sends_later_goes_nowhere() {
     for seed in 0..8 {
@@ -718,8 +719,8 @@ fn rules_that_were_refused_are_written_again() {
     world.until("all that was refused is there", |world| {
         let is_in_force = |slot| world.joined.steering.is_in_force(Slot(slot));
         let cookies = world.joined.nic.cookies();
-        // One per uplink and two tables for each of 16 buckets; two to, one from and one for probes of each instance, and one for
-        // marks on each uplink; the marker's.
+        // One per uplink and two tables for each of 16 buckets; two to, one from and one for probes of each instance,
+        // and one for marks on each uplink; the marker's.
         cookies.len() > 2 * 2 * 16 + 4 * 6 && (0..4).all(is_in_force)
     });
     long_flows(&mut world, 0..40, 20, STEP);

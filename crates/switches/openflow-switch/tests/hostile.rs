@@ -1,5 +1,5 @@
-//! Whoever listens at the bridge's socket and is no switch, or not a friendly one: memory stays bounded, nothing ends but the
-//! connection, and that is made anew.
+//! Whoever listens at the bridge's socket and is no switch, or not a friendly one: memory stays bounded, nothing ends
+//! but the connection, and that is made anew.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -42,7 +42,8 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// `speak` is asked again and again for what is to be sent next, with what was received; nothing ends the connection.
+    /// `speak` is asked again and again for what is to be sent next, with what was received; nothing ends the
+    /// connection.
     fn start(path: &Path, speak: impl Fn() -> Speak + Send + 'static) -> Hostile {
         let _none = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();

@@ -1,5 +1,5 @@
-//! The core against a real `ovs-vswitchd` with its userspace datapath: its cache, its revalidators, its counters. Ports are
-//! sockets (Open vSwitch's dummy ports), of which each has its other end here.
+//! The core against a real `ovs-vswitchd` with its userspace datapath: its cache, its revalidators, its counters.
+//! Ports are sockets (Open vSwitch's dummy ports), of which each has its other end here.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -380,8 +380,8 @@ fn flows_keep_their_instance_while_buckets_move() {
         figures.moved_buckets >= 12 && figures.mis_steered == 0 && figures.rules == flows,
         "{figures:?}"
     );
-    // Open vSwitch gives what a flow had until its rules changed to the rules that it has then: packets of which a copy came
-    // here may be counted by the exact rule too, and none is missing.
+    // Open vSwitch gives what a flow had until its rules changed to the rules that it has then: packets of which a
+    // copy came here may be counted by the exact rule too, and none is missing.
     let sum = |world: &World| -> u64 {
         let slots = (0..INSTANCES).map(|slot| world.steering.slot_figures(Slot(slot)).packets);
         slots.sum()
@@ -390,8 +390,8 @@ fn flows_keep_their_instance_while_buckets_move() {
     assert!(sum(&world) < 2 * flows * 5, "{}", sum(&world));
 }
 
-/// An instance that was taken for dead goes on to give back packets: none of those that it gives after another instance was given
-/// one of its flows leaves.
+/// An instance that was taken for dead goes on to give back packets: none of those that it gives after another
+/// instance was given one of its flows leaves.
 #[test]
 fn what_a_failed_instance_sends_later_goes_nowhere() {
     let Some(mut world) = World::start(FlowSetup::Proactive, 500) else {
@@ -537,8 +537,8 @@ fn a_killed_switch_gets_its_pins_back_before_its_buckets() {
     world.until("it arrives", |world| world.packets.missing() < missing);
 }
 
-/// The other way to pin: the switch's own table of connections remembers the instance of a flow's first packet. Buckets are
-/// given to other instances at any time, without any protocol.
+/// The other way to pin: the switch's own table of connections remembers the instance of a flow's first packet.
+/// Buckets are given to other instances at any time, without any protocol.
 #[test]
 fn connection_tracking_pins_without_a_race() {
     let Some(ovs) = Ovs::start() else { return };
@@ -690,7 +690,8 @@ fn exact_rules_are_written_while_flows_go_on() {
 }
 
 impl World {
-    /// Has these flows begin all at once: copies of their first packets come to us, as if each had met the rule of an instance.
+    /// Has these flows begin all at once: copies of their first packets come to us, as if each had met the rule of an
+    /// instance.
     fn begin_together(&mut self, flows: std::ops::Range<u32>) {
         let now = Nanos(self.began.elapsed().as_nanos() as u64);
         let mut packets = Tracked::default();

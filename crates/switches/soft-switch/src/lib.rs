@@ -12,7 +12,7 @@
 //!    and cross in order.
 //! 3. The owner looks the flow up. A hit is counted and sent to the instance that it is pinned to. A miss is
 //!    classified, given to an instance by the scheduler, pinned and sent, before the next packet is looked at.
-//! 4. The worker that is at home to the instance puts the frame into its ring; at the end of the turn the ring's new
+//! 4. The instance's home worker puts the frame into its ring; at the end of the turn the ring's new
 //!    head is published once.
 //! 5. What an instance gives back on data port k leaves by uplink k of its service, whatever it is.
 #![forbid(unsafe_code)]

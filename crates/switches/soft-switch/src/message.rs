@@ -11,7 +11,7 @@ use crate::port::Port;
 
 /// What the control plane asks of a worker. Everything that has to be allocated comes with the command.
 pub enum Command<M: FrameMemory> {
-    /// The worker is at home to this instance from now on.
+    /// The worker is a home worker of this instance from now on.
     AttachInstance {
         /// The instance's place.
         slot: Slot,
@@ -19,7 +19,7 @@ pub enum Command<M: FrameMemory> {
         ports: Box<InstancePorts<M>>,
     },
     /// No pin to the slot remains after this, and none is made unless a plan published later says so.
-    /// The worker that is at home gives the ports back.
+    /// The home worker gives the ports back.
     RemoveInstance {
         /// The instance's place.
         slot: Slot,
@@ -86,7 +86,7 @@ pub enum WorkerEvent<M: FrameMemory> {
         /// Packets that the instance held: lost with it, or kept by it.
         outstanding: u64,
     },
-    /// The ports of a removed instance, to be freed: from the worker that was at home.
+    /// The ports of a removed instance, to be freed: from its home worker.
     PortsReturned {
         /// The ports.
         ports: Box<InstancePorts<M>>,

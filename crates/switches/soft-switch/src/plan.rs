@@ -24,7 +24,7 @@ impl WorkerPlan {
         WorkerPlan { plan, queues }
     }
 
-    /// The worker that is at home to the queue by which `worker` reaches the instance in that slot.
+    /// The home worker of the queue by which `worker` reaches the instance in that slot.
     #[inline]
     pub fn home(&self, slot: Slot, worker: WorkerId, workers: usize) -> WorkerId {
         let queues = self.queues.get(slot.index()).copied().unwrap_or(1).max(1);
@@ -47,8 +47,8 @@ impl DerefMut for WorkerPlan {
     }
 }
 
-/// The worker at home to a queue of an instance: its own where there is a queue per worker; else instances are dealt
-/// out, so that those of one queue do not all burden the first worker.
+/// The home worker of a queue of an instance: each worker has its own queue where there are enough; else the queues
+/// are dealt out by slot, so that the first worker does not serve all instances of one queue.
 pub(crate) fn home(slot: Slot, queue: usize, queues: usize, workers: usize) -> usize {
     if queues >= workers {
         queue % workers

@@ -17,8 +17,8 @@ pub(super) const CONTENT: &str = "inco-content";
 /// Slots of the monitor port's rings, as a power of two.
 pub(super) const MONITOR_LOG2_SLOTS: u8 = 14;
 
-/// Queue pairs of a memif port of Open vSwitch: it sends by one for each thread that polls and one for its main thread, and a
-/// memif link has as many back.
+/// Queue pairs of a memif port of Open vSwitch: it sends by one for each thread that polls and one for its main
+/// thread, and a memif link has as many back.
 pub(super) fn queue_pairs(pmd_cpu_mask: Option<&str>) -> u16 {
     let digits = pmd_cpu_mask.unwrap_or_default();
     let digits = digits.strip_prefix("0x").unwrap_or(digits);

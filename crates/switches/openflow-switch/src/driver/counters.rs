@@ -1,8 +1,8 @@
 //! What the ports of Open vSwitch count, put together to counters that only grow.
 //!
-//! A memif port of DPDK shows no counters while nobody is connected to it: they are 0 then, and go on where they were when
-//! somebody connects again. What it had counted since it was last read is hidden until then. Of an uplink that is made up
-//! for by what the ports of the instances say.
+//! A memif port of DPDK shows no counters while nobody is connected to it: they are 0 then, and go on where they were
+//! when somebody connects again. What it had counted since it was last read is hidden until then. Of an uplink that
+//! is made up for by what the ports of the instances say.
 
 use std::ops::AddAssign;
 

@@ -1,5 +1,5 @@
-//! A service's match as the fields of rules: ranges of ports become prefixes of bits, protocols and IP versions rules of
-//! their own.
+//! A service's match as the fields of rules: ranges of ports become prefixes of bits, protocols and IP versions rules
+//! of their own.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -10,8 +10,8 @@ use switch::ServicePlan;
 
 use crate::rules::{Part, ServiceRules, Side, Spread, ports_of};
 
-/// What the rules of a service match. `port_of`: the switch's port of an uplink. `bucket_bits`: a bucket's number has so many
-/// at most; fewer where the match leaves fewer open.
+/// What the rules of a service match. `port_of`: the switch's port of an uplink. `bucket_bits`: a bucket's number has
+/// so many at most; fewer where the match leaves fewer open.
 pub(super) fn service_rules(
     plan: &ServicePlan,
     port_of: impl Fn(UplinkId) -> u32,

@@ -1,11 +1,13 @@
-//! The driver: [`OpenFlowSwitch`] steers by the rules of a bridge of Open vSwitch, behind the contract of every switch.
+//! The driver: [`OpenFlowSwitch`] steers by the rules of a bridge of Open vSwitch, behind the contract of every
+//! switch.
 //!
-//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one asks which
-//! flows the hardware has. Both end with the switch.
+//! Threads: one owns the connection, the monitor port and [`Steering`](crate::Steering), and reads counters; one asks
+//! which flows the hardware has. Both end with the switch.
 //!
-//! All ports of the bridge are made here before there is traffic, because the pollers of Open vSwitch stand still while it
-//! makes one: the monitor port, a memif link whose other end is ours; the uplinks; and those of instances that may come. A
-//! slot's ports are the ones of each instance that has the slot; what they have counted before is not counted for it.
+//! All ports of the bridge are made here before there is traffic, because the pollers of Open vSwitch stand still
+//! while it makes one: the monitor port, a memif link whose other end is ours; the uplinks; and those of instances
+//! that may come. A slot's ports are the ones of each instance that has the slot; what they have counted before is
+//! not counted for it.
 
 mod bridge;
 mod counters;
@@ -207,8 +209,8 @@ pub struct OpenFlowSwitch {
 }
 
 impl OpenFlowSwitch {
-    /// Makes the bridge and its first ports, and starts the threads. Rules follow as soon as the bridge answers. This takes as
-    /// long as Open vSwitch does for its first port of DPDK: some seconds.
+    /// Makes the bridge and its first ports, and starts the threads. Rules follow as soon as the bridge answers. This
+    /// takes as long as Open vSwitch does for its first port of DPDK: some seconds.
     ///
     /// # Errors
     /// [`StartError`]. Nothing of it is left then.

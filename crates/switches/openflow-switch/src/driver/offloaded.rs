@@ -1,4 +1,5 @@
-//! Which flows the hardware has, asked by a thread of its own: the switch needs longer for its list than a packet may wait.
+//! Which flows the hardware has, asked by a thread of its own: the switch needs longer for its list than a packet may
+//! wait.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;

@@ -1,8 +1,8 @@
-//! Whether an instance has stopped taking packets, as far as that shows in what it gives back: Open vSwitch does not tell how full the
-//! ring of an instance is.
+//! Whether an instance has stopped taking packets, as far as that shows in what it gives back: Open vSwitch does not
+//! tell how full the ring of an instance is.
 //!
-//! One that was given packets and has given none back for a while is asked: it gets probes. A function that keeps packets, and gives
-//! probes back, takes them. Only one that has given back a probe before is asked and judged.
+//! One that was given packets and has given none back for a while is asked: it gets probes. A function that keeps
+//! packets, and gives probes back, takes them. Only one that has given back a probe before is asked and judged.
 
 use model::Nanos;
 
@@ -10,11 +10,11 @@ use model::Nanos;
 const ASK_AFTER: Nanos = Nanos::from_millis(200);
 /// How often it is asked.
 const ASK_EVERY: Nanos = Nanos::from_millis(50);
-/// Without anything back for so long it counts as stalled. A machine that has much to do lets a program wait for tens of milliseconds,
-/// and the poller of Open vSwitch beside it.
+/// Without anything back for so long it counts as stalled. A machine that has much to do lets a program wait for tens
+/// of milliseconds, and the poller of Open vSwitch beside it.
 const STALLED_AFTER: Nanos = Nanos::from_millis(1_000);
-/// How much of the time between two readings counts at most: where more passed, whoever takes them did not run, and others
-/// neither.
+/// How much of the time between two readings counts at most: where more passed, whoever takes them did not run, and
+/// others neither.
 const READING_LIMIT: Nanos = Nanos::from_millis(50);
 
 /// What is to be done about it.
@@ -43,8 +43,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Takes a reading: packets and probes that were given to it, and those that came back. Where it need not take any, since it
-    /// is frozen or about to go, `may_be_silent`.
+    /// Takes a reading: packets and probes that were given to it, and those that came back. Where it need not take
+    /// any, since it is frozen or about to go, `may_be_silent`.
     pub(super) fn look(&mut self, given: u64, back: u64, may_be_silent: bool, now: Nanos) -> Silence {
         let since = self.read.replace(now).map_or(Nanos::ZERO, |read| now.since(read));
         if may_be_silent || back != self.back {
@@ -77,8 +77,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Readings each 10 ms for that long, of an instance that is given a packet between any two; how often it was asked, and
-    /// when it counted as stalled.
+    /// Readings each 10 ms for that long, of an instance that is given a packet between any two; how often it was
+    /// asked, and when it counted as stalled.
     fn watched(ms: u64, mut back: impl FnMut(u64, u64) -> u64) -> (u64, Option<u64>) {
         let mut watch = Watch::default();
         let (mut asked, mut given) = (0, 0);

@@ -1,5 +1,5 @@
-//! What goes wrong between inco and the switch, as events: each kind at once when it begins, and then at most once in a while
-//! with how often it has happened. However much a switch says, what is told of it is bounded.
+//! What goes wrong between inco and the switch, as events: each kind at once when it begins, and then at most once in
+//! a while with how often it has happened. However much a switch says, what is told of it is bounded.
 
 use model::Nanos;
 use switch::SwitchEvent;

@@ -107,7 +107,8 @@ impl FakeNic {
                 (Some(of), Message::FlowMod(flow)) => return of.push((xid, flow)),
                 _ => refused((ErrorMessage::BUNDLE_FAILED, 2)),
             },
-            // What Open vSwitch is asked for in a message of its own: to forget the connections of the zone at its end.
+            // What Open vSwitch is asked for in a message of its own: to forget the connections of the zone at its
+            // end.
             Message::Other { body, .. } => {
                 let forgotten = body.last_chunk::<2>().map(|zone| u16::from_be_bytes(*zone));
                 self.marks.retain(|(zone, _), _| Some(*zone) != forgotten);

@@ -13,7 +13,8 @@ use packet::{Parsed, parse};
 use super::{AtPlace, CACHE_IDLE, Cached, Delivered, FakeNic, Key, Mask, is_within, masked};
 
 impl FakeNic {
-    /// What a port has counted: whoever carries frames to it and from it counts them there. It is made with the first call.
+    /// What a port has counted: whoever carries frames to it and from it counts them there. It is made with the first
+    /// call.
     pub fn port(&mut self, number: u32) -> &mut PortStats {
         self.ports.entry(number).or_insert_with(|| PortStats {
             port: number,
@@ -32,7 +33,8 @@ impl FakeNic {
         lines.filter_map(|line| Some(line.front()?.0)).min()
     }
 
-    /// Decides anew for the packet of an entry. One that rests on more than it did cannot stay: others may have to be told apart.
+    /// Decides anew for the packet of an entry. One that rests on more than it did cannot stay: others may have to be
+    /// told apart.
     pub(super) fn revalidate(&mut self, mask: &Mask, key: &Key, now: Nanos) {
         let found = self.cache.get(mask).and_then(|of| of.get(key));
         let Some((packet, used)) = found.map(|cached| (cached.packet.clone(), cached.used)) else {

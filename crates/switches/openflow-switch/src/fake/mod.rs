@@ -1,8 +1,9 @@
 //! A switch for tests and simulations: OpenFlow on one side, a datapath that lags its rules on the other.
 //!
-//! Modelled after Open vSwitch: what is decided for a packet is kept in a cache, for all packets that agree in every bit that
-//! was looked at, and when rules change the cache is gone over in rounds, each entry at some moment of the round. Decisions
-//! that are under way when rules change enter the cache late. Everything that goes wrong with real ones can be made to: see [`Faults`].
+//! Modelled after Open vSwitch: what is decided for a packet is kept in a cache, for all packets that agree in every
+//! bit that was looked at, and when rules change the cache is gone over in rounds, each entry at some moment of the
+//! round. Decisions that are under way when rules change enter the cache late. Everything that goes wrong with real
+//! ones can be made to: see [`Faults`].
 //!
 //! It reads no clock, and has no socket: [`FakeNic::receive`] and [`FakeNic::output`] are its end of a connection.
 
@@ -42,7 +43,8 @@ pub struct Faults {
     pub reorders: bool,
     /// How long a round over the cache takes. No decision takes more than half of it.
     pub round: Nanos,
-    /// The shortest and the longest time from a port to its other end. Order is kept within a port, not between ports.
+    /// The shortest and the longest time from a port to its other end. Order is kept within a port, not between
+    /// ports.
     pub port_delay: (Nanos, Nanos),
     /// How old the counters can be.
     pub counter_lag: Nanos,

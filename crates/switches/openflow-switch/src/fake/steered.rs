@@ -44,8 +44,8 @@ impl SteeredNic {
         self.session.is_some()
     }
 
-    /// Time passes on both sides. Gives the frames that have arrived at the other ends of ports, but for those that are for
-    /// the steering. What is no OpenFlow on either side cuts the connection.
+    /// Time passes on both sides. Gives the frames that have arrived at the other ends of ports, but for those that
+    /// are for the steering. What is no OpenFlow on either side cuts the connection.
     pub fn turn(&mut self, now: Nanos) -> Vec<Delivered> {
         self.nic.tick(now);
         if self.exchange(now).is_none() {

@@ -19,15 +19,16 @@ pub(crate) use tag::{ROUNDS, Tag, is_probe, marker_frame, probe_frame};
 
 /// The table that packets meet: each further one costs a card a look-up, and its rules are exact or prefixes.
 pub const TABLE: u8 = 0;
-/// The table in which packets go on whose connection was looked up. Only those of buckets that change their instance do.
+/// The table in which packets go on whose connection was looked up. Only those of buckets that change their instance
+/// do.
 pub const HANDOVER_TABLE: u8 = 1;
-/// Connections of ours among those that the switch tracks have zones from this one on. Each move of a bucket has its own: where
-/// a service is not symmetric, a connection is two flows, whose buckets move each for itself.
+/// Connections of ours among those that the switch tracks have zones from this one on. Each move of a bucket has its
+/// own: where a service is not symmetric, a connection is two flows, whose buckets move each for itself.
 const FIRST_ZONE: u16 = 0x1000;
 /// Zones of moves, more than there are moves at a time.
 pub(crate) const ZONES: u16 = 4096;
-/// The header's kind of messages that one maker understands, and what asks Open vSwitch to forget the connections of a zone
-/// (`NXT_CT_FLUSH_ZONE`).
+/// The header's kind of messages that one maker understands, and what asks Open vSwitch to forget the connections of
+/// a zone (`NXT_CT_FLUSH_ZONE`).
 const EXPERIMENTER: u8 = 4;
 const NICIRA: u32 = 0x0000_2320;
 const FLUSH_ZONE: u32 = 29;
@@ -68,10 +69,10 @@ pub(crate) enum RuleKind {
     Fallback = 4,
 }
 
-/// Makes what Open vSwitch decides by a bucket's rule rest on all addresses and ports, as what it decides by a flow's own does. An
-/// entry of its cache that rests on less would be removed when the flow gets a rule of its own, amidst its packets: one that finds no
-/// entry leaves before those of its burst that found the old one. One that rests on as much is given other actions where it is. The
-/// hash itself is always 0.
+/// Makes what Open vSwitch decides by a bucket's rule rest on all addresses and ports, as what it decides by a flow's
+/// own does. An entry of its cache that rests on less would be removed when the flow gets a rule of its own, amidst
+/// its packets: one that finds no entry leaves before those of its burst that found the old one. One that rests on as
+/// much is given other actions where it is. The hash itself is always 0.
 const READ_ALL: Action = Action::Multipath { highest: 0 };
 
 /// The cookie of a rule.
@@ -180,8 +181,8 @@ impl Rule {
 pub(crate) enum BucketWay {
     /// Sends to the instance.
     Plain,
-    /// What the switch remembers of a connection decides. One of which it remembers nothing comes to the instance, and that is
-    /// remembered from its first packet on.
+    /// What the switch remembers of a connection decides. One of which it remembers nothing comes to the instance,
+    /// and that is remembered from its first packet on.
     Tracked {
         /// Where it is remembered: one of [`ZONES`].
         zone: u16,
@@ -197,8 +198,8 @@ pub(crate) fn data_port(ports: &[u32], number: u8) -> u32 {
     of.copied().unwrap_or(port::ANY)
 }
 
-/// The priority of the bucket rules of a side, of the service at that place: the first service that takes a packet has it, and
-/// a packet that could travel either way begins a flow.
+/// The priority of the bucket rules of a side, of the service at that place: the first service that takes a packet
+/// has it, and a packet that could travel either way begins a flow.
 fn bucket_priority(place: usize, side: &Side) -> u16 {
     BUCKET_PRIORITY - 2 * place.min(ServiceId::LIMIT - 1) as u16 - u16::from(side.is_answering)
 }
@@ -215,8 +216,8 @@ fn to_instance(of: &Side, to: Option<(Slot, &[u32])>, monitor: u32) -> Vec<Actio
     }
 }
 
-/// The rules of a bucket on a side: the one that packets meet, and the one in [`HANDOVER_TABLE`]. `place`: the service's
-/// among all.
+/// The rules of a bucket on a side: the one that packets meet, and the one in [`HANDOVER_TABLE`]. `place`: the
+/// service's among all.
 pub(crate) fn bucket_rules(
     service: &ServiceRules,
     place: usize,

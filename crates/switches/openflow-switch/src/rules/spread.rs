@@ -79,8 +79,8 @@ pub struct Side {
     pub port: u32,
     /// The data port of the instance that its packets go to, below 8.
     pub data_port: u8,
-    /// Whether packets travel against the direction in which flows are opened: the service is symmetric, and its match is
-    /// mirrored in `fields`.
+    /// Whether packets travel against the direction in which flows are opened: the service is symmetric, and its
+    /// match is mirrored in `fields`.
     pub is_answering: bool,
     /// What else is matched: the EtherType at least.
     pub fields: Vec<Field>,

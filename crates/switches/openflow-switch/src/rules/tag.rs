@@ -26,8 +26,8 @@ const _: () = assert!((Slot::LIMIT as u16) < HELD - FIRST_SLOT && MARKED + (ROUN
 /// What the tag of a frame on the monitor port says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink, or a probe
-    /// that it has given back on that data port.
+    /// From us: to this data port of the instance. To us: a copy of what was sent to it, received on that uplink, or
+    /// a probe that it has given back on that data port.
     Instance(Slot, u8),
     /// To us: not sent to any instance; received on that uplink.
     Held(u8),

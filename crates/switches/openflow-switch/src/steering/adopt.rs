@@ -1,7 +1,8 @@
-//! After inco itself was started again: where flows and buckets are is read out of the rules that the switch goes on by.
+//! After inco itself was started again: where flows and buckets are is read out of the rules that the switch goes on
+//! by.
 //!
-//! Flows that began while nobody steered have no rules of their own, and nothing is known of them: they are on their buckets, which
-//! therefore stay where they are until such flows have shown themselves or ended.
+//! Flows that began while nobody steered have no rules of their own, and nothing is known of them: they are on their
+//! buckets, which therefore stay where they are until such flows have shown themselves or ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,9 +24,10 @@ pub(super) struct Adoption {
 }
 
 impl Steering {
-    /// The switch may have rules of an earlier run, with the same ports and services: what they say of instances, buckets and flows
-    /// is taken over with the first connection, and nothing that agrees is touched. `places`: the ports that instances can have.
-    /// An instance that is not attached within `patience` is gone. To be called before anything else.
+    /// The switch may have rules of an earlier run, with the same ports and services: what they say of instances,
+    /// buckets and flows is taken over with the first connection, and nothing that agrees is touched. `places`: the
+    /// ports that instances can have. An instance that is not attached within `patience` is gone. To be called before
+    /// anything else.
     pub fn adopt(&mut self, places: impl IntoIterator<Item = (Slot, ServiceId, Vec<u32>)>, patience: Nanos) {
         let places = places
             .into_iter()
@@ -99,7 +101,8 @@ impl Steering {
             }
         }
         let mut zones = 0;
-        // On one side it may have been written already who has new connections, and not on the other: each of them has a mark.
+        // On one side it may have been written already who has new connections, and not on the other: each of them
+        // has a mark.
         asking.retain(|place| {
             let slot = unmarked.get(place).copied().flatten();
             let Some(of) = self.bucket_mut(*place).filter(|_| slot.is_some()) else {

@@ -9,7 +9,8 @@ use crate::rules::pin_number;
 
 /// After a rule was refused no exact rules are written for so long.
 pub(super) const REFUSED_PAUSE: Nanos = Nanos::from_millis(100);
-/// So long after the switch refused a rule that no flow can do without, all rules are compared, and written again where they lack.
+/// So long after the switch refused a rule that no flow can do without, all rules are compared, and written again
+/// where they lack.
 pub(super) const COMPARE_PAUSE: Nanos = Nanos::from_millis(200);
 
 pub(super) enum Link {

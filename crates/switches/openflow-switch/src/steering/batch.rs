@@ -1,9 +1,9 @@
-//! Rules of flows that wait together go together, in a bundle: Open vSwitch pauses after each change of its rules until all of
-//! its pollers have been at rest, and a bundle is one change.
+//! Rules of flows that wait together go together, in a bundle: Open vSwitch pauses after each change of its rules
+//! until all of its pollers have been at rest, and a bundle is one change.
 //!
-//! One batch is under way at a time, and nothing is sent behind it until the switch has answered: so what depends on a rule
-//! comes after it also where the batch is refused and its rules are written one by one, and what wants to be written meanwhile
-//! waits here, where it is bounded, and makes the next batch.
+//! One batch is under way at a time, and nothing is sent behind it until the switch has answered: so what depends on
+//! a rule comes after it also where the batch is refused and its rules are written one by one, and what wants to be
+//! written meanwhile waits here, where it is bounded, and makes the next batch.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -130,8 +130,8 @@ impl Steering {
         true
     }
 
-    /// The switch has answered all of it. What it has not taken is written one by one: each rule that it refuses is then told by
-    /// its own error.
+    /// The switch has answered all of it. What it has not taken is written one by one: each rule that it refuses is
+    /// then told by its own error.
     fn end_batch(&mut self) {
         let Some(batch) = self.outbox.batch.take() else {
             return;

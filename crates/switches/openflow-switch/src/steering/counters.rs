@@ -178,8 +178,8 @@ impl Steering {
         sum.bytes += bytes;
     }
 
-    /// What the switch says of the flows that its hardware has; [`None`] where that is not known. One that is not among them
-    /// is forwarded in software.
+    /// What the switch says of the flows that its hardware has; [`None`] where that is not known. One that is not
+    /// among them is forwarded in software.
     pub fn set_offloaded(&mut self, found: Option<&[DatapathFlow]>) {
         for flow in self.book.flows.values_mut() {
             flow.offload = found.map(|_| Offload::None);

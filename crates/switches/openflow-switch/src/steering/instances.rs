@@ -30,7 +30,8 @@ pub(super) struct Instance {
     pub(super) epoch: u64,
     /// Whether it was attached: else it is known from rules of an earlier run alone.
     pub(super) is_attached: bool,
-    /// Until then one of an earlier run has time to be as it was: its buckets stay, and if it is not attached by then it is gone.
+    /// Until then one of an earlier run has time to be as it was: its buckets stay, and if it is not attached by then
+    /// it is gone.
     pub(super) awaited_until: Nanos,
 }
 
@@ -73,7 +74,8 @@ impl Steering {
         }
     }
 
-    /// Sends a probe to a data port of the instance. What the instance gives back of it is counted, and leaves by no uplink.
+    /// Sends a probe to a data port of the instance. What the instance gives back of it is counted, and leaves by no
+    /// uplink.
     pub fn probe(&mut self, slot: Slot, data_port: u8) {
         self.inject(Tag::Instance(slot, data_port).put(&probe_frame()));
     }
@@ -98,8 +100,8 @@ impl Steering {
         self.slot_figures(slot).live_flows == 0 && !self.may_get_flows(slot)
     }
 
-    /// The instance has failed, which does not say that it is dead: what it still gives is sent on no more. When that is in
-    /// force it is gone, and not before: others may have its flows then.
+    /// The instance has failed, which does not say that it is dead: what it still gives is sent on no more. When that
+    /// is in force it is gone, and not before: others may have its flows then.
     pub fn fail(&mut self, slot: Slot) {
         if !self.instances.contains_key(&slot) || self.failing.contains_key(&slot) {
             return;
@@ -117,8 +119,8 @@ impl Steering {
         self.failing.contains_key(&slot)
     }
 
-    /// The instance is gone. Flows that it has left are given to others when they next show themselves. One that has failed goes by
-    /// itself: see [`Steering::fail`].
+    /// The instance is gone. Flows that it has left are given to others when they next show themselves. One that has
+    /// failed goes by itself: see [`Steering::fail`].
     pub fn remove(&mut self, slot: Slot, now: Nanos) {
         if !self.failing.contains_key(&slot) {
             self.forget(slot, now);

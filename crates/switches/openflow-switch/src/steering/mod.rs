@@ -36,8 +36,8 @@ use crate::rules::{OWNER, OWNER_MASK, ServiceRules, marker_frame, marker_rule};
 pub struct Settings {
     /// How new flows are set up.
     pub setup: FlowSetup,
-    /// Exact rules at most. At the limit new flows stay on their bucket, and those of most packets get rules first when
-    /// others end.
+    /// Exact rules at most. At the limit new flows stay on their bucket, and those of most packets get rules first
+    /// when others end.
     pub rule_limit: usize,
     /// Flows known at most. A bucket that has others too stays where it is until they can have ended.
     pub flow_limit: usize,
@@ -142,8 +142,8 @@ struct Due {
 }
 
 impl Steering {
-    /// Nothing is known and nothing is connected. `monitor`: the switch's number of the monitor port, whose other end is
-    /// ours.
+    /// Nothing is known and nothing is connected. `monitor`: the switch's number of the monitor port, whose other end
+    /// is ours.
     pub fn new(settings: Settings, services: Vec<(ServiceRules, Scheduler)>, monitor: u32) -> Steering {
         let services = services.into_iter().map(|(rules, scheduler)| Service {
             buckets: (0..match settings.setup {

@@ -83,8 +83,8 @@ impl Steering {
         self.push_move(buckets, Phase::Mark, now);
     }
 
-    /// Goes on where an earlier run was with these buckets: the switch asks for their connections, and sends others to where they
-    /// are by now. Of the flows that are not theirs none is known yet.
+    /// Goes on where an earlier run was with these buckets: the switch asks for their connections, and sends others
+    /// to where they are by now. Of the flows that are not theirs none is known yet.
     pub(super) fn go_on_asking(&mut self, places: &BTreeSet<(usize, usize)>, now: Nanos) {
         let target = |(service, bucket): &(usize, usize)| {
             let to = self.bucket((*service, *bucket))?.slot?;
@@ -190,7 +190,8 @@ impl Steering {
         }
     }
 
-    /// Goes on waiting for the flows of these buckets: for a proof of the rules that were written meanwhile, if there are some.
+    /// Goes on waiting for the flows of these buckets: for a proof of the rules that were written meanwhile, if there
+    /// are some.
     fn wait_on(&mut self, of: Move, rest: Vec<Target>) {
         if rest.is_empty() {
             return;

@@ -144,8 +144,8 @@ impl Steering {
     }
 }
 
-/// A packet's addresses as a switch matches them: those of its own header, also in an ICMP error; ports only where the
-/// protocol has ports that rules match, and none in fragments.
+/// A packet's addresses as a switch matches them: those of its own header, also in an ICMP error; ports only where
+/// the protocol has ports that rules match, and none in fragments.
 pub(super) fn seen_by_switch(packet: &[u8]) -> Option<Tuple> {
     let (info, is_whole) = match parse(packet) {
         Parsed::Flow(info) => (info, true),

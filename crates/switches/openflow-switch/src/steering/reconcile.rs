@@ -1,5 +1,5 @@
-//! After a connection was made: what the switch has of ours is compared with what it should have. Rules that agree are not
-//! touched; exact rules are written before those of buckets.
+//! After a connection was made: what the switch has of ours is compared with what it should have. Rules that agree
+//! are not touched; exact rules are written before those of buckets.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What a scheduler means where the switch forwards: it chooses the instance of a bucket, that is of all flows that will
-//! begin with these bits, and not that of each flow.
+//! What a scheduler means where the switch forwards: it chooses the instance of a bucket, that is of all flows that
+//! will begin with these bits, and not that of each flow.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -98,8 +98,8 @@ impl Steering {
             .map(|row| row.slot)
     }
 
-    /// Gives instances to buckets that have none, and other ones to buckets whose instance the scheduler would not choose
-    /// any more.
+    /// Gives instances to buckets that have none, and other ones to buckets whose instance the scheduler would not
+    /// choose any more.
     pub(super) fn rebalance(&mut self, now: Nanos) {
         for service in 0..self.services.len() {
             self.assign(service, now);
@@ -139,8 +139,8 @@ impl Steering {
         }
     }
 
-    /// Buckets to be moved together: those whose instance takes no flows first, then those of the most used one that the
-    /// scheduler would put elsewhere.
+    /// Buckets to be moved together: those whose instance takes no flows first, then those of the most used one that
+    /// the scheduler would put elsewhere.
     fn targets(&mut self, service: usize, now: Nanos) -> Vec<Target> {
         let Some(of) = self.services.get(service) else {
             return Vec::new();
@@ -203,8 +203,8 @@ impl Steering {
         })
     }
 
-    /// Whether a bucket is better off: its instance is over what it may have and the other one is not, or the other one
-    /// would still have less with the bucket than this one without it. `to` has it already, in the candidates.
+    /// Whether a bucket is better off: its instance is over what it may have and the other one is not, or the other
+    /// one would still have less with the bucket than this one without it. `to` has it already, in the candidates.
     fn gains(&self, service: usize, from: Slot, to: Slot, share: f32) -> bool {
         let Some(of) = self.services.get(service) else {
             return false;

@@ -24,8 +24,9 @@ pub(super) struct Account {
     pub(super) unseen: Option<Unseen>,
     /// What had moved at the last reading.
     pub(super) moved: u64,
-    /// After an earlier run's rules were taken over, until no packet moves: by how many packets the sum of all counters may be wrong at
-    /// most, because ports are not read at one moment. As many as moved from the first reading to the second.
+    /// After an earlier run's rules were taken over, until no packet moves: by how many packets the sum of all
+    /// counters may be wrong at most, because ports are not read at one moment. As many as moved from the first
+    /// reading to the second.
     pub(super) skew: Option<u64>,
     /// By how many it was.
     pub(super) skewed: i64,
@@ -56,9 +57,10 @@ impl Worker {
         });
     }
 
-    /// A port that is gone takes with it what it counted since it was read last, at most `PORTS_EVERY` before: what became of those
-    /// packets is in the counters of the uplinks alone. Once nothing moves they are what is missing there; where something always
-    /// does, the least that was missing at any reading, since ports are not read at one moment.
+    /// A port that is gone takes with it what it counted since it was read last, at most `PORTS_EVERY` before: what
+    /// became of those packets is in the counters of the uplinks alone. Once nothing moves they are what is missing
+    /// there; where something always does, the least that was missing at any reading, since ports are not read at one
+    /// moment.
     pub(super) fn settle_unseen(&mut self, now: Nanos) {
         let mut shared = lock(&self.above.shared);
         let reading = &mut shared.reading;

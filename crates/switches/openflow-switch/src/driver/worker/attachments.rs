@@ -29,7 +29,8 @@ pub(super) struct Attachment {
     pub(super) excess: u64,
     /// Whether it still takes packets.
     pub(super) watch: Watch,
-    /// Probes that it still gets without need, until it has given one back: it was taken over, and has not been asked yet.
+    /// Probes that it still gets without need, until it has given one back: it was taken over, and has not been asked
+    /// yet.
     pub(super) introductions: u8,
 }
 
@@ -59,8 +60,8 @@ impl DataPort {
         self.back_before = self.counters.received_packets.total();
     }
 
-    /// What its uplink has carried at least since this was asked the last time. `probes_back`: at most so many of what came
-    /// back are probes.
+    /// What its uplink has carried at least since this was asked the last time. `probes_back`: at most so many of
+    /// what came back are probes.
     pub(super) fn newly_carried(&mut self, probes_back: u64) -> Carried {
         let probes = self.probes - self.probes_before;
         let received = self.given().saturating_sub(self.given_before + probes);
@@ -88,8 +89,8 @@ pub(super) struct Base {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its rules are on their way, then probes. `taken`: since when all of its ports have taken some, and what the last
-    /// reading found.
+    /// Its rules are on their way, then probes. `taken`: since when all of its ports have taken some, and what the
+    /// last reading found.
     Probing {
         until: Nanos,
         taken: Option<(Nanos, Base)>,

@@ -17,7 +17,8 @@ use crate::steering::Fallback;
 
 /// How often the counters of ports are read. A reading of all takes the switch less than a millisecond.
 pub(super) const PORTS_EVERY: Nanos = Nanos::from_millis(10);
-/// How often it is looked which flows the hardware has. A list of ten thousand takes the switch some ten milliseconds.
+/// How often it is looked which flows the hardware has. A list of ten thousand takes the switch some ten
+/// milliseconds.
 pub(super) const OFFLOADED_EVERY: Nanos = Nanos::from_secs(1);
 /// After this long without an answer they are asked for again.
 pub(super) const PORTS_PATIENCE: Nanos = Nanos::from_millis(500);
@@ -25,8 +26,8 @@ pub(super) const PORTS_PATIENCE: Nanos = Nanos::from_millis(500);
 pub(super) const PROBE_PATIENCE: Nanos = Nanos::from_millis(100);
 /// How long probes may wait for their place in an instance's ring. One that no ring took would be missed for good.
 pub(super) const PROBE_LIMIT: Nanos = Nanos::from_secs(2);
-/// Probes that an instance which was taken over gets at most, and how far apart, until one comes back. Who has not given one back is
-/// not judged by its silence; one that keeps them for good gets no more than these.
+/// Probes that an instance which was taken over gets at most, and how far apart, until one comes back. Who has not
+/// given one back is not judged by its silence; one that keeps them for good gets no more than these.
 pub(super) const INTRODUCTIONS: u8 = 5;
 pub(super) const INTRODUCTION_EVERY: Nanos = Nanos::from_millis(100);
 
@@ -189,8 +190,8 @@ impl Worker {
                     until,
                     taken: Some((since, totals)),
                 };
-                // None is under way any more that would be taken for a packet. What the port's last instance had after its
-                // counters could be read for the last time is in them, too: so they have to stand still.
+                // None is under way any more that would be taken for a packet. What the port's last instance had
+                // after its counters could be read for the last time is in them, too: so they have to stand still.
                 let are_sent = totals == last && totals.sent_packets + totals.dropped >= totals.probes;
                 let are_back = totals.received_packets >= totals.sent_packets
                     && totals.probes_back >= totals.received_packets;
@@ -268,7 +269,8 @@ impl Worker {
             let probes_later = since(totals.probes, base.probes);
             let to = since(since(totals.sent_packets, base.sent_packets), probes_later);
             let back = since(since(totals.received_packets, base.received_packets), back_later);
-            // A packet that came back is read before those that went out are: only what stays too much was made there.
+            // A packet that came back is read before those that went out are: only what stays too much was made
+            // there.
             let excess = back.saturating_sub(to);
             let originated = excess.min(attachment.excess);
             attachment.excess = excess;
@@ -309,8 +311,8 @@ impl Worker {
         self.count_flows();
     }
 
-    /// How many flows each instance has. One that drains and may still be given some is not empty, nor is one whose flows may still
-    /// come to it although they were purged.
+    /// How many flows each instance has. One that drains and may still be given some is not empty, nor is one whose
+    /// flows may still come to it although they were purged.
     pub(super) fn count_flows(&mut self) {
         let shared = Arc::clone(&self.above.shared);
         let mut shared = lock(&shared);

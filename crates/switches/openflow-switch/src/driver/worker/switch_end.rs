@@ -16,9 +16,10 @@ use crate::driver::troubles::{Counts, Kind, Troubles};
 /// Frames taken from the monitor port in one turn.
 pub(super) const BURST: usize = 256;
 
-/// Whether a memif socket is there on which nobody listens. It is asked with a socket of another kind, which is refused either way:
-/// a connection that is closed again before it has said anything ends DPDK 22.11, which then polls a socket that it has closed
-/// itself (`memif_listener_handler`; "PANIC in `eal_intr_thread_main()`: Error adding fd").
+/// Whether a memif socket is there on which nobody listens. It is asked with a socket of another kind, which is
+/// refused either way: a connection that is closed again before it has said anything ends DPDK 22.11, which then
+/// polls a socket that it has closed itself (`memif_listener_handler`; "PANIC in `eal_intr_thread_main()`: Error
+/// adding fd").
 pub(super) fn is_dead(socket: &Path) -> bool {
     let Ok(address) = SocketAddrUnix::new(socket) else {
         return false;
