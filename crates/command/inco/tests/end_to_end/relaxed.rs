@@ -35,7 +35,7 @@ flows = 8
 rate_per_flow = "1kpps"
 "#;
 /// Purges that are made at most until some flows had packets under way. Where a packet waits for those before it is
-/// tested packet by packet in `crates/switches/soft-switch/tests/worker.rs`: here it is a matter of luck.
+/// tested packet by packet in `crates/switches/soft-switch/tests/worker/moves.rs`: here it is a matter of luck.
 const ROUNDS: u32 = 20;
 
 #[test]

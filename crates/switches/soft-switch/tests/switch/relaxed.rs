@@ -12,7 +12,7 @@ const UNDER_WAY: u64 = 256 / FLOWS as u64;
 
 /// Moves all flows to and fro until enough of them waited for their packets. On a busy machine a function may have to
 /// wait for a CPU for longer than a flow is held: such a move is counted, and may let as many packets overtake others
-/// as were under way. (`tests/worker.rs` holds a flow with a clock of its own.)
+/// as were under way. (`tests/worker/moves.rs` holds a flow with a clock of its own.)
 #[test]
 fn flows_change_instances_under_load_and_keep_their_order() {
     let mut of = service(0, &[0, 1], Match::default());

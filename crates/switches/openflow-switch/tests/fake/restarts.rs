@@ -1,0 +1,164 @@
+//! Connections that are cut, switches that are started again, and those who steer after others.
+
+use model::{FlowSetup, Nanos, Slot, Timeouts};
+use openflow_switch::{Faults, Settings};
+
+use crate::world::{
+    INSTANCES, SERVICE, STEP, World, assert_none_astray, lagging, long_flows, quick, traffic_while_scaling,
+};
+
+#[test]
+fn a_cut_connection_is_not_noticed_by_flows() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 6);
+    world.ready(4);
+    long_flows(&mut world, 0..50, 10, STEP);
+    let rules = world.joined.nic.cookies();
+    world.cut();
+    // 30 s, in which new flows come too: they go by their buckets.
+    long_flows(&mut world, 0..60, 500, Nanos::from_millis(1));
+    assert_none_astray(&mut world);
+    assert_eq!(world.joined.nic.cookies(), rules);
+    world.connect();
+    world.until("new flows have rules", |world| {
+        world.joined.steering.figures().rules == 60
+    });
+    let figures = world.joined.steering.figures();
+    let marker = 1;
+    assert_eq!(figures.agreed_rules, rules.len() as u64 - marker, "{figures:?}");
+    long_flows(&mut world, 0..60, 10, STEP);
+    assert_none_astray(&mut world);
+}
+
+#[test]
+fn a_switch_that_was_restarted_gets_its_pins_before_its_buckets() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 8);
+    world.ready(4);
+    long_flows(&mut world, 0..200, 5, STEP);
+    // Buckets have moved since: only pins keep flows where they are.
+    world.scale(1, 4);
+    long_flows(&mut world, 0..200, 30, STEP);
+    world.until("buckets have moved", |world| {
+        (1..4).all(|slot| !world.joined.steering.may_get_flows(Slot(slot)))
+    });
+    assert_none_astray(&mut world);
+    world.cut();
+    world.joined.nic.restart(world.now);
+    world.connect();
+    long_flows(&mut world, 0..200, 30, STEP);
+    world.run(Nanos::from_millis(50));
+    let (outcome, dropped) = (world.outcome(), world.joined.nic.dropped());
+    assert_eq!((outcome.duplicated, outcome.mis_steered), (0, 0), "{outcome:?}");
+    assert!(
+        dropped > 0 && outcome.lost == dropped,
+        "what is lost is counted: {dropped} {outcome:?}"
+    );
+}
+
+/// Also the rules that no flow can do without, from the beginning.
+#[test]
+fn rules_that_were_refused_are_written_again() {
+    let faults = Faults {
+        refuse_one_in: 3,
+        ..lagging(1_000, 100, 30)
+    };
+    let mut world = World::new(faults, quick(FlowSetup::Proactive), true, 11);
+    world.ready(4);
+    world.until("all that was refused is there", |world| {
+        let is_in_force = |slot| world.joined.steering.is_in_force(Slot(slot));
+        let cookies = world.joined.nic.cookies();
+        // One per uplink and two tables for each of 16 buckets; two to, one from and one for probes of each instance,
+        // and one for marks on each uplink; the marker's.
+        cookies.len() > 2 * 2 * 16 + 4 * 6 && (0..4).all(is_in_force)
+    });
+    long_flows(&mut world, 0..40, 20, STEP);
+    assert_none_astray(&mut world);
+    assert!(world.joined.steering.figures().errors > 0);
+}
+
+#[test]
+fn who_steers_anew_finds_every_flow_and_touches_no_rule() {
+    let settings = Settings {
+        idle: Timeouts::all(Nanos::from_millis(300)),
+        ..quick(FlowSetup::Proactive)
+    };
+    let mut world = World::new(lagging(2_000, 100, 30), settings.clone(), true, 12);
+    world.ready(4);
+    long_flows(&mut world, 0..60, 20, STEP);
+    world.scale(2, 4);
+    for _ in 0..20 {
+        long_flows(&mut world, 0..60, 10, STEP);
+    }
+    assert!(
+        !world.joined.steering.may_get_flows(Slot(3)),
+        "its buckets have moved"
+    );
+    // Nobody steers, and flows begin.
+    world.cut();
+    long_flows(&mut world, 0..90, 10, STEP);
+    let pins = |world: &World| -> Vec<u64> {
+        let cookies = world.joined.nic.cookies().into_iter();
+        // The third byte says what a rule is for.
+        cookies.filter(|cookie| (cookie >> 40) & 0xff == 3).collect()
+    };
+    let before = pins(&world);
+    assert_eq!(before.len(), 120, "60 flows, both ways");
+    let buckets = world.joined.steering.buckets(SERVICE);
+    world.steer_anew(settings, true, 4);
+    assert_eq!(world.joined.steering.flows().count(), 60);
+    assert_eq!(world.joined.steering.buckets(SERVICE), buckets);
+    assert_eq!(pins(&world), before);
+    // Another plan, at once: nothing may move before those that nobody knows have shown themselves, or ended.
+    world.scale(4, 4);
+    for _ in 0..40 {
+        long_flows(&mut world, 0..90, 10, STEP);
+    }
+    assert_eq!(world.joined.steering.flows().count(), 90);
+    world.until("buckets move again", |world| {
+        world.joined.steering.may_get_flows(Slot(3))
+    });
+    for _ in 0..20 {
+        long_flows(&mut world, 0..90, 10, STEP);
+    }
+    assert_none_astray(&mut world);
+    assert_eq!(world.joined.steering.figures().evicted, 0);
+}
+
+/// Wherever it was, also in the middle of moves.
+#[test]
+fn who_steers_anew_goes_on_where_the_one_before_was() {
+    for seed in 0..10 {
+        let settings = quick(FlowSetup::Proactive);
+        let mut world = World::new(lagging(3_000, 300, 50), settings.clone(), false, seed);
+        world.ready(INSTANCES);
+        for (round, scale) in [2, 7, 3].into_iter().enumerate() {
+            let at = seed.wrapping_mul(7_919) % 23 + 3 * round as u64;
+            traffic_while_scaling(&mut world, seed, false, &[scale], Nanos::from_millis(2 * at + 1));
+            world.steer_anew(settings.clone(), false, INSTANCES);
+            traffic_while_scaling(&mut world, seed, false, &[scale], Nanos::from_millis(60));
+        }
+        assert_none_astray(&mut world);
+    }
+}
+
+#[test]
+fn an_instance_that_is_not_found_again_is_gone() {
+    let settings = quick(FlowSetup::Proactive);
+    let mut world = World::new(lagging(1_000, 100, 30), settings.clone(), false, 13);
+    world.ready(3);
+    long_flows(&mut world, 0..60, 10, STEP);
+    let of_it = |world: &World| {
+        world
+            .joined
+            .steering
+            .flows()
+            .filter(|row| row.slot == Slot(2))
+            .count()
+    };
+    assert!(of_it(&world) > 0);
+    world.steer_anew(settings, false, 2);
+    world.scale(2, 2);
+    assert!(of_it(&world) > 0, "it may come back");
+    world.until("it is gone", |world| of_it(world) == 0);
+    world.run(Nanos::from_millis(20));
+    assert!(!world.joined.steering.buckets(SERVICE).contains(&Some(Slot(2))));
+}
