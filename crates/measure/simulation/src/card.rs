@@ -216,6 +216,10 @@ impl CardSwitch {
     pub(crate) fn set_terms(&mut self, control: &ControlLoop) {
         let metric = self.scheduler.settings().metric;
         let service = control.collector.service(SERVICE);
+        let capacity_pps =
+            (control.plan.instances().next()).map_or(0.0, |(_, row)| f64::from(row.capacity_pps));
+        let flow_load = service.expected(metric, capacity_pps) as f32;
+        self.joined.steering.set_flow_load(SERVICE, flow_load);
         for (slot, row) in control.plan.instances() {
             let load = match (metric, control.collector.slot(slot)) {
                 (Metric::Flows, _) => self.joined.steering.slot_figures(slot).live_flows as f64,

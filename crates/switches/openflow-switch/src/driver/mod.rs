@@ -193,6 +193,8 @@ pub enum StartError {
 struct Shared {
     reading: SwitchReading,
     loads: Vec<(Slot, f32)>,
+    /// What a new flow of each service is expected to bring.
+    flow_loads: Vec<(ServiceId, f32)>,
 }
 
 /// A bridge of Open vSwitch that steers. Dropping it removes the bridge.
@@ -301,6 +303,7 @@ impl OpenFlowSwitch {
         let shared = Arc::new(Mutex::new(Shared {
             reading,
             loads: Vec::new(),
+            flow_loads: Vec::new(),
         }));
         let (requests, asked) = channel();
         let (tell, events) = channel();
@@ -388,10 +391,12 @@ impl Switch for OpenFlowSwitch {
         })
     }
 
-    fn set_loads(&mut self, loads: &[(Slot, f32)], _expected: &[(ServiceId, f32)]) {
+    fn set_loads(&mut self, loads: &[(Slot, f32)], expected: &[(ServiceId, f32)]) {
         let mut shared = self.shared();
         shared.loads.clear();
         shared.loads.extend_from_slice(loads);
+        shared.flow_loads.clear();
+        shared.flow_loads.extend_from_slice(expected);
     }
 
     fn read(&mut self, into: &mut SwitchReading) {

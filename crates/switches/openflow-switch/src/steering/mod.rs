@@ -97,6 +97,8 @@ struct Service {
     buckets: Vec<Bucket>,
     scheduler: Scheduler,
     candidates: Candidates,
+    /// What a new flow is expected to bring, in the unit of the scheduler's metric; 0 where that is not known.
+    flow_load: f32,
 }
 
 /// Steers the flows of services by the rules of one switch.
@@ -163,6 +165,7 @@ impl Steering {
             rules,
             scheduler,
             candidates: Candidates::new(),
+            flow_load: 0.0,
         });
         Steering {
             monitor,
@@ -198,6 +201,13 @@ impl Steering {
     pub fn set_scheduler(&mut self, service: ServiceId, scheduler: Scheduler) {
         if let Some(of) = self.services.iter_mut().find(|of| of.rules.id == service) {
             of.scheduler = scheduler;
+        }
+    }
+
+    /// Says what a new flow of a service is expected to bring, in the unit of its scheduler's metric.
+    pub fn set_flow_load(&mut self, service: ServiceId, load: f32) {
+        if let Some(of) = self.services.iter_mut().find(|of| of.rules.id == service) {
+            of.flow_load = load;
         }
     }
 

@@ -34,9 +34,12 @@ impl Steering {
         for (_, instance) in mine() {
             load += instance.terms.load.max(0.0);
         }
-        let share = match load / of.buckets.len() as f32 {
-            share if share > 0.0 => share,
-            _ => UNKNOWN_SHARE,
+        // Rates die away after the last packet. What is left of them is less than one flow brings, says where flows
+        // were, and would send all of the next ones elsewhere.
+        let is_loaded = load > 0.0 && load >= of.flow_load;
+        let share = match is_loaded {
+            true => load / of.buckets.len() as f32,
+            false => UNKNOWN_SHARE,
         };
         of.candidates.begin(Terms {
             at: now,
@@ -50,12 +53,13 @@ impl Steering {
                 continue;
             }
             let buckets = owned.get(slot).copied().unwrap_or_default();
+            let measured = if is_loaded { terms.load } else { 0.0 };
             of.candidates.push(Candidate {
                 slot: *slot,
                 capacity: terms.capacity,
                 // What is measured is late; what its buckets should bring is not.
                 load: match self.settings.setup {
-                    FlowSetup::Proactive => terms.load.max(buckets * share),
+                    FlowSetup::Proactive => measured.max(buckets * share),
                     FlowSetup::Reactive => terms.load,
                 },
                 weight: terms.weight,

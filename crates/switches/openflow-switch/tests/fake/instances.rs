@@ -1,9 +1,11 @@
 //! Instances that drain, and instances that fail.
 
 use model::{FlowSetup, Nanos, Slot, Timeouts};
-use openflow_switch::Settings;
+use openflow_switch::{InstanceTerms, Settings};
 
-use crate::world::{FIRST_INSTANCE, LAN, STEP, WAN, World, assert_none_astray, lagging, long_flows, quick};
+use crate::world::{
+    FIRST_INSTANCE, LAN, SERVICE, STEP, WAN, World, assert_none_astray, lagging, long_flows, quick,
+};
 
 #[test]
 fn draining_ends_with_the_last_flow() {
@@ -109,4 +111,41 @@ fn what_a_failed_instance_sends_later_goes_nowhere() {
         assert!(sent_on > 0, "it goes on until the switch has it");
         assert!(served > 1_000, "its flows go on elsewhere: {served}");
     }
+}
+
+/// The rates of flows that have ended die away, and never quite. Buckets are not to be given by them, or the next flows
+/// all come to the instances that had none before.
+#[test]
+fn what_is_left_of_the_load_of_ended_flows_moves_no_bucket() {
+    let mut world = World::new(lagging(1_000, 100, 30), quick(FlowSetup::Proactive), false, 17);
+    world.ready(2);
+    let shares = |world: &World| {
+        let buckets = world.joined.steering.buckets(SERVICE);
+        [0, 1].map(|slot| buckets.iter().filter(|of| **of == Some(Slot(slot))).count())
+    };
+    let even = shares(&world);
+    assert_eq!(even[0], even[1]);
+    let load = |world: &mut World, load: f32| {
+        for slot in [0, 1] {
+            let terms = InstanceTerms {
+                takes_flows: true,
+                capacity: 1e4,
+                weight: 256,
+                load: if slot == 0 { load } else { 0.0 },
+                ..InstanceTerms::default()
+            };
+            world.joined.steering.set_terms(Slot(slot), terms);
+        }
+        world.run(Nanos::from_millis(500));
+    };
+    world.joined.steering.set_flow_load(SERVICE, 1.0);
+    load(&mut world, 1e-6);
+    assert_eq!(shares(&world), even);
+    // While there is traffic its loads count. Afterwards no bucket is better off elsewhere: at most one too many.
+    load(&mut world, 640.0);
+    let [loaded, other] = shares(&world);
+    assert!(loaded + 2 < other, "{loaded} and {other}");
+    load(&mut world, 1e-6);
+    let [loaded, other] = shares(&world);
+    assert!(loaded.abs_diff(other) <= 2, "{loaded} and {other}");
 }

@@ -143,6 +143,9 @@ impl Worker {
         for (slot, load) in &shared.loads {
             self.wanted.loads.insert(*slot, *load);
         }
+        for (service, load) in &shared.flow_loads {
+            self.steering.set_flow_load(*service, *load);
+        }
         drop(shared);
         for (index, row) in self.wanted.plan.slots.iter().enumerate() {
             let slot = Slot(index as u16);
