@@ -59,6 +59,11 @@ impl PortCounters {
         of.duration_ns < self.duration_ns
     }
 
+    /// Whether nobody is connected to a port that had somebody before.
+    pub(super) const fn is_left(&self) -> bool {
+        self.is_hidden
+    }
+
     /// Takes a reading in.
     pub(super) fn read(&mut self, of: &PortStats) {
         let is_new = self.was_made_anew(of);

@@ -8,6 +8,8 @@ use crate::driver::silence::Watch;
 
 /// How long it may take until nothing moves, before what is missing is counted anyhow.
 pub(super) const UNSEEN_PATIENCE: Nanos = Nanos::from_secs(3);
+/// How long functions may take to connect again after a restart of the switch, before their silence counts.
+pub(super) const CONNECT_PATIENCE: Nanos = Nanos::from_secs(5);
 
 /// Packets that were in ports which are gone.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +43,9 @@ impl Worker {
             slot.lost += (slot.to_packets + slot.originated).saturating_sub(gone);
         }
         drop(shared);
-        // Functions have to connect again.
         for attachment in self.attachments.values_mut() {
             attachment.watch = Watch::default();
+            attachment.connects_until = now + CONNECT_PATIENCE;
         }
         self.miss(DropReason::Shutdown, now);
     }

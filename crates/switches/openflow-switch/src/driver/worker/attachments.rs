@@ -29,6 +29,8 @@ pub(super) struct Attachment {
     pub(super) excess: u64,
     /// Whether it still takes packets.
     pub(super) watch: Watch,
+    /// After a restart of the switch: until then it may connect again.
+    pub(super) connects_until: Nanos,
     /// Probes that it still gets without need, until it has given one back: it was taken over, and has not been asked
     /// yet.
     pub(super) introductions: u8,
@@ -156,6 +158,7 @@ impl Worker {
                 before: before.unwrap_or_default(),
                 excess: 0,
                 watch: Watch::default(),
+                connects_until: Nanos::ZERO,
                 introductions: if is_back { INTRODUCTIONS } else { 0 },
             },
         );

@@ -230,8 +230,11 @@ impl Worker {
                 attachment.probed = now;
                 probes.push((*slot, 0));
             }
-            // Who does not give probes back cannot be asked.
-            let may_be_silent = !serves || totals.probes_back == 0;
+            // Who does not give probes back cannot be asked. Who has to connect again could not get them: its port
+            // would count them as dropped packets.
+            let is_left = attachment.ports.iter().any(|port| port.counters.is_left());
+            let connects = is_left && now < attachment.connects_until;
+            let may_be_silent = !serves || totals.probes_back == 0 || connects;
             let given = totals.sent_packets + totals.dropped;
             match (attachment.watch).look(given, totals.received_packets, may_be_silent, now) {
                 Silence::None => {}
