@@ -533,7 +533,7 @@ fn draw_instance(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look, id: I
     ];
     frame.render_widget(Paragraph::new(lines), words);
     draw_figures(frame, charts, top, row, look);
-    let heading = format!("LARGEST FLOWS{:>42}{:>9}{:>14}", "PACKETS/S", "+-", "PACKETS");
+    let heading = format!("LARGEST FLOWS{:>42}{:>9}{:>14}", "PPS", "+-", "PACKETS");
     let lines = top.seen.flows.iter().map(|flow| {
         Line::raw(format!(
             "{:<46}{:>9}{:>9}{:>14}",
