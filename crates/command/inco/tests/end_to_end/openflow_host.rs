@@ -205,8 +205,8 @@ fn functions_of_the_host_are_run_by_its_docker_engine_over_tls() {
         (rows.len() == COUNT && rows.iter().any(is_new)).then_some(())
     });
     inco.note_traces();
-    // It gets buckets of the other one, some at a time.
-    let both = (0..5).any(|_| every_packet_comes_back(&inco, &place) == COUNT);
+    // It gets buckets of the other one, some at a time: those flows may still all come to that one, the next do not.
+    let both = (0..2).any(|_| every_packet_comes_back(&inco, &place) == COUNT);
     assert!(both, "{:#?}", inco.instances());
     ports.assert_as_before();
 

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use engine::cgroup::{Cgroup, Hierarchy, Version};
 use rustix::process::Signal;
 
 use super::{PATIENCE, available, eventually, free_port, kill, mounts_under};
@@ -10,6 +12,8 @@ use super::{PATIENCE, available, eventually, free_port, kill, mounts_under};
 /// `dockerd` with everything in one directory. It removes what it has and ends when it is dropped.
 pub(crate) struct PrivateDockerd {
     directory: PathBuf,
+    /// Where its containers are.
+    group: Cgroup,
     daemon: Option<Child>,
     remote: Option<Remote>,
 }
@@ -50,6 +54,7 @@ impl PrivateDockerd {
         std::fs::create_dir_all(directory).unwrap();
         let mut dockerd = PrivateDockerd {
             directory: directory.to_owned(),
+            group: make_group(),
             daemon: None,
             remote,
         };
@@ -86,7 +91,9 @@ impl PrivateDockerd {
                 "--ip6tables=false",
                 "--bridge=none",
                 "--live-restore",
+                "--exec-opt=native.cgroupdriver=cgroupfs",
             ])
+            .arg(format!("--cgroup-parent=/{}", self.group.path()))
             .args([
                 path("data-root", "data"),
                 path("exec-root", "exec"),
@@ -124,6 +131,25 @@ impl PrivateDockerd {
     }
 }
 
+/// A control group for the containers of a daemon, with the weight that inco gives its own. All containers of a daemon
+/// otherwise have the weight of one program together, and beside a build wait for more than a second for a CPU: inco
+/// then takes them for stalled.
+fn make_group() -> Cgroup {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchy = Hierarchy::at(root).unwrap();
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let name = format!("inco-test-docker-{}-{number}", std::process::id());
+    let tree = match hierarchy.version() {
+        Version::V1 => root.join("cpu"),
+        Version::V2 => root.to_owned(),
+    };
+    std::fs::create_dir(tree.join(&name)).unwrap();
+    let group = hierarchy.group(&name);
+    group.raise_weight();
+    group
+}
+
 /// Options by which `docker` and `dockerd` show the keys of a directory, and want to see some of their authority.
 fn tls(keys: &Path) -> [String; 4] {
     let option = |name: &str, file: &str| format!("--{name}={}", keys.join(file).display());
@@ -155,6 +181,7 @@ impl Drop for PrivateDockerd {
             }
             let _status = daemon.wait();
         }
+        let _gone = self.group.remove();
         // It mounts its data directory on itself, and leaves that.
         for target in mounts_under(&self.directory).into_iter().rev() {
             let _gone = rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH);
