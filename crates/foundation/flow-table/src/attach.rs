@@ -10,13 +10,18 @@ use model::{Direction, Nanos, ServiceId, Slot, Timeouts};
 use crate::entry::{State, half, is_pin_valid, protocol_of, raw_pin, with_pin};
 use crate::region::{GROUP, Region};
 use crate::timeout::tick;
-use crate::{FlowTable, Holder, Identity, Line, TableError, TimeoutClass, bucket, header};
+use crate::{
+    FlowHasher, FlowTable, Holder, Identity, Line, TableConfig, TableError, TimeoutClass, bucket, header,
+    journal, layout, store,
+};
 
 /// What became of the entries when a table was attached. All are counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachCounts {
     /// Flows taken over.
     pub flows: u64,
+    /// Repaired: flows of which several words were about to change: moves, counters that carried. They have changed.
+    pub redone: u64,
     /// Repaired: flows that were about to be inserted or removed. They are not in the table.
     pub unfinished: u64,
     /// Repaired: flows that the index did not name.
@@ -43,8 +48,9 @@ pub struct AttachCounts {
 
 impl AttachCounts {
     /// What was repaired, by name. These flows stay or had not begun.
-    pub fn repaired(&self) -> [(&'static str, u64); 5] {
+    pub fn repaired(&self) -> [(&'static str, u64); 6] {
         [
+            ("redone", self.redone),
             ("unfinished", self.unfinished),
             ("unindexed", self.unindexed),
             ("torn_places", self.torn_places),
@@ -74,6 +80,7 @@ impl AttachCounts {
 impl AddAssign for AttachCounts {
     fn add_assign(&mut self, other: AttachCounts) {
         self.flows += other.flows;
+        self.redone += other.redone;
         self.unfinished += other.unfinished;
         self.unindexed += other.unindexed;
         self.torn_places += other.torn_places;
@@ -86,6 +93,23 @@ impl AddAssign for AttachCounts {
         self.duplicates += other.duplicates;
         self.no_room += other.no_room;
     }
+}
+
+/// What the numbers in a table that is converted are now.
+#[derive(Clone, Copy)]
+pub struct Numbers<'a> {
+    /// The service that had this number; none if it exists no more: its flows are not taken over.
+    pub service: &'a dyn Fn(ServiceId) -> Option<ServiceId>,
+    /// The slot of the instance that had this one; none if it exists no more: its flows lose that pin.
+    pub slot: &'a dyn Fn(Slot) -> Option<Slot>,
+}
+
+impl Numbers<'_> {
+    /// The same numbers.
+    pub const SAME: Numbers<'static> = Numbers {
+        service: &|service| Some(service),
+        slot: &|slot| Some(slot),
+    };
 }
 
 /// The entries that an index names, a bit each.
@@ -168,7 +192,8 @@ fn unpin_closed(head: &mut [u64; 4], closed: impl Fn(Slot) -> Option<bool>) -> b
     for direction in [Direction::Forward, Direction::Reverse].map(Direction::index) {
         if let Some(failed) = closed(raw_pin(head[1 + direction])) {
             if failed {
-                head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
+                let lost = State::of(head[0]).with_moved(direction, true).put(head[0]);
+                store::last(&mut head[0], lost);
             }
             head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
             is_changed = true;
@@ -207,9 +232,14 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let now_tick = tick(now);
         let mut counts = AttachCounts::default();
         let mut named = [const { Named(Vec::new()) }; 2];
-        for ((region, named), &high_water) in regions.iter_mut().zip(&mut named).zip(&found.high_water) {
+        for (region, &high_water) in regions.iter_mut().zip(&found.high_water) {
+            region.set_high_water(high_water);
+        }
+        counts.redone = u64::from(journal::redo(lines, &regions));
+        for (region, named) in regions.iter_mut().zip(&mut named) {
+            let high_water = region.high_water();
             *named = Named::read(region.index(lines), high_water, &mut counts);
-            region.format(lines, high_water, now_tick);
+            region.format(lines, now_tick);
         }
         let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
         table.attach_counts = counts;
@@ -218,7 +248,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             now: now_tick,
         };
         for (family, named) in named.iter().enumerate() {
-            table.adopt(family, named, absence, identity);
+            table.adopt(family, Some(named), absence, identity);
         }
         let lines = &mut *table.storage;
         for slot in (0..Slot::LIMIT as u16).map(Slot) {
@@ -232,7 +262,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     }
 
     /// Adopts the entries of a family: those of a group together, so that their cache misses overlap.
-    fn adopt(&mut self, family: usize, named: &Named, absence: Absence, identity: &Identity) {
+    fn adopt(&mut self, family: usize, named: Option<&Named>, absence: Absence, identity: &Identity) {
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let counts = &mut self.attach_counts;
@@ -246,7 +276,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             let mut n = 0;
             for entry in from..until {
                 if State::of(region.head(lines, entry)[0]).0 == 0 {
-                    counts.unfinished += u64::from(named.has(entry));
+                    counts.unfinished += u64::from(named.is_some_and(|named| named.has(entry)));
                     region.release(lines, entry);
                     continue;
                 }
@@ -304,7 +334,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                     region.release(lines, entry);
                     continue;
                 }
-                counts.unindexed += u64::from(!named.has(entry));
+                counts.unindexed += u64::from(named.is_some_and(|named| !named.has(entry)));
                 counts.flows += 1;
                 let service = region.service(lines, entry);
                 self.slots.count(pins);
@@ -314,7 +344,87 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
     }
 
-    /// What became of the entries when this table was attached; zeroes if it was made.
+    /// Makes a table with the flows of others: of the layout version before, of another size, of another number of
+    /// workers, or of a configuration in which services have other numbers. `sources` are the old tables, of all old
+    /// workers. Flows that another worker owns now are left to its table. What became of the others is in
+    /// [`FlowTable::attach_counts`].
+    ///
+    /// The sources are not changed, so that a process that is killed meanwhile loses nothing. The new table has no
+    /// flow until all are in it. Drop the sources then. The other arguments are those of [`FlowTable::new`].
+    ///
+    /// # Errors
+    /// [`TableError`]: a source is no table of this boot that can be converted, or [`FlowTable::new`] fails.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "those of `new`, the sources, and how they are read"
+    )]
+    pub fn convert(
+        storage: S,
+        config: &TableConfig,
+        timeouts: &Timeouts,
+        hasher: FlowHasher,
+        identity: &Identity,
+        now: Nanos,
+        sources: &[&[Line]],
+        numbers: &Numbers<'_>,
+    ) -> Result<Self, TableError> {
+        for source in sources {
+            if header::read(source)?.identity.boot != identity.boot {
+                return Err(TableError::OtherBoot);
+            }
+        }
+        let mut table = FlowTable::new(storage, config, timeouts, hasher, identity, now)?;
+        let now = tick(now);
+        let (workers, worker) = (usize::from(identity.workers), usize::from(identity.worker));
+        let mut counts = AttachCounts::default();
+        for source in sources {
+            let any_closed = header::any_closed_slot(source);
+            layout::read(source, |found, mut record| {
+                let region = &mut table.regions[record.family & 1];
+                if workers > 1 && hasher.owner(&region.key_of(&record.words), workers) != worker {
+                    return;
+                }
+                let [ports, forward, reverse, last, ..] = record.words;
+                let mut head = [ports, forward, reverse, last];
+                let absence = Absence {
+                    left: found.tick.min(now),
+                    now,
+                };
+                let (idle, is_impossible) = absence.idle(&head);
+                counts.times += u64::from(is_impossible);
+                Region::see(&mut head, now.saturating_sub(idle));
+                let closed = |pin| header::closed_slot(source, pin);
+                let mut is_unpinned = any_closed && unpin_closed(&mut head, closed);
+                for word in &mut head[1..3] {
+                    let pin = raw_pin(*word);
+                    if pin.is_some() && is_pin_valid(*word) {
+                        let now_at = (numbers.slot)(pin).unwrap_or(Slot::NONE);
+                        is_unpinned |= !now_at.is_some();
+                        *word = with_pin(*word, now_at);
+                    }
+                }
+                let Some(service) = (numbers.service)(ServiceId(record.service)) else {
+                    counts.unknown_services += 1;
+                    return;
+                };
+                record.service = service.0;
+                record.words[..4].copy_from_slice(&head);
+                counts.unpinned += u64::from(is_unpinned);
+                counts.no_room += u64::from(!region.append(&mut table.storage, &record));
+            })?;
+        }
+        table.attach_counts = counts;
+        for family in 0..table.regions.len() {
+            table.adopt(family, None, Absence { left: now, now }, identity);
+        }
+        for (family, region) in table.regions.iter().enumerate() {
+            store::barrier();
+            header::set_high_water(&mut table.storage, family, region.high_water());
+        }
+        Ok(table)
+    }
+
+    /// What became of the entries when this table was attached or converted; zeroes if it was made.
     pub fn attach_counts(&self) -> &AttachCounts {
         &self.attach_counts
     }

@@ -1,11 +1,12 @@
 use crate::TableError;
 
 /// Whose table it is, and what its entries mean. Fixed when the table is made. [`FlowTable::attach`] takes over a
-/// table of the same identity only; flows of any other are carried over by conversion.
+/// table of the same identity only; [`FlowTable::convert`] carries over flows of any other.
 ///
 /// The default is for a table in memory that no other process attaches.
 ///
 /// [`FlowTable::attach`]: crate::FlowTable::attach
+/// [`FlowTable::convert`]: crate::FlowTable::convert
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// The boot of the machine, `/proc/sys/kernel/random/boot_id` as 16 bytes. Times are nanoseconds of

@@ -34,6 +34,7 @@ mod flow_cache;
 mod hash;
 mod header;
 mod identity;
+mod journal;
 pub mod layout;
 mod line;
 mod region;
@@ -43,7 +44,7 @@ mod store;
 mod table;
 mod timeout;
 
-pub use attach::AttachCounts;
+pub use attach::{AttachCounts, Numbers};
 pub use burst::{Burst, Lanes, LookupOutcome};
 pub use hash::{FlowHasher, Ownership, RSS_BUCKETS, RSS_KEY, rss_queue};
 pub use header::{Found, inspect};

@@ -5,7 +5,9 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::bucket;
 use crate::entry::{KeyWords, PORTS_MASK, State, half, with_pin};
-use crate::{FlowHasher, Line, TableConfig};
+use crate::journal::{Change, More};
+use crate::layout::Record;
+use crate::{FlowHasher, Line, TableConfig, store};
 
 /// Flows that a region can hold: entry and timer numbers have 24 bits, one value means "none".
 pub(crate) const CAPACITY_LIMIT: usize = (1 << 24) - WHEEL_LIMIT - 1;
@@ -133,8 +135,13 @@ impl Region {
         self.high_water
     }
 
-    /// Empties index, wheel and free list. Entries from `high_water` on count as never used.
-    pub(crate) fn format(&mut self, lines: &mut [Line], high_water: u32, tick: u64) {
+    /// Counts entries from there on as never used.
+    pub(crate) fn set_high_water(&mut self, high_water: u32) {
+        self.high_water = high_water;
+    }
+
+    /// Empties index, wheel and free list.
+    pub(crate) fn format(&mut self, lines: &mut [Line], tick: u64) {
         lines[self.index_at..self.flows_at].fill(Line::ZERO);
         for slot in 0..=self.wheel_mask {
             let sentinel = self.capacity + slot;
@@ -144,7 +151,6 @@ impl Region {
                 u64::from(sentinel) | u64::from(sentinel) << LINK_BITS,
             );
         }
-        self.high_water = high_water;
         self.free = NONE;
         self.flows = 0;
         self.cursor = tick;
@@ -166,6 +172,58 @@ impl Region {
     #[inline(always)]
     pub(crate) fn head_mut<'a>(&self, lines: &'a mut [Line], entry: u32) -> &'a mut [u64; 4] {
         lines[self.flow_line(entry)].half_mut((entry & self.halves) as usize)
+    }
+
+    /// An entry's words; those of an IPv4 flow are the first four.
+    pub(crate) fn words(&self, lines: &[Line], entry: u32) -> [u64; 8] {
+        let mut words = [0; 8];
+        match self.family {
+            Family::V4 => words[..4].copy_from_slice(self.head(lines, entry)),
+            Family::V6 => words = lines[self.flow_line(entry)].0,
+        }
+        words
+    }
+
+    /// The key of an entry's words.
+    pub(crate) fn key_of(&self, words: &[u64; 8]) -> FlowKey {
+        let [ports, _, _, a0, a1, b0, b1, _] = *words;
+        let ports = ports & PORTS_MASK;
+        match self.family {
+            Family::V4 => KeyWords {
+                ports,
+                addresses: [a0],
+            }
+            .key(),
+            Family::V6 => KeyWords {
+                ports,
+                addresses: [a0, a1, b0, b1],
+            }
+            .key(),
+        }
+    }
+
+    /// Writes an entry of another table behind the ones used so far. Returns whether there is one more.
+    pub(crate) fn append(&mut self, lines: &mut [Line], record: &Record) -> bool {
+        let entry = self.high_water;
+        if entry >= self.capacity {
+            return false;
+        }
+        match self.family {
+            Family::V4 => self.head_mut(lines, entry).copy_from_slice(&record.words[..4]),
+            Family::V6 => lines[self.flow_line(entry)].0 = record.words,
+        }
+        self.set_link(lines, entry, u64::from(record.service) << (2 * LINK_BITS));
+        if State::of(record.words[0]).is_carried() {
+            for (direction, &carry) in record.carries.iter().enumerate() {
+                self.set_carry(lines, entry, direction, carry);
+            }
+        }
+        if let Some(returns) = self.returns_mut(lines, entry) {
+            returns.copy_from_slice(&record.returns);
+        }
+        self.set_pinned(lines, entry, record.pinned);
+        self.high_water += 1;
+        true
     }
 
     /// The bits of an entry that are always 0.
@@ -288,7 +346,16 @@ impl Region {
         low | top << 32
     }
 
-    fn set_carry(&self, lines: &mut [Line], entry: u32, direction: usize, carry: u64) {
+    /// Both directions' carries; 0 if the entry has none yet.
+    pub(crate) fn carries(&self, lines: &[Line], entry: u32) -> [u64; 2] {
+        if State::of(self.head(lines, entry)[0]).is_carried() {
+            [0, 1].map(|direction| self.carry(lines, entry, direction))
+        } else {
+            [0; 2]
+        }
+    }
+
+    pub(crate) fn set_carry(&self, lines: &mut [Line], entry: u32, direction: usize, carry: u64) {
         let i = entry as usize;
         let low = &mut lines[self.carry_at + i / 8].0[i % 8];
         *low = *low & !(0xffff_ffff << (32 * direction)) | (carry & 0xffff_ffff) << (32 * direction);
@@ -299,14 +366,8 @@ impl Region {
 
     /// Packets (modulo 2^40) and bytes (modulo 2^48) of a direction.
     pub(crate) fn totals(&self, lines: &[Line], entry: u32, direction: Direction) -> (u64, u64) {
-        let direction = direction.index();
-        let head = self.head(lines, entry);
-        let word = head[1 + direction];
-        let carry = if State::of(head[0]).is_carried() {
-            self.carry(lines, entry, direction)
-        } else {
-            0
-        };
+        let word = self.head(lines, entry)[1 + direction.index()];
+        let carry = self.carries(lines, entry)[direction.index()];
         let packets = word & half::PACKETS_MASK | (carry & 0xff_ffff) << half::PACKETS_BITS;
         let bytes = word >> half::PACKETS_BITS & half::BYTES_MASK | carry >> 24 << half::BYTES_BITS;
         (packets, bytes)
@@ -323,22 +384,29 @@ impl Region {
         packets: u32,
         bytes: u64,
     ) {
-        let state = State::of(self.head(lines, entry)[0]);
-        if !state.is_carried() {
-            self.set_carry(lines, entry, 0, 0);
-            self.set_carry(lines, entry, 1, 0);
-        }
+        let mut carries = self.carries(lines, entry);
         let (packets_before, bytes_before) = self.totals(lines, entry, direction);
         let packets = packets_before.wrapping_add(u64::from(packets));
         let bytes = bytes_before.wrapping_add(bytes);
-        let carry = packets >> half::PACKETS_BITS & 0xff_ffff | (bytes >> half::BYTES_BITS & 0xff_ffff) << 24;
-        self.set_carry(lines, entry, direction.index(), carry);
-        let head = self.head_mut(lines, entry);
-        head[0] = state.carried().put(head[0]);
+        carries[direction.index()] =
+            packets >> half::PACKETS_BITS & 0xff_ffff | (bytes >> half::BYTES_BITS & 0xff_ffff) << 24;
+        let mut head = *self.head(lines, entry);
+        head[0] = State::of(head[0]).carried().put(head[0]);
         let word = &mut head[1 + direction.index()];
         *word = *word & !half::COUNTERS_MASK
             | packets & half::PACKETS_MASK
             | (bytes & half::BYTES_MASK) << half::PACKETS_BITS;
+        self.change(entry, head, More::Carries(carries)).make(self, lines);
+    }
+
+    /// A change of an entry of this region.
+    pub(crate) fn change(&self, entry: u32, head: [u64; 4], more: More) -> Change {
+        Change {
+            family: usize::from(self.family == Family::V6),
+            entry,
+            head,
+            more,
+        }
     }
 
     /// Returned and dropped packets of a flow, if the table counts them.
@@ -366,18 +434,27 @@ impl Region {
 
     // Pin times: the lower half of the tick at which each direction was pinned, in one word.
 
-    /// Stores the pin time of the directions in `write`.
-    #[inline(always)]
-    pub(crate) fn note_pins(&self, lines: &mut [Line], entry: u32, write: [bool; 2], tick: u64) {
-        let Some(at) = self.pinned_at else { return };
+    /// The pin times of an entry once the directions in `write` are pinned at `tick`; 0 if none are stored.
+    pub(crate) fn pinned_with(&self, lines: &[Line], entry: u32, write: [bool; 2], tick: u64) -> u64 {
+        let Some(at) = self.pinned_at else { return 0 };
         let i = entry as usize;
-        let word = &mut lines[at + i / 8].0[i % 8];
+        let mut word = lines[at + i / 8].0[i % 8];
         let tick = tick & 0xffff_ffff;
         if write[0] {
-            *word = *word & !0xffff_ffff | tick;
+            word = word & !0xffff_ffff | tick;
         }
         if write[1] {
-            *word = *word & 0xffff_ffff | tick << 32;
+            word = word & 0xffff_ffff | tick << 32;
+        }
+        word
+    }
+
+    /// Stores the pin times of an entry, if the table has them.
+    #[inline(always)]
+    pub(crate) fn set_pinned(&self, lines: &mut [Line], entry: u32, pinned: u64) {
+        if let Some(at) = self.pinned_at {
+            let i = entry as usize;
+            lines[at + i / 8].0[i % 8] = pinned;
         }
     }
 
@@ -730,8 +807,8 @@ impl Region {
     // Insertion and removal.
 
     /// Takes a free entry for a new flow and indexes it. The flow must not be in the table. Returns the
-    /// entry, and whether another flow was moved within the index. Write the entry and call
-    /// [`begin`](Region::begin) next.
+    /// entry, and whether another flow was moved within the index. Write the entry, and call
+    /// [`begin`](Region::begin) and [`complete`](Region::complete) next.
     #[inline(always)]
     pub(crate) fn take(
         &mut self,
@@ -761,7 +838,7 @@ impl Region {
         Ok((entry, moved))
     }
 
-    /// Writes a new flow without packets into a taken entry. Returns the ports word.
+    /// Writes a new flow without packets into a taken entry, all but its first word. Returns that.
     #[inline(always)]
     pub(crate) fn write(
         &self,
@@ -777,32 +854,40 @@ impl Region {
         let ports = match key {
             FlowKey::V4(key) => {
                 let words = KeyWords::v4(key);
-                let ports = state.put(words.ports);
-                *self.head_mut(lines, entry) = [ports, head[0], head[1], words.addresses[0]];
-                ports
+                let [_, rest @ ..] = self.head_mut(lines, entry);
+                *rest = [head[0], head[1], words.addresses[0]];
+                words.ports
             }
             FlowKey::V6(key) => {
                 let words = KeyWords::v6(key);
-                let ports = state.put(words.ports);
                 let [a0, a1, b0, b1] = words.addresses;
                 let line = self.flow_line(entry);
-                lines[line].0 = [ports, head[0], head[1], a0, a1, b0, b1, 0];
-                ports
+                let [_, rest @ ..] = &mut lines[line].0;
+                *rest = [head[0], head[1], a0, a1, b0, b1, 0];
+                words.ports
             }
         };
         Region::see(self.head_mut(lines, entry), tick);
-        ports
+        state.put(ports)
     }
 
-    /// Schedules and counts a flow whose entry has been written.
+    /// Schedules and counts a flow whose entry has been written but for its first word.
     #[inline(always)]
     pub(crate) fn begin(&mut self, lines: &mut [Line], entry: u32, service: u16, tick: u64, timeout: u64) {
         if let Some(returns) = self.returns_mut(lines, entry) {
             returns.fill(0);
         }
-        self.note_pins(lines, entry, [true; 2], tick);
+        let pinned = tick & 0xffff_ffff;
+        self.set_pinned(lines, entry, pinned | pinned << 32);
         self.arm(lines, entry, service, tick + timeout);
         self.flows += 1;
+    }
+
+    /// Stores the first word of a new flow's entry. From then on the flow is in the table, also for a process that
+    /// attaches it.
+    #[inline(always)]
+    pub(crate) fn complete(&self, lines: &mut [Line], entry: u32, ports: u64) {
+        store::last(&mut self.head_mut(lines, entry)[0], ports);
     }
 
     /// Removes a flow from index and wheel and frees its entry.
@@ -814,9 +899,10 @@ impl Region {
         self.flows -= 1;
     }
 
-    /// Frees an unscheduled entry.
+    /// Frees an unscheduled entry. The flow is gone with the first store; its other words are left alone until the
+    /// entry is used again.
     pub(crate) fn release(&mut self, lines: &mut [Line], entry: u32) {
-        self.head_mut(lines, entry)[0] = 0;
+        store::last(&mut self.head_mut(lines, entry)[0], 0);
         self.set_link(lines, entry, u64::from(self.free) << LINK_BITS);
         self.free = entry;
     }
@@ -832,6 +918,14 @@ impl Region {
     ) -> Result<bool, NoRoom> {
         let moved = self.index_entry(lines, hasher, hash, entry)?;
         let service = self.service(lines, entry);
+        let turn = u64::from(self.wheel_mask);
+        let due = if due > self.cursor + turn {
+            // Beyond a turn of the wheel. These are spread over its second half: one slot for all would keep the
+            // worker busy with them at once.
+            self.cursor + turn / 2 + u64::from(entry) * (turn / 2) / u64::from(self.high_water.max(1))
+        } else {
+            due
+        };
         self.arm(lines, entry, service, due);
         self.flows += 1;
         Ok(moved)
@@ -894,7 +988,7 @@ mod tests {
         const FLOWS: u32 = 6000;
         let mut region = Region::new(Family::V4, &config(FLOWS as usize), 2);
         let mut lines = vec![Line::ZERO; region.end()];
-        region.format(&mut lines, 0, 0);
+        region.format(&mut lines, 0);
         let mut moves = 0;
         let mut state = 1_u64;
         let mut held = Vec::new();
@@ -908,8 +1002,9 @@ mod tests {
                 region.remove(&mut lines, hash, entry);
             }
             let (entry, moved) = region.take(&mut lines, &HASHER, hash).unwrap();
-            region.write(&mut lines, entry, &key, Direction::Forward, pins, 0);
+            let ports = region.write(&mut lines, entry, &key, Direction::Forward, pins, 0);
             region.begin(&mut lines, entry, 0, 0, 1000);
+            region.complete(&mut lines, entry, ports);
             moves += u32::from(moved);
             held.push((hash, entry));
             if i % 500 == 0 || i > 3 * FLOWS - 10 {

@@ -8,13 +8,13 @@ use simd::Words;
 use crate::burst::{self, Burst, Lanes, LookupOutcome};
 use crate::entry::{Phase, State, half, raw_pin, with_pin};
 use crate::flow_cache::FlowCache;
-use crate::header;
+use crate::journal::More;
 use crate::region::{CAPACITY_LIMIT, Family, GROUP, NoRoom, Region};
 use crate::slots::{Slots, Use};
 use crate::timeout::{TICK_SHIFT, tick};
 use crate::{
     AttachCounts, Counters, DumpCursor, Expiry, FlowChange, FlowHasher, FlowRow, Full, Hit, Holder, Identity,
-    Line, Progress, TableError, TcpState, TimeoutClass, tcp_flag,
+    Line, Progress, TableError, TcpState, TimeoutClass, header, store, tcp_flag,
 };
 
 /// The size of a table; determines its storage layout.
@@ -139,7 +139,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         }
         header::erase(lines);
         for region in &mut regions {
-            region.format(lines, 0, tick(now));
+            region.format(lines, tick(now));
         }
         header::write(lines, config, needed, &hasher, identity, now);
         Ok(FlowTable::with(storage, *config, hasher, timeouts, regions, now))
@@ -605,14 +605,15 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             service,
             tick,
             |region, lines, entry, pins| {
-                let words = burst.entry(at, pins, tick);
-                *region.head_mut(lines, entry) = words;
-                words[0]
+                let [ports, words @ ..] = burst.entry(at, pins, tick);
+                let [_, rest @ ..] = region.head_mut(lines, entry);
+                *rest = words;
+                ports
             },
         )
     }
 
-    /// Inserts a flow; `write` writes its entry and returns the ports word.
+    /// Inserts a flow; `write` writes its entry but for the first word, and returns that.
     #[inline(always)]
     fn enter(
         &mut self,
@@ -631,6 +632,7 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 let ports = write(region, lines, entry, pins);
                 let timeout = self.timeouts[TimeoutClass::of(ports).index()];
                 region.begin(lines, entry, service.0, tick, u64::from(timeout));
+                region.complete(lines, entry, ports);
                 header::set_high_water(lines, family, region.high_water());
                 self.counters.inserts += 1;
                 self.counters.relocations += u64::from(moved);
@@ -679,12 +681,24 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let packets_low = (word & half::PACKETS_MASK) + u64::from(packets);
         let bytes_low = (word >> half::PACKETS_BITS & half::BYTES_MASK).saturating_add(bytes);
         let seen = half::seen(tick(now));
-        head[2 - d] = other & half::BELOW_SEEN | seen[1 - d];
-        if packets_low >> half::PACKETS_BITS | bytes_low >> half::BYTES_BITS == 0 {
-            let pin_bits = word & (half::PIN_MASK << half::PIN_SHIFT);
-            head[1 + d] = packets_low | bytes_low << half::PACKETS_BITS | pin_bits | seen[d];
+        let other = other & half::BELOW_SEEN | seen[1 - d];
+        let carries = packets_low >> half::PACKETS_BITS | bytes_low >> half::BYTES_BITS != 0;
+        let counted = if carries {
+            word & half::BELOW_SEEN | seen[d]
         } else {
-            head[1 + d] = word & half::BELOW_SEEN | seen[d];
+            let pin_bits = word & (half::PIN_MASK << half::PIN_SHIFT);
+            packets_low | bytes_low << half::PACKETS_BITS | pin_bits | seen[d]
+        };
+        let [forward, reverse] = if d == 0 {
+            [counted, other]
+        } else {
+            [other, counted]
+        };
+        // The upper half of the time first: a flow between the two stores was seen too late, not too early.
+        head[1] = forward;
+        store::barrier();
+        head[2] = reverse;
+        if carries {
             let (family, number) = self.parts(entry);
             self.regions[family].add_with_carry(&mut self.storage, number, direction, packets, bytes);
         }
@@ -735,14 +749,19 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// next visit.
     fn enter_phase(&mut self, entry: EntryIndex, state: State, now: Nanos) {
         let (family, number) = self.parts(entry);
+        let ports = &mut self.regions[family].head_mut(&mut self.storage, number)[0];
+        let before = *ports;
+        *ports = state.put(before);
+        self.reschedule(family, number, before, now);
+    }
+
+    /// Reschedules a flow whose first word was `before`, if its timeout is shorter now.
+    fn reschedule(&mut self, family: usize, number: u32, before: u64, now: Nanos) {
         let region = &self.regions[family];
-        let lines = &mut *self.storage;
-        let head = region.head_mut(lines, number);
-        let before = self.timeouts[TimeoutClass::of(head[0]).index()];
-        head[0] = state.put(head[0]);
-        let after = self.timeouts[TimeoutClass::of(head[0]).index()];
+        let ports = region.head(&self.storage, number)[0];
+        let [before, after] = [before, ports].map(|ports| self.timeouts[TimeoutClass::of(ports).index()]);
         if after < before {
-            region.rearm(lines, number, tick(now) + u64::from(after));
+            region.rearm(&mut self.storage, number, tick(now) + u64::from(after));
         }
     }
 
@@ -751,14 +770,14 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         let (family, number) = self.parts(entry);
         let region = &self.regions[family];
         let lines = &mut *self.storage;
-        let head = region.head_mut(lines, number);
-        self.slots.uncount(self.slots.effective_pins(head));
-        head[1] = with_pin(0, Slot::NONE);
-        head[2] = with_pin(0, Slot::NONE);
-        if let Some(returns) = region.returns_mut(lines, number) {
-            returns.fill(0);
-        }
-        self.enter_phase(entry, State::new(protocol::TCP, opener), now);
+        let found = *region.head(lines, number);
+        self.slots.uncount(self.slots.effective_pins(&found));
+        let unpinned = with_pin(0, Slot::NONE);
+        let ports = State::new(protocol::TCP, opener).put(found[0]);
+        let mut head = [ports, unpinned, unpinned, found[3]];
+        Region::see(&mut head, tick(now));
+        region.change(number, head, More::Restarted).make(region, lines);
+        self.reschedule(family, number, found[0], now);
         self.counters.reopened += 1;
         FlowChange::Reopened
     }
@@ -786,10 +805,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
 
     fn write_pins(&mut self, entry: EntryIndex, pins: [Slot; 2], write: [bool; 2], now: Nanos) -> bool {
         let (family, number) = self.parts(entry);
-        self.regions[family].note_pins(&mut self.storage, number, write, tick(now));
-        let (line, half_line) = entry.line();
-        let head = self.storage[line].half_mut(half_line);
-        let before = self.slots.effective_pins(head);
+        let region = &self.regions[family];
+        let lines = &mut *self.storage;
+        let mut head = *region.head(lines, number);
+        let before = self.slots.effective_pins(&head);
         let mut after = before;
         let mut moved = false;
         for direction in 0..2 {
@@ -805,6 +824,10 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
             head[1 + direction] = with_pin(head[1 + direction], pin);
             after[direction] = pin;
         }
+        let pinned = region.pinned_with(lines, number, write, tick(now));
+        region
+            .change(number, head, More::Pinned(pinned))
+            .make(region, lines);
         self.slots.uncount(before);
         self.slots.count(after);
         self.counters.expected_moves += u64::from(moved);
@@ -1027,10 +1050,11 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 }
                 for direction in 0..2 {
                     if raw_pin(head[1 + direction]) == slot {
-                        head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
                         if failing {
-                            head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
+                            let lost = State::of(head[0]).with_moved(direction, true).put(head[0]);
+                            store::last(&mut head[0], lost);
                         }
+                        head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
                     }
                 }
             }
