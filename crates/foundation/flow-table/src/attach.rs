@@ -116,8 +116,8 @@ impl Numbers<'_> {
 struct Named(Vec<u64>);
 
 impl Named {
-    /// Reads the index of a region before it is built anew.
-    fn read(index: &[Line], high_water: u32, counts: &mut AttachCounts) -> Named {
+    /// Reads the index of a region and empties it, before it is built anew.
+    fn take(index: &mut [Line], high_water: u32, counts: &mut AttachCounts) -> Named {
         let mut named = vec![0_u64; (high_water as usize).div_ceil(64)];
         for line in index {
             let mut places = bucket::occupied(line);
@@ -130,6 +130,7 @@ impl Named {
                     _ => counts.torn_places += 1,
                 }
             }
+            *line = Line::ZERO;
         }
         Named(named)
     }
@@ -139,6 +140,32 @@ impl Named {
         self.0
             .get(entry as usize / 64)
             .is_some_and(|word| word >> (entry % 64) & 1 != 0)
+    }
+}
+
+/// Entries that are restored together: each with its hash and when it is due.
+struct Group {
+    entries: [(u32, u64, u64); GROUP],
+    len: usize,
+}
+
+impl Group {
+    const EMPTY: Group = Group {
+        entries: [(0, 0, 0); GROUP],
+        len: 0,
+    };
+
+    #[inline(always)]
+    fn push(&mut self, entry: (u32, u64, u64)) {
+        if let Some(place) = self.entries.get_mut(self.len) {
+            *place = entry;
+            self.len += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn entries(&self) -> &[(u32, u64, u64)] {
+        &self.entries[..self.len.min(GROUP)]
     }
 }
 
@@ -192,8 +219,7 @@ fn unpin_closed(head: &mut [u64; 4], closed: impl Fn(Slot) -> Option<bool>) -> b
     for direction in [Direction::Forward, Direction::Reverse].map(Direction::index) {
         if let Some(failed) = closed(raw_pin(head[1 + direction])) {
             if failed {
-                let lost = State::of(head[0]).with_moved(direction, true).put(head[0]);
-                store::last(&mut head[0], lost);
+                head[0] = State::of(head[0]).with_moved(direction, true).put(head[0]);
             }
             head[1 + direction] = with_pin(head[1 + direction], Slot::NONE);
             is_changed = true;
@@ -238,8 +264,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         counts.redone = u64::from(journal::redo(lines, &regions));
         for (region, named) in regions.iter_mut().zip(&mut named) {
             let high_water = region.high_water();
-            *named = Named::read(region.index(lines), high_water, &mut counts);
-            region.format(lines, now_tick);
+            *named = Named::take(region.index_mut(lines), high_water, &mut counts);
+            region.format_lists(lines, now_tick);
         }
         let mut table = FlowTable::with(storage, found.config, found.hasher, timeouts, regions, now);
         table.attach_counts = counts;
@@ -261,87 +287,112 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
         Ok(table)
     }
 
-    /// Adopts the entries of a family: those of a group together, so that their cache misses overlap.
+    /// Adopts the entries of a family. Each group of entries takes three steps, and the groups behind it are one and
+    /// two steps back, so that cache misses overlap.
     fn adopt(&mut self, family: usize, named: Option<&Named>, absence: Absence, identity: &Identity) {
+        let any_closed = header::any_closed_slot(&self.storage);
+        let high_water = self.regions[family].high_water();
+        let mut groups = [const { Group::EMPTY }; 3];
+        let mut from = 0;
+        let mut turn = 0;
+        while from < high_water || groups.iter().any(|group| group.len > 0) {
+            let [first, second, third] = [turn % 3, (turn + 2) % 3, (turn + 1) % 3];
+            turn += 1;
+            let until = high_water.min(from.saturating_add(GROUP as u32));
+            for entry in from..until {
+                if let Some(found) = self.examine(family, entry, named, absence, identity, any_closed) {
+                    groups[first].push(found);
+                }
+            }
+            from = until;
+            let region = &self.regions[family];
+            for &(_, hash, _) in groups[second].entries() {
+                region.prefetch_beyond(&self.storage, hash);
+            }
+            for &(entry, hash, due) in groups[third].entries() {
+                self.restore(family, entry, hash, due, named);
+            }
+            groups[third].len = 0;
+        }
+    }
+
+    /// Repairs or rejects an entry; returns it with its hash and when it is due if it may stay.
+    #[inline(always)]
+    fn examine(
+        &mut self,
+        family: usize,
+        entry: u32,
+        named: Option<&Named>,
+        absence: Absence,
+        identity: &Identity,
+        any_closed: bool,
+    ) -> Option<(u32, u64, u64)> {
         let region = &mut self.regions[family];
         let lines = &mut *self.storage;
         let counts = &mut self.attach_counts;
-        let any_closed = header::any_closed_slot(lines);
-        let (workers, worker) = (usize::from(identity.workers), usize::from(identity.worker));
-        let high_water = region.high_water();
-        let mut group = [(0_u32, 0_u64, 0_u64); GROUP];
-        let mut from = 0;
-        while from < high_water {
-            let until = high_water.min(from + GROUP as u32);
-            let mut n = 0;
-            for entry in from..until {
-                if State::of(region.head(lines, entry)[0]).0 == 0 {
-                    counts.unfinished += u64::from(named.is_some_and(|named| named.has(entry)));
-                    region.release(lines, entry);
-                    continue;
-                }
-                let rejected = match defect(region, lines, entry) {
-                    None => None,
-                    Some(Defect::Malformed) => Some(&mut counts.malformed),
-                    Some(Defect::Slot) => Some(&mut counts.unknown_slots),
-                    Some(Defect::Service) => Some(&mut counts.unknown_services),
-                };
-                if let Some(count) = rejected {
-                    *count += 1;
-                    region.release(lines, entry);
-                    continue;
-                }
-                if workers > 1 && self.hasher.owner(&region.key(lines, entry), workers) != worker {
-                    counts.foreign += 1;
-                    region.release(lines, entry);
-                    continue;
-                }
-                let hash = region.hash(lines, &self.hasher, entry);
-                region.prefetch_bucket(lines, hash);
-                if any_closed {
-                    let closed = [0, 1].map(|direction| {
-                        let pin = raw_pin(region.head(lines, entry)[1 + direction]);
-                        (pin, header::closed_slot(lines, pin))
-                    });
-                    let of = |pin| {
-                        closed
-                            .iter()
-                            .find(|(slot, _)| *slot == pin)
-                            .and_then(|found| found.1)
-                    };
-                    counts.unpinned += u64::from(unpin_closed(region.head_mut(lines, entry), of));
-                }
-                let head = region.head_mut(lines, entry);
-                let (idle, is_impossible) = absence.idle(head);
-                counts.times += u64::from(is_impossible);
-                Region::see(head, absence.now.saturating_sub(idle));
-                group[n] = (entry, hash, idle);
-                n += 1;
-            }
-            for &(entry, hash, idle) in &group[..n] {
-                let key = region.key(lines, entry);
-                if region.find(lines, &key, hash).is_some() {
-                    counts.duplicates += 1;
-                    region.release(lines, entry);
-                    continue;
-                }
-                let head = region.head(lines, entry);
-                let pins = [raw_pin(head[1]), raw_pin(head[2])];
-                let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
-                let due = absence.now + timeout.saturating_sub(idle);
-                if region.adopt(lines, &self.hasher, hash, entry, due).is_err() {
-                    counts.no_room += 1;
-                    region.release(lines, entry);
-                    continue;
-                }
-                counts.unindexed += u64::from(named.is_some_and(|named| !named.has(entry)));
-                counts.flows += 1;
-                let service = region.service(lines, entry);
-                self.slots.count(pins);
-                self.services[usize::from(service)] += 1;
-            }
-            from = until;
+        if State::of(region.head(lines, entry)[0]).0 == 0 {
+            counts.unfinished += u64::from(named.is_some_and(|named| named.has(entry)));
+            region.release(lines, entry);
+            return None;
         }
+        let (workers, worker) = (usize::from(identity.workers), usize::from(identity.worker));
+        let rejected = match defect(region, lines, entry) {
+            Some(Defect::Malformed) => Some(&mut counts.malformed),
+            Some(Defect::Slot) => Some(&mut counts.unknown_slots),
+            Some(Defect::Service) => Some(&mut counts.unknown_services),
+            None if workers > 1 && self.hasher.owner(&region.key(lines, entry), workers) != worker => {
+                Some(&mut counts.foreign)
+            }
+            None => None,
+        };
+        if let Some(count) = rejected {
+            *count += 1;
+            region.release(lines, entry);
+            return None;
+        }
+        if any_closed {
+            let mut head = *region.head(lines, entry);
+            let is_unpinned = unpin_closed(&mut head, |slot| header::closed_slot(lines, slot));
+            if is_unpinned {
+                counts.unpinned += 1;
+                let [ports, rest @ ..] = region.head_mut(lines, entry);
+                // That an instance was lost is stored before its pin is removed.
+                store::last(ports, head[0]);
+                *rest = [head[1], head[2], head[3]];
+            }
+        }
+        let hash = region.hash(lines, &self.hasher, entry);
+        let head = region.head_mut(lines, entry);
+        let (idle, is_impossible) = absence.idle(head);
+        counts.times += u64::from(is_impossible);
+        Region::see(head, absence.now.saturating_sub(idle));
+        let timeout = u64::from(self.timeouts[TimeoutClass::of(head[0]).index()]);
+        let due = absence.now + timeout.saturating_sub(idle);
+        Some((entry, hash, region.prepare_adoption(lines, hash, entry, due)))
+    }
+
+    /// Puts an entry into index and wheel, unless its flow is there already.
+    #[inline(always)]
+    fn restore(&mut self, family: usize, entry: u32, hash: u64, due: u64, named: Option<&Named>) {
+        let region = &mut self.regions[family];
+        let lines = &mut *self.storage;
+        let counts = &mut self.attach_counts;
+        let key = region.key(lines, entry);
+        if region.find(lines, &key, hash).is_some() {
+            counts.duplicates += 1;
+            region.release(lines, entry);
+            return;
+        }
+        if region.adopt(lines, &self.hasher, hash, entry, due).is_err() {
+            counts.no_room += 1;
+            region.release(lines, entry);
+            return;
+        }
+        counts.unindexed += u64::from(named.is_some_and(|named| !named.has(entry)));
+        counts.flows += 1;
+        let head = region.head(lines, entry);
+        self.slots.count([raw_pin(head[1]), raw_pin(head[2])]);
+        self.services[usize::from(region.service(lines, entry))] += 1;
     }
 
     /// Makes a table with the flows of others: of the layout version before, of another size, of another number of

@@ -142,7 +142,12 @@ impl Region {
 
     /// Empties index, wheel and free list.
     pub(crate) fn format(&mut self, lines: &mut [Line], tick: u64) {
-        lines[self.index_at..self.flows_at].fill(Line::ZERO);
+        self.index_mut(lines).fill(Line::ZERO);
+        self.format_lists(lines, tick);
+    }
+
+    /// Empties wheel and free list.
+    pub(crate) fn format_lists(&mut self, lines: &mut [Line], tick: u64) {
         for slot in 0..=self.wheel_mask {
             let sentinel = self.capacity + slot;
             self.set_link(
@@ -236,8 +241,8 @@ impl Region {
     }
 
     /// The buckets.
-    pub(crate) fn index<'a>(&self, lines: &'a [Line]) -> &'a [Line] {
-        &lines[self.index_at..self.flows_at]
+    pub(crate) fn index_mut<'a>(&self, lines: &'a mut [Line]) -> &'a mut [Line] {
+        &mut lines[self.index_at..self.flows_at]
     }
 
     /// All IPv4 entries. Two fill a line, so the conversion cannot fail.
@@ -907,7 +912,39 @@ impl Region {
         self.free = entry;
     }
 
+    /// Prefetches what adopting a flow reads, and returns when it is first looked at, if it ends at `due`.
+    #[inline(always)]
+    pub(crate) fn prepare_adoption(&self, lines: &[Line], hash: u64, entry: u32, due: u64) -> u64 {
+        self.prefetch_bucket(lines, hash);
+        let turn = u64::from(self.wheel_mask);
+        if due > self.cursor + turn {
+            // Beyond a turn of the wheel. These are spread over its second half: one slot for all would keep the
+            // worker busy with them at once.
+            return self.cursor
+                + turn / 2
+                + u64::from(entry) * (turn / 2) / u64::from(self.high_water.max(1));
+        }
+        let last = self.link(lines, self.capacity + (due as u32 & self.wheel_mask)) & LINK_MASK;
+        simd::prefetch_at(lines, self.links_at + last as usize / 8);
+        due
+    }
+
+    /// Prefetches what a lookup of a flow reads beyond its first bucket, if anything: another flow with the same
+    /// signature, and the second bucket.
+    #[inline(always)]
+    pub(crate) fn prefetch_beyond(&self, lines: &[Line], hash: u64) {
+        let line = &lines[self.first_bucket(hash)];
+        let candidates = bucket::candidates(line, Region::signature(hash));
+        if candidates != 0 {
+            self.prefetch_flow(lines, bucket::entry(line, candidates.trailing_zeros() as usize));
+        }
+        if bucket::overflow(line) != 0 || bucket::free_place(line).is_none() {
+            simd::prefetch_at(lines, self.second_bucket(hash));
+        }
+    }
+
     /// Restores an entry found in storage, after validation: index and wheel.
+    #[inline(always)]
     pub(crate) fn adopt(
         &mut self,
         lines: &mut [Line],
@@ -915,20 +952,12 @@ impl Region {
         hash: u64,
         entry: u32,
         due: u64,
-    ) -> Result<bool, NoRoom> {
-        let moved = self.index_entry(lines, hasher, hash, entry)?;
+    ) -> Result<(), NoRoom> {
+        self.index_entry(lines, hasher, hash, entry)?;
         let service = self.service(lines, entry);
-        let turn = u64::from(self.wheel_mask);
-        let due = if due > self.cursor + turn {
-            // Beyond a turn of the wheel. These are spread over its second half: one slot for all would keep the
-            // worker busy with them at once.
-            self.cursor + turn / 2 + u64::from(entry) * (turn / 2) / u64::from(self.high_water.max(1))
-        } else {
-            due
-        };
         self.arm(lines, entry, service, due);
         self.flows += 1;
-        Ok(moved)
+        Ok(())
     }
 }
 

@@ -632,8 +632,9 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
                 let ports = write(region, lines, entry, pins);
                 let timeout = self.timeouts[TimeoutClass::of(ports).index()];
                 region.begin(lines, entry, service.0, tick, u64::from(timeout));
+                let high_water = region.high_water();
                 region.complete(lines, entry, ports);
-                header::set_high_water(lines, family, region.high_water());
+                header::set_high_water(lines, family, high_water);
                 self.counters.inserts += 1;
                 self.counters.relocations += u64::from(moved);
                 self.slots.count(pins);
