@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use display::output::WrongUsage;
 use images::EngineName;
 
+use crate::actions::ActionCommand;
 use crate::selector::Selector;
 
 /// The in-network container orchestrator: gives every new flow to one of N containers of a network function, keeps it
@@ -48,43 +49,17 @@ pub(crate) enum Command {
     Flows(FlowsArgs),
     /// Show everything that is known of a service or an instance, on one page
     Describe(DescribeArgs),
+    /// Say what a policy decides in a situation that is written down, and why
+    Explain(ExplainArgs),
     /// List what happened, and why
     Events(EventsArgs),
     /// Show what containers write, also those that have ended
     Logs(LogsArgs),
-    /// Run a command in an instance's container
-    Exec(ExecArgs),
     /// Show services, instances, flows and events live in a terminal, and act on them
     #[cfg(feature = "top")]
     Top(TopArgs),
-    /// Set the number of active instances, or return it to the autoscaler
-    Scale(ScaleArgs),
-    /// Replace the instances of a service, one after the other
-    Rollout(RolloutArgs),
-    /// Give a running service another policy, without a restart
-    Policy(PolicyArgs),
-    /// Say what a policy decides in a situation that is written down, and why
-    Explain(ExplainArgs),
-    /// Give instances no new flows; they go when their flows have ended
-    Drain(InstanceArgs),
-    /// Take drains back
-    Undrain(UndrainArgs),
-    /// Unpin flows: their next packets are rescheduled
-    Purge(PurgeArgs),
-    /// Give one flow to another instance
-    Move(MoveArgs),
-    /// Keep the autoscaler of a service from removing instances (until 0.3 also: pause-in)
-    #[command(alias = "pause-in")]
-    DisableScaleIn(HoldBackArgs),
-    /// Keep the autoscaler of a service from adding instances (until 0.3 also: pause-out)
-    #[command(alias = "pause-out")]
-    DisableScaleOut(HoldBackArgs),
-    /// Have the autoscaler of a service only report its decisions
-    DryRun(HoldBackArgs),
-    /// Have a running inco read its configuration again and apply what changed, all of it or nothing
-    Reload(ReloadArgs),
-    /// End a running inco and remove its containers
-    Stop(StopArgs),
+    #[command(flatten)]
+    Action(ActionCommand),
     /// Generate traffic against an uplink and measure loss, order, duplicates, latency and mis-steers
     Traffic(TrafficArgs),
     /// Make and list images of network functions
@@ -104,20 +79,6 @@ pub(crate) enum Command {
     /// Measure the data plane side by side with its peers
     #[cfg(feature = "dpdk")]
     Bench(bench::BenchArgs),
-}
-
-/// Commands that have another name since 0.2. Until 0.3 the old name does the same, with a warning.
-const OLD_NAMES: [(&str, &str); 2] = [
-    ("pause-in", "disable-scale-in"),
-    ("pause-out", "disable-scale-out"),
-];
-
-/// The warning where a command is called by its old name.
-pub(crate) fn old_name(command: &str) -> Option<String> {
-    let (old, new) = OLD_NAMES.iter().find(|(old, _)| *old == command)?;
-    Some(format!(
-        "warning: `inco {old}` is `inco {new}` now; the old name goes with 0.3"
-    ))
 }
 
 #[derive(Debug, Args)]
@@ -361,7 +322,7 @@ pub(crate) struct FlowsArgs {
     pub(crate) show: Show,
 }
 
-fn flow(text: &str) -> Result<String, String> {
+pub(crate) fn flow(text: &str) -> Result<String, String> {
     api::parse_tuple(text)
         .map(|tuple| tuple.to_string())
         .map_err(|error| error.to_string())
@@ -402,21 +363,6 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  inco exec firewall/3 -- /bin/ip -s link\n  inco exec 3 --json -- /bin/cat /proc/meminfo\n\nOnly root may, on the machine on which inco runs; each command is in the event log. It is confined as the container's program is, has no input and 8 s, and shows the first 64 KiB that it writes. The exit status is the command's; 128 and the signal where one ended it."
-)]
-pub(crate) struct ExecArgs {
-    /// An instance, by its service and id
-    #[arg(value_name = "SERVICE/ID")]
-    pub(crate) target: String,
-    /// Program and arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<String>,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
     after_help = "Examples:\n  inco events\n  inco events --follow --service firewall\n  inco events --json --last 1000 > events.jsonl"
 )]
 pub(crate) struct EventsArgs {
@@ -451,87 +397,6 @@ pub(crate) struct TopArgs {
     pub(crate) ascii: bool,
     #[command(flatten)]
     pub(crate) place: Where,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall 5 --wait --timeout 30\n  inco scale firewall --auto"
-)]
-pub(crate) struct ScaleArgs {
-    /// Which service
-    pub(crate) service: String,
-    /// So many active instances, within the service's limits
-    #[arg(required_unless_present = "auto", conflicts_with = "auto")]
-    pub(crate) instances: Option<u32>,
-    /// Let the autoscaler decide again
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) auto: bool,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco rollout firewall --wait\n  inco rollout firewall --status\n  inco rollout firewall --cancel\n\nFirst the standbys, then the active ones: a replacement is ready and takes new flows before an old instance drains, so\nthere are never fewer than before. A replacement that fails ends it, and the old instances that are left stay."
-)]
-pub(crate) struct RolloutArgs {
-    /// Of which service
-    pub(crate) service: String,
-    /// Say how far it is; exit status 1 where it was aborted
-    #[arg(long, conflicts_with_all = ["cancel", "wait"])]
-    pub(crate) status: bool,
-    /// End it; what is not replaced yet stays
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) cancel: bool,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco policy firewall --scheduler worst-fit\n  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n  inco policy firewall --record 3        the next three scheduling decisions, into the event log\n\nNo pinned flow is moved, and the count stays what it is until a new autoscaler decides. Parameters are those of the configuration's reference."
-)]
-pub(crate) struct PolicyArgs {
-    /// Which service
-    pub(crate) service: String,
-    /// The scheduler that picks for new flows from now on
-    #[arg(long, value_name = "NAME", value_parser = configuration::scheduler_name, required_unless_present_any = ["autoscaler", "record"],
-          conflicts_with = "autoscaler")]
-    pub(crate) scheduler: Option<String>,
-    /// The autoscaler that decides from now on
-    #[arg(long, value_name = "NAME", value_parser = autoscaler)]
-    pub(crate) autoscaler: Option<String>,
-    /// A parameter of it; what is not set has its default
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "record")]
-    pub(crate) set: Vec<(String, serde_json::Value)>,
-    /// Put the next so many scheduling decisions into the event log, with all that they rest on
-    #[arg(long, value_name = "N", conflicts_with_all = ["scheduler", "autoscaler"],
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(api::types::Action::RECORD_LIMIT)))]
-    pub(crate) record: Option<u32>,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-fn autoscaler(text: &str) -> Result<String, String> {
-    match autoscaling::Autoscaler::from_name(text) {
-        Ok(policy) => Ok(policy.name().to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// A value is a number, a truth value or a table where it reads as JSON, and text otherwise.
-fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => {
-            let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
-            Ok((name.to_owned(), value))
-        }
-        _ => Err(format!("{text:?} is not NAME=VALUE")),
-    }
 }
 
 #[derive(Debug, Args)]
@@ -598,114 +463,6 @@ pub(crate) struct Act {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left\n  inco drain --selector service=firewall,adopted=true"
-)]
-pub(crate) struct InstanceArgs {
-    /// Which instances, by the ids that `inco instances` shows
-    #[arg(required_unless_present = "selector", value_name = "ID")]
-    pub(crate) instances: Vec<u32>,
-    /// Instead: the active ones of which all this holds; the keys are service, state and adopted
-    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
-    pub(crate) selector: Option<Selector>,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall")]
-pub(crate) struct UndrainArgs {
-    /// Which instances, by the ids that `inco instances` shows
-    #[arg(required_unless_present = "selector", value_name = "ID")]
-    pub(crate) instances: Vec<u32>,
-    /// Instead: the draining ones of which all this holds; the keys are service, state and adopted
-    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
-    pub(crate) selector: Option<Selector>,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco purge 3                                                    all flows of instance 3\n  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      this flow alone"
-)]
-pub(crate) struct PurgeArgs {
-    /// All flows of this instance
-    #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
-    pub(crate) instance: Option<u32>,
-    /// This flow alone
-    #[arg(long, value_name = "FLOW", value_parser = flow, conflicts_with = "wait")]
-    pub(crate) flow: Option<String>,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\nOnly where the service says affinity = \"relaxed\". Its packets wait until those before them are back: they stay in order."
-)]
-pub(crate) struct MoveArgs {
-    /// Which flow
-    #[arg(value_name = "FLOW", value_parser = flow)]
-    pub(crate) flow: String,
-    /// To which instance, by the id that `inco instances` shows
-    #[arg(value_name = "ID")]
-    pub(crate) instance: u32,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco disable-scale-in firewall\n  inco disable-scale-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as dry-run decisions, in `inco events`."
-)]
-pub(crate) struct HoldBackArgs {
-    /// Of which service
-    pub(crate) service: String,
-    /// End it: the autoscaler may do it again
-    #[arg(long)]
-    pub(crate) off: bool,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco check -f inco.toml && inco reload\n  inco reload --check --diff      what a reload would change, from which value to which\n  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same. Exit status 1 where the\nreload is refused, or with --check would be."
-)]
-pub(crate) struct ReloadArgs {
-    /// Change nothing: say what would change, and whether it may while inco runs
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) check: bool,
-    /// Show each changed key with its old and its new value
-    #[arg(long)]
-    pub(crate) diff: bool,
-    #[command(flatten)]
-    pub(crate) wait: WaitArgs,
-    #[command(flatten)]
-    pub(crate) act: Act,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`\n\nWhere inco was killed, or stopped with --keep, it removes the containers that are left of it."
-)]
-pub(crate) struct StopArgs {
-    /// Leave the containers running, for the next run to take over
-    #[arg(long)]
-    pub(crate) keep: bool,
-    /// Do not wait until it has ended
-    #[arg(long)]
-    pub(crate) no_wait: bool,
-    #[command(flatten)]
-    pub(crate) act: Act,
 }
 
 #[derive(Debug, Args)]

@@ -195,7 +195,7 @@ fn pairs<'a>(rows: impl IntoIterator<Item = (&'a str, String)>) -> String {
     rows.into_iter().map(line).collect()
 }
 
-fn policy(of: &api::types::PolicyChoice) -> String {
+fn policy(of: &model::PolicyChoice) -> String {
     if of.parameters.is_empty() {
         return of.policy.clone();
     }

@@ -3,13 +3,14 @@
 // They panic where nobody reads the output: `output` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod actions;
 mod check;
 mod cli;
 mod client_commands;
-mod containers;
 mod describe;
 mod explain;
 mod image;
+mod logs;
 mod selector;
 mod shell;
 #[cfg(feature = "simulation")]
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         return launcher();
     }
     let cli = Cli::parse();
-    if let Some(warning) = std::env::args().nth(1).as_deref().and_then(cli::old_name) {
+    if let Some(warning) = std::env::args().nth(1).as_deref().and_then(actions::old_name) {
         output::complain(&format!("inco: {warning}"));
     }
     let result = match cli.command {
@@ -52,29 +53,17 @@ fn main() -> ExitCode {
         Command::Flows(args) => client_commands::flows(&args),
         Command::Describe(args) => describe::run(&args),
         Command::Events(args) => client_commands::events(&args),
-        Command::Logs(args) => containers::logs(&args),
-        Command::Exec(args) => match containers::exec(&args) {
-            Ok(status) => return ExitCode::from(status),
-            Err(error) => Err(error),
-        },
+        Command::Logs(args) => logs::logs(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => args
             .place
             .endpoint()
             .and_then(|endpoint| top::run(endpoint, args.interval, args.ascii)),
-        Command::Scale(args) => client_commands::scale(&args),
-        Command::Rollout(args) => client_commands::rollout(&args),
-        Command::Policy(args) => client_commands::policy(&args),
         Command::Explain(args) => explain::run(&args),
-        Command::Drain(args) => client_commands::drain(&args),
-        Command::Undrain(args) => client_commands::undrain(&args),
-        Command::Purge(args) => client_commands::purge(&args),
-        Command::Move(args) => client_commands::move_flow(&args),
-        Command::DisableScaleIn(args) => client_commands::disable_scale_in(&args),
-        Command::DisableScaleOut(args) => client_commands::disable_scale_out(&args),
-        Command::DryRun(args) => client_commands::dry_run(&args),
-        Command::Reload(args) => client_commands::reload(&args),
-        Command::Stop(args) => client_commands::stop(&args),
+        Command::Action(command) => match command.run() {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Command::Traffic(args) => traffic_command::run(&args),
         Command::Image(args) => image::run(&args),
         #[cfg(feature = "simulation")]

@@ -8,11 +8,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 
 use api::types::{
-    Action, CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
+    CommandEnd, FlowExplanation, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
     ServiceRow, Snapshot, Status,
 };
 use api::{EventLog, Limits, Question, Server, questions};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
+use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Rollout, RolloutState, Setting};
 
 fn inco(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inco"));

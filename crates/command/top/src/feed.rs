@@ -3,9 +3,9 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use api::types::{Action, FlowFilter};
+use api::types::FlowFilter;
 use api::{ApiError, Client, Endpoint};
-use model::InstanceId;
+use model::{Action, InstanceId};
 
 use super::history::KEPT;
 use super::state::{Seen, Update};

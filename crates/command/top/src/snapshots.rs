@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use api::types::{Accounting, Action, EngineStatus, FlowRow, InstanceRow, ServiceRow, Status, UplinkRow};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos};
+use api::types::{Accounting, EngineStatus, FlowRow, InstanceRow, ServiceRow, Status, UplinkRow};
+use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;

@@ -1,7 +1,7 @@
 //! The state, the selection, and the effect of each key.
 
-use api::types::{Action, FlowRow, History, InstanceRow, PolicyChoice, ServiceRow, Status};
-use model::{Event, InstanceId};
+use api::types::{FlowRow, History, InstanceRow, ServiceRow, Status};
+use model::{Action, Event, InstanceId, PolicyChoice};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::history::Histories;

@@ -3,10 +3,12 @@
 //!
 //! Key types: [`FlowKey`] (identifies a flow), [`Slot`] (names an instance in the data plane),
 //! [`InstanceState`] (an instance's life cycle), [`Match`] (selects a service's packets), [`DropReason`] (why a
-//! packet was dropped), [`Observation`] (an autoscaler's input) and [`Event`] (an entry of the event log).
+//! packet was dropped), [`Observation`] (an autoscaler's input), [`Action`] (what an operator asks for) and
+//! [`Event`] (an entry of the event log).
 //! [`slot_counters!`] and its siblings are the tables of counters.
 #![forbid(unsafe_code)]
 
+mod action;
 mod change;
 mod counter_table;
 mod drop_reason;
@@ -23,6 +25,7 @@ mod switch;
 mod time;
 pub mod written;
 
+pub use action::{Action, PolicyChoice};
 pub use change::{KeyChange, Setting};
 pub use drop_reason::DropReason;
 pub use event::{Event, EventKind};

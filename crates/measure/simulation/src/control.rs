@@ -22,6 +22,8 @@ use crate::time::{seconds, whole_ms};
 
 /// The only service.
 pub(crate) const SERVICE: ServiceId = ServiceId(0);
+/// Its name.
+const NAME: &str = "simulated";
 /// Limit on the time until the first instances are ready.
 const PRELUDE_LIMIT: Nanos = Nanos::from_secs(4 * 3_600);
 /// The shortest time between two turns.
@@ -122,7 +124,7 @@ impl ControlLoop {
         collector.add_service(autoscaler.stable_window());
         let mut container = ContainerSpec::new("inco-simulated", "simulated");
         container.cpu = instances.cpus.map(CpuQuota::of_cpus);
-        let mut settings = ServiceSettings::new("simulated", Some(container), autoscaler);
+        let mut settings = ServiceSettings::new(NAME, Some(container), autoscaler);
         settings.min = service.min;
         settings.max = service.max;
         settings.standby = service.standby;
@@ -265,11 +267,11 @@ impl ControlLoop {
             let action = *action;
             self.actions.pop_front();
             if let Some(count) = action.scale {
-                let command = Command::Scale {
-                    service: SERVICE,
-                    count: Some(count),
+                let scale = model::Action::Scale {
+                    service: NAME.to_owned(),
+                    instances: Some(count),
                 };
-                self.commands.push((CommandId(0), command));
+                self.commands.push((CommandId(0), scale.into()));
             }
             if let Some(place) = action.kill {
                 let active: Vec<&controller::Instance> = self

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use api::Client;
-use api::types::{Action, InstanceRow};
+use api::types::InstanceRow;
+use model::Action;
 use rustix::process::{Pid, Signal, kill_process};
 use traffic::MemifPort;
 

@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
-use model::{Event, InstanceId, Setting};
+use model::{Action, Event, InstanceId, Setting};
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
 
@@ -17,7 +17,7 @@ use crate::ApiError;
 use crate::Endpoint;
 use crate::counters::Counters;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 

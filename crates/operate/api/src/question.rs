@@ -1,12 +1,12 @@
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
-use model::{InstanceId, Setting};
+use model::{Action, InstanceId, Setting};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::counters::Counters;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
+    FlowExplanation, FlowFilter, FlowPage, InstanceRow, LogPiece, LogRow, Outcome, Policies, Refusal,
     ServiceRow, Snapshot, Status,
 };
 

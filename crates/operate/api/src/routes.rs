@@ -8,7 +8,7 @@ use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Extension, Json, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use model::{FlowKey, InstanceId, Setting};
+use model::{Action, FlowKey, InstanceId, Setting};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::openapi::OpenApi;
@@ -26,7 +26,7 @@ use crate::seats::{Seat, keep};
 use crate::stream::{Snapshots, follow, lines, live};
 use crate::tuple::parse_tuple;
 use crate::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    FlowExplanation, FlowFilter, FlowPage, History, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem as ProblemBody, ServiceRow, Snapshot, Status,
 };
 use crate::{Caller, metrics, page};

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use api::counters::Counters;
 use api::types::{
-    Action, FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, LogPiece, LogRow, Outcome, Policies,
+    FlowExplanation, FlowFilter, FlowPage, FlowRow, InstanceRow, LogPiece, LogRow, Outcome, Policies,
     Problem, Refusal, ServiceRow, Snapshot, Status,
 };
 use api::{ApiError, Client, EventLog, Limits, Question, Server, questions};
-use model::{Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
+use model::{Action, Event, EventKind, InstanceId, InstanceState, Nanos, Setting};
 
 fn logs(service: &str) -> Result<Vec<LogRow>, Refusal> {
     match service {

@@ -2,13 +2,14 @@
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by it")]
 
+use model::Action;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use api::types::{Action, Outcome, Status};
+use api::types::{Outcome, Status};
 use api::{ApiError, Client, Endpoint, EventLog, Limits, Question, Server, Tcp, questions};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};

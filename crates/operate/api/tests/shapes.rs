@@ -1,7 +1,7 @@
 //! The JSON that others rely on.
 
-use api::types::{Accounting, Action, FlowFilter, Outcome, Refusal, Status, drops_by_reason};
-use model::{DropReason, InstanceId, KeyChange};
+use api::types::{Accounting, FlowFilter, Outcome, Refusal, Status, drops_by_reason};
+use model::{Action, DropReason, InstanceId, KeyChange};
 use serde_json::json;
 
 #[test]

@@ -9,7 +9,7 @@
 //! 1. [`Controller::new`] with the services; [`Controller::adopt`] with the containers of an earlier run.
 //! 2. [`Controller::step`] every millisecond and whenever something has happened. A step in which nothing changes
 //!    allocates nothing.
-//! 3. [`Command::Shutdown`]; then steps until [`Controller::is_finished`].
+//! 3. [`model::Action::Stop`]; then steps until [`Controller::is_finished`].
 //!
 //! The life of an instance, with the requests to engine and switch:
 //! ```text
@@ -39,7 +39,7 @@ mod shell;
 
 pub use controller::{Controller, Failing, HeldBack, ServiceStatus};
 pub use instance::{Container, Instance, Port};
-pub use message::{Command, CommandError, CommandId, HoldBack, Inputs, Outputs};
+pub use message::{Command, CommandError, CommandId, Inputs, Outputs};
 pub use reaction::{REACTION_LIMIT, Reactions, Times};
 pub use settings::{
     ATTACH_AGAIN, BACK_OFF_FIRST, BACK_OFF_LONGEST, CAPACITY_STEP, CHECK_AGAIN, CHECK_LIMIT, CREATES_AT_ONCE,

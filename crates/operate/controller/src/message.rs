@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use autoscaling::{Autoscaler, Fit, Fitted};
 use engine::{Container, EngineEvent, Request, Ticket};
-use model::{Event, Generation, InstanceId, InstanceState, ServiceId};
+use model::{Action, Event, Generation, InstanceId, InstanceState, ServiceId};
 use scheduling::Scheduler;
 use switch::{SwitchEvent, SwitchRequest};
 use thiserror::Error;
@@ -15,16 +15,12 @@ use crate::settings::{Matching, ServiceSettings};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommandId(pub u64);
 
-/// An operator's request.
+/// What an operator, or a changed configuration, asks of the controller.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Sets the number of active instances. [`None`] returns the decision to the autoscaler.
-    Scale {
-        /// The service.
-        service: ServiceId,
-        /// The number, within the service's limits.
-        count: Option<u32>,
-    },
+    /// An operator's action, carried out as it was asked for. Those that concern the switch alone, the file or the
+    /// engine are refused.
+    Action(Action),
     /// Replaces the autoscaler. Count and quotas stay until the new one decides.
     Autoscaler {
         /// The service.
@@ -45,15 +41,6 @@ pub enum Command {
     },
     /// Changes the order of matches and the fallbacks of unmatched packets.
     Match(Matching),
-    /// Restricts the autoscaler, or lifts the restriction. Events report what it would do.
-    HoldBack {
-        /// The service.
-        service: ServiceId,
-        /// The kind of restriction.
-        how: HoldBack,
-        /// True to restrict, false to lift it.
-        on: bool,
-    },
     /// Adds a service. Its id follows the last one.
     AddService {
         /// The settings of the new service.
@@ -71,56 +58,22 @@ pub enum Command {
         /// Whether to use the scheduler in `settings`. If false, the present one continues with its capacity.
         scheduler: bool,
     },
-    /// Replaces every instance of the service, one after the other. A replacement is ready before an instance is
-    /// drained. A replacement that fails ends the rollout.
-    Rollout {
-        /// The service.
-        service: ServiceId,
-        /// True to cancel the rollout in progress.
-        cancel: bool,
-    },
-    /// Drains an instance: it gets no new flows and is removed when it has none. If the service would have too few
-    /// instances, a new one replaces it.
-    Drain {
-        /// The instance.
-        instance: InstanceId,
-    },
-    /// Cancels a drain.
-    Undrain {
-        /// The instance.
-        instance: InstanceId,
-    },
-    /// Unpins all flows of an instance. Each flow is scheduled again on its next packet.
-    Purge {
-        /// The instance.
-        instance: InstanceId,
-    },
-    /// Removes everything. With `keep`, leaves the containers running for the next run to adopt.
-    Shutdown {
-        /// Whether containers continue to run.
-        keep: bool,
-    },
 }
 
-/// A restriction of an autoscaler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldBack {
-    /// It must not decrease the count.
-    In,
-    /// It must not increase the count.
-    Out,
-    /// It changes nothing, and reports what it would do.
-    DryRun,
+impl From<Action> for Command {
+    fn from(action: Action) -> Command {
+        Command::Action(action)
+    }
 }
 
 /// Why a command was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CommandError {
     /// The service does not exist.
-    #[error("there is no {service}")]
+    #[error("there is no service {service}")]
     UnknownService {
-        /// The service's id in the command.
-        service: ServiceId,
+        /// The service's name or id in the command.
+        service: String,
     },
     /// The instance does not exist.
     #[error("there is no instance {instance}")]
@@ -159,6 +112,12 @@ pub enum CommandError {
         replaced: u32,
         /// Instances at the start of the rollout.
         total: u32,
+    },
+    /// The action concerns no instance state: another part carries it out.
+    #[error("the controller does not carry out {action}")]
+    NotForController {
+        /// The requested action.
+        action: &'static str,
     },
     /// A shutdown is in progress.
     #[error("inco is stopping")]

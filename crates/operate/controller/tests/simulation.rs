@@ -16,8 +16,8 @@ use engine::{
     ContainerSpec, ContainerState, Engine, EngineEvent, FakeConfig, FakeEngine, Faults, Label, Request,
 };
 use model::{
-    EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Ready, RolloutState, ServiceId,
-    Slot, StandbyMode, Tuple, UplinkId, protocol,
+    Action, EventKind, FlowKey, Generation, InstanceId, InstanceState, Match, Nanos, Ready, RolloutState,
+    ServiceId, Slot, StandbyMode, Tuple, UplinkId, protocol,
 };
 use scheduling::Scheduler;
 use switch::{
@@ -139,13 +139,16 @@ impl Drop for Simulation {
     }
 }
 
+/// The names of [`services`].
+const NAMES: [&str; 2] = ["firewall", "gateway"];
+
 fn services() -> Vec<ServiceSettings> {
     let scaler = |json: &str| {
         Autoscaler::with_parameters("smartinco", &mut serde_json::Deserializer::from_str(json))
             .expect("parameters")
     };
     let mut warm = ServiceSettings::new(
-        "firewall",
+        NAMES[0],
         Some(ContainerSpec::new("inco-x", "inco/forward")),
         scaler(r#"{"window":"100ms","scale_down_window":"500ms"}"#),
     );
@@ -156,7 +159,7 @@ fn services() -> Vec<ServiceSettings> {
     warm.capacity_pps = Some((CAPACITY_PER_MS * 1_000) as f64);
     (warm.ready_deadline, warm.drain_deadline) = (Nanos::from_secs(2), Nanos::from_secs(3));
     let mut paused = warm.clone();
-    paused.name = "gateway".to_owned();
+    paused.name = NAMES[1].to_owned();
     paused.plan.matches = matches_of(ServiceId(1));
     (paused.min, paused.max, paused.standby) = (1, 4, 2);
     paused.standby_mode = StandbyMode::Paused;
@@ -338,22 +341,28 @@ impl Simulation {
             } else {
                 ids[self.chance.below(ids.len() as u64) as usize]
             };
-            let service = ServiceId(self.chance.below(3) as u16);
-            let command = match self.chance.below(7) {
-                6 => Command::Rollout {
+            let service = ["firewall", "gateway", "unknown"][self.chance.below(3) as usize].to_owned();
+            let action = match self.chance.below(7) {
+                6 => Action::Rollout {
                     service,
                     cancel: self.chance.happens(0.2),
                 },
-                0 => Command::Scale {
+                0 => Action::Scale {
                     service,
-                    count: Some(self.chance.below(8) as u32),
+                    instances: Some(self.chance.below(8) as u32),
                 },
-                1 | 2 => Command::Scale { service, count: None },
-                3 => Command::Drain { instance },
-                4 => Command::Undrain { instance },
-                _ => Command::Purge { instance },
+                1 | 2 => Action::Scale {
+                    service,
+                    instances: None,
+                },
+                3 => Action::Drain { instance },
+                4 => Action::Undrain { instance },
+                _ => Action::Purge {
+                    instance: Some(instance),
+                    flow: None,
+                },
             };
-            self.commands.push((CommandId(self.now.0), command));
+            self.commands.push((CommandId(self.now.0), action.into()));
         }
     }
 
@@ -652,9 +661,8 @@ impl Simulation {
         if self.engine_up_at.is_some() {
             self.engine_up();
         }
-        for service in [ServiceId(0), ServiceId(1)] {
-            self.commands
-                .push((CommandId(1), Command::Scale { service, count: None }));
+        for name in NAMES {
+            self.commands.push((CommandId(1), scale(name, None).into()));
         }
         self.run(7_500, Nanos::from_millis(10));
         for slot in self.switch.slots() {
@@ -695,7 +703,7 @@ impl Simulation {
     }
 
     fn shut_down(&mut self, keep: bool) {
-        self.commands.push((CommandId(9), Command::Shutdown { keep }));
+        self.commands.push((CommandId(9), Action::Stop { keep }.into()));
         for _ in 0..20_000 {
             self.step(Nanos::from_millis(5));
             if self.controller.is_finished() {
@@ -822,8 +830,8 @@ impl Simulation {
         found.map_or(Slot::NONE, |i| i.slot())
     }
 
-    fn ask(&mut self, command: Command) -> Result<String, controller::CommandError> {
-        self.commands.push((CommandId(77), command));
+    fn ask(&mut self, command: impl Into<Command>) -> Result<String, controller::CommandError> {
+        self.commands.push((CommandId(77), command.into()));
         // Settled loads hardly change within a step.
         self.flows_wanted = [0, 0];
         self.step(Nanos::from_millis(1));
@@ -833,11 +841,8 @@ impl Simulation {
     }
 
     fn scale(&mut self, service: u16, count: u32) {
-        let command = Command::Scale {
-            service: ServiceId(service),
-            count: Some(count),
-        };
-        assert!(self.ask(command).is_ok());
+        let name = NAMES[usize::from(service)];
+        assert!(self.ask(scale(name, Some(count))).is_ok());
     }
 }
 
@@ -1022,7 +1027,7 @@ fn somebody_may_drain_all_and_the_service_keeps_its_least() {
     // One standby takes over at once; the other failure needs a create.
     for victim in &victims {
         assert!(
-            sim.ask(Command::Drain {
+            sim.ask(Action::Drain {
                 instance: InstanceId(*victim)
             })
             .is_ok()
@@ -1039,16 +1044,24 @@ fn somebody_may_drain_all_and_the_service_keeps_its_least() {
         "{active:?}"
     );
     assert!(
-        sim.ask(Command::Drain {
+        sim.ask(Action::Drain {
             instance: InstanceId(9_999)
         })
         .is_err()
     );
-    let outside = Command::Scale {
-        service: ServiceId(0),
-        count: Some(7),
-    };
-    assert!(sim.ask(outside).unwrap_err().to_string().contains("from 2 to 6"));
+    assert!(
+        sim.ask(scale(NAMES[0], Some(7)))
+            .unwrap_err()
+            .to_string()
+            .contains("from 2 to 6")
+    );
+}
+
+fn scale(service: &str, instances: Option<u32>) -> Action {
+    Action::Scale {
+        service: service.to_owned(),
+        instances,
+    }
 }
 
 /// The rollout of the firewall.
@@ -1066,9 +1079,9 @@ fn a_rollout_replaces_one_after_the_other_and_never_has_fewer() {
         let old = [InstanceState::Active, InstanceState::Standby].map(|state| sim.ids(0, state));
         assert_eq!((old[0].len(), old[1].len()), (count as usize, 1));
         let newest = old.iter().flatten().max().copied().expect("instances");
-        let service = ServiceId(0);
-        let said = sim.ask(Command::Rollout {
-            service,
+        let service = || NAMES[0].to_owned();
+        let said = sim.ask(Action::Rollout {
+            service: service(),
             cancel: false,
         });
         assert_eq!(
@@ -1078,8 +1091,8 @@ fn a_rollout_replaces_one_after_the_other_and_never_has_fewer() {
                 count + 1
             ))
         );
-        let refused = sim.ask(Command::Rollout {
-            service,
+        let refused = sim.ask(Action::Rollout {
+            service: service(),
             cancel: false,
         });
         assert!(
@@ -1133,10 +1146,10 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
         create_fails: 1.0,
         ..Faults::default()
     });
-    let service = ServiceId(0);
+    let service = || NAMES[0].to_owned();
     assert!(
-        sim.ask(Command::Rollout {
-            service,
+        sim.ask(Action::Rollout {
+            service: service(),
             cancel: false
         })
         .is_ok()
@@ -1153,8 +1166,8 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
     sim.engine.set_faults(Faults::default());
     sim.steady(40, 0, 40);
     assert!(
-        sim.ask(Command::Rollout {
-            service,
+        sim.ask(Action::Rollout {
+            service: service(),
             cancel: false
         })
         .is_ok()
@@ -1177,15 +1190,15 @@ fn a_rollout_ends_where_a_replacement_fails_and_the_old_ones_stay() {
     assert!(sim.ids(0, InstanceState::Active).contains(&active[1]));
     // An operator may cancel a rollout, too.
     assert!(
-        sim.ask(Command::Rollout {
-            service,
+        sim.ask(Action::Rollout {
+            service: service(),
             cancel: false
         })
         .is_ok()
     );
     assert!(
-        sim.ask(Command::Rollout {
-            service,
+        sim.ask(Action::Rollout {
+            service: service(),
             cancel: true
         })
         .is_ok()
@@ -1526,10 +1539,7 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
     let mut out = Outputs::default();
     let mut switch = at_once();
     let mut told = Vec::new();
-    let scale = |count| Command::Scale {
-        service: ServiceId(0),
-        count: Some(count),
-    };
+    let scale = |count| scale("sink", Some(count));
     let mut draining_at = Vec::new();
     for ms in 1..100 {
         let now = Nanos::from_millis(ms);
@@ -1537,8 +1547,8 @@ fn counters_read_before_the_acknowledgement_do_not_end_a_drain() {
         raw.at = now + Nanos::from_micros(100);
         collector.sample(&raw);
         let commands: &[_] = match ms {
-            10 => &[(CommandId(1), scale(2))],
-            30 => &[(CommandId(2), scale(1))],
+            10 => &[(CommandId(1), scale(2).into())],
+            30 => &[(CommandId(2), scale(1).into())],
             _ => &[],
         };
         switch.advance(now, |_| true);

@@ -18,6 +18,7 @@ mod pool;
 mod service_manager;
 mod wiring;
 
+use model::Action;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use api::types::Action;
 use api::{Asker, Caller, EventLog, Limits, Server, questions};
 use configuration::Configuration;
 use engine::launcher::Launcher;

@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
-use api::types::{Action, FlowFilter, ServiceRow};
-use model::{Event, EventKind};
+use api::types::{FlowFilter, ServiceRow};
+use model::{Action, Event, EventKind};
 
 use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
 

@@ -1,7 +1,6 @@
 //! A function without state of its own: a drain moves its flows at once, and in order.
 
-use api::types::Action;
-use model::{InstanceId, InstanceState};
+use model::{Action, InstanceId, InstanceState};
 
 use crate::support::{Engine, IMAGE, PATIENCE, Place, changes, eventually};
 

@@ -1,6 +1,7 @@
 //! The controller: state, step and shared functions. Events, decisions and the instances' own transitions are in the
 //! files beside this one.
 
+mod commands;
 mod decisions;
 mod happened;
 mod lifecycle;
@@ -604,7 +605,9 @@ impl Controller {
     fn service(&self, id: ServiceId) -> Result<&Service, CommandError> {
         self.services
             .get(id.index())
-            .ok_or(CommandError::UnknownService { service: id })
+            .ok_or_else(|| CommandError::UnknownService {
+                service: id.0.to_string(),
+            })
     }
 
     fn count(&self, service: ServiceId, test: impl Fn(&Instance) -> bool) -> u32 {

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use api::counters::ActionCount;
-use api::types::{Action, Outcome, PolicyChoice, Refusal};
+use api::types::{Outcome, Refusal};
 use autoscaling::Autoscaler;
-use controller::{Command, CommandError, CommandId, HoldBack};
-use model::{EventKind, InstanceId, InstanceState, Nanos, ServiceId, Slot};
+use controller::{Command, CommandError, CommandId};
+use model::{Action, EventKind, InstanceId, InstanceState, Nanos, PolicyChoice, ServiceId, Slot};
 use scheduling::Scheduler;
 use switch::{Change, FlowFilter, PickRecord, SwitchEvent};
 
@@ -91,7 +91,7 @@ impl ControlLoop {
     pub(super) fn act(&mut self, asked: Asked, now: Nanos) {
         match self.course_of(&asked.action) {
             Ok(Course::Controller(command)) => {
-                if let Command::Shutdown { keep } = command {
+                if let Action::Stop { keep } = asked.action {
                     self.stop.ask(keep);
                 }
                 let id = self.decide.order(command);
@@ -107,73 +107,51 @@ impl ControlLoop {
         }
     }
 
-    /// The course of each action. A new action has one line here.
+    /// The course of an action. One that concerns the state of services or instances goes to the controller as it is;
+    /// any other has an arm here.
     fn course_of(&mut self, action: &Action) -> Result<Course, Refusal> {
-        Ok(Course::Controller(match action {
-            Action::Scale { service, instances } => Command::Scale {
-                service: self.service_id(service)?,
-                count: *instances,
-            },
+        if let (Some(service), _) = action.target() {
+            self.service_id(service)?;
+        }
+        Ok(match action {
             Action::Policy {
                 service,
-                scheduler: None,
-                autoscaler: Some(choice),
-            } => Command::Autoscaler {
-                service: self.service_id(service)?,
-                autoscaler: Box::new(autoscaler_of(choice)?),
-            },
-            Action::Policy {
-                service,
-                scheduler: Some(choice),
-                autoscaler: None,
-            } => {
-                let (scheduler, limit) = scheduler_of(choice)?;
-                Command::Scheduler {
+                scheduler,
+                autoscaler,
+            } => Course::Controller(match (scheduler, autoscaler) {
+                (None, Some(choice)) => Command::Autoscaler {
                     service: self.service_id(service)?,
-                    scheduler: Box::new(scheduler),
-                    limit: limit.map(|limit| limit as f32),
-                    written: choice_text(choice),
+                    autoscaler: Box::new(autoscaler_of(choice)?),
+                },
+                (Some(choice), None) => {
+                    let (scheduler, limit) = scheduler_of(choice)?;
+                    Command::Scheduler {
+                        service: self.service_id(service)?,
+                        scheduler: Box::new(scheduler),
+                        limit: limit.map(|limit| limit as f32),
+                        written: choice_text(choice),
+                    }
                 }
-            }
-            Action::Policy { .. } => {
-                return Err(Refusal::new(
-                    "it is not said which policy",
-                    "give a scheduler or an autoscaler, one at a time",
-                ));
-            }
-            Action::Record { service, decisions } => {
-                return self.record(service, *decisions).map(Course::Done);
-            }
-            Action::Rollout { service, cancel } => Command::Rollout {
-                service: self.service_id(service)?,
-                cancel: *cancel,
-            },
-            Action::PauseIn { service, on } => self.hold_back(service, HoldBack::In, *on)?,
-            Action::PauseOut { service, on } => self.hold_back(service, HoldBack::Out, *on)?,
-            Action::DryRun { service, on } => self.hold_back(service, HoldBack::DryRun, *on)?,
-            Action::Drain { instance } => Command::Drain { instance: *instance },
-            Action::Undrain { instance } => Command::Undrain { instance: *instance },
-            Action::Purge { flow: Some(flow), .. } => return self.purge_flow(flow).map(Course::Done),
-            Action::Purge {
-                instance: Some(instance),
-                ..
-            } => Command::Purge { instance: *instance },
-            Action::Purge { .. } => {
+                _ => {
+                    return Err(Refusal::new(
+                        "it is not said which policy",
+                        "give a scheduler or an autoscaler, one at a time",
+                    ));
+                }
+            }),
+            Action::Record { service, decisions } => Course::Done(self.record(service, *decisions)?),
+            Action::Purge { flow: Some(flow), .. } => Course::Done(self.purge_flow(flow)?),
+            Action::Purge { instance: None, .. } => {
                 return Err(Refusal::new(
                     "it is not said what to purge",
                     "give an instance or a flow",
                 ));
             }
-            Action::Move { flow, instance } => return self.begin_move(flow, *instance).map(Course::Move),
-            Action::Reload { .. } => return Ok(Course::Reload),
-            Action::Exec { .. } => return Ok(Course::Exec),
-            Action::Stop { keep } => Command::Shutdown { keep: *keep },
-        }))
-    }
-
-    fn hold_back(&self, service: &str, how: HoldBack, on: bool) -> Result<Command, Refusal> {
-        let service = self.service_id(service)?;
-        Ok(Command::HoldBack { service, how, on })
+            Action::Move { flow, instance } => Course::Move(self.begin_move(flow, *instance)?),
+            Action::Reload { .. } => Course::Reload,
+            Action::Exec { .. } => Course::Exec,
+            _ => Course::Controller(action.clone().into()),
+        })
     }
 
     /// Looks up the flow that an action moves.
@@ -417,6 +395,7 @@ fn hint(error: &CommandError) -> &'static str {
         }
         CommandError::OutOfLimits { .. } => "change `instances` in the configuration",
         CommandError::RollsOut { .. } => "wait for it with --wait, or end it with --cancel",
+        CommandError::NotForController { .. } => "report it: no part of this inco carries the action out",
         CommandError::ShuttingDown => "wait, then start it again",
     }
 }

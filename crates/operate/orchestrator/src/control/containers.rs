@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::str;
 use std::sync::mpsc;
 
-use api::types::{Action, CommandEnd, LogPiece, LogRow, Outcome, Refusal};
+use api::types::{CommandEnd, LogPiece, LogRow, Outcome, Refusal};
 use controller::{LABEL_INSTANCE, LABEL_SERVICE};
 use engine::logs::{self, Logs};
 use engine::{EngineError, Executed, Execution, Exit, MAX_COMMAND_OUTPUT_BYTES};
-use model::{InstanceId, Nanos};
+use model::{Action, InstanceId, Nanos};
 
 use super::ControlLoop;
 use super::request::Asked;

@@ -1,7 +1,7 @@
 //! Decide: one step of the controller per turn, with the gathered counters and the operators' commands.
 
 use controller::{Command, CommandError, CommandId, Shell};
-use model::{Event, Nanos};
+use model::{Action, Event, Nanos};
 use switch::{SwitchEvent, SwitchRequest};
 
 use super::gather::Gather;
@@ -38,8 +38,9 @@ impl Decide {
     }
 
     /// Queues a command for the controller's next step.
-    pub(super) fn order(&mut self, command: Command) -> CommandId {
-        self.is_stopping |= matches!(command, Command::Shutdown { .. });
+    pub(super) fn order(&mut self, command: impl Into<Command>) -> CommandId {
+        let command = command.into();
+        self.is_stopping |= matches!(command, Command::Action(Action::Stop { .. }));
         self.newest_command += 1;
         let id = CommandId(self.newest_command);
         self.commands.push((id, command));

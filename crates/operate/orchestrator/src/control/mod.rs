@@ -28,9 +28,9 @@ use anyhow::{Context, Result};
 use api::{EventLog, Inbox};
 use clock::{monotonic, unix_ms};
 use configuration::Configuration;
-use controller::{Command, Controller, Settings, Shell};
+use controller::{Controller, Settings, Shell};
 use engine::launcher::Launcher;
-use model::{Histogram, Nanos};
+use model::{Action, Histogram, Nanos};
 use switch::{SwitchReading, WakeUp};
 
 use answer::Answers;
@@ -187,7 +187,7 @@ impl ControlLoop {
         if let Some(keep) = self.stop.asked()
             && !self.decide.is_stopping()
         {
-            self.decide.order(Command::Shutdown { keep });
+            self.decide.order(Action::Stop { keep });
         }
         let step = self.decide.step(&mut self.gather, now);
         // Packets wait for these requests: they go first.

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use api::types::{Action, Outcome, Refusal};
+use api::types::{Outcome, Refusal};
 use configuration::{ApiTcp, Configuration, Facts, InstanceDevice, Service, Unusable, Uplink, check_facts};
 use controller::{Command, ServiceSettings};
-use model::{KeyChange, Nanos, ServiceId};
+use model::{Action, KeyChange, Nanos, ServiceId};
 
 use super::request::Asked;
 use super::{ControlLoop, wiring};

@@ -1,8 +1,8 @@
 //! What requests over the API name: actions, and flows.
 
-use api::types::{Action, Outcome, Refusal};
+use api::types::{Outcome, Refusal};
 use api::{Answer, Caller};
-use model::FlowKey;
+use model::{Action, FlowKey};
 
 /// An action whose requester waits for an answer.
 pub(super) struct Asked {

@@ -2,14 +2,16 @@
 
 use api::types::{
     Accounting, CollectorStatus, EngineStatus, FlowExplanation, FlowRow, InstanceRow, ParameterRow, Policies,
-    PolicyChoice, PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies, ServiceRow,
-    Snapshot, Status, UplinkRow, WorkerRow, drops_by_reason,
+    PolicyRow, PortPool, ReactionStatus, ReactionTimes, Refusal, ServicePolicies, ServiceRow, Snapshot,
+    Status, UplinkRow, WorkerRow, drops_by_reason,
 };
 use autoscaling::Autoscaler;
 use clock::{monotonic, unix_ms};
 use collector::SAMPLE_PERIOD;
 use controller::Failing;
-use model::{Direction, InstanceId, InstanceState, Nanos, ServiceId, Setting, UplinkId, WorkerId};
+use model::{
+    Direction, InstanceId, InstanceState, Nanos, PolicyChoice, ServiceId, Setting, UplinkId, WorkerId,
+};
 use scheduling::Scheduler;
 use serde_json::value::Serializer as ToValue;
 

@@ -1,14 +1,14 @@
-//! `inco logs` and `inco exec`: what containers write, and a command in one of them.
+//! `inco logs`: what containers write.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::types::{Action, CommandEnd, LogRow, Refusal};
+use api::types::{LogRow, Refusal};
 use api::{ApiError, Client};
-use display::output::{self, WrongUsage};
+use display::output;
 use model::InstanceId;
 
-use crate::cli::{ExecArgs, LogsArgs};
+use crate::cli::LogsArgs;
 use crate::client_commands::connect;
 use crate::target::Target;
 
@@ -86,7 +86,7 @@ impl Reader {
 }
 
 /// Writes what a container wrote. On a terminal nothing of it moves the cursor.
-fn write(text: &str) -> anyhow::Result<()> {
+pub(crate) fn write(text: &str) -> anyhow::Result<()> {
     if !output::is_terminal() {
         return output::text(text);
     }
@@ -145,47 +145,6 @@ fn service_of(client: &Client, instance: Option<InstanceId>) -> anyhow::Result<S
     Err(Refusal::new(format!("there is no output of an instance {id}"), hint).into())
 }
 
-/// Runs a command; gives the exit status that it had, or 128 and the signal that ended it.
-pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
-    let target = Target::of(&args.target);
-    let Some(instance) = target.instance else {
-        let service = &args.target;
-        return Err(WrongUsage(format!(
-            "{service} is a service: write which instance, as {service}/3; `inco instances {service}` lists them"
-        ))
-        .into());
-    };
-    let client = connect(&args.act.place)?;
-    if let Some(service) = target.service {
-        let rows = client.instances()?;
-        if !rows
-            .iter()
-            .any(|row| row.id == instance && row.service == service)
-        {
-            let error = format!("there is no instance {instance} of {service}");
-            return Err(Refusal::new(error, "`inco instances` shows those that there are").into());
-        }
-    }
-    let command = args.command.clone();
-    let outcome = client.act(&Action::Exec { instance, command })?;
-    let end = outcome.command.clone().unwrap_or_default();
-    if args.act.json {
-        output::json(&outcome, true)?;
-    } else {
-        write(&end.output)?;
-        if end.cut {
-            output::complain("inco: this is the first part of what it wrote; the rest is not kept");
-        }
-    }
-    Ok(status_of(&end))
-}
-
-/// As a shell has it.
-fn status_of(end: &CommandEnd) -> u8 {
-    let status = end.status.or_else(|| end.signal.map(|signal| 128 + signal));
-    status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,17 +184,5 @@ mod tests {
         assert_eq!(reader.take(true), "");
         reader.pending.push_str("ee");
         assert_eq!(reader.take(false), "ee");
-    }
-
-    #[test]
-    fn a_signal_is_a_status_as_in_a_shell() {
-        let end = |status, signal| CommandEnd {
-            status,
-            signal,
-            ..CommandEnd::default()
-        };
-        assert_eq!(status_of(&end(Some(3), None)), 3);
-        assert_eq!(status_of(&end(None, Some(9))), 137);
-        assert_eq!(status_of(&end(None, None)), 1);
     }
 }

@@ -1,0 +1,709 @@
+//! The commands by which an operator acts on a running inco. Each has all in this file: its variant with the help, its
+//! options, and what it asks for.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use api::types::{CommandEnd, InstanceRow, Outcome, Refusal};
+use api::{ApiError, Client, run_dir};
+use clap::{Args, Subcommand};
+use display::output::{self, WrongUsage};
+use model::{Action, InstanceId, InstanceState, KeyChange, PolicyChoice, RolloutState};
+use orchestrator::leftovers;
+
+use crate::cli::{Act, WaitArgs, flow};
+use crate::client_commands::{connect, unknown_service};
+use crate::logs;
+use crate::selector::Selector;
+use crate::target::Target;
+use crate::wait;
+
+/// How long `inco stop` waits: draining is not part of it, but 8 programs that ignore SIGTERM are.
+const STOP_TIME: Duration = Duration::from_secs(60);
+/// How often it looks.
+const STOP_LOOK: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ActionCommand {
+    /// Run a command in an instance's container
+    Exec(ExecArgs),
+    /// Set the number of active instances, or return it to the autoscaler
+    Scale(ScaleArgs),
+    /// Replace the instances of a service, one after the other
+    Rollout(RolloutArgs),
+    /// Give a running service another policy, without a restart
+    Policy(PolicyArgs),
+    /// Give instances no new flows; they go when their flows have ended
+    Drain(DrainArgs),
+    /// Take drains back
+    Undrain(UndrainArgs),
+    /// Unpin flows: their next packets are rescheduled
+    Purge(PurgeArgs),
+    /// Give one flow to another instance
+    Move(MoveArgs),
+    /// Keep the autoscaler of a service from removing instances (until 0.3 also: pause-in)
+    #[command(alias = "pause-in")]
+    DisableScaleIn(HoldBackArgs),
+    /// Keep the autoscaler of a service from adding instances (until 0.3 also: pause-out)
+    #[command(alias = "pause-out")]
+    DisableScaleOut(HoldBackArgs),
+    /// Have the autoscaler of a service only report its decisions
+    DryRun(HoldBackArgs),
+    /// Have a running inco read its configuration again and apply what changed, all of it or nothing
+    Reload(ReloadArgs),
+    /// End a running inco and remove its containers
+    Stop(StopArgs),
+}
+
+/// Commands that have another name since 0.2. Until 0.3 the old name does the same, with a warning.
+const OLD_NAMES: [(&str, &str); 2] = [
+    ("pause-in", "disable-scale-in"),
+    ("pause-out", "disable-scale-out"),
+];
+
+/// The warning where a command is called by its old name.
+pub(crate) fn old_name(command: &str) -> Option<String> {
+    let (old, new) = OLD_NAMES.iter().find(|(old, _)| *old == command)?;
+    Some(format!(
+        "warning: `inco {old}` is `inco {new}` now; the old name goes with 0.3"
+    ))
+}
+
+impl ActionCommand {
+    /// Carries it out. Gives the exit status.
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        match self {
+            ActionCommand::Exec(args) => return exec(args).map(ExitCode::from),
+            ActionCommand::Scale(args) => scale(args),
+            ActionCommand::Rollout(args) => rollout(args),
+            ActionCommand::Policy(args) => policy(args),
+            ActionCommand::Drain(args) => drain(args),
+            ActionCommand::Undrain(args) => undrain(args),
+            ActionCommand::Purge(args) => purge(args),
+            ActionCommand::Move(args) => move_flow(args),
+            ActionCommand::DisableScaleIn(args) => {
+                hold_back(args, |service, on| Action::PauseIn { service, on })
+            }
+            ActionCommand::DisableScaleOut(args) => {
+                hold_back(args, |service, on| Action::PauseOut { service, on })
+            }
+            ActionCommand::DryRun(args) => hold_back(args, |service, on| Action::DryRun { service, on }),
+            ActionCommand::Reload(args) => reload(args),
+            ActionCommand::Stop(args) => stop(args),
+        }?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Does something and says what came of it. Gives the client, for what comes after.
+fn act(args: &Act, action: &Action) -> anyhow::Result<Client> {
+    let client = connect(&args.place)?;
+    let outcome = client
+        .act(action)
+        .with_context(|| format!("cannot {}", intent(action)))?;
+    say(args, &outcome)?;
+    if let Some(how) = to_keep(action) {
+        output::complain(&format!("inco: this lasts until inco ends; to keep it, {how}"));
+    }
+    Ok(client)
+}
+
+fn say(args: &Act, outcome: &Outcome) -> anyhow::Result<()> {
+    if args.json {
+        output::json(outcome, true)
+    } else {
+        output::line(&outcome.result)
+    }
+}
+
+/// What an action is to do, after "cannot".
+fn intent(action: &Action) -> &'static str {
+    match action {
+        Action::Policy { .. } => "set the policy",
+        Action::Record { .. } => "record decisions",
+        Action::Rollout { cancel: false, .. } => "roll out",
+        Action::Rollout { cancel: true, .. } => "cancel the rollout",
+        Action::Purge { .. } => "unpin flows",
+        Action::Move { .. } => "move the flow",
+        Action::PauseIn { on: true, .. } => "disable scale-in",
+        Action::PauseIn { on: false, .. } => "enable scale-in",
+        Action::PauseOut { on: true, .. } => "disable scale-out",
+        Action::PauseOut { on: false, .. } => "enable scale-out",
+        Action::DryRun { on: true, .. } => "begin the dry run",
+        Action::DryRun { on: false, .. } => "end the dry run",
+        Action::Scale { .. }
+        | Action::Drain { .. }
+        | Action::Exec { .. }
+        | Action::Undrain { .. }
+        | Action::Reload { .. }
+        | Action::Stop { .. } => action.name(),
+    }
+}
+
+/// Where a change that is not in the configuration belongs, so that it outlasts inco.
+fn to_keep(action: &Action) -> Option<String> {
+    match action {
+        Action::Scale {
+            service,
+            instances: Some(instances),
+        } => Some(format!("write instances = {instances} into [service.{service}]")),
+        Action::Policy {
+            service,
+            scheduler: Some(choice),
+            ..
+        } => Some(format!(
+            "write the scheduler {} into [service.{service}]",
+            choice.policy
+        )),
+        Action::Policy {
+            service,
+            autoscaler: Some(choice),
+            ..
+        } => Some(format!(
+            "write the autoscaler {} into [service.{service}]",
+            choice.policy
+        )),
+        Action::PauseIn { on: true, .. }
+        | Action::PauseOut { on: true, .. }
+        | Action::DryRun { on: true, .. } => Some("say it again after each start".to_owned()),
+        _ => None,
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco exec firewall/3 -- /bin/ip -s link\n  inco exec 3 --json -- /bin/cat /proc/meminfo\n\nOnly root may, on the machine on which inco runs; each command is in the event log. It is confined as the container's program is, has no input and 8 s, and shows the first 64 KiB that it writes. The exit status is the command's; 128 and the signal where one ended it."
+)]
+pub(crate) struct ExecArgs {
+    /// An instance, by its service and id
+    #[arg(value_name = "SERVICE/ID")]
+    target: String,
+    /// Program and arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+    #[command(flatten)]
+    act: Act,
+}
+
+/// Runs a command; gives the exit status that it had, or 128 and the signal that ended it.
+fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
+    let target = Target::of(&args.target);
+    let Some(instance) = target.instance else {
+        let service = &args.target;
+        return Err(WrongUsage(format!(
+            "{service} is a service: write which instance, as {service}/3; `inco instances {service}` lists them"
+        ))
+        .into());
+    };
+    let client = connect(&args.act.place)?;
+    if let Some(service) = target.service {
+        let rows = client.instances()?;
+        if !rows
+            .iter()
+            .any(|row| row.id == instance && row.service == service)
+        {
+            let error = format!("there is no instance {instance} of {service}");
+            return Err(Refusal::new(error, "`inco instances` shows those that there are").into());
+        }
+    }
+    let command = args.command.clone();
+    let outcome = client.act(&Action::Exec { instance, command })?;
+    let end = outcome.command.clone().unwrap_or_default();
+    if args.act.json {
+        output::json(&outcome, true)?;
+    } else {
+        logs::write(&end.output)?;
+        if end.cut {
+            output::complain("inco: this is the first part of what it wrote; the rest is not kept");
+        }
+    }
+    Ok(status_of(&end))
+}
+
+/// As a shell has it.
+fn status_of(end: &CommandEnd) -> u8 {
+    let status = end.status.or_else(|| end.signal.map(|signal| 128 + signal));
+    status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1)
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco scale firewall 5\n  inco scale firewall 5 --wait --timeout 30\n  inco scale firewall --auto"
+)]
+pub(crate) struct ScaleArgs {
+    /// Which service
+    service: String,
+    /// So many active instances, within the service's limits
+    #[arg(required_unless_present = "auto", conflicts_with = "auto")]
+    instances: Option<u32>,
+    /// Let the autoscaler decide again
+    #[arg(long, conflicts_with = "wait")]
+    auto: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn scale(args: &ScaleArgs) -> anyhow::Result<()> {
+    let instances = if args.auto { None } else { args.instances };
+    let client = act(
+        &args.act,
+        &Action::Scale {
+            service: args.service.clone(),
+            instances,
+        },
+    )?;
+    let services = std::slice::from_ref(&args.service);
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_active(snapshot, services)
+    })
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco rollout firewall --wait\n  inco rollout firewall --status\n  inco rollout firewall --cancel\n\nFirst the standbys, then the active ones: a replacement is ready and takes new flows before an old instance drains, so\nthere are never fewer than before. A replacement that fails ends it, and the old instances that are left stay."
+)]
+pub(crate) struct RolloutArgs {
+    /// Of which service
+    service: String,
+    /// Say how far it is; exit status 1 where it was aborted
+    #[arg(long, conflicts_with_all = ["cancel", "wait"])]
+    status: bool,
+    /// End it; what is not replaced yet stays
+    #[arg(long, conflicts_with = "wait")]
+    cancel: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn rollout(args: &RolloutArgs) -> anyhow::Result<()> {
+    if args.status {
+        return rollout_status(args);
+    }
+    let (service, cancel) = (args.service.clone(), args.cancel);
+    let client = act(&args.act, &Action::Rollout { service, cancel })?;
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_rollout(snapshot, &args.service)
+    })
+}
+
+/// How far a rollout is.
+fn rollout_status(args: &RolloutArgs) -> anyhow::Result<()> {
+    let services = connect(&args.act.place)?.services()?;
+    let name = &args.service;
+    let Some(row) = services.iter().find(|row| row.name == *name) else {
+        let hint = unknown_service(name, &services);
+        return Err(Refusal::new(format!("there is no service {name:?}"), hint).into());
+    };
+    if args.act.json {
+        output::json(&row.rollout, true)?;
+    }
+    match &row.rollout {
+        _ if args.act.json => {}
+        None => output::line(format!("{name} had no rollout since inco started"))?,
+        Some(of) => output::line(format!(
+            "{name}: {}, {} of {} replaced: {}",
+            of.state.name(),
+            of.replaced,
+            of.total,
+            of.reason
+        ))?,
+    }
+    match &row.rollout {
+        Some(of) if of.state == RolloutState::Aborted => anyhow::bail!("the rollout of {name} was aborted"),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco policy firewall --scheduler worst-fit\n  inco policy firewall --scheduler maglev --set table=4093 --set slow_start=5s\n  inco policy firewall --autoscaler smartinco --set target=0.6 --set window=2s\n  inco policy firewall --record 3        the next three scheduling decisions, into the event log\n\nNo pinned flow is moved, and the count stays what it is until a new autoscaler decides. Parameters are those of the configuration's reference."
+)]
+pub(crate) struct PolicyArgs {
+    /// Which service
+    service: String,
+    /// The scheduler that picks for new flows from now on
+    #[arg(long, value_name = "NAME", value_parser = configuration::scheduler_name, required_unless_present_any = ["autoscaler", "record"],
+          conflicts_with = "autoscaler")]
+    scheduler: Option<String>,
+    /// The autoscaler that decides from now on
+    #[arg(long, value_name = "NAME", value_parser = autoscaler)]
+    autoscaler: Option<String>,
+    /// A parameter of it; what is not set has its default
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter, conflicts_with = "record")]
+    set: Vec<(String, serde_json::Value)>,
+    /// Put the next so many scheduling decisions into the event log, with all that they rest on
+    #[arg(long, value_name = "N", conflicts_with_all = ["scheduler", "autoscaler"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(Action::RECORD_LIMIT)))]
+    record: Option<u32>,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn autoscaler(text: &str) -> Result<String, String> {
+    match autoscaling::Autoscaler::from_name(text) {
+        Ok(policy) => Ok(policy.name().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A value is a number, a truth value or a table where it reads as JSON, and text otherwise.
+fn parameter(text: &str) -> Result<(String, serde_json::Value), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => {
+            let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+            Ok((name.to_owned(), value))
+        }
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+fn policy(args: &PolicyArgs) -> anyhow::Result<()> {
+    let service = args.service.clone();
+    let choice = |name: &Option<String>| {
+        name.as_ref().map(|policy| PolicyChoice {
+            policy: policy.clone(),
+            parameters: args.set.iter().cloned().collect(),
+        })
+    };
+    let action = match args.record {
+        Some(decisions) => Action::Record { service, decisions },
+        None => Action::Policy {
+            service,
+            scheduler: choice(&args.scheduler),
+            autoscaler: choice(&args.autoscaler),
+        },
+    };
+    act(&args.act, &action).map(drop)
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco drain 3\n  inco drain 3 4 5 --wait      returns when they have no flows left\n  inco drain --selector service=firewall,adopted=true"
+)]
+pub(crate) struct DrainArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required_unless_present = "selector", value_name = "ID")]
+    instances: Vec<u32>,
+    /// Instead: the active ones of which all this holds; the keys are service, state and adopted
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
+    selector: Option<Selector>,
+    #[command(flatten)]
+    wait: WaitArgs,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn drain(args: &DrainArgs) -> anyhow::Result<()> {
+    let ids = meant(
+        &args.act,
+        &args.instances,
+        args.selector.as_ref(),
+        InstanceState::Active,
+    )?;
+    act_on_each(&args.act, &ids, |instance| Action::Drain { instance })?;
+    let instances: Vec<InstanceId> = ids.into_iter().map(InstanceId).collect();
+    let client = connect(&args.act.place)?;
+    wait::until(&args.wait, &client, |snapshot| {
+        Ok(wait::for_drained(snapshot, &instances))
+    })
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  inco undrain 3\n  inco undrain --selector service=firewall")]
+pub(crate) struct UndrainArgs {
+    /// Which instances, by the ids that `inco instances` shows
+    #[arg(required_unless_present = "selector", value_name = "ID")]
+    instances: Vec<u32>,
+    /// Instead: the draining ones of which all this holds; the keys are service, state and adopted
+    #[arg(short = 'l', long, value_name = "KEY=VALUE,...", conflicts_with = "instances")]
+    selector: Option<Selector>,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn undrain(args: &UndrainArgs) -> anyhow::Result<()> {
+    let ids = meant(
+        &args.act,
+        &args.instances,
+        args.selector.as_ref(),
+        InstanceState::Draining,
+    )?;
+    act_on_each(&args.act, &ids, |instance| Action::Undrain { instance })
+}
+
+/// The same action for several instances; all are tried.
+fn act_on_each(args: &Act, instances: &[u32], action: impl Fn(InstanceId) -> Action) -> anyhow::Result<()> {
+    let mut failed = 0;
+    let mut last = None;
+    for instance in instances {
+        if let Err(error) = act(args, &action(InstanceId(*instance))) {
+            if error.downcast_ref::<output::OutputClosed>().is_some() || instances.len() == 1 {
+                return Err(error);
+            }
+            failed += 1;
+            output::complain(&format!("inco: {}", output::explain(&error)));
+            last = Some(error);
+        }
+    }
+    match last {
+        None => Ok(()),
+        Some(_) => anyhow::bail!("{failed} of {} failed", instances.len()),
+    }
+}
+
+/// The instances that are named, or those in that state that are selected.
+fn meant(
+    args: &Act,
+    named: &[u32],
+    selector: Option<&Selector>,
+    state: InstanceState,
+) -> anyhow::Result<Vec<u32>> {
+    let Some(selector) = selector else {
+        return Ok(named.to_vec());
+    };
+    let rows = connect(&args.place)?.instances()?;
+    let is_meant = |row: &&InstanceRow| row.state == state && selector.selects(row);
+    let ids: Vec<u32> = rows.iter().filter(is_meant).map(|row| row.id.0).collect();
+    if ids.is_empty() {
+        anyhow::bail!("no {} instance is selected; see `inco instances`", state.name());
+    }
+    Ok(ids)
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco purge 3                                                    all flows of instance 3\n  inco purge --flow 'udp 10.0.0.7:53 > 10.128.0.1:5353'      this flow alone"
+)]
+pub(crate) struct PurgeArgs {
+    /// All flows of this instance
+    #[arg(value_name = "ID", required_unless_present = "flow", conflicts_with = "flow")]
+    instance: Option<u32>,
+    /// This flow alone
+    #[arg(long, value_name = "FLOW", value_parser = flow, conflicts_with = "wait")]
+    flow: Option<String>,
+    #[command(flatten)]
+    wait: WaitArgs,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn purge(args: &PurgeArgs) -> anyhow::Result<()> {
+    let action = match (args.instance, &args.flow) {
+        (Some(instance), None) => Action::Purge {
+            instance: Some(InstanceId(instance)),
+            flow: None,
+        },
+        (None, Some(flow)) => Action::Purge {
+            instance: None,
+            flow: Some(flow.clone()),
+        },
+        _ => {
+            return Err(
+                WrongUsage("what to purge is not said: write an instance's id or --flow".to_owned()).into(),
+            );
+        }
+    };
+    // By its own clock, before anything is unpinned.
+    let before = match args.wait.wait {
+        true => connect(&args.act.place)?.snapshot()?.unix_ms,
+        false => 0,
+    };
+    let client = act(&args.act, &action)?;
+    let instance = InstanceId(args.instance.unwrap_or_default());
+    wait::until(&args.wait, &client, |_| {
+        wait::for_unpinned(&client, instance, before)
+    })
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  inco move 'udp 10.0.0.7:53 > 10.128.0.1:5353' 5\n\nOnly where the service says affinity = \"relaxed\". Its packets wait until those before them are back: they stay in order."
+)]
+pub(crate) struct MoveArgs {
+    /// Which flow
+    #[arg(value_name = "FLOW", value_parser = flow)]
+    flow: String,
+    /// To which instance, by the id that `inco instances` shows
+    #[arg(value_name = "ID")]
+    instance: u32,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn move_flow(args: &MoveArgs) -> anyhow::Result<()> {
+    act(
+        &args.act,
+        &Action::Move {
+            flow: args.flow.clone(),
+            instance: InstanceId(args.instance),
+        },
+    )
+    .map(drop)
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco disable-scale-in firewall\n  inco disable-scale-out firewall --off\n  inco dry-run firewall\n\nWhat the autoscaler would do is in `inco services` and, as dry-run decisions, in `inco events`."
+)]
+pub(crate) struct HoldBackArgs {
+    /// Of which service
+    service: String,
+    /// End it: the autoscaler may do it again
+    #[arg(long)]
+    off: bool,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn hold_back(args: &HoldBackArgs, action: fn(String, bool) -> Action) -> anyhow::Result<()> {
+    act(&args.act, &action(args.service.clone(), !args.off)).map(drop)
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco check -f inco.toml && inco reload\n  inco reload --check --diff      what a reload would change, from which value to which\n  inco reload --check --json | jq '.changes[] | select(.needs_restart)'\n\nPolicies, limits, matches and new services change while packets flow; no flow moves. A file with a mistake, or with a\nchange that needs a restart, changes nothing and says which key it is. SIGHUP does the same. Exit status 1 where the\nreload is refused, or with --check would be."
+)]
+pub(crate) struct ReloadArgs {
+    /// Change nothing: say what would change, and whether it may while inco runs
+    #[arg(long, conflicts_with = "wait")]
+    check: bool,
+    /// Show each changed key with its old and its new value
+    #[arg(long)]
+    diff: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
+    let action = Action::Reload { check: args.check };
+    let client = connect(&args.act.place)?;
+    let outcome = client.act(&action).context("cannot reload")?;
+    let is_refused = args.check && outcome.changes.iter().any(|change| change.needs_restart);
+    if args.act.json {
+        output::json(&outcome, true)?;
+    } else {
+        if args.diff {
+            output::text(&changes_text(&outcome.changes))?;
+        }
+        if !is_refused {
+            output::line(&outcome.result)?;
+        }
+    }
+    if is_refused {
+        anyhow::bail!(outcome.result);
+    }
+    let services = changed_services(&outcome.changes);
+    wait::until(&args.wait, &client, |snapshot| {
+        wait::for_active(snapshot, &services)
+    })
+}
+
+/// The services that changed, each once.
+fn changed_services(changes: &[KeyChange]) -> Vec<String> {
+    let name = |change: &KeyChange| {
+        let key = change.key.strip_prefix("service.")?;
+        key.split('.').next().map(str::to_owned)
+    };
+    let mut services: Vec<String> = changes.iter().filter_map(name).collect();
+    services.dedup();
+    services
+}
+
+/// A line for each key: from which value to which.
+fn changes_text(changes: &[KeyChange]) -> String {
+    let line = |change: &KeyChange| {
+        let restart = if change.needs_restart {
+            " (needs a restart)"
+        } else {
+            ""
+        };
+        // What a file holds must not move the cursor.
+        let text = change.to_string().replace(|c: char| c.is_control(), "?");
+        format!("{text}{restart}\n")
+    };
+    changes.iter().map(line).collect()
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  inco stop             ends inco and removes its containers\n  inco stop --keep      leaves the containers running, for the next `inco run`\n\nWhere inco was killed, or stopped with --keep, it removes the containers that are left of it."
+)]
+pub(crate) struct StopArgs {
+    /// Leave the containers running, for the next run to take over
+    #[arg(long)]
+    keep: bool,
+    /// Do not wait until it has ended
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    act: Act,
+}
+
+fn stop(args: &StopArgs) -> anyhow::Result<()> {
+    let client = match connect(&args.act.place) {
+        Ok(client) => client,
+        Err(error) => return stop_what_is_left(args, error),
+    };
+    let outcome = client
+        .act(&Action::Stop { keep: args.keep })
+        .context("cannot stop")?;
+    if !args.no_wait {
+        let started = Instant::now();
+        let mut told = false;
+        while client.again().is_ok() {
+            if started.elapsed() > STOP_TIME {
+                anyhow::bail!(
+                    "inco still runs after {} s: see what it logs",
+                    STOP_TIME.as_secs()
+                );
+            }
+            if !told && started.elapsed() > Duration::from_secs(1) {
+                told = true;
+                output::complain("inco: waiting for its containers to end");
+            }
+            std::thread::sleep(STOP_LOOK);
+        }
+    }
+    say(&args.act, &outcome)
+}
+
+/// Where no inco answers: removes what one has left that was killed, or was told to keep its containers.
+fn stop_what_is_left(args: &StopArgs, error: anyhow::Error) -> anyhow::Result<()> {
+    let is_not_running = matches!(error.downcast_ref(), Some(ApiError::NotRunning { .. }));
+    if !is_not_running || args.keep {
+        return Err(error);
+    }
+    let Some(containers) = leftovers::remove(&run_dir::run_dir())? else {
+        return Err(error);
+    };
+    let containers = match containers {
+        1 => "1 container".to_owned(),
+        count => format!("{count} containers"),
+    };
+    let result = format!("inco was not running any more; {containers} that it had left are removed");
+    say(&args.act, &Outcome::new(result))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_a_status_as_in_a_shell() {
+        let end = |status, signal| CommandEnd {
+            status,
+            signal,
+            ..CommandEnd::default()
+        };
+        assert_eq!(status_of(&end(Some(3), None)), 3);
+        assert_eq!(status_of(&end(None, Some(9))), 137);
+        assert_eq!(status_of(&end(None, None)), 1);
+    }
+}

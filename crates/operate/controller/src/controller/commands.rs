@@ -1,0 +1,318 @@
+//! What operators, and a changed configuration, ask for.
+
+use collector::Collector;
+use model::{Action, EventKind, InstanceId, InstanceState, RolloutState, ServiceId};
+use scheduling::Scheduler;
+use switch::{Change, SwitchRequest};
+
+use super::{Controller, HeldBack, Service};
+use crate::message::{Command, CommandError};
+use crate::settings::ServiceSettings;
+
+impl Controller {
+    pub(super) fn command(
+        &mut self,
+        command: &Command,
+        collector: &mut Collector,
+    ) -> Result<String, CommandError> {
+        if self.shutdown.is_some() {
+            return Err(CommandError::ShuttingDown);
+        }
+        match *command {
+            Command::Action(ref action) => self.action(action),
+            Command::Autoscaler {
+                service: id,
+                ref autoscaler,
+            } => {
+                let service = with_id(&mut self.services, id)?;
+                collector.set_stable_window(id, autoscaler.stable_window());
+                let before = std::mem::replace(&mut service.settings.autoscaler, (**autoscaler).clone());
+                Ok(format!("{autoscaler} decides instead of {before}"))
+            }
+            Command::AddService { ref settings } => {
+                let id = collector.add_service(settings.autoscaler.stable_window());
+                self.services.push(Service::new(id, (**settings).clone()));
+                self.plan_changed = true;
+                Ok(format!("service {} is there", settings.name))
+            }
+            Command::Reconfigure {
+                service: id,
+                ref settings,
+                autoscaler,
+                scheduler,
+            } => self.reconfigure(id, settings, (autoscaler, scheduler), collector),
+            Command::Scheduler {
+                service: id,
+                ref scheduler,
+                limit,
+                ref written,
+            } => self.set_scheduler(id, scheduler, limit, written),
+            Command::Match(ref matching) => {
+                self.settings.matching = matching.clone();
+                self.plan_changed = true;
+                Ok("packets are matched as it was asked for".to_owned())
+            }
+        }
+    }
+
+    /// Carries out an operator's action. A new one has an arm here if it concerns the state of services or instances.
+    fn action(&mut self, action: &Action) -> Result<String, CommandError> {
+        match *action {
+            Action::Scale {
+                ref service,
+                instances,
+            } => self.scale(service, instances),
+            Action::Rollout { ref service, cancel } => self.set_rollout(service, cancel),
+            Action::PauseIn { ref service, on } => {
+                self.hold_back(service, on, "ask for fewer instances", |held| &mut held.pause_in)
+            }
+            Action::PauseOut { ref service, on } => {
+                self.hold_back(service, on, "ask for more instances", |held| &mut held.pause_out)
+            }
+            Action::DryRun { ref service, on } => {
+                self.hold_back(service, on, "change anything", |held| &mut held.dry_run)
+            }
+            Action::Drain { instance: id } => {
+                let index = self.known(id)?;
+                let instance = &mut self.instances[index];
+                let result = match instance.state {
+                    InstanceState::Active => {
+                        format!("instance {id}: the drain starts when its service has a replacement")
+                    }
+                    InstanceState::Draining => format!("instance {id} is draining already"),
+                    state => return Err(wrong_state(id, state, action)),
+                };
+                instance.leaving = true;
+                Ok(result)
+            }
+            Action::Undrain { instance: id } => {
+                let index = self.known(id)?;
+                let instance = &self.instances[index];
+                match instance.state {
+                    InstanceState::Active if instance.leaving => {
+                        self.instances[index].leaving = false;
+                        Ok(format!("instance {id} stays"))
+                    }
+                    InstanceState::Active => {
+                        Ok(format!("instance {id} takes new flows: nothing to take back"))
+                    }
+                    InstanceState::Draining => {
+                        let service = self.service(instance.service)?;
+                        let active = self.count(service.id, |i| i.state == InstanceState::Active);
+                        within_limits(&service.settings, active + 1)?;
+                        self.undrain(index, "undrained by an operator");
+                        Ok(format!("instance {id} takes new flows again"))
+                    }
+                    state => Err(wrong_state(id, state, action)),
+                }
+            }
+            Action::Purge {
+                instance: Some(id), ..
+            } => {
+                let index = self.known(id)?;
+                let instance = &self.instances[index];
+                if !instance.is_in_plan() {
+                    return Err(wrong_state(id, instance.state, action));
+                }
+                self.unpin(index, "purged by an operator".to_owned());
+                Ok(format!(
+                    "the flows of instance {id} are unpinned: their next packets are rescheduled"
+                ))
+            }
+            Action::Stop { keep } => {
+                self.event(None, None, EventKind::Stopping { keep });
+                self.shutdown = Some(keep);
+                let (reason, result) = if keep {
+                    ("inco stops and keeps it running", "containers go on running")
+                } else {
+                    ("inco stops", "everything is removed")
+                };
+                for index in 0..self.instances.len() {
+                    self.stop(index, reason);
+                }
+                Ok(result.to_owned())
+            }
+            _ => Err(CommandError::NotForController {
+                action: action.name(),
+            }),
+        }
+    }
+
+    fn scale(&mut self, name: &str, count: Option<u32>) -> Result<String, CommandError> {
+        let service = self.named(name)?;
+        let Some(count) = count else {
+            service.manual = false;
+            return Ok(format!("{} decides again", service.settings.autoscaler.name()));
+        };
+        within_limits(&service.settings, count)?;
+        service.manual = true;
+        let from = std::mem::replace(&mut service.wanted, count);
+        if from != count {
+            let id = service.id;
+            let kind = EventKind::Scaled {
+                from,
+                to: count,
+                policy: "manual".to_owned(),
+                reason: "set by an operator".to_owned(),
+                case: None,
+            };
+            self.event(Some(id), None, kind);
+        }
+        Ok(format!("from {from} to {count} active instances"))
+    }
+
+    fn set_rollout(&mut self, name: &str, cancel: bool) -> Result<String, CommandError> {
+        let service = self.named(name)?;
+        let index = service.id.index();
+        let running = service.rollout.as_ref().map(|rollout| &rollout.status);
+        let running = running.filter(|status| status.state == RolloutState::Running);
+        match (running, cancel) {
+            (Some(status), false) => Err(CommandError::RollsOut {
+                service: name.to_owned(),
+                replaced: status.replaced,
+                total: status.total,
+            }),
+            (Some(_), true) => {
+                self.abort_rollout(index, "canceled by an operator".to_owned());
+                Ok(format!("{name}: the instances that are not replaced stay"))
+            }
+            (None, true) => Ok(format!("{name}: no rollout is under way")),
+            (None, false) => {
+                let total = self.begin_rollout(index);
+                Ok(format!(
+                    "{name}: {total} instances are replaced, one after the other"
+                ))
+            }
+        }
+    }
+
+    /// Restricts the autoscaler of a service, or lifts the restriction.
+    fn hold_back(
+        &mut self,
+        name: &str,
+        on: bool,
+        what: &str,
+        place: fn(&mut HeldBack) -> &mut bool,
+    ) -> Result<String, CommandError> {
+        let service = self.named(name)?;
+        *place(&mut service.held_back) = on;
+        let policy = service.settings.autoscaler.name();
+        let word = if on { "not" } else { "again" };
+        Ok(format!("{policy} may {word} {what}"))
+    }
+
+    /// Replaces a service's scheduler. The unit of loads and capacities may change.
+    fn set_scheduler(
+        &mut self,
+        id: ServiceId,
+        scheduler: &Scheduler,
+        limit: Option<f32>,
+        written: &str,
+    ) -> Result<String, CommandError> {
+        let service = with_id(&mut self.services, id)?;
+        let plan = &mut service.settings.plan;
+        let before = std::mem::replace(&mut plan.scheduler, scheduler.clone());
+        plan.limit = limit;
+        self.plan_changed = true;
+        self.out.switch.push(SwitchRequest::Change(Change::SetScheduler {
+            service: id,
+            scheduler: scheduler.clone(),
+        }));
+        Ok(format!(
+            "{}: {} -> {written}",
+            service.settings.name,
+            before.name()
+        ))
+    }
+
+    /// Replaces a service's settings.
+    fn reconfigure(
+        &mut self,
+        id: ServiceId,
+        settings: &ServiceSettings,
+        (autoscaler, scheduler): (bool, bool),
+        collector: &mut Collector,
+    ) -> Result<String, CommandError> {
+        let service = with_id(&mut self.services, id)?;
+        let before = std::mem::replace(&mut service.settings, settings.clone());
+        service.settings.places = before.places;
+        service.settings.plan.id = id;
+        if scheduler {
+            self.out.switch.push(SwitchRequest::Change(Change::SetScheduler {
+                service: id,
+                scheduler: settings.plan.scheduler.clone(),
+            }));
+        } else {
+            // The capacity belongs to its scheduler.
+            service.settings.plan.scheduler = before.plan.scheduler;
+            service.settings.plan.limit = before.plan.limit;
+        }
+        if autoscaler {
+            collector.set_stable_window(id, settings.autoscaler.stable_window());
+        } else {
+            service.settings.autoscaler = before.autoscaler;
+        }
+        if settings.capacity_pps != before.capacity_pps {
+            service.capacity_pps = settings.capacity_pps.unwrap_or(0.0);
+        }
+        service.observation.min = settings.min;
+        service.observation.max = settings.max;
+        // The plan contains weights and capacities.
+        self.plan_changed = true;
+        let to = service.wanted.max(settings.min).min(settings.max);
+        let from = std::mem::replace(&mut service.wanted, to);
+        if from != to {
+            let kind = EventKind::Scaled {
+                from,
+                to,
+                policy: "limits".to_owned(),
+                reason: format!("the configuration allows {} to {}", settings.min, settings.max),
+                case: None,
+            };
+            self.event(Some(id), None, kind);
+        }
+        Ok(format!("service {} has other settings", settings.name))
+    }
+
+    fn named(&mut self, name: &str) -> Result<&mut Service, CommandError> {
+        let mut services = self.services.iter_mut();
+        services
+            .find(|service| service.settings.name == name)
+            .ok_or_else(|| CommandError::UnknownService {
+                service: name.to_owned(),
+            })
+    }
+
+    /// The place of an instance in the list.
+    fn known(&self, id: InstanceId) -> Result<usize, CommandError> {
+        self.position(id)
+            .ok_or(CommandError::UnknownInstance { instance: id })
+    }
+}
+
+fn with_id(services: &mut [Service], id: ServiceId) -> Result<&mut Service, CommandError> {
+    let service = services.get_mut(id.index());
+    service.ok_or_else(|| CommandError::UnknownService {
+        service: id.0.to_string(),
+    })
+}
+
+fn wrong_state(instance: InstanceId, state: InstanceState, action: &Action) -> CommandError {
+    CommandError::WrongState {
+        instance,
+        state,
+        action: action.name(),
+    }
+}
+
+fn within_limits(settings: &ServiceSettings, count: u32) -> Result<(), CommandError> {
+    if (settings.min..=settings.max).contains(&count) {
+        return Ok(());
+    }
+    Err(CommandError::OutOfLimits {
+        service: settings.name.clone(),
+        count,
+        min: settings.min,
+        max: settings.max,
+    })
+}
