@@ -67,59 +67,84 @@ pub struct EngineStatus {
     pub down_ms: u64,
 }
 
-/// A data plane worker.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct WorkerRow {
-    /// Counted from 0.
-    pub worker: u8,
-    /// The CPU that it is pinned to, where it is.
-    pub cpu: Option<u16>,
-    /// Share of the time in which it moved packets, 0 to 1.
-    pub busy: f64,
-    /// Share of the time in which it did not sleep, 0 to 1.
-    pub awake: f64,
-    /// The longest time between two turns without a sleep, in microseconds, of the last two to four seconds.
-    pub longest_gap_us: f64,
-    /// Packets received from uplinks.
-    pub received_packets: u64,
-    /// Packets handed to other workers.
-    pub handed_off_packets: u64,
-    /// Moves of flows whose packets were held until those before were back (services of relaxed affinity).
-    pub held_moves: u64,
-    /// Those of them that went on before, since a limit was reached.
-    pub early_moves: u64,
-    /// Flows in its table.
-    pub live_flows: u64,
+/// Declares a row of which some fields are counters of a switch: `field: type = counter`. `of` takes these over.
+macro_rules! counted_row {
+    ($(#[$outer:meta])* $row:ident of $counters:ty {
+        $($(#[doc = $doc:tt])* $field:ident: $type:ty $(= $counter:ident)?,)*
+    }) => {
+        $(#[$outer])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+        pub struct $row {
+            $($(#[doc = $doc])* pub $field: $type,)*
+        }
+
+        impl $row {
+            /// What the switch has counted. The other fields are empty.
+            pub fn of(counters: &$counters) -> $row {
+                $row {
+                    $($($field: counters.$counter,)?)*
+                    ..$row::default()
+                }
+            }
+        }
+    };
 }
 
-/// An uplink.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct UplinkRow {
-    /// Its name.
-    pub name: String,
-    /// Its device, as in the configuration.
-    pub device: String,
-    /// Whether it has a peer or a link.
-    pub up: bool,
-    /// Packets received.
-    pub received_packets: u64,
-    /// Bytes received.
-    pub received_bytes: u64,
-    /// Packets sent.
-    pub sent_packets: u64,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-    /// Packets for it that were dropped.
-    pub dropped_packets: u64,
-    /// Packets that its device dropped before the switch could take them: no part of the accounting. The device's own
-    /// counter, at most 100 ms old.
-    pub missed_packets: u64,
-    /// Packets among those sent that its device then could not send, likewise.
-    pub failed_packets: u64,
-    /// Packets received per second, now.
-    pub received_pps: f64,
-    /// Packets sent per second, now.
-    pub sent_pps: f64,
+counted_row! {
+    /// A data plane worker.
+    WorkerRow of switch::WorkerTotals {
+        /// Counted from 0.
+        worker: u8,
+        /// The CPU that it is pinned to, where it is.
+        cpu: Option<u16>,
+        /// Share of the time in which it moved packets, 0 to 1.
+        busy: f64,
+        /// Share of the time in which it did not sleep, 0 to 1.
+        awake: f64,
+        /// The longest time between two turns without a sleep, in microseconds, of the last two to four seconds.
+        longest_gap_us: f64,
+        /// Packets received from uplinks.
+        received_packets: u64 = received,
+        /// Packets handed to other workers.
+        handed_off_packets: u64 = handed_off,
+        /// Moves of flows whose packets were held until those before were back (services of relaxed affinity).
+        held_moves: u64 = held_moves,
+        /// Those of them that went on before, since a limit was reached.
+        early_moves: u64 = early_moves,
+        /// Flows in its table.
+        live_flows: u64 = live_flows,
+    }
+}
+
+counted_row! {
+    /// An uplink.
+    UplinkRow of switch::UplinkCounters {
+        /// Its name.
+        name: String,
+        /// Its device, as in the configuration.
+        device: String,
+        /// Whether it has a peer or a link.
+        up: bool,
+        /// Packets received.
+        received_packets: u64 = received_packets,
+        /// Bytes received.
+        received_bytes: u64 = received_bytes,
+        /// Packets sent.
+        sent_packets: u64 = sent_packets,
+        /// Bytes sent.
+        sent_bytes: u64 = sent_bytes,
+        /// Packets for it that were dropped.
+        dropped_packets: u64 = dropped,
+        /// Packets that its device dropped before the switch could take them: no part of the accounting. The device's
+        /// own counter, at most 100 ms old.
+        missed_packets: u64 = missed_packets,
+        /// Packets among those sent that its device then could not send, likewise.
+        failed_packets: u64 = failed_packets,
+        /// Packets received per second, now.
+        received_pps: f64,
+        /// Packets sent per second, now.
+        sent_pps: f64,
+    }
 }
 
 impl UplinkRow {

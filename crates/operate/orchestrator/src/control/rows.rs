@@ -78,11 +78,7 @@ impl ControlLoop {
                     busy: rates.busy,
                     awake: rates.awake,
                     longest_gap_us: longest_gap.0 as f64 / 1e3,
-                    received_packets: figures.received,
-                    handed_off_packets: figures.handed_off,
-                    held_moves: figures.held_moves,
-                    early_moves: figures.early_moves,
-                    live_flows: figures.live_flows,
+                    ..WorkerRow::of(figures)
                 }
             })
             .collect();
@@ -98,15 +94,9 @@ impl ControlLoop {
                     name: uplink.name.clone(),
                     device: uplink.device.to_string(),
                     up: self.gather.uplinks.get(index).is_some_and(|state| state.is_up),
-                    received_packets: counters.received_packets,
-                    received_bytes: counters.received_bytes,
-                    sent_packets: counters.sent_packets,
-                    sent_bytes: counters.sent_bytes,
-                    dropped_packets: counters.dropped,
-                    missed_packets: counters.missed_packets,
-                    failed_packets: counters.failed_packets,
                     received_pps: rates.received_pps,
                     sent_pps: rates.sent_pps,
+                    ..UplinkRow::of(counters)
                 }
             })
             .collect();
