@@ -23,23 +23,44 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// The kind of an event.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum EventKind {
+/// Declares the kinds of events, each with its name: the value of `event` in serialised form.
+macro_rules! kinds {
+    ($($(#[doc = $doc:tt])* $kind:ident = $name:tt { $($fields:tt)* },)*) => {
+        /// The kind of an event.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "event")]
+        #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+        pub enum EventKind {
+            $($(#[doc = $doc])* #[serde(rename = $name)] $kind { $($fields)* },)*
+        }
+
+        impl EventKind {
+            /// The names of all kinds.
+            pub const NAMES: &'static [&'static str] = &[$($name,)*];
+
+            /// The name: the value of `event` in serialised form.
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(EventKind::$kind { .. } => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// inco started; `adopted` containers were found running.
-    Started {
+    Started = "started" {
         /// Containers taken over from an earlier run.
         adopted: u32,
     },
     /// inco is stopping.
-    Stopping {
+    Stopping = "stopping" {
         /// Whether the containers keep running.
         keep: bool,
     },
     /// An instance changed its state.
-    State {
+    State = "state" {
         /// The previous state.
         from: InstanceState,
         /// The new state.
@@ -48,7 +69,7 @@ pub enum EventKind {
         reason: String,
     },
     /// The autoscaler decided.
-    Scaled {
+    Scaled = "scaled" {
         /// Active instances before.
         from: u32,
         /// Wanted Active instances.
@@ -62,7 +83,7 @@ pub enum EventKind {
         case: Option<Box<serde_json::Value>>,
     },
     /// An autoscaler in shadow mode would want another count.
-    Shadowed {
+    Shadowed = "shadowed" {
         /// Wanted Active instances.
         wanted: u32,
         /// The count that it would want.
@@ -73,7 +94,7 @@ pub enum EventKind {
         reason: String,
     },
     /// The autoscaler changed an instance's CPU quota.
-    Resized {
+    Resized = "resized" {
         /// CPUs before; absent if there was no quota.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from_cpus: Option<f64>,
@@ -88,17 +109,17 @@ pub enum EventKind {
         case: Option<Box<serde_json::Value>>,
     },
     /// A healthy instance's flows were unpinned: each is scheduled again at its next packet.
-    Unpinned {
+    Unpinned = "unpinned" {
         /// The reason.
         reason: String,
     },
     /// A ring was full, or a quarter full twice in a row.
-    Hot {
+    Hot = "hot" {
         /// Occupied share of the ring when noticed, 0 to 1.
         occupancy: f64,
     },
     /// A scheduling decision, recorded on request.
-    Picked {
+    Picked = "picked" {
         /// The scheduler's name.
         policy: String,
         /// The new flow.
@@ -109,12 +130,12 @@ pub enum EventKind {
         case: Box<serde_json::Value>,
     },
     /// A new flow fitted no instance and went to the least loaded one. Not where the capacity is not known yet.
-    Overcommitted {
+    Overcommitted = "overcommitted" {
         /// Number of such flows since the last such event.
         flows: u64,
     },
     /// An uplink's peer connected or disconnected.
-    Uplink {
+    Uplink = "uplink" {
         /// Its name.
         uplink: String,
         /// Whether it has a peer now.
@@ -123,7 +144,7 @@ pub enum EventKind {
         detail: String,
     },
     /// A rollout began, got on or ended.
-    Rollout {
+    Rollout = "rollout" {
         /// How far it is.
         state: RolloutState,
         /// Instances that are replaced.
@@ -134,21 +155,21 @@ pub enum EventKind {
         reason: String,
     },
     /// An external failure; `reason` includes the reaction.
-    Failure {
+    Failure = "failure" {
         /// What failed: engine, port, uplink, instance.
         what: String,
         /// What happened, and the reaction.
         reason: String,
     },
     /// A failure has ended.
-    Recovered {
+    Recovered = "recovered" {
         /// What had failed.
         what: String,
         /// Duration of the failure, in milliseconds.
         after_ms: u64,
     },
     /// An action requested over the API or the command line.
-    Action {
+    Action = "action" {
         /// The requested action.
         action: String,
         /// The action with all its arguments, as the API takes it.
@@ -163,46 +184,4 @@ pub enum EventKind {
         /// The result.
         result: String,
     },
-}
-
-impl EventKind {
-    /// The names of all kinds.
-    pub const NAMES: &'static [&'static str] = &[
-        "started",
-        "stopping",
-        "state",
-        "scaled",
-        "shadowed",
-        "resized",
-        "unpinned",
-        "hot",
-        "picked",
-        "overcommitted",
-        "uplink",
-        "rollout",
-        "failure",
-        "recovered",
-        "action",
-    ];
-
-    /// The name: the value of `event` in serialised form.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            EventKind::Started { .. } => "started",
-            EventKind::Stopping { .. } => "stopping",
-            EventKind::State { .. } => "state",
-            EventKind::Scaled { .. } => "scaled",
-            EventKind::Shadowed { .. } => "shadowed",
-            EventKind::Resized { .. } => "resized",
-            EventKind::Unpinned { .. } => "unpinned",
-            EventKind::Hot { .. } => "hot",
-            EventKind::Picked { .. } => "picked",
-            EventKind::Overcommitted { .. } => "overcommitted",
-            EventKind::Uplink { .. } => "uplink",
-            EventKind::Rollout { .. } => "rollout",
-            EventKind::Failure { .. } => "failure",
-            EventKind::Recovered { .. } => "recovered",
-            EventKind::Action { .. } => "action",
-        }
-    }
 }

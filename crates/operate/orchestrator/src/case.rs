@@ -355,33 +355,20 @@ impl Case {
             slot: row.map(|row| row.slot.0),
             fits: matches!(picked, Pick::Fits(_)),
             hash: own_hash.unwrap_or(hash),
-            hash_hex: match (own_hash, self.policy.as_str()) {
-                (Some(hash), "rss") => format!("{hash:#010x}"),
-                (own, _) => format!("{:#018x}", own.unwrap_or(hash)),
+            hash_hex: match own_hash {
+                Some(own) => format!("{own:#0digits$x}", digits = 2 + scheduler.hash_bits() / 4),
+                None => format!("{hash:#018x}"),
             },
             rank,
-            reason: reason(&self.policy, picked, row.as_ref(), self.fit),
+            reason: reason(scheduler.rule(), picked, row.as_ref(), self.fit),
         })
     }
 }
 
 /// The reason for the pick, in a sentence.
-fn reason(policy: &str, picked: Pick, row: Option<&Candidate>, fit: f32) -> String {
+fn reason(rule: &str, picked: Pick, row: Option<&Candidate>, fit: f32) -> String {
     let Some(row) = row else {
         return "no instance takes new flows".to_owned();
-    };
-    let rule = match policy {
-        "round-robin" => "it is its turn",
-        "best-fit" => "the most utilised that the flow fits",
-        "worst-fit" => "the least utilised",
-        "least-connections" => "the fewest flows for its size",
-        "weighted" => "the draw is in its interval",
-        "power-of-two" => "idle, or the better of two drawn",
-        "jbsq" => "the lowest rank among queues below their bound",
-        "maglev" => "the hash's entry of the table",
-        "rss" => "the Toeplitz hash's entry of the table",
-        "source-hash" => "the source's entry of the table",
-        _ => "the policy's choice",
     };
     let load = format!("load {} of {} x {fit}", row.load, row.capacity);
     match picked {

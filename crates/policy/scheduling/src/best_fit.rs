@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::least::{Least, key};
-use crate::{Candidates, NewFlow, Parameter, Policy};
+use crate::Candidates;
+use crate::least::{Least, by_least, key};
 
 /// The most utilised instance that still fits the flow (SmartINCO §3.2): fills one instance before opening
 /// the next, so that few instances work. If none fits, the least utilised one, as
@@ -29,21 +29,4 @@ fn cost(candidates: &Candidates, index: usize) -> u64 {
     }
 }
 
-impl Policy for BestFit {
-    const NAME: &'static str = "best-fit";
-    const PARAMETERS: &'static [Parameter] = &[];
-
-    fn refill(&mut self, candidates: &Candidates) {
-        self.least.refill(candidates, |index| cost(candidates, index));
-    }
-
-    #[inline]
-    fn pinned(&mut self, candidates: &Candidates, index: usize) {
-        self.least.update(index, cost(candidates, index));
-    }
-
-    #[inline]
-    fn choose(&mut self, _flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
-        self.least.index()
-    }
-}
+by_least!(BestFit, "best-fit", "the most utilised that the flow fits");

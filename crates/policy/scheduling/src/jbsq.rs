@@ -57,14 +57,6 @@ impl Default for Jbsq {
     }
 }
 
-impl Jbsq {
-    /// The rank of a candidate for a flow of that priority: equation 2.2 as a share of its capacity.
-    pub fn rank(&self, candidates: &Candidates, index: usize, priority: usize) -> f32 {
-        let ranks = ranks_of(self.lambda, candidates, index);
-        ranks.get(priority).copied().unwrap_or(f32::INFINITY)
-    }
-}
-
 /// Equation 2.2 for a candidate, for each priority, as a share of its capacity.
 #[inline]
 fn ranks_of(lambda: f32, candidates: &Candidates, index: usize) -> Ranks {
@@ -94,6 +86,7 @@ fn compared(lambda: f32, bound: u32, candidates: &Candidates, index: usize) -> R
 
 impl Policy for Jbsq {
     const NAME: &'static str = "jbsq";
+    const RULE: &'static str = "the lowest rank among queues below their bound";
     const PARAMETERS: &'static [Parameter] = &[
         Parameter {
             name: "lambda",
@@ -125,6 +118,12 @@ impl Policy for Jbsq {
     #[inline]
     fn choose(&mut self, flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
         self.lowest.index(flow.priority())
+    }
+
+    /// Equation 2.2 as a share of the candidate's capacity.
+    fn rank(&self, flow: &NewFlow<'_>, candidates: &Candidates, index: usize) -> Option<f32> {
+        let ranks = ranks_of(self.lambda, candidates, index);
+        ranks.get(flow.priority()).copied()
     }
 }
 

@@ -18,6 +18,33 @@ pub(crate) fn key(fits: bool, cost: f32, tie: u32, index: usize) -> u64 {
     u64::from(!fits) << 63 | cost << (TIE_BITS + INDEX_BITS) | tie << INDEX_BITS | index as u64
 }
 
+/// A policy without parameters that chooses the candidate of the smallest `cost`, a function beside it.
+macro_rules! by_least {
+    ($policy:ident, $name:literal, $rule:literal) => {
+        impl crate::Policy for $policy {
+            const NAME: &'static str = $name;
+            const RULE: &'static str = $rule;
+            const PARAMETERS: &'static [crate::Parameter] = &[];
+
+            fn refill(&mut self, candidates: &Candidates) {
+                self.least
+                    .refill(candidates, |index| cost(candidates, index));
+            }
+
+            #[inline]
+            fn pinned(&mut self, candidates: &Candidates, index: usize) {
+                self.least.update(index, cost(candidates, index));
+            }
+
+            #[inline]
+            fn choose(&mut self, _flow: &crate::NewFlow<'_>, _candidates: &Candidates) -> usize {
+                self.least.index()
+            }
+        }
+    };
+}
+pub(crate) use by_least;
+
 /// Nodes of a tree for [`Slot::LIMIT`] candidates.
 const NODES: usize = 2 * Slot::LIMIT;
 

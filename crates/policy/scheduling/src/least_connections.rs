@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::least::{Least, key};
-use crate::{Candidates, NewFlow, Parameter, Policy};
+use crate::Candidates;
+use crate::least::{Least, by_least, key};
 
 /// The instance with the fewest live flows for its size and weight (HAProxy's `leastconn`, IPVS's `wlc`).
 /// Suits long, similar flows, and reacts from the first packet, because a flow counts as soon as it is
@@ -35,21 +35,8 @@ fn cost(candidates: &Candidates, index: usize) -> u64 {
     key(candidates.fits(index), flows, tie, index)
 }
 
-impl Policy for LeastConnections {
-    const NAME: &'static str = "least-connections";
-    const PARAMETERS: &'static [Parameter] = &[];
-
-    fn refill(&mut self, candidates: &Candidates) {
-        self.least.refill(candidates, |index| cost(candidates, index));
-    }
-
-    #[inline]
-    fn pinned(&mut self, candidates: &Candidates, index: usize) {
-        self.least.update(index, cost(candidates, index));
-    }
-
-    #[inline]
-    fn choose(&mut self, _flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
-        self.least.index()
-    }
-}
+by_least!(
+    LeastConnections,
+    "least-connections",
+    "the fewest flows for its size"
+);

@@ -187,10 +187,14 @@ pub struct State {
 pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
     /// The policy's name in configurations, labels and events.
     const NAME: &'static str;
+    /// Why an instance is chosen, in words.
+    const RULE: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [Parameter];
     /// Whether it uses the flow's key, hash or direction.
     const BY_FLOW: bool = false;
+    /// Bits of its own hash.
+    const HASH_BITS: usize = 64;
 
     /// The candidate list was rebuilt.
     fn refill(&mut self, _candidates: &Candidates) {}
@@ -214,6 +218,11 @@ pub trait Policy: Default + Serialize + for<'de> Deserialize<'de> {
 
     /// The policy's own hash of a flow, if any.
     fn hash(&self, _flow: &NewFlow<'_>) -> Option<u64> {
+        None
+    }
+
+    /// The rank of a candidate for a flow, if the policy ranks.
+    fn rank(&self, _flow: &NewFlow<'_>, _candidates: &Candidates, _index: usize) -> Option<f32> {
         None
     }
 
@@ -284,6 +293,16 @@ macro_rules! policies {
             /// The policy's name.
             pub const fn name(&self) -> &'static str {
                 match &self.policy { $(AnyPolicy::$policy(_) => $policy::NAME,)* }
+            }
+
+            /// Why it chooses an instance, in words.
+            pub const fn rule(&self) -> &'static str {
+                match &self.policy { $(AnyPolicy::$policy(_) => $policy::RULE,)* }
+            }
+
+            /// Bits of its own hash; see [`Scheduler::hash`].
+            pub const fn hash_bits(&self) -> usize {
+                match &self.policy { $(AnyPolicy::$policy(_) => $policy::HASH_BITS,)* }
             }
         }
     };
@@ -414,10 +433,7 @@ impl Scheduler {
 
     /// The rank of a candidate for a flow, for policies that rank: equation 2.2 of `jbsq`.
     pub fn rank(&self, flow: &NewFlow<'_>, candidates: &Candidates, index: usize) -> Option<f32> {
-        match &self.policy {
-            AnyPolicy::Jbsq(jbsq) => Some(jbsq.rank(candidates, index, flow.priority())),
-            _ => None,
-        }
+        on_policy!(&self.policy, policy => policy.rank(flow, candidates, index))
     }
 
     /// Saves its memory of earlier decisions. Does not allocate if `state` has room for a count per slot.

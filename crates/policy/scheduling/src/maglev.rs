@@ -63,6 +63,7 @@ pub(crate) const TABLE: Parameter = Parameter {
 
 impl Policy for Maglev {
     const NAME: &'static str = "maglev";
+    const RULE: &'static str = "the hash's entry of the table";
     const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[TABLE];
 

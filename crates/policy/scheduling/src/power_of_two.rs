@@ -15,6 +15,7 @@ pub struct PowerOfTwo {}
 
 impl Policy for PowerOfTwo {
     const NAME: &'static str = "power-of-two";
+    const RULE: &'static str = "idle, or the better of two drawn";
     const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[];
 

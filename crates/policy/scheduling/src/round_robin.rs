@@ -30,6 +30,7 @@ impl Default for RoundRobin {
 
 impl Policy for RoundRobin {
     const NAME: &'static str = "round-robin";
+    const RULE: &'static str = "it is its turn";
     const PARAMETERS: &'static [Parameter] = &[];
 
     #[inline]

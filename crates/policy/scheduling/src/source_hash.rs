@@ -29,6 +29,7 @@ fn hash(address: IpAddr) -> u64 {
 
 impl Policy for SourceHash {
     const NAME: &'static str = "source-hash";
+    const RULE: &'static str = "the source's entry of the table";
     const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = Maglev::PARAMETERS;
 

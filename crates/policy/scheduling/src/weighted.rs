@@ -163,6 +163,7 @@ impl Weighted {
 
 impl Policy for Weighted {
     const NAME: &'static str = "weighted";
+    const RULE: &'static str = "the draw is in its interval";
     const BY_FLOW: bool = true;
     const PARAMETERS: &'static [Parameter] = &[Parameter {
         name: "period",

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::least::{Least, key};
-use crate::{Candidates, NewFlow, Parameter, Policy};
+use crate::Candidates;
+use crate::least::{Least, by_least, key};
 
 /// The least utilised instance (SmartINCO §3.2), which balances load. Ties go to the one with the fewest live
 /// flows, then the first. Instances that fit the flow precede those that do not.
@@ -22,21 +22,4 @@ fn cost(candidates: &Candidates, index: usize) -> u64 {
     key(candidates.fits(index), utilisation, flows, index)
 }
 
-impl Policy for WorstFit {
-    const NAME: &'static str = "worst-fit";
-    const PARAMETERS: &'static [Parameter] = &[];
-
-    fn refill(&mut self, candidates: &Candidates) {
-        self.least.refill(candidates, |index| cost(candidates, index));
-    }
-
-    #[inline]
-    fn pinned(&mut self, candidates: &Candidates, index: usize) {
-        self.least.update(index, cost(candidates, index));
-    }
-
-    #[inline]
-    fn choose(&mut self, _flow: &NewFlow<'_>, _candidates: &Candidates) -> usize {
-        self.least.index()
-    }
-}
+by_least!(WorstFit, "worst-fit", "the least utilised");
