@@ -48,6 +48,32 @@ crate::words! {
     }
 }
 
+impl PortKind {
+    /// Whether a container is at the other end.
+    pub const fn has_container(self) -> bool {
+        match self {
+            PortKind::Memif | PortKind::Device => true,
+            PortKind::Null => false,
+        }
+    }
+
+    /// Whether the two ends agree over a socket.
+    pub const fn has_socket(self) -> bool {
+        match self {
+            PortKind::Memif => true,
+            PortKind::Device | PortKind::Null => false,
+        }
+    }
+
+    /// Whether the configuration lists the ports, because the machine has them already.
+    pub const fn is_listed(self) -> bool {
+        match self {
+            PortKind::Device => true,
+            PortKind::Memif | PortKind::Null => false,
+        }
+    }
+}
+
 /// What a driver need not be able to do. What it lacks it refuses, or leaves at 0 where it is a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {

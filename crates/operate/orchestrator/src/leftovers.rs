@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use configuration::{Configuration, Device, EngineDriver};
+use configuration::{Configuration, EngineDriver};
 use engine::launcher::{Launcher, LauncherCommand};
 use engine::{DockerEngine, Engine, EngineEvent, OciConfig, OciEngine, Request, Ticket};
 use serde::{Deserialize, Serialize};
@@ -119,10 +119,7 @@ impl Mark {
         let uplinks = configuration
             .uplinks
             .iter()
-            .filter_map(|uplink| match &uplink.device {
-                Device::Memif(socket) => Some(in_run_dir(socket)),
-                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
-            });
+            .filter_map(|uplink| Some(in_run_dir(uplink.device.socket()?)));
         let record = Record {
             pid: std::process::id(),
             file: configuration.file.clone(),

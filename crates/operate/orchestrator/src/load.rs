@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use configuration::{Configuration, Device, EngineDriver, Problem, check_facts};
+use configuration::{Configuration, EngineDriver, Problem, check_facts};
 use display::output::WrongUsage;
 use model::{Match, Prefix, protocol};
 use rustix::fs::OFlags;
@@ -102,10 +102,7 @@ fn sockets(configuration: &Configuration) -> Vec<PathBuf> {
         configuration
             .uplinks
             .iter()
-            .filter_map(|uplink| match &uplink.device {
-                Device::Memif(socket) => Some(in_run_dir(socket)),
-                Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
-            }),
+            .filter_map(|uplink| Some(in_run_dir(uplink.device.socket()?))),
     );
     if configuration.engine.driver == EngineDriver::Oci && configuration.has_containers() {
         sockets.push(in_run_dir(Path::new(engine::launcher::SOCKET)));

@@ -69,7 +69,7 @@ impl Facts for Machine {
 
     fn device(&self, uplink: &Uplink) -> Result<(), Unusable> {
         let device = &uplink.device;
-        if let Device::Memif(socket) = device {
+        if let Some(socket) = device.socket() {
             let socket = run_dir::in_run_dir(socket);
             return if self.is_own(&socket) {
                 Ok(())

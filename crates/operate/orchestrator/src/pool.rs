@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use configuration::{Configuration, InstanceDevice, PortKind, Service};
+use configuration::{Configuration, InstanceDevice, Service};
 use controller::PortPlace;
 use model::{Mount, ServiceId, Slot};
 use openflow_switch::{PooledPorts, PortDevice};
@@ -57,7 +57,7 @@ pub(super) fn ports(configuration: &Configuration) -> Vec<PooledPorts> {
             service: service_id,
             devices,
         };
-        if service.port == PortKind::Device {
+        if service.port.is_listed() {
             let devices = devices(service).map(|of| of.iter().map(representor).collect());
             return slots
                 .into_iter()
@@ -102,12 +102,12 @@ pub(super) fn places(configuration: &Configuration, queue_pairs: u16) -> Vec<Vec
         env: Vec::new(),
         functions: devices.iter().map(|of| of.function.clone()).collect(),
     };
-    let of_service = |(service, slots): (&Service, Vec<Slot>)| match service.port {
-        PortKind::Device => {
+    let of_service = |(service, slots): (&Service, Vec<Slot>)| {
+        if service.port.is_listed() {
             let devices = slots.into_iter().zip(devices(service));
-            devices.map(|(slot, of)| device(slot, of)).collect()
+            return devices.map(|(slot, of)| device(slot, of)).collect();
         }
-        PortKind::Memif | PortKind::Null => slots.into_iter().map(|slot| memif(service, slot)).collect(),
+        slots.into_iter().map(|slot| memif(service, slot)).collect()
     };
     slots(configuration).map(of_service).collect()
 }

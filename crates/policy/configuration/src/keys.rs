@@ -436,7 +436,7 @@ tables! {
             "true or false", "true",
             "Whether returned packets are counted per flow, too: one more look into the flow table for each.";
     } => {
-        if port != PortKind::Null {
+        if port.has_container() {
             reader.required(section, "image");
         }
         let (scheduler, limit) = scheduler;

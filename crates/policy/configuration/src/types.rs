@@ -205,6 +205,14 @@ impl Default for Device {
 }
 
 impl Device {
+    /// The socket that a peer connects to, if it waits for one; [`None`] if it is up once it is opened.
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Device::Memif(socket) => Some(socket),
+            Device::Veth(_) | Device::Pcap(_) | Device::Dpdk(_) => None,
+        }
+    }
+
     /// Capture files that it reads: its own, or those named in a DPDK device string.
     pub fn captures_read(&self) -> Vec<&Path> {
         match self {
@@ -330,15 +338,15 @@ impl Service {
     /// Number of instances for which a rule-based switch makes ports in advance: with devices as many as these serve,
     /// else the instance limit plus `spare` for draining ones.
     pub fn places(&self, spare: u32) -> u32 {
-        match self.port {
-            PortKind::Device => (self.devices.len() / self.uplinks.len().max(1)) as u32,
-            PortKind::Memif | PortKind::Null => self.instance_limit().saturating_add(spare),
+        if self.port.is_listed() {
+            return (self.devices.len() / self.uplinks.len().max(1)) as u32;
         }
+        self.instance_limit().saturating_add(spare)
     }
 
     /// Whether its instances have containers.
     pub fn has_containers(&self) -> bool {
-        self.port != PortKind::Null
+        self.port.has_container()
     }
 
     /// Most containers that exist at once, except draining ones.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use collector::Collector;
 use engine::{Request, Ticket};
 use model::{EventKind, Generation, InstanceState, InstanceStep, Nanos, Ready, ServiceId, StandbyMode};
-use switch::{Edits, Plan, PortKind, PortSpec, ServicePlan, SlotPlan, SwitchRequest};
+use switch::{Edits, Plan, PortSpec, ServicePlan, SlotPlan, SwitchRequest};
 
 use super::{Controller, Target};
 use crate::instance::{Container, Drain, Instance, Op, Port, Rung};
@@ -73,7 +73,7 @@ impl Controller {
             let port = &service.settings.port;
             let last = match (&service.settings.socket_dir_in_container, instance.port) {
                 (Some(dir), Port::Attaching)
-                    if port.kind == PortKind::Memif && service.settings.places.is_none() =>
+                    if port.kind.has_socket() && service.settings.places.is_none() =>
                 {
                     format!("nothing answers on {}", dir.join(&port.address).display())
                 }

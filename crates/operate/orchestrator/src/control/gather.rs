@@ -247,7 +247,7 @@ impl UplinkState {
     fn of(uplink: &configuration::Uplink) -> UplinkState {
         UplinkState {
             // A device is up once it is opened, a memif uplink once a peer connects.
-            is_up: !matches!(uplink.device, configuration::Device::Memif(_)),
+            is_up: uplink.device.socket().is_none(),
             events: UplinkEvents::default(),
         }
     }

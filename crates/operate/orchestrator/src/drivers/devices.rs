@@ -90,7 +90,7 @@ impl Needed<'_> {
         let mut room = frame_bytes;
         let mut mbufs = workers * super::soft::FRAMES_PER_WORKER;
         for (index, uplink) in configuration.uplinks.iter().enumerate() {
-            if matches!(uplink.device, configuration::Device::Memif(_)) {
+            if uplink.device.socket().is_some() {
                 continue;
             }
             let queues = u16::from(uplink.queues);
@@ -177,7 +177,7 @@ pub(super) fn switch(
     let names: Vec<_> = configuration
         .uplinks
         .iter()
-        .filter(|uplink| !matches!(uplink.device, configuration::Device::Memif(_)))
+        .filter(|uplink| uplink.device.socket().is_none())
         .map(|uplink| uplink.name.as_str())
         .collect();
     anyhow::bail!(
