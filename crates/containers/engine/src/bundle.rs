@@ -89,10 +89,29 @@ pub(crate) fn config(
     image: &Image,
     cgroup: &str,
 ) -> Value {
-    let arguments = if spec.command.is_empty() {
+    // All fields by name: the compiler asks what this engine does with a new one.
+    let ContainerSpec {
+        name,
+        command,
+        env: own_env,
+        memory_bytes,
+        pids_limit,
+        cpuset,
+        // In `mounts` and, with hugepages, in `stage`.
+        mounts: _,
+        exchange: _,
+        hugepages: _,
+        // Before and after it is made: the image's files, its ids, its quota, its devices, what it is listed by.
+        image: _,
+        user_namespace: _,
+        cpu: _,
+        functions: _,
+        labels: _,
+    } = spec;
+    let arguments = if command.is_empty() {
         image.command(&[])
     } else {
-        spec.command.clone()
+        command.clone()
     };
     let mut env = vec![format!("PATH={PATH}")];
     env.extend(
@@ -100,18 +119,18 @@ pub(crate) fn config(
             .env
             .iter()
             .chain(&given.env)
-            .chain(&spec.env)
+            .chain(own_env)
             .map(|(key, value)| format!("{key}={value}")),
     );
     let mut allowed = vec![json!({ "allow": false, "access": "rwm" })];
     allowed.extend(stage.devices.iter().map(
         |(major, minor)| json!({ "allow": true, "type": "c", "major": major, "minor": minor, "access": "rw" }),
     ));
-    let mut resources = json!({ "devices": allowed, "pids": { "limit": spec.pids_limit } });
-    if let Some(bytes) = spec.memory_bytes {
+    let mut resources = json!({ "devices": allowed, "pids": { "limit": pids_limit } });
+    if let Some(bytes) = memory_bytes {
         resources["memory"] = json!({ "limit": bytes });
     }
-    if let Some(cpus) = &spec.cpuset {
+    if let Some(cpus) = cpuset {
         resources["cpu"] = json!({ "cpus": cpus });
     }
     let has_interfaces = !given.interfaces.is_empty();
@@ -133,7 +152,7 @@ pub(crate) fn config(
     json!({
         "ociVersion": "1.0.2",
         "root": { "path": stage.rootfs_path(), "readonly": true },
-        "hostname": spec.name.chars().take(63).collect::<String>(),
+        "hostname": name.chars().take(63).collect::<String>(),
         "process": {
             "terminal": false,
             "user": { "uid": image.user.uid, "gid": image.user.gid },

@@ -1299,15 +1299,34 @@ fn device(path: &Path) -> DeviceMapping {
 
 /// `image` is what our store says of it: one that only Docker has runs as root, in `/`.
 fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: bool) -> ContainerCreateBody {
+    // All fields by name: the compiler asks what this engine does with a new one.
+    let ContainerSpec {
+        image: image_name,
+        command,
+        env,
+        labels,
+        mounts,
+        exchange,
+        memory_bytes,
+        pids_limit,
+        cpuset,
+        hugepages,
+        // Asked for beside this: the name in the address, the quota once it runs, devices as `given`.
+        name: _,
+        cpu: _,
+        functions: _,
+        // The daemon's own setting.
+        user_namespace: _,
+    } = spec;
     let user = image.map_or(Owner::ROOT, |image| image.user);
     let directory = image.map_or_else(|| "/".to_owned(), |image| image.directory.display().to_string());
-    let mounts = spec
-        .mounts
+    let exchange = exchange.iter();
+    let mounts = mounts
         .iter()
         .map(|mount| (&mount.source, &mount.target, mount.read_only));
-    let exchange = spec.exchange.iter().map(|of| (&of.source, &of.target, false));
+    let exchanged = exchange.clone().map(|of| (&of.source, &of.target, false));
     let mounts = mounts
-        .chain(exchange)
+        .chain(exchanged)
         .map(|(source, target, read_only)| DockerMount {
             target: Some(target.display().to_string()),
             source: Some(source.display().to_string()),
@@ -1319,7 +1338,7 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
             }),
             ..DockerMount::default()
         });
-    let hugepages = spec.hugepages.then(|| DockerMount {
+    let hugepages = hugepages.then(|| DockerMount {
         target: Some("/dev/hugepages".to_owned()),
         source: Some("/dev/hugepages".to_owned()),
         typ: Some(MountType::BIND),
@@ -1330,18 +1349,17 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         // Podman takes the path of a file here; its own profile is close.
         security.push(format!("seccomp={}", seccomp::docker_profile()));
     }
-    let exchange = spec.exchange.iter();
     let exchange_label = exchange.map(|of| (EXCHANGE_LABEL.to_owned(), of.source.display().to_string()));
-    let memory = spec.memory_bytes.and_then(|bytes| i64::try_from(bytes).ok());
+    let memory = memory_bytes.and_then(|bytes| i64::try_from(bytes).ok());
     let host = HostConfig {
         network_mode: Some("none".to_owned()),
         readonly_rootfs: Some(true),
         cap_drop: Some(vec!["ALL".to_owned()]),
         security_opt: Some(security),
-        pids_limit: Some(i64::from(spec.pids_limit)),
+        pids_limit: Some(i64::from(*pids_limit)),
         memory,
         memory_swap: memory,
-        cpuset_cpus: spec.cpuset.clone(),
+        cpuset_cpus: cpuset.clone(),
         ipc_mode: Some("private".to_owned()),
         shm_size: Some(64 << 20),
         masked_paths: Some(MASKED_PATHS.map(str::to_owned).to_vec()),
@@ -1363,18 +1381,18 @@ fn body(spec: &ContainerSpec, given: &Given, image: Option<&Image>, is_podman: b
         ..HostConfig::default()
     };
     ContainerCreateBody {
-        image: Some(spec.image.with_tag()),
+        image: Some(image_name.with_tag()),
         // As the other engine takes it: the command is the whole of it.
-        entrypoint: (!spec.command.is_empty()).then(|| spec.command.clone()),
+        entrypoint: (!command.is_empty()).then(|| command.clone()),
         env: Some(
             given
                 .env
                 .iter()
-                .chain(&spec.env)
+                .chain(env)
                 .map(|(key, value)| format!("{key}={value}"))
                 .collect(),
         ),
-        labels: Some(spec.labels.clone().into_iter().chain(exchange_label).collect()),
+        labels: Some(labels.clone().into_iter().chain(exchange_label).collect()),
         user: Some(format!("{}:{}", user.uid, user.gid)),
         working_dir: Some(directory),
         host_config: Some(host),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use configuration::{Affinity, ApiTcp, Capacity, Configuration, EngineDriver, PortKind, Service};
+use configuration::{Affinity, ApiTcp, Capacity, Configuration, EngineDriver, Service};
 use controller::{Matching, ServiceSettings};
 use engine::image::Store;
 use engine::launcher::Launcher;
@@ -115,29 +115,70 @@ pub(super) fn engine(
 /// # Errors
 /// There are arguments, but the image's own program is unknown.
 pub(super) fn service_settings(service: &Service, engine: &configuration::Engine) -> Result<ServiceSettings> {
-    let container = match service.port {
-        PortKind::Memif | PortKind::Device => Some(container(service, engine.is_local())?),
-        PortKind::Null => None,
+    // All fields by name: the compiler asks where a new key takes effect.
+    let Service {
+        name,
+        port: kind,
+        instances,
+        ready,
+        ready_deadline,
+        drain_deadline,
+        stop_grace,
+        capacity,
+        autoscaler,
+        ring,
+        // In `stall_after`, and in `container` below.
+        cpus: _,
+        // In `service_plan`.
+        matches: _,
+        symmetric: _,
+        scheduler: _,
+        limit: _,
+        fit: _,
+        table_full: _,
+        flow_counters: _,
+        affinity: _,
+        // In `port`; the uplinks in all three.
+        uplinks: _,
+        queues: _,
+        // In `container`.
+        image: _,
+        command: _,
+        args: _,
+        env: _,
+        mounts: _,
+        memory_bytes: _,
+        processes: _,
+        cpuset: _,
+        hugepages: _,
+        user_namespace: _,
+        // In `pool.rs`.
+        devices: _,
+    } = service;
+    let container = if kind.has_container() {
+        Some(container(service, engine.is_local())?)
+    } else {
+        None
     };
     Ok(ServiceSettings {
         socket_dir_in_container: engine.is_local().then(|| PathBuf::from(SOCKET_DIR)),
         port: port(service),
         plan: service_plan(ServiceId(0), service),
-        min: service.instances.min,
-        max: service.instances.max,
-        standby: service.instances.standby,
-        standby_mode: service.instances.standby_mode,
-        capacity_pps: match service.capacity {
+        min: instances.min,
+        max: instances.max,
+        standby: instances.standby,
+        standby_mode: instances.standby_mode,
+        capacity_pps: match *capacity {
             Capacity::Pps(pps) => Some(pps),
             Capacity::Learn => None,
         },
-        ready: service.ready.clone(),
-        ready_deadline: service.ready_deadline,
-        drain_deadline: service.drain_deadline,
-        stop_grace: service.stop_grace,
+        ready: ready.clone(),
+        ready_deadline: *ready_deadline,
+        drain_deadline: *drain_deadline,
+        stop_grace: *stop_grace,
         stall_after: stall_after(service),
-        ring_slots: service.ring.slots,
-        ..ServiceSettings::new(service.name.clone(), container, service.autoscaler.clone())
+        ring_slots: ring.slots,
+        ..ServiceSettings::new(name.clone(), container, autoscaler.clone())
     })
 }
 
@@ -172,7 +213,7 @@ pub(super) fn container(service: &Service, is_here: bool) -> Result<ContainerSpe
         spec.command.extend(service.args.iter().cloned());
     }
     spec.env = vec![("INCO_PORTS".to_owned(), service.uplinks.len().to_string())];
-    if service.port == PortKind::Memif {
+    if service.port.has_socket() {
         let socket = format!("{SOCKET_DIR}/{PORT_SOCKET}");
         spec.env.push(("INCO_SOCKET".to_owned(), socket));
     }
