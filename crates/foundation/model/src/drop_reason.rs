@@ -1,12 +1,12 @@
 use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
+    ($($(#[doc = $doc:tt])* $name:ident = $word:literal,)*) => {
         /// Why a packet was dropped. Each reason has one counter per worker.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[repr(u8)]
-        pub enum DropReason { $($(#[$doc])* $name,)* }
+        pub enum DropReason { $($(#[doc = $doc])* $name,)* }
 
         impl DropReason {
             /// Every reason, in the order of the counters.
@@ -17,6 +17,11 @@ macro_rules! reasons {
             /// The name in tables and labels.
             pub const fn name(self) -> &'static str {
                 match self { $(DropReason::$name => $word,)* }
+            }
+
+            /// What it means, for the reference.
+            pub const fn text(self) -> &'static str {
+                match self { $(DropReason::$name => concat!($($doc),*).trim_ascii(),)* }
             }
 
             /// Index of its counter.

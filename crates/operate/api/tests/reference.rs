@@ -340,6 +340,18 @@ fn events_are_listed_as_they_are() {
 }
 
 #[test]
+fn drop_reasons_are_listed_as_they_are() {
+    let mut text = String::from(
+        "# Drop reasons\n\nThe `reason` of `inco_dropped_packets_total`, and of `drops` in `inco status` and the API. Written by \
+         a test from the code: change it there. Each dropped packet has one.\n\n| reason | the packet |\n| --- | --- |\n",
+    );
+    for reason in DropReason::ALL {
+        writeln!(text, "| `{}` | {} |", reason.name(), reason.text()).unwrap();
+    }
+    is_written("drops.md", &text);
+}
+
+#[test]
 fn the_page_has_a_sentence_for_each_event() {
     let page = include_str!("../page/page.js");
     let has_none = |kind: &&&str| !page.contains(&format!("case \"{kind}\":"));
