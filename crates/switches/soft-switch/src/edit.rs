@@ -1,9 +1,14 @@
 //! Edits as packets need them: a worker compiles each [`Edit`] of a plan to a [`Rewrite`] when it loads the plan, so
 //! that a packet costs what its edit does, and nothing where there is none.
+//!
+//! Edits see frames in the worker's own memory, between a flow's lookup and the copy into the instance's ring, and
+//! after the copy out of it. Each has [`HEADROOM`](crate::frame::HEADROOM) bytes in front for an edit that adds a
+//! header. Only such an edit pays for them. One that changes lengths says anew how many bytes the frames have and
+//! between which lengths they are; the port then drops what it cannot carry, as too large.
 
 use switch::Edit;
 
-use crate::frame::Frame;
+use crate::frame::{Frame, Sizes};
 
 /// Bytes of an Ethernet header's two addresses: the destination's, then the source's.
 const ADDRESSES: usize = 12;
@@ -19,6 +24,9 @@ pub(crate) enum Rewrite {
         keep: [u8; ADDRESSES],
         put: [u8; ADDRESSES],
     },
+    /// These bytes come before the frame. For tests, until there are tunnels.
+    #[cfg(test)]
+    Before(&'static [u8]),
 }
 
 impl Rewrite {
@@ -49,11 +57,17 @@ impl Rewrite {
         matches!(self, Rewrite::None)
     }
 
-    /// Edits a burst of frames.
+    /// Edits a burst of frames, of so many bytes in all and of each of these sizes. Gives both as they are then.
     #[inline(always)]
-    pub(crate) fn apply<F: Frame>(&self, frames: &mut [F]) {
-        if let Rewrite::Mac { keep, put } = self {
-            rewrite_macs(frames, keep, put);
+    pub(crate) fn apply<F: Frame>(&self, frames: &mut [F], known: (u64, Sizes)) -> (u64, Sizes) {
+        match self {
+            Rewrite::None => known,
+            Rewrite::Mac { keep, put } => {
+                rewrite_macs(frames, keep, put);
+                known
+            }
+            #[cfg(test)]
+            Rewrite::Before(header) => tests::put_before(frames, header),
         }
     }
 }
@@ -78,6 +92,20 @@ mod tests {
     use super::*;
     use crate::frame::HeapFrame;
 
+    /// As a tunnel will do it. A frame without headroom becomes empty, which no port sends.
+    pub(super) fn put_before<F: Frame>(frames: &mut [F], header: &[u8]) -> (u64, Sizes) {
+        let (mut bytes, mut sizes) = (0, Sizes::NONE);
+        for frame in frames {
+            match frame.add_front(header.len()) {
+                Some(front) => front.copy_from_slice(header),
+                None => frame.set_len(0),
+            }
+            bytes += frame.len() as u64;
+            sizes.note(frame.len());
+        }
+        (bytes, sizes)
+    }
+
     fn frame(bytes: &[u8]) -> HeapFrame {
         let mut frame = HeapFrame::with_room(64);
         frame.room()[..bytes.len()].copy_from_slice(bytes);
@@ -93,7 +121,9 @@ mod tests {
             source: Option<[u8; 6]>,
         ) {
             let mut frames = [frame(&bytes), frame(&bytes)];
-            Rewrite::new(&Edit::Mac { destination, source }).apply(&mut frames);
+            let known = (7, Sizes { shortest: 1, longest: 2 });
+            let then = Rewrite::new(&Edit::Mac { destination, source }).apply(&mut frames, known);
+            prop_assert_eq!(then, known);
             let mut expected = bytes.clone();
             // A frame that is too short for both has neither: it is no Ethernet frame.
             if bytes.len() >= ADDRESSES {

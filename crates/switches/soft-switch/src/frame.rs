@@ -7,6 +7,13 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
+/// Bytes that an edit may put before a frame: as many as DPDK's mbufs have there, and more than any tunnel needs.
+///
+/// The memory guarantees them to each frame of at most [`FrameMemory::frame_limit`] bytes. An mbuf has them in front.
+/// A [`HeapFrame`] has them behind its room, and moves its bytes: all others would pay for a frame that begins
+/// anywhere in its memory, with instructions for each packet.
+pub const HEADROOM: usize = 128;
+
 /// A frame that one owner holds: bytes from the Ethernet header on, without the frame check sequence.
 pub trait Frame: Send + 'static {
     /// The frame's bytes.
@@ -17,6 +24,11 @@ pub trait Frame: Send + 'static {
     fn room(&mut self) -> &mut [u8];
     /// Makes the first `len` bytes of the room the frame. A `len` beyond the room is cut to it.
     fn set_len(&mut self, len: usize);
+    /// Makes the frame longer by so many bytes, and gives these, in front, to write: at most [`HEADROOM`] in all.
+    /// Where there are not as many, [`None`], and nothing has changed.
+    fn add_front(&mut self, _bytes: usize) -> Option<&mut [u8]> {
+        None
+    }
     /// How many bytes the frame has.
     fn len(&self) -> usize {
         self.bytes().len()
@@ -153,10 +165,10 @@ pub struct HeapFrame {
 }
 
 impl HeapFrame {
-    /// An empty frame with room for `bytes` bytes.
+    /// An empty frame with room for `bytes` bytes, and the headroom of as many.
     pub fn with_room(bytes: usize) -> HeapFrame {
         HeapFrame {
-            room: vec![0; bytes].into_boxed_slice(),
+            room: vec![0; bytes + HEADROOM].into_boxed_slice(),
             len: 0,
         }
     }
@@ -175,6 +187,15 @@ impl Frame for HeapFrame {
     }
     fn set_len(&mut self, len: usize) {
         self.len = len.min(self.room.len());
+    }
+    fn add_front(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let len = self.len.checked_add(bytes)?;
+        if len > self.room.len() {
+            return None;
+        }
+        self.room.copy_within(..self.len, bytes);
+        self.len = len;
+        self.room.get_mut(..bytes)
     }
     fn len(&self) -> usize {
         self.len
@@ -317,6 +338,21 @@ mod tests {
     fn a_length_beyond_the_room_is_cut() {
         let mut frame = HeapFrame::with_room(64);
         frame.set_len(1000);
-        assert_eq!(frame.bytes().len(), 64);
+        assert_eq!(frame.bytes().len(), 64 + HEADROOM);
+    }
+
+    #[test]
+    fn a_frame_as_long_as_may_be_has_its_headroom() {
+        let mut memory = HeapMemory::shares(1, 1, 64).remove(0);
+        let bytes: Vec<u8> = (0..memory.frame_limit() as u8).collect();
+        let mut frame = memory.take().unwrap();
+        frame.room()[..bytes.len()].copy_from_slice(&bytes);
+        frame.set_len(bytes.len());
+        frame.add_front(HEADROOM - 1).unwrap().fill(0xee);
+        frame.add_front(1).unwrap().fill(0xff);
+        assert_eq!(frame.bytes()[..2], [0xff, 0xee]);
+        assert_eq!(frame.bytes()[HEADROOM..], bytes);
+        assert!(frame.add_front(1).is_none());
+        assert_eq!(frame.len(), bytes.len() + HEADROOM, "nothing was done");
     }
 }

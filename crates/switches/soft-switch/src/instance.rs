@@ -198,15 +198,15 @@ impl<M: FrameMemory> InstancePorts<M> {
         self.is_broken && !std::mem::replace(&mut self.reported_broken, self.is_broken)
     }
 
-    /// Edits frames, `bytes` in all and each of these sizes, sends them on a port, and leaves the list empty. Counts
-    /// what came of it, and that the instance is hot where the port's ring was full, or a quarter of it in use at two
-    /// flushes in a row.
+    /// Edits frames, of so many bytes in all and of each of these sizes, sends them on a port, and leaves the list
+    /// empty. Counts what came of it, and that the instance is hot where the port's ring was full, or a quarter of it
+    /// in use at two flushes in a row.
     #[inline(always)]
     pub fn send_all(
         &mut self,
         port: usize,
         frames: &mut Vec<M::Frame>,
-        (bytes, sizes): (u64, Sizes),
+        known: (u64, Sizes),
         memory: &mut M,
         counters: &SlotCounters,
     ) -> Pending {
@@ -215,7 +215,7 @@ impl<M: FrameMemory> InstancePorts<M> {
         };
         // Something is being sent: an answer is likely.
         self.quiet = 0;
-        self.edit.apply(frames);
+        let (bytes, sizes) = self.edit.apply(frames, known);
         let sent = ring.send_all(frames, bytes, sizes, memory);
         self.outstanding += sent.packets;
         counters.to_packets.add(sent.packets);
@@ -267,5 +267,97 @@ impl<M: FrameMemory> InstancePorts<M> {
         counters.ring_slots.set(slots);
         counters.back_used.set(back);
         counters.consumed.set(consumed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ::memif::{Client, ClientConfig, Link, Listener, ServerConfig};
+    use flow_table::FlowHasher;
+    use model::{DropReason, Nanos, Slot, WorkerId};
+    use simd::Level;
+
+    use super::*;
+    use crate::counters::WorkerCounters;
+    use crate::frame::{HeapFrame, HeapMemory};
+    use crate::port::MemifPort;
+    use crate::worker::context::{Context, Ports, View};
+    use crate::worker::outbox::{Outboxes, lane_of};
+
+    const SLOT: Slot = Slot(3);
+    const FRAME_BYTES: usize = 1522;
+    const HEADER: [u8; 50] = [0xab; 50];
+
+    /// Both ends of a link: ours, and the instance's.
+    fn link() -> (Link, Link) {
+        let patience = Duration::from_secs(20);
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("link.sock");
+        let mut listener = Listener::bind(&socket, ServerConfig::new("headroom")).unwrap();
+        let config = ClientConfig::new(&socket, 0);
+        let connecting = std::thread::spawn(move || Client::connect(&config, patience).unwrap());
+        let accepted = listener.accept(patience).unwrap().unwrap();
+        (connecting.join().unwrap(), accepted)
+    }
+
+    fn frame(memory: &mut HeapMemory, bytes: &[u8]) -> HeapFrame {
+        let mut frame = memory.take().unwrap();
+        frame.room()[..bytes.len()].copy_from_slice(bytes);
+        frame.set_len(bytes.len());
+        frame
+    }
+
+    #[test]
+    fn an_edit_puts_a_header_before_frames_on_their_way_through_an_outbox_into_a_ring() {
+        let (mut ours, mut peer) = link();
+        let port = Port::Memif(MemifPort::new(ours.queues.remove(0))).for_frames(FRAME_BYTES + HEADER.len());
+        let mut instance = InstancePorts::new(vec![port]);
+        instance.edit = Rewrite::Before(&HEADER);
+        let (events, _told) = rtrb::RingBuffer::new(8);
+        let mut cx = Context {
+            id: WorkerId(0),
+            workers: 1,
+            now: Nanos::ZERO,
+            hasher: FlowHasher::new([0; 4]),
+            level: Level::detect(),
+            memory: HeapMemory::shares(1, 64, FRAME_BYTES).remove(0),
+            counters: Arc::new(WorkerCounters::default()),
+            ports: Ports::new(),
+            view: View::new(&Arc::default()),
+            events,
+        };
+        let mut outboxes = Outboxes::new();
+        *outboxes.room(SLOT, 0) = std::mem::take(&mut instance.rooms[0]);
+        cx.ports.instances[SLOT] = Some(Box::new(instance));
+        let frames = [60, 61, FRAME_BYTES, 1000].map(|len| (0..len).map(|at| at as u8).collect::<Vec<_>>());
+        for bytes in &frames {
+            let frame = frame(&mut cx.memory, bytes);
+            outboxes.put(lane_of(SLOT, 0), frame, &mut cx);
+        }
+        // One that leaves no headroom: it is dropped, not sent without its header.
+        let mut full = cx.memory.take().unwrap();
+        full.set_len(usize::MAX);
+        outboxes.put(lane_of(SLOT, 0), full, &mut cx);
+        outboxes.flush(&mut cx);
+
+        let mut buffer = vec![0; 2048];
+        for bytes in &frames {
+            let len = peer.queues[0].rx.pop(&mut buffer).unwrap().unwrap();
+            assert_eq!(buffer[..HEADER.len()], HEADER);
+            assert_eq!(buffer[HEADER.len()..len], bytes[..]);
+        }
+        assert!(peer.queues[0].rx.pop(&mut buffer).is_none());
+        let counters = &cx.counters.slots[SLOT];
+        let bytes: usize = frames.iter().map(|bytes| bytes.len() + HEADER.len()).sum();
+        assert_eq!(
+            (counters.to_packets.get(), counters.to_bytes.get()),
+            (4, bytes as u64)
+        );
+        assert_eq!(cx.counters.drops[DropReason::TooLarge.index()].get(), 1);
+        let back: Vec<_> = std::iter::from_fn(|| cx.memory.take()).collect();
+        assert_eq!(back.len(), 64, "no frame is lost");
     }
 }

@@ -36,7 +36,8 @@ mod worker;
 pub use counters::{Counter, ServiceCounters, SlotCounters, UplinkCounters, WorkerCounters, WorkerFigures};
 pub use dump::{FlowDump, HeavyDump};
 pub use frame::{
-    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HeapFrame, HeapMemory, NoDevice, Sizes, Unsendable,
+    Device, DeviceState, DeviceWatch, Frame, FrameMemory, HEADROOM, HeapFrame, HeapMemory, NoDevice, Sizes,
+    Unsendable,
 };
 pub use id_map::{Id, IdMap, ServiceMap, SlotMap, UplinkMap};
 pub use idle::{Alarm, Idle, Rest, WakeSet, Waker};

@@ -31,6 +31,9 @@ impl Frame for Mbuf {
     fn set_len(&mut self, len: usize) {
         Mbuf::set_len(self, len);
     }
+    fn add_front(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        Mbuf::add_front(self, bytes)
+    }
     #[inline(always)]
     fn len(&self) -> usize {
         Mbuf::len(self)

@@ -13,14 +13,14 @@
 //! [`returns`] joins them at egress with what instances give back. [`housekeeping`] goes on beside them.
 
 mod commands;
-mod context;
+pub(crate) mod context;
 mod egress;
 mod elephants;
 mod housekeeping;
 mod ingress;
 mod lookup;
 mod moves;
-mod outbox;
+pub(crate) mod outbox;
 mod parse;
 mod returns;
 mod set_up;

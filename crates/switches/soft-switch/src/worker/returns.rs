@@ -5,7 +5,7 @@ use model::{DropReason, Slot, UplinkId};
 use packet::Parsed;
 
 use crate::BURST_FRAMES;
-use crate::frame::{Frame as _, FrameMemory};
+use crate::frame::{Frame as _, FrameMemory, Sizes};
 use crate::instance::{PORT_LIMIT, ReturnWay, is_probe};
 use crate::message::Destination;
 use crate::port::{Queue as _, Received};
@@ -129,7 +129,8 @@ impl<M: FrameMemory> Returns<M> {
         cx.counters.drop_packets(DropReason::TooLarge, received.too_large);
         instance.is_broken |= received.bad > 0;
         if let Some(way) = &way {
-            way.edit.apply(&mut self.frames);
+            // Each is looked at again when it is sent.
+            let _known = way.edit.apply(&mut self.frames, (bytes, Sizes::NONE));
         }
         match way {
             Some(ReturnWay { uplink, counted, .. }) if !counted || cx.workers == 1 => {
