@@ -350,23 +350,12 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     let empty = History::default();
     let lines = shown.iter().map(|row| {
         let history = top.histories.of(row.id).unwrap_or(&empty);
-        let base = lit(is_selected(row));
+        let (base, which, state) = instance_cells(row, is_selected(row), look);
         let lost = history.lost_pps();
         let chart = |values: &VecDeque<f64>, most| spark(values, columns, most, look);
         Line::from(vec![
-            Span::styled(
-                format!(
-                    "{}{:>4} {:<9}",
-                    mark(is_selected(row)),
-                    row.id.0,
-                    cut(&row.service, 8)
-                ),
-                base,
-            ),
-            Span::styled(
-                format!("{:<9}", row.state.name()),
-                base.patch(look.state(row.state)),
-            ),
+            which,
+            state,
             Span::styled(
                 format!("{:>7} {} ", short(row.to_pps), chart(&history.rate, rates)),
                 base,
@@ -401,6 +390,18 @@ fn draw_instances(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     list(frame, area, heading, lines.collect(), selected, look);
 }
 
+/// The style of an instance's line, and its first cells: which one it is, and its state.
+fn instance_cells(row: &InstanceRow, is_selected: bool, look: Look) -> (Style, Span<'static>, Span<'static>) {
+    let base = lit(is_selected);
+    let which = format!("{}{:>4} {:<9}", mark(is_selected), row.id.0, cut(&row.service, 8));
+    let state = format!("{:<9}", row.state.name());
+    (
+        base,
+        Span::styled(which, base),
+        Span::styled(state, base.patch(look.state(row.state))),
+    )
+}
+
 /// Flows of each instance now and in the past: one row per instance, one column per point, all on one scale.
 fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
     let shown = top.instances();
@@ -421,21 +422,10 @@ fn draw_flows(frame: &mut Frame<'_>, area: Rect, top: &Top, look: Look) {
         } else {
             0.0
         };
-        let base = lit(is_selected(row));
+        let (base, which, state) = instance_cells(row, is_selected(row), look);
         Line::from(vec![
-            Span::styled(
-                format!(
-                    "{}{:>4} {:<9}",
-                    mark(is_selected(row)),
-                    row.id.0,
-                    cut(&row.service, 8)
-                ),
-                base,
-            ),
-            Span::styled(
-                format!("{:<9}", row.state.name()),
-                base.patch(look.state(row.state)),
-            ),
+            which,
+            state,
             Span::styled(
                 format!(
                     "{:>6}{:>7}  {}  {}",

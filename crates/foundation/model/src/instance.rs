@@ -1,31 +1,33 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Where an instance is in its life. Only [`Active`](InstanceState::Active) takes new flows.
-///
-/// ```text
-/// Creating → Starting → Standby ⇄ Active → Draining → Standby | Stopping → Gone,  and Failed from any
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum InstanceState {
-    /// The engine makes the container.
-    Creating,
-    /// The program runs; it is not ready yet.
-    Starting,
-    /// Connected, given no flows.
-    Standby,
-    /// Takes new flows.
-    Active,
-    /// Serves the flows that it has, takes no new ones.
-    Draining,
-    /// The container is being stopped and removed.
-    Stopping,
-    /// Died, hung or never became ready; its flows go to others.
-    Failed,
-    /// Nothing is left of it.
-    Gone,
+crate::words! {
+    /// Where an instance is in its life. Only [`Active`](InstanceState::Active) takes new flows.
+    ///
+    /// ```text
+    /// Creating → Starting → Standby ⇄ Active → Draining → Standby | Stopping → Gone,  and Failed from any
+    /// ```
+    #[derive(Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub enum InstanceState {
+        /// The engine makes the container.
+        Creating = "creating",
+        /// The program runs; it is not ready yet.
+        Starting = "starting",
+        /// Connected, given no flows.
+        Standby = "standby",
+        /// Takes new flows.
+        Active = "active",
+        /// Serves the flows that it has, takes no new ones.
+        Draining = "draining",
+        /// The container is being stopped and removed.
+        Stopping = "stopping",
+        /// Died, hung or never became ready; its flows go to others.
+        Failed = "failed",
+        /// Nothing is left of it.
+        Gone = "gone",
+    }
 }
 
 /// A transition of an instance.
@@ -63,18 +65,6 @@ pub struct IllegalTransition {
 }
 
 impl InstanceState {
-    /// Every state, in life-cycle order.
-    pub const ALL: [InstanceState; 8] = [
-        InstanceState::Creating,
-        InstanceState::Starting,
-        InstanceState::Standby,
-        InstanceState::Active,
-        InstanceState::Draining,
-        InstanceState::Stopping,
-        InstanceState::Failed,
-        InstanceState::Gone,
-    ];
-
     /// The only transition table.
     ///
     /// # Errors
@@ -108,19 +98,5 @@ impl InstanceState {
             self,
             InstanceState::Active | InstanceState::Draining | InstanceState::Standby
         )
-    }
-
-    /// The name in tables, logs and labels.
-    pub const fn name(self) -> &'static str {
-        match self {
-            InstanceState::Creating => "creating",
-            InstanceState::Starting => "starting",
-            InstanceState::Standby => "standby",
-            InstanceState::Active => "active",
-            InstanceState::Draining => "draining",
-            InstanceState::Stopping => "stopping",
-            InstanceState::Failed => "failed",
-            InstanceState::Gone => "gone",
-        }
     }
 }

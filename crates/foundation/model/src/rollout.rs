@@ -14,26 +14,17 @@ pub struct Rollout {
     pub reason: String,
 }
 
-/// How far a rollout is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum RolloutState {
-    /// Under way.
-    Running,
-    /// Every instance is replaced.
-    Finished,
-    /// Ended before: a replacement failed, or somebody asked for it. The instances that are left stay.
-    Aborted,
-}
-
-impl RolloutState {
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            RolloutState::Running => "running",
-            RolloutState::Finished => "finished",
-            RolloutState::Aborted => "aborted",
-        }
+crate::words! {
+    /// How far a rollout is.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+    pub enum RolloutState {
+        /// Under way.
+        Running = "running",
+        /// Every instance is replaced.
+        Finished = "finished",
+        /// Ended before: a replacement failed, or somebody asked for it. The instances that are left stay.
+        Aborted = "aborted",
     }
 }

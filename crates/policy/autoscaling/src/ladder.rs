@@ -357,19 +357,7 @@ impl Policy for Ladder {
         Parameter::new("cpus_total", "CPUs", "no limit", "Maximum CPUs of all instances."),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
-
-    fn stable_window(&self) -> Nanos {
-        self.window
-    }
+    crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
         if self.state.noted == Some(now) {

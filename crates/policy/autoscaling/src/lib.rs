@@ -96,6 +96,26 @@ impl Decision {
     }
 }
 
+/// In a [`Policy`]: its state is the field `state`, and where it is said, its stable window a field, too.
+macro_rules! keeps_state {
+    ($($window:ident)?) => {
+        type State = State;
+
+        fn state(&self) -> &State {
+            &self.state
+        }
+
+        fn restore(&mut self, state: State) {
+            self.state = state;
+        }
+
+        $(fn stable_window(&self) -> Nanos {
+            self.$window
+        })?
+    };
+}
+pub(crate) use keeps_state;
+
 /// The interface of a policy. Its parameters are its serialised form: unknown ones are rejected, missing ones
 /// have defaults.
 pub trait Policy: Default + Clone + Serialize + for<'de> Deserialize<'de> {

@@ -281,19 +281,7 @@ impl Policy for Predictive {
         ),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
-
-    fn stable_window(&self) -> Nanos {
-        self.window
-    }
+    crate::keeps_state!(window);
 
     fn take_fit(&mut self) -> Option<Fit> {
         if !std::mem::take(&mut self.state.fit_due) {

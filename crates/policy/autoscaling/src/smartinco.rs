@@ -130,19 +130,7 @@ impl Policy for SmartInco {
         ),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
-
-    fn stable_window(&self) -> Nanos {
-        self.window
-    }
+    crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
         if let Some(capacity_pps) = mean_capacity_pps(observation) {

@@ -118,19 +118,7 @@ impl Policy for Threshold {
         Parameter::new("cpus_step", "share, above 0", "0.25", "The size of a quota step."),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
-
-    fn stable_window(&self) -> Nanos {
-        self.window
-    }
+    crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, _now: Nanos) {
         if let Some(capacity_pps) = mean_capacity_pps(observation) {

@@ -13,9 +13,7 @@ use toml::de::DeTable;
 
 use crate::key::{Key, KeyDefault, Reload};
 use crate::limits::*;
-use crate::policies::{
-    METRICS, autoscaler, known_autoscaler, known_scheduler, limit_in, scheduler, with_parameters,
-};
+use crate::policies::{autoscaler, known_autoscaler, known_scheduler, limit_in, scheduler, with_parameters};
 use crate::read::{Reader, boolean, bytes, number, path, power_of_two, share, span, text, texts, word};
 use crate::types::*;
 use crate::units::Wrong;
@@ -565,7 +563,7 @@ tables! {
     {
         policy: text(known_scheduler), [= "\"best-fit\""], Applies,
             "scheduler", "\"worst-fit\"", "The policy.";
-        metric: word(METRICS), [= "\"packets\""], Applies,
+        metric: word(Metric::WORDS), [= "\"packets\""], Applies,
             "`\"packets\"`, `\"bytes\"`, `\"flows\"` or `\"busy\"`", "\"busy\"",
             "What loads are counted in: packets or bytes per second, flows, or the share of time in which a \
              function is busy (where it does not tell, its packets ÷ `capacity`).";

@@ -10,16 +10,6 @@ use crate::nearest::write_one_of;
 use crate::read::{At, Reader, Section, TableReader, number, share, text};
 use crate::units::{self, Wrong};
 
-pub(crate) const METRICS: &[(&str, Metric)] = &{
-    let [packets, bytes, flows, busy] = Metric::ALL;
-    [
-        (packets.name(), packets),
-        (bytes.name(), bytes),
-        (flows.name(), flows),
-        (busy.name(), busy),
-    ]
-};
-
 fn named(kind: &str, names: &[&'static str], name: &str) -> Result<&'static str, Wrong> {
     let known = names.iter().find(|known| **known == name);
     known.copied().ok_or_else(|| {

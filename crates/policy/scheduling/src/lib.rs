@@ -57,35 +57,24 @@ pub use space_saving::{Heavy, SpaceSaving};
 pub use weighted::{TOTAL_WEIGHT, Weighted};
 pub use worst_fit::WorstFit;
 
-/// The unit of a service's loads and capacities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Metric {
-    /// Packets per second.
-    #[default]
-    Packets,
-    /// Bytes per second.
-    Bytes,
-    /// Flows pinned.
-    Flows,
-    /// The share of time in which an instance is busy, 0 to 1.
-    Busy,
+model::words! {
+    /// The unit of a service's loads and capacities.
+    #[derive(Default, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Metric {
+        /// Packets per second.
+        #[default]
+        Packets = "packets",
+        /// Bytes per second.
+        Bytes = "bytes",
+        /// Flows pinned.
+        Flows = "flows",
+        /// The share of time in which an instance is busy, 0 to 1.
+        Busy = "busy",
+    }
 }
 
 impl Metric {
-    /// Every metric.
-    pub const ALL: [Metric; 4] = [Metric::Packets, Metric::Bytes, Metric::Flows, Metric::Busy];
-
-    /// The metric's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Metric::Packets => "packets",
-            Metric::Bytes => "bytes",
-            Metric::Flows => "flows",
-            Metric::Busy => "busy",
-        }
-    }
-
     /// The unit of its figures, in words.
     pub const fn unit(self) -> &'static str {
         match self {

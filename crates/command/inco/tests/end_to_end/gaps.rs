@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, eventually};
+use crate::support::{Engine, FORWARD, PATIENCE, Place, assert_clean, eventually};
 
 const LOAD: &str = r#"
 tick = "500us"
@@ -27,14 +27,7 @@ fn a_worker_with_16_million_flows_goes_on_while_containers_are_made() {
 [switch]
 flows = "16M"
 
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 capacity = "100kpps"
 instances = {{ min = 1, max = 5, standby = 0 }}
 autoscaler = "fixed"

@@ -15,17 +15,10 @@ use packet::build::Frame;
 use packet::capture::{CaptureWriter, Captured};
 use serde_json::Value;
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, available, eventually, text};
+use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, available, eventually, text};
 
 const CONFIGURATION: &str = r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "IMAGE"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+FORWARD
 capacity = "100kpps"
 instances = { min = 2, max = 3, standby = 0 }
 autoscaler = "fixed"
@@ -156,7 +149,7 @@ fn a_prometheus_server_scrapes_it_over_tls_and_evaluates_the_alerts() {
     let tls = tls(&place);
     // With a quota, so that every metric has something to tell.
     let text = CONFIGURATION
-        .replace("IMAGE", IMAGE)
+        .replace("FORWARD\n", FORWARD)
         .replace("memory", "cpus = 0.5\nmemory");
     let inco = place.run(&(text + &tls.toml));
     inco.settled(2, 0);
@@ -274,7 +267,7 @@ fn schemathesis_finds_no_answer_that_the_description_does_not_allow() {
     }
     let place = Place::new();
     let tls = tls(&place);
-    let inco = place.run(&(CONFIGURATION.replace("IMAGE", IMAGE) + &tls.toml));
+    let inco = place.run(&(CONFIGURATION.replace("FORWARD\n", FORWARD) + &tls.toml));
     inco.settled(2, 0);
     let report = place
         .traffic(
@@ -392,7 +385,7 @@ fn who_asks_and_watches_a_lot_costs_no_packet() {
         return;
     }
     let place = Place::alone();
-    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
+    let inco = place.run(&CONFIGURATION.replace("FORWARD\n", FORWARD));
     inco.settled(2, 0);
     let traffic = place.traffic(
         "tick = \"500us\"\nuplink_wait = \"5s\"\nsettle = \"2s\"\n[[phase]]\nduration = \"60s\"\nflows = 12\n\

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{Authority, Engine, IMAGE, Ovs, Place, assert_clean, free_port};
+use crate::support::{Authority, Engine, FORWARD, Ovs, Place, assert_clean, free_port};
 
 fn configuration(database: u16, control: u16, keys: &Path) -> String {
     format!(
@@ -13,13 +13,7 @@ driver = "openflow"
 database = "ssl:127.0.0.1:{database}"
 control = "ssl:127.0.0.1:{control}"
 tls = "{}"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 symmetric = false
 instances = 2
 {}"#,

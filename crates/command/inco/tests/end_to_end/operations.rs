@@ -6,20 +6,13 @@ use std::process::Stdio;
 use api::types::{FlowFilter, ServiceRow};
 use model::{Action, Event, EventKind};
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, kill};
+use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, eventually, kill};
 
 /// The flow table's times are rounded down to 2.1 ms, and once more to a whole one.
 const TICK_MS: u64 = 4;
 
 const CONFIGURATION: &str = r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "IMAGE"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+FORWARD
 capacity = "100kpps"
 instances = { min = 2, max = 3, standby = 0 }
 autoscaler = "fixed"
@@ -64,7 +57,7 @@ fn a_changed_file_is_applied_while_packets_flow_and_a_bad_one_changes_nothing() 
         return;
     }
     let place = Place::new();
-    let text = CONFIGURATION.replace("IMAGE", IMAGE);
+    let text = CONFIGURATION.replace("FORWARD\n", FORWARD);
     let inco = place.run(&text);
     inco.settled(2, 0);
     let began = clock::unix_ms();
@@ -239,7 +232,7 @@ fn an_autoscaler_that_is_held_back_says_what_it_would_do() {
     }
     let place = Place::new();
     let text = CONFIGURATION
-        .replace("IMAGE", IMAGE)
+        .replace("FORWARD\n", FORWARD)
         .replace(
             "autoscaler = \"fixed\"",
             "autoscaler = { policy = \"smartinco\", target = 0.5 }",

@@ -3,19 +3,13 @@
 use model::InstanceState;
 
 use crate::browser::{Browser, browser, port_to};
-use crate::support::{Engine, IMAGE, Place};
+use crate::support::{Engine, FORWARD, Place};
 
 /// One instance, and more of them as soon as there is traffic: each takes little.
 fn configuration() -> String {
     format!(
         r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 capacity = "2kpps"
 instances = {{ min = 1, max = 3, standby = 0 }}
 autoscaler = {{ policy = "smartinco", target = 0.5, scale_down_window = "60s" }}

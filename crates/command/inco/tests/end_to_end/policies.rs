@@ -7,20 +7,13 @@ use std::time::Duration;
 use model::EventKind;
 use serde_json::Value;
 
-use crate::support::{Engine, IMAGE, PATIENCE, Place, eventually};
+use crate::support::{Engine, FORWARD, PATIENCE, Place, eventually};
 
 fn configuration(engine: Engine) -> String {
     format!(
         r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
+{FORWARD}
 cpus = 0.1
-memory = "64MiB"
 capacity = "2.5kpps"
 instances = {{ min = 1, max = 2, standby = 0 }}
 autoscaler = "fixed"

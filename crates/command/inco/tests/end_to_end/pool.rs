@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::{EventKind, InstanceState};
 
-use crate::support::{Engine, Function, IMAGE, Ovs, PATIENCE, Place, assert_clean, eventually, kill, text};
+use crate::support::{Engine, FORWARD, Function, Ovs, PATIENCE, Place, assert_clean, eventually, kill, text};
 
 /// As many ports as instances, and none to spare.
 fn configuration(ovs: &Ovs) -> String {
@@ -13,13 +13,7 @@ fn configuration(ovs: &Ovs) -> String {
 {}spare_ports = 0
 [switch.timeouts]
 udp = "1s"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 symmetric = false
 instances = 2
 scheduler = "round-robin"
@@ -122,13 +116,7 @@ fn with_devices(ovs: &Ovs, devices: &[String]) -> String {
 {}
 [switch.timeouts]
 udp = "1s"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 symmetric = false
 instances = 2
 port = "device"

@@ -3,18 +3,11 @@
 use api::types::InstanceRow;
 use model::{EventKind, InstanceId, InstanceState, RolloutState};
 
-use crate::support::{Engine, IMAGE, Inco, PATIENCE, Place, assert_clean, eventually, text};
+use crate::support::{Engine, FORWARD, Inco, PATIENCE, Place, assert_clean, eventually, text};
 
 // The count is at its limit: a replacement comes beside it. Drains move the flows in order.
 const CONFIGURATION: &str = r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "IMAGE"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+FORWARD
 capacity = "100kpps"
 instances = { min = 2, max = 2, standby = 1 }
 autoscaler = "fixed"
@@ -57,7 +50,7 @@ fn a_rollout_replaces_containers_while_packets_flow_and_ends_with_a_bad_one() {
     let place = Place::new();
     let text_of = |command: &str| {
         CONFIGURATION
-            .replace("IMAGE", IMAGE)
+            .replace("FORWARD\n", FORWARD)
             .replace("\"--stamp\"", command)
     };
     let inco = place.run(&text_of("\"--stamp\""));

@@ -6,17 +6,10 @@ use std::process::Stdio;
 use model::EventKind;
 use serde_json::Value;
 
-use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, eventually};
+use crate::support::{Engine, FORWARD, PATIENCE, Place, assert_clean, eventually};
 
 const CONFIGURATION: &str = r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "IMAGE"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+FORWARD
 capacity = "100kpps"
 instances = 3
 scheduler = { policy = "best-fit", slow_start = "0s" }
@@ -55,7 +48,7 @@ fn a_scheduler_is_switched_without_moving_a_flow() {
         return;
     }
     let place = Place::new();
-    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
+    let inco = place.run(&CONFIGURATION.replace("FORWARD\n", FORWARD));
     inco.settled(3, 0);
     place.must(&["policy", "forward", "--record", "2"]);
     let mut traffic = place.traffic(RAMP);
@@ -179,7 +172,7 @@ fn every_scheduler_and_every_metric_decides_live_as_it_is_explained() {
         return;
     }
     let place = Place::new();
-    let inco = place.run(&CONFIGURATION.replace("IMAGE", IMAGE));
+    let inco = place.run(&CONFIGURATION.replace("FORWARD\n", FORWARD));
     inco.settled(3, 0);
     let traffic = place.traffic(ALWAYS_NEW);
     let schedulers = inco.client().policies().unwrap().schedulers;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::support::{Engine, IMAGE, PATIENCE, Place, assert_clean, eventually};
+use crate::support::{Engine, FORWARD, PATIENCE, Place, assert_clean, eventually};
 
 const LOAD: &str = r#"
 tick = "500us"
@@ -41,14 +41,7 @@ fn one_cpu_is_enough() {
     let place = Place::alone();
     let text = format!(
         r#"
-[[uplink]]
-name = "wan"
-device = "memif:wan.sock"
-
-[service.forward]
-image = "{IMAGE}"
-command = ["/inco-nf", "forward", "--stamp"]
-memory = "64MiB"
+{FORWARD}
 capacity = "100kpps"
 instances = {{ min = 1, max = 3, standby = 1 }}
 autoscaler = "fixed"

@@ -12,17 +12,6 @@ use switch::SlotCounters;
 
 use super::ControlLoop;
 
-/// The states by which instances are counted.
-const STATES: [InstanceState; 7] = [
-    InstanceState::Creating,
-    InstanceState::Starting,
-    InstanceState::Standby,
-    InstanceState::Active,
-    InstanceState::Draining,
-    InstanceState::Stopping,
-    InstanceState::Failed,
-];
-
 impl ControlLoop {
     pub(super) fn counters(&self) -> Counters {
         let reading = &self.gather.reading;
@@ -103,12 +92,13 @@ impl ControlLoop {
                 let counters = counters.unwrap_or_default();
                 let of_instances = self.gather.baselines.of_service(status.id, &self.gather.reading);
                 let rates = self.gather.collector.service(status.id);
-                let states: BTreeMap<String, u32> = STATES
+                let states: BTreeMap<String, u32> = InstanceState::WORDS
                     .iter()
-                    .map(|state| {
+                    .filter(|(_, state)| *state != InstanceState::Gone)
+                    .map(|(name, state)| {
                         let instances = controller.instances().iter();
                         let count = instances.filter(|i| i.service() == status.id && i.state() == *state);
-                        (state.name().to_owned(), count.count() as u32)
+                        ((*name).to_owned(), count.count() as u32)
                     })
                     .collect();
                 let active = states.get(InstanceState::Active.name()).copied().unwrap_or(0);

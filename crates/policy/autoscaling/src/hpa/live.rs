@@ -209,19 +209,7 @@ impl Policy for Hpa {
         ),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
-
-    fn stable_window(&self) -> Nanos {
-        self.window
-    }
+    crate::keeps_state!(window);
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
         let state = &mut self.state;

@@ -206,15 +206,7 @@ impl Policy for Kpa {
         Parameter::new("period", "span of time above 0", "2s", "Decision period."),
     ];
 
-    type State = State;
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
-    fn restore(&mut self, state: State) {
-        self.state = state;
-    }
+    crate::keeps_state!();
 
     fn note(&mut self, observation: &Observation, now: Nanos) {
         if let Some(capacity_pps) = mean_capacity_pps(observation) {

@@ -31,6 +31,18 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The image of `forward` that these tests run: a name of their own, so that nobody else's build replaces it.
 pub(crate) const IMAGE: &str = "inco-test/forward";
 
+/// The uplink and the service of most tests' configurations; other keys of the service follow.
+pub(crate) const FORWARD: &str = r#"
+[[uplink]]
+name = "wan"
+device = "memif:wan.sock"
+
+[service.forward]
+image = "inco-test/forward"
+command = ["/inco-nf", "forward", "--stamp"]
+memory = "64MiB"
+"#;
+
 /// Which engine runs the containers of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
