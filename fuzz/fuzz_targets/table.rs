@@ -1,4 +1,5 @@
-//! A persisted flow table, whatever its bytes, is attached, converted and used without a panic, and agrees with itself.
+//! A persisted flow table, whatever its bytes, is attached, converted and used without a panic, and agrees with
+//! itself.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -238,7 +238,8 @@ impl<S: DerefMut<Target = [Line]>> FlowTable<S> {
     /// Flows do not age while nobody holds the table: a flow that was idle for 10 s then is so now. `now` must be
     /// of the clock that [`Identity::boot`] names.
     ///
-    /// Takes memory for a bit per entry until it returns. [`inspect`](crate::inspect) tells sizes and hash key before.
+    /// Takes memory for a bit per entry until it returns. [`inspect`](crate::inspect) tells sizes and hash key
+    /// before.
     ///
     /// # Errors
     /// [`TableError`]: the storage holds no table that this process could use. It is unchanged then.

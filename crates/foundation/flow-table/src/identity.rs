@@ -55,7 +55,8 @@ impl Identity {
 /// Who held a table last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// A process that has the table now, or ended without [`FlowTable::into_storage`](crate::FlowTable::into_storage).
+    /// A process that has the table now, or ended without
+    /// [`FlowTable::into_storage`](crate::FlowTable::into_storage).
     Running,
     /// A process that has the table now, or ended while it attached it.
     Attaching,

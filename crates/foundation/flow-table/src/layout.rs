@@ -5,11 +5,11 @@
 //! byte takes these steps. `tests/layout.rs` fails without them.
 //!
 //! 1. Raise [`VERSION`].
-//! 2. Keep the reader of the version before in a file of this module: the parts of `header`, `region` and `journal` by
-//!    which [`read`] finds entries, as they were. It gives each entry in the words of the new layout, a [`Record`].
+//! 2. Keep the reader of the version before in a file of this module: the parts of `header`, `region` and `journal`
+//!    by which [`read`] finds entries, as they were. It gives each entry in the words of the new layout, a [`Record`].
 //!    `read` calls it for that version, and calls the reader of no version older than that.
-//! 3. Write the new reference: `INCO_WRITE_REFERENCE=1 cargo test -p flow-table --test layout`. The file of the version
-//!    before stays, and the test takes its flows over.
+//! 3. Write the new reference: `INCO_WRITE_REFERENCE=1 cargo test -p flow-table --test layout`. The file of the
+//!    version before stays, and the test takes its flows over.
 //!
 //! [`FlowTable::convert`](crate::FlowTable::convert) then moves no flow in an upgrade by one release.
 

@@ -232,7 +232,8 @@ pub enum TableError {
     },
     /// The entries mean something else.
     #[error(
-        "the flow table in the storage was made for another configuration ({found:016x}, not {expected:016x}): convert it"
+        "the flow table in the storage was made for another configuration ({found:016x}, not {expected:016x}): \
+         convert it"
     )]
     OtherConfiguration {
         /// The fingerprint in the storage.

@@ -1,8 +1,8 @@
 //! A process that is killed at any instruction leaves a table that another one can take over.
 //!
 //! The process is this test program again. It is run instruction by instruction under `ptrace`. Whenever one has
-//! changed the table's storage, a copy of that is attached: it is what a killed process would have left. What is found
-//! in it is compared with an undisturbed table before and after the operation. So these are the stores of the program
+//! changed the table's storage, a copy of that is attached: it is what a killed process would have left. What is
+//! found in it is compared with an undisturbed table before and after the operation. So these are the stores of the program
 //! as it was compiled, in their order.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
@@ -681,7 +681,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, max_shrink_iters: 20, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3,
+        max_shrink_iters: 20,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn a_crash_on_a_random_walk_loses_and_moves_no_flow(script in prop::collection::vec(op(), 50..60)) {
