@@ -6,7 +6,18 @@
 
 use std::ops::AddAssign;
 
+use model::Nanos;
 use openflow::PortStats;
+
+/// A port whose age has grown by so much less than time has passed is another one. Clocks and ages are coarse.
+const AGE_TOLERANCE: Nanos = Nanos::from_millis(500);
+
+/// When the counters were asked for, and when the answer was here: they were read in between.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) asked: Nanos,
+    pub(super) answered: Nanos,
+}
 
 /// A counter of the switch's, which begins anew when its port does.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,12 +62,19 @@ pub(super) struct PortCounters {
     /// Whether the last reading showed none of what was counted before.
     is_hidden: bool,
     duration_ns: u64,
+    /// When the last answer was here; 0 before the first.
+    answered: Nanos,
 }
 
 impl PortCounters {
-    /// Whether this reading is of a port that was made since the last one.
-    pub(super) const fn was_made_anew(&self, of: &PortStats) -> bool {
-        of.duration_ns < self.duration_ns
+    /// Whether this reading is of a port that was made since the last one. It may be older than the other one was
+    /// then, where nobody could ask for a while.
+    pub(super) fn was_made_anew(&self, of: &PortStats, at: Asked) -> bool {
+        let Some(grown) = of.duration_ns.checked_sub(self.duration_ns) else {
+            return true;
+        };
+        let passed = at.asked.since(self.answered);
+        self.answered != Nanos::ZERO && grown + AGE_TOLERANCE.0 < passed.0
     }
 
     /// Whether nobody is connected to a port that had somebody before.
@@ -65,9 +83,10 @@ impl PortCounters {
     }
 
     /// Takes a reading in.
-    pub(super) fn read(&mut self, of: &PortStats) {
-        let is_new = self.was_made_anew(of);
+    pub(super) fn read(&mut self, of: &PortStats, at: Asked) {
+        let is_new = self.was_made_anew(of, at);
         self.duration_ns = of.duration_ns;
+        self.answered = at.answered;
         let counters = [
             (&mut self.received_packets, of.received_packets),
             (&mut self.received_bytes, of.received_bytes),
@@ -132,13 +151,23 @@ impl AddAssign for Carried {
 mod tests {
     use super::*;
 
+    /// Asked and answered at that time.
+    fn at(ms: u64) -> Asked {
+        Asked {
+            asked: Nanos::from_millis(ms),
+            answered: Nanos::from_millis(ms),
+        }
+    }
+
+    /// Of a port that was made at 0, unless it is younger than before.
     fn read(port: &mut PortCounters, age_ms: u64, received: u64, sent: u64) {
-        port.read(&PortStats {
+        let stats = PortStats {
             received_packets: received,
             sent_packets: sent,
             duration_ns: age_ms * 1_000_000,
             ..PortStats::default()
-        });
+        };
+        port.read(&stats, at(age_ms));
     }
 
     fn totals(port: &PortCounters) -> (u64, u64) {
@@ -180,11 +209,12 @@ mod tests {
     fn what_an_uplink_dropped_it_has_not_sent() {
         let mut port = PortCounters::default();
         read(&mut port, 10, 100, 90);
-        port.read(&PortStats {
+        let stats = PortStats {
             sent_dropped: 6,
             duration_ns: 20_000_000,
             ..PortStats::default()
-        });
+        };
+        port.read(&stats, at(20));
         let carried = Carried {
             received: 100,
             sent_or_dropped: 100,
@@ -201,7 +231,11 @@ mod tests {
             duration_ns,
             ..PortStats::default()
         };
-        assert!(port.was_made_anew(&of_age(5_000_000)) && !port.was_made_anew(&of_age(1_010_000_000)));
+        assert!(port.was_made_anew(&of_age(5_000_000), at(1_010)));
+        assert!(!port.was_made_anew(&of_age(1_010_000_000), at(1_010)));
+        // Nobody could ask for 4 s. It is older than the other one was, and has not been there all the time.
+        assert!(port.was_made_anew(&of_age(2_000_000_000), at(5_000)));
+        assert!(!port.was_made_anew(&of_age(5_000_000_000), at(5_000)));
         read(&mut port, 5, 7, 7);
         assert_eq!(totals(&port), (10, 10));
     }

@@ -9,7 +9,7 @@ use switch::SwitchEvent;
 
 use super::{Base, DataPort, Phase, Worker};
 use crate::Family;
-use crate::driver::counters::{Carried, Growing, PortCounters};
+use crate::driver::counters::{Asked, Carried, Growing, PortCounters};
 use crate::driver::offloaded::OffloadedFlows;
 use crate::driver::silence::Silence;
 use crate::driver::{DATA_PORTS, FIRST_INSTANCE, FIRST_UPLINK, lock};
@@ -87,18 +87,22 @@ impl Worker {
     }
 
     pub(super) fn ports_counted(&mut self, xid: u32, ports: Vec<PortStats>, more: bool, now: Nanos) {
-        if self.ports.asked.map(|(asked, _)| asked) != Some(xid) {
+        let Some((_, asked)) = self.ports.asked.filter(|(asked, _)| *asked == xid) else {
             return;
-        }
+        };
         self.ports.found.extend(ports);
         if more {
             return;
         }
         self.ports.asked = None;
+        let at = Asked {
+            asked,
+            answered: clock::monotonic(),
+        };
         let found = std::mem::take(&mut self.ports.found);
         let is_anew = |(index, counters): (u32, &PortCounters)| {
             let of_port = found.iter().find(|stats| stats.port == FIRST_UPLINK + index);
-            of_port.is_some_and(|stats| counters.was_made_anew(stats))
+            of_port.is_some_and(|stats| counters.was_made_anew(stats, at))
         };
         if (0..).zip(&self.ports.uplinks).any(is_anew) {
             self.note_restart(now);
@@ -106,14 +110,14 @@ impl Worker {
         for stats in found {
             let uplink = stats.port.checked_sub(FIRST_UPLINK).map(|index| index as usize);
             if let Some(counters) = uplink.and_then(|index| self.ports.uplinks.get_mut(index)) {
-                counters.read(&stats);
+                counters.read(&stats, at);
             } else if let Some(place) = stats.port.checked_sub(FIRST_INSTANCE) {
                 let slot = Slot((place / DATA_PORTS) as u16);
                 let number = (place % DATA_PORTS) as usize;
                 let Some(counters) = self.ports.pool.get_mut(&slot).and_then(|of| of.get_mut(number)) else {
                     continue;
                 };
-                counters.read(&stats);
+                counters.read(&stats, at);
                 if let Some(attachment) = self.attachments.get_mut(&slot)
                     && let Some(port) = attachment.ports.get_mut(number)
                 {
