@@ -2,6 +2,7 @@
 //! next to inco's. Both end when it is dropped.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -69,7 +70,9 @@ impl OpenVSwitch {
             .arg("--log-file=/dev/null")
             .arg(of.path("conf.db"));
         of.database = Some(of.spawn(database)?);
-        until("the database of Open vSwitch", || socket.exists())?;
+        until("the database of Open vSwitch", || {
+            UnixStream::connect(&socket).is_ok()
+        })?;
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         of.must(
             of.vsctl()

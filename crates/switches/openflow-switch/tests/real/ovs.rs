@@ -110,7 +110,7 @@ impl Ovs {
             &[ovs.of("conf.db"), format!("--remote=punix:{}", ovs.of("db.sock"))],
         );
         let since = Instant::now();
-        while !Path::new(&ovs.of("db.sock")).exists() {
+        while UnixStream::connect(ovs.of("db.sock")).is_err() {
             assert!(since.elapsed() < LIMIT, "the database does not listen");
             std::thread::sleep(Duration::from_millis(2));
         }

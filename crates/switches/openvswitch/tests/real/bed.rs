@@ -1,6 +1,7 @@
 //! A private switch and its database, and who controls it.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,7 +53,9 @@ impl Switch {
             ])
             .spawn()
             .unwrap();
-        until("the database listens", || Path::new(&of("db.sock")).exists());
+        until("the database listens", || {
+            UnixStream::connect(of("db.sock")).is_ok()
+        });
         let made = Command::new("ovs-vsctl")
             .args([
                 format!("--db=unix:{}", of("db.sock")),

@@ -1,6 +1,7 @@
 //! An Open vSwitch of a test's own: a database and a switch with DPDK, in a folder.
 
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -69,7 +70,7 @@ impl Ovs {
                 .arg(of("conf.db")),
         );
         eventually("the database listens", PATIENCE, || {
-            of("db.sock").exists().then_some(())
+            UnixStream::connect(of("db.sock")).ok().map(drop)
         });
         let mut ovs = Ovs {
             folder,
